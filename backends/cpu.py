@@ -1,0 +1,161 @@
+"""The hot table on the CPU: buckets of 16 cells over a RowBlock, with eviction by lowest score.
+
+Cells are reserved for the largest size as address space and given to the process only as the table doubles into them. Not
+thread-safe: the tier's lock guards it; a large batch is split over the machine's cores within a call. The layout is described
+in cpu_kernels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from kvemb.backends import cpu_kernels as kernels
+from kvemb.backends.cpu_rows import CpuRows
+from kvemb.hashing import Keys, Positions
+from kvemb.restrict import ScoreRule
+from kvemb.rows import RowBlock, kernel_dtype
+from kvemb.schema import Schema
+
+# A batch of this many keys or more is worth a thread a core: a hand-over costs about what 1,000 keys do.
+PARALLEL_KEYS = 16_384
+
+
+class CpuTable(CpuRows):
+    """contracts.HotTable in NumPy memory.
+
+    capacity_rows: cells now, a multiple of 16, at most max_capacity_rows.
+    """
+
+    cells_per_bucket = kernels.CELLS
+
+    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int) -> None:
+        self._buckets = max(1, -(-capacity_rows // kernels.CELLS))
+        most = max(self._buckets, max_capacity_rows // kernels.CELLS)
+        self.max_capacity_rows = most * kernels.CELLS
+        self.block = RowBlock(schema, self.max_capacity_rows)
+        self._digests = RowBlock.column(self.max_capacity_rows, np.uint8)
+        self.size = 0
+
+    @staticmethod
+    def bytes_per_cell(schema: Schema) -> int:
+        """Bytes of memory one cell takes."""
+        return RowBlock.bytes_per_row(schema) + 1
+
+    @property
+    def capacity_rows(self) -> int:
+        """Cells now."""
+        return self._buckets * kernels.CELLS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory its cells take now."""
+        return self.capacity_rows * self.bytes_per_cell(self.block.schema)
+
+    def find(self, keys: Keys) -> Positions:
+        """See contracts.HotTable."""
+        cells = np.empty(len(keys), np.int64)
+        kernels.find(keys, self._buckets, self._digests, self.block.keys, cells)
+        return cells
+
+    def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
+        """See contracts.HotTable."""
+        block, cells = self.block, np.empty(len(keys), np.int64)
+        how = kernels.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
+        seen = out.view(kernel_dtype(block.schema.value_dtype))
+
+        def part(number: int, parts: int) -> None:
+            kernels.lookup(
+                keys, number, parts, self._buckets, self._digests, block.keys, block.values, seen, block.schema.dim,
+                how, now, block.scores, block.flags, cells,
+            )  # fmt: skip
+
+        _in_parts(part, len(keys))
+        return cells
+
+    def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
+        """See contracts.HotTable."""
+        block, cells = self.block, np.empty(len(keys), np.int64)
+        seen = values.view(kernel_dtype(block.schema.value_dtype))
+
+        def part(number: int, parts: int) -> None:
+            kernels.upsert(
+                keys, number, parts, self._buckets, self._digests, block.keys, block.values, seen, block.schema.dim,
+                step, block.steps, block.flags, cells,
+            )  # fmt: skip
+
+        _in_parts(part, len(keys))
+        return cells
+
+    def insert(self, rows: RowBlock, *, by_score: bool = False) -> RowBlock:
+        """See contracts.HotTable."""
+        block = self.block
+        left = RowBlock(block.schema, len(rows))
+        count, used = kernels.insert(
+            self._buckets, self._digests, block.keys, block.scores, block.steps, block.flags, block.words,
+            rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score,
+            left.keys, left.scores, left.steps, left.flags, left.words,
+        )  # fmt: skip
+        self.size += used
+        return left.first(count)
+
+    def remove(self, cells: Positions) -> None:
+        """See contracts.HotTable."""
+        self.size -= kernels.remove(cells, self._digests, self.block.flags)
+
+    def clear(self) -> None:
+        """See contracts.HotTable."""
+        self._digests[: self.capacity_rows] = 0
+        self.block.flags[: self.capacity_rows] = 0
+        self.size = 0
+
+    def grow(self) -> None:
+        """See contracts.HotTable."""
+        if 2 * self.capacity_rows > self.max_capacity_rows:
+            raise ValueError(f"a table of {self.capacity_rows} cells cannot double past {self.max_capacity_rows}")
+        block = self.block
+        kernels.double(
+            self._buckets, self._digests, block.keys, block.scores, block.steps, block.flags, block.words
+        )
+        self._buckets *= 2
+
+    def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
+        """See contracts.HotTable."""
+        cells = np.empty(limit, np.int64)
+        at = 0
+        while at < self.capacity_rows:
+            count, at = kernels.dirty_cells(self.block.flags, at, self.capacity_rows, limit, cells)
+            if count:
+                found = cells[:count].copy()
+                yield found, self.block.select(found)
+
+    def occupied(self) -> Positions:
+        """See contracts.HotTable."""
+        return np.flatnonzero(self._digests[: self.capacity_rows])
+
+
+def _in_parts(part: Callable[[int, int], None], keys: int) -> None:
+    """Run part(number, parts) over the machine's cores when there are keys enough, else once, here."""
+    parts = min(_cores(), 1 + keys // PARALLEL_KEYS)
+    if parts <= 1:
+        part(0, 1)
+        return
+    others = [_pool().submit(part, number, parts) for number in range(1, parts)]
+    part(0, parts)
+    for other in others:
+        other.result()
+
+
+@cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_cores(), thread_name_prefix="kvemb-cpu")

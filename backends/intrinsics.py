@@ -1,0 +1,144 @@
+"""What numba lacks for hash tables on a CPU: prefetch, and loads and stores of 16-bit floats.
+
+Inside kernels float16 travels as uint16 and bfloat16 as int16 (kvemb.rows); arithmetic on them is done in float32 and
+rounded to nearest even once, as NumPy and ml_dtypes do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+
+@intrinsic
+def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
+    """Ask for the cache line of the array's element at a flat offset. Never faults."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        i32 = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32]), "llvm.prefetch.p0"
+        )
+        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+@intrinsic
+def _bits_of_float(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def _float_of_bits(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), codegen
+
+
+def load(element: Any) -> Any:
+    """Return an element of a values array as the number to calculate with."""
+    raise TypeError("load is compiled, not called")
+
+
+def store(value: Any, element: Any) -> Any:
+    """Return a calculated number as what a values array like `element` holds."""
+    raise TypeError("store is compiled, not called")
+
+
+@overload(load, inline="always")
+def _load(element: Any) -> Any:
+    def from_half(element: Any) -> Any:
+        return _half_to_float(element)
+
+    def from_bfloat(element: Any) -> Any:
+        return _float_of_bits(np.uint32(np.uint32(np.uint16(element)) << np.uint32(16)))
+
+    def same(element: Any) -> Any:
+        return element
+
+    return {types.uint16: from_half, types.int16: from_bfloat}.get(element, same)
+
+
+@overload(store, inline="always")
+def _store(value: Any, element: Any) -> Any:
+    def to_half(value: Any, element: Any) -> Any:
+        return _float_to_half(np.float32(value))
+
+    def to_bfloat(value: Any, element: Any) -> Any:
+        return _float_to_bfloat(np.float32(value))
+
+    def same(value: Any, element: Any) -> Any:
+        return value
+
+    return {types.uint16: to_half, types.int16: to_bfloat}.get(element, same)
+
+
+def _half_to_float(element: Any) -> Any:
+    raise TypeError("compiled, not called")
+
+
+@overload(_half_to_float)
+def _half_to_float_compiled(element: Any) -> Any:
+    def convert(element: Any) -> Any:
+        sign = np.uint32(np.uint32(element & np.uint16(0x8000)) << np.uint32(16))
+        exponent = np.uint32((element >> np.uint16(10)) & np.uint16(0x1F))
+        fraction = np.uint32(element & np.uint16(0x3FF))
+        if exponent == 0:
+            magnitude = np.float32(fraction) * np.float32(2.0**-24)
+            return -magnitude if sign else magnitude
+        if exponent == 31:
+            return _float_of_bits(np.uint32(sign | np.uint32(0x7F800000) | np.uint32(fraction << np.uint32(13))))
+        return _float_of_bits(np.uint32(sign | np.uint32((exponent + np.uint32(112)) << np.uint32(23)) | np.uint32(fraction << np.uint32(13))))
+
+    return convert
+
+
+def _float_to_half(value: Any) -> Any:
+    raise TypeError("compiled, not called")
+
+
+@overload(_float_to_half)
+def _float_to_half_compiled(value: Any) -> Any:
+    def convert(value: Any) -> Any:
+        bits = _bits_of_float(value)
+        sign = np.uint16((bits >> np.uint32(16)) & np.uint32(0x8000))
+        magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
+        if magnitude > np.uint32(0x7F800000):
+            return np.uint16(sign | np.uint16(0x7E00))
+        if magnitude >= np.uint32(0x477FF000):  # 65520 and above round to infinity
+            return np.uint16(sign | np.uint16(0x7C00))
+        if magnitude < np.uint32(0x38800000):  # subnormal: let float addition align and round the fraction
+            shifted = _bits_of_float(np.float32(_float_of_bits(magnitude) + np.float32(0.5)))
+            return np.uint16(sign | np.uint16(shifted - np.uint32(0x3F000000)))
+        rounded = np.uint32(magnitude + np.uint32(0xFFF) + np.uint32((magnitude >> np.uint32(13)) & np.uint32(1)))
+        return np.uint16(sign | np.uint16((rounded - np.uint32(0x38000000)) >> np.uint32(13)))
+
+    return convert
+
+
+def _float_to_bfloat(value: Any) -> Any:
+    raise TypeError("compiled, not called")
+
+
+@overload(_float_to_bfloat)
+def _float_to_bfloat_compiled(value: Any) -> Any:
+    def convert(value: Any) -> Any:
+        bits = _bits_of_float(value)
+        if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+            return np.int16(np.uint16(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000)) | np.uint16(0x7FC0))
+        return np.int16(np.uint16((bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)))
+
+    return convert

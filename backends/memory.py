@@ -1,0 +1,55 @@
+"""Cold rows in a dict: the model the tests compare with, and the home of small tables that need no disk.
+
+Not thread-safe for writes; reads may run beside each other. Nothing outlives the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvemb.codec import decode_keys, decode_records, encode_keys, encode_records
+from kvemb.contracts import Mask
+from kvemb.hashing import Keys
+from kvemb.rows import REMOVED, RowBlock
+from kvemb.schema import Schema
+
+
+class MemoryStore:
+    """contracts.ColdStore over a dict from encoded key to record."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._records: dict[bytes, bytes] = {}
+
+    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
+        """See contracts.ColdStore."""
+        records = list(map(self._records.get, encode_keys(keys, self._schema)))
+        found = np.fromiter(map(bool, records), np.bool_, len(records))
+        return decode_records(keys[found], [r for r in records if r], self._schema), found
+
+    def write(self, rows: RowBlock) -> None:
+        """See contracts.ColdStore."""
+        removed = rows.flags & REMOVED != 0
+        for key in encode_keys(rows.keys[removed], self._schema):
+            self._records.pop(key, None)
+        kept = rows.select(~removed)
+        self._records.update(zip(encode_keys(kept.keys, self._schema), encode_records(kept), strict=True))
+
+    def scan(self, batch_rows: int) -> Iterator[RowBlock]:
+        """See contracts.ColdStore."""
+        items = sorted(self._records.items())
+        return (self._decode(items[at : at + batch_rows]) for at in range(0, len(items), batch_rows))
+
+    def _decode(self, items: list[tuple[bytes, bytes]]) -> RowBlock:
+        keys, records = zip(*items, strict=True)
+        return decode_records(decode_keys(list(keys), self._schema), list(records), self._schema)
+
+    def clear(self) -> None:
+        """See contracts.ColdStore."""
+        self._records.clear()
+
+    def disk_bytes(self) -> int:
+        """See contracts.ColdStore; this one's bytes are in memory."""
+        return sum(map(len, self._records.values()))

@@ -1,0 +1,243 @@
+"""Cold rows in RocksDB: one database a store, one column family a variable. The only module that imports rocksdict.
+
+Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Reads are safe from several
+threads; writes to one variable are not, its tier's lock or its spill thread orders them. rocksdict's errors are translated here,
+once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import rocksdict as rd
+
+from kvemb.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys
+from kvemb.contracts import Mask
+from kvemb.errors import ColdStoreError, Corruption
+from kvemb.hashing import Keys
+from kvemb.options import RocksDBCreator
+from kvemb.rows import REMOVED, RowBlock
+from kvemb.schema import Schema
+
+# Below this many keys a second reading thread costs more than it gives.
+PARALLEL_KEYS = 512
+# Rows put into one WriteBatch. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
+WRITE_ROWS = 4096
+READAHEAD_BYTES = 2 << 20
+
+_COMPRESSION = {
+    "none": rd.DBCompressionType.none,
+    "lz4": rd.DBCompressionType.lz4,
+    "zstd": rd.DBCompressionType.zstd,
+    "snappy": rd.DBCompressionType.snappy,
+}
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Turn rocksdict's errors, which are bare Exceptions, into kvemb's."""
+    try:
+        yield
+    except (Corruption, ColdStoreError):
+        raise
+    except Exception as error:
+        text = str(error)
+        if text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text:
+            raise Corruption(f"{what}: {text}; run kvemb verify, and restore from a checkpoint") from error
+        raise ColdStoreError(f"{what}: {text}") from error
+
+
+class RocksDatabase:
+    """One RocksDB directory, opened.
+
+    families: the column families in it and their options. cache_bytes: the block cache all of them use, index and filter
+    blocks included, so that memory does not grow with the table. write_buffer_bytes: all memtables together.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        families: dict[str, RocksDBCreator],
+        *,
+        cache_bytes: int,
+        write_buffer_bytes: int,
+        read_only: bool,
+    ) -> None:
+        self.path = path
+        self._cache = rd.Cache(cache_bytes)
+        self._write_buffer_bytes = write_buffer_bytes
+        self._read_only = read_only
+        self._stores: dict[str, RocksStore] = {}
+        self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="kvemb-read")
+        options = self._options(RocksDBCreator())
+        columns = {name: self._options(creator) for name, creator in families.items()}
+        access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
+        with _translated(f"open {path}"):
+            self._db = rd.Rdict(str(path), options, columns or None, access)
+
+    def _options(self, creator: RocksDBCreator) -> rd.Options:
+        table = rd.BlockBasedOptions()
+        table.set_block_cache(self._cache)
+        table.set_block_size(creator.block_bytes)
+        table.set_format_version(5)
+        table.set_checksum_type(rd.ChecksumType.xxh3())
+        if creator.bloom_bits:
+            table.set_bloom_filter(creator.bloom_bits, False)
+        table.set_cache_index_and_filter_blocks(True)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        options = rd.Options(raw_mode=True)
+        options.create_if_missing(not self._read_only)
+        options.set_block_based_table_factory(table)
+        if isinstance(creator.compression, str):
+            options.set_compression_type(_COMPRESSION[creator.compression]())
+        else:
+            options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
+        options.set_write_buffer_size(min(creator.write_buffer_bytes, self._write_buffer_bytes // 2))
+        options.set_db_write_buffer_size(self._write_buffer_bytes)
+        options.set_max_background_jobs(creator.background_jobs)
+        options.set_allow_mmap_reads(creator.read_mode == "mmap")
+        options.set_use_direct_reads(creator.read_mode == "direct")
+        options.set_max_log_file_size(1 << 20)
+        options.set_keep_log_file_num(2)
+        options.set_stats_dump_period_sec(0)
+        return options
+
+    def create(self, name: str, schema: Schema, creator: RocksDBCreator) -> RocksStore:
+        """Make an empty column family."""
+        with _translated(f"create {name!r}"):
+            self._db.create_column_family(name, self._options(creator))
+        return self.attach(name, schema)
+
+    def attach(self, name: str, schema: Schema) -> RocksStore:
+        """Return the store of a column family that is there."""
+        with _translated(f"open {name!r}"):
+            self._stores[name] = RocksStore(self, name, schema)
+        return self._stores[name]
+
+    def drop(self, name: str) -> None:
+        """Delete a column family."""
+        if name in self._stores:
+            self._stores.pop(name).close()
+        with _translated(f"drop {name!r}"):
+            self._db.drop_column_family(name)
+
+    def checkpoint(self, path: Path, leave_out: list[str]) -> None:
+        """Flush every memtable and make a native checkpoint (hard links) at path; column families left out are dropped there."""
+        with _translated(f"checkpoint to {path}"):
+            for store in self._stores.values():
+                store.family.flush(True)
+            rd.Checkpoint(self._db).create_checkpoint(str(path))
+        if leave_out:
+            families = {name: RocksDBCreator() for name in rd.Rdict.list_cf(str(path)) if name != "default"}
+            copy = RocksDatabase(path, families, cache_bytes=1 << 20, write_buffer_bytes=1 << 20, read_only=False)
+            for name in leave_out:
+                copy.drop(name)
+            copy.close()
+
+    def close(self) -> None:
+        """Release the files. The database's lock is free once the last handle is gone."""
+        self._readers.shutdown()
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+        self._db.close()
+        del self._db
+
+
+class RocksStore:
+    """contracts.ColdStore over one column family."""
+
+    def __init__(self, database: RocksDatabase, name: str, schema: Schema) -> None:
+        self._readers = database._readers
+        self._name, self._schema = name, schema
+        self.family = database._db.get_column_family(name)
+        self._handle = database._db.get_column_family_handle(name)
+        self._db = database._db
+        self._unlogged = rd.WriteOptions()
+        self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
+        self._unlogged.memtable_insert_hint_per_batch = True
+
+    def close(self) -> None:
+        """Drop the handles."""
+        self.family.close()
+        del self.family, self._handle, self._db
+
+    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
+        """See contracts.ColdStore. RocksDB's MultiGet releases the GIL, so a large batch is read by several threads."""
+        encoded = encode_keys(keys, self._schema)
+        with _translated(f"read {self._name!r}"):
+            if len(encoded) < PARALLEL_KEYS:
+                records: list[bytes | None] = self.family.get(encoded)  # type: ignore[arg-type, assignment]
+            else:
+                parts = self._readers._max_workers
+                step = -(-len(encoded) // parts)
+                pieces = [encoded[at : at + step] for at in range(0, len(encoded), step)]
+                records = [record for part in self._readers.map(self.family.get, pieces) for record in part]
+        found = np.fromiter(map(bool, records), np.bool_, len(records))
+        return decode_records(keys[found], list(filter(None, records)), self._schema), found
+
+    def write(self, rows: RowBlock) -> None:
+        """See contracts.ColdStore. Rows are put in key order, in which the memtable takes them at twice the speed."""
+        order = np.argsort(order_keys(rows.keys, self._schema))
+        for at in range(0, len(order), WRITE_ROWS):
+            part = rows.select(order[at : at + WRITE_ROWS])
+            removed = part.flags & REMOVED != 0
+            batch = rd.WriteBatch(raw_mode=True)
+            batch.set_default_column_family(self._handle)
+            if removed.any():
+                deque(map(batch.delete, encode_keys(part.keys[removed], self._schema)), maxlen=0)
+                part = part.select(~removed)
+            deque(map(batch.put, encode_keys(part.keys, self._schema), encode_records(part)), maxlen=0)
+            with _translated(f"write {len(part)} rows of {self._name!r}"):
+                self._db.write(batch, self._unlogged)
+
+    def scan(self, batch_rows: int) -> Iterator[RowBlock]:
+        """See contracts.ColdStore. Holds a RocksDB snapshot until it is exhausted or dropped."""
+        options = rd.ReadOptions()
+        options.set_readahead_size(READAHEAD_BYTES)
+        snapshot = self.family.snapshot()
+        return self._scan(snapshot, batch_rows, options)
+
+    def _scan(self, snapshot: rd.Snapshot, batch_rows: int, options: rd.ReadOptions) -> Iterator[RowBlock]:
+        items = snapshot.items(read_opt=options)
+        last = None
+        while True:
+            with _translated(f"scan {self._name!r}"):
+                batch = list(islice(items, batch_rows))
+                if not batch:
+                    _raise_if_cut_short(snapshot, last, options)
+                    return
+                keys, records = zip(*batch, strict=True)
+            last = keys[-1]
+            yield decode_records(decode_keys(list(keys), self._schema), list(records), self._schema)
+
+    def clear(self) -> None:
+        """See contracts.ColdStore."""
+        with _translated(f"clear {self._name!r}"):
+            self.family.delete_range(b"", b"\xff" * 9, self._unlogged)
+
+    def disk_bytes(self) -> int:
+        """See contracts.ColdStore."""
+        names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(self.family.property_int_value(name) or 0 for name in names)
+
+
+def _raise_if_cut_short(snapshot: rd.Snapshot, last: bytes | None, options: rd.ReadOptions) -> None:
+    """Raise when items() ended for an error: it ends the same way for that as at the last key."""
+    check = snapshot.iter(options)
+    if last is None:
+        check.seek_to_first()
+    else:
+        check.seek(last)
+        if check.valid():
+            check.next()
+    check.status()
+    if check.valid():
+        raise Corruption(f"the scan ended after key {last!r} though more keys follow; run kvemb verify")

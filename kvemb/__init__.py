@@ -1,0 +1,57 @@
+"""kvemb: embedding tables larger than memory. Hot rows in a hash table, cold rows in RocksDB.
+
+    import kvemb
+
+    with kvemb.open("store") as store:
+        users = kvemb.get_variable("users", dim=32, optimizer=kvemb.optimizers.Adagrad())
+        rows = users.lookup([17, 42])
+        users.apply_gradients([17, 42], rows - 1)
+"""
+
+from kvemb import errors, initializers, optimizers
+from kvemb.errors import KvembError
+from kvemb.initializers import (
+    Constant,
+    GlorotUniform,
+    Initializer,
+    Ones,
+    RandomNormal,
+    RandomUniform,
+    TruncatedNormal,
+    Zeros,
+)
+from kvemb.options import MemoryCreator, RocksDBCreator
+from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
+from kvemb.stats import Stats
+from kvemb.store import Store, default_store, open, restore  # noqa: A004 -- kvemb.open, as gzip.open
+from kvemb.variable import GraphKeys, Variable, get_variable
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Constant",
+    "FrequencyRestrictPolicy",
+    "GlorotUniform",
+    "GraphKeys",
+    "Initializer",
+    "KvembError",
+    "MemoryCreator",
+    "Ones",
+    "RandomNormal",
+    "RandomUniform",
+    "RestrictPolicy",
+    "RocksDBCreator",
+    "Stats",
+    "Store",
+    "TimestampRestrictPolicy",
+    "TruncatedNormal",
+    "Variable",
+    "Zeros",
+    "default_store",
+    "errors",
+    "get_variable",
+    "initializers",
+    "open",
+    "optimizers",
+    "restore",
+]

@@ -1,0 +1,51 @@
+"""One budget of bytes for a store: what hot tables, spill buffers and the cold store's caches may take together.
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from kvemb.options import format_bytes
+
+
+class Budget:
+    """`total` bytes, handed out in reservations.
+
+    The cold store's share is set aside first: an eighth for its block cache (which holds index and filter blocks too) and a
+    sixteenth, at most 64 MiB, for its memtables.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.cache_bytes = total // 8
+        self.write_buffer_bytes = min(64 << 20, total // 16)
+        self._free = total - self.cache_bytes - self.write_buffer_bytes
+        self._lock = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """Bytes nobody has reserved."""
+        return self._free
+
+    def try_reserve(self, nbytes: int) -> bool:
+        """Take nbytes if they are free."""
+        with self._lock:
+            if nbytes > self._free:
+                return False
+            self._free -= nbytes
+            return True
+
+    def reserve(self, nbytes: int, what: str) -> None:
+        """Take nbytes, or raise ValueError saying for what."""
+        if not self.try_reserve(nbytes):
+            raise ValueError(
+                f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self._free)} of the store's memory_budget of "
+                f"{format_bytes(self.total)} are free; open the store with a larger memory_budget, or ask for fewer rows"
+            )
+
+    def release(self, nbytes: int) -> None:
+        """Give nbytes back."""
+        with self._lock:
+            self._free += nbytes

@@ -1,0 +1,76 @@
+"""Keys and rows as the bytes of the cold store (FORMAT.md, "Key" and "Record"). Pure functions; no I/O.
+
+A key is 8 bytes, big-endian, with the sign bit of signed keys flipped, so that the order of bytes is the numeric order.
+A record is a 17-byte header (score, step of last change, flags), little-endian, then the row. All records of a variable
+have one width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.errors import Corruption
+from kvemb.rows import MEMORY_FLAGS, RowBlock
+from kvemb.schema import Schema
+
+KEY_BYTES = 8
+HEADER_BYTES = 17
+_SIGN = np.uint64(1 << 63)
+
+
+def order_keys(keys: npt.NDArray[np.int64], schema: Schema) -> npt.NDArray[np.uint64]:
+    """Map keys (n,) to uint64 whose order is the numeric order of the keys; order_keys of signed keys is its own inverse."""
+    bits = keys.view(np.uint64)
+    return bits if schema.key_dtype == np.uint64 else bits ^ _SIGN
+
+
+def encode_keys(keys: npt.NDArray[np.int64], schema: Schema) -> list[bytes]:
+    """Return each key's 8 bytes."""
+    encoded: list[bytes] = order_keys(keys, schema).astype(">u8").view("V8").tolist()
+    return encoded
+
+
+def decode_keys(encoded: list[bytes], schema: Schema) -> npt.NDArray[np.int64]:
+    """Return keys (n,) int64 of encoded ones. Raises Corruption when one is not 8 bytes long."""
+    joined = b"".join(encoded)
+    if len(joined) != KEY_BYTES * len(encoded):
+        raise Corruption(f"keys must be {KEY_BYTES} bytes each, got {len(joined)} bytes for {len(encoded)} keys")
+    ordered = np.frombuffer(joined, ">u8").astype(np.uint64)
+    bits = ordered if schema.key_dtype == np.uint64 else ordered ^ _SIGN
+    return bits.view(np.int64)
+
+
+def record_dtype(schema: Schema) -> np.dtype[Any]:
+    """The layout of a record: packed, little-endian."""
+    return np.dtype([("score", "<f8"), ("step", "<i8"), ("flags", "u1"), ("row", f"V{schema.row_bytes}")])
+
+
+def encode_records(block: RowBlock) -> list[bytes]:
+    """Return each row's record."""
+    layout = record_dtype(block.schema)
+    records = np.empty(len(block), layout)
+    records["score"], records["step"] = block.scores, block.steps
+    records["flags"] = block.flags & ~np.uint8(MEMORY_FLAGS)
+    records["row"] = block.words.view(layout["row"]).reshape(-1)
+    encoded: list[bytes] = records.view(f"V{layout.itemsize}").tolist()
+    return encoded
+
+
+def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Schema) -> RowBlock:
+    """Return the rows of `encoded`, one for each key. Raises Corruption when a record has another width."""
+    layout = record_dtype(schema)
+    joined = b"".join(encoded)
+    if len(joined) != layout.itemsize * len(encoded):
+        raise Corruption(
+            f"records must be {layout.itemsize} bytes each, got {len(joined)} bytes for {len(encoded)} records; "
+            "run kvemb verify on the store"
+        )
+    records = np.frombuffer(joined, layout)
+    block = RowBlock(schema, len(encoded))
+    block.keys[:] = keys
+    block.scores[:], block.steps[:], block.flags[:] = records["score"], records["step"], records["flags"]
+    block.words.view(layout["row"]).reshape(-1)[:] = records["row"]
+    return block

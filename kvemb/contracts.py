@@ -1,0 +1,129 @@
+"""What tiering asks of a hot table and of a cold store. Backends implement these; policies and tiers know nothing else.
+
+Keys are int64 (n,) everywhere (schema.as_keys). Neither kind of object locks: the tier that owns it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.hashing import Keys, Positions
+from kvemb.optimizers import Optimizer
+from kvemb.restrict import ScoreRule
+from kvemb.rows import RowBlock
+from kvemb.schema import Schema
+
+Mask = npt.NDArray[np.bool_]
+Values = npt.NDArray[Any]
+
+
+class RowKernels(Protocol):
+    """Operations on rows of a block. index (n,) int64 names rows of it; entries < 0 are skipped.
+
+    `step` is recorded as the step of last change, and the rows become dirty. Repeated entries of index apply in order.
+    """
+
+    def assign(self, block: RowBlock, index: Positions, values: Values, step: int) -> None:
+        """Set embeddings to values (n, dim); slots and scores stay."""
+
+    def add(self, block: RowBlock, index: Positions, old: Values, new: Values, step: int) -> None:
+        """Add new - old to embeddings, in the value's dtype (16-bit floats: in float32, rounded once)."""
+
+    def apply(self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Values, step: int) -> None:
+        """Take one step of the optimizer on embeddings and slots; grads (n, dim) in the slot dtype, index distinct."""
+
+    def gather(self, block: RowBlock, index: Positions, out: Values) -> None:
+        """Copy embeddings to out (n, dim) of the value dtype."""
+
+
+class HotTable(RowKernels, Protocol):
+    """A hash table of rows in fixed cells. Full buckets evict their lowest score."""
+
+    block: RowBlock
+    size: int
+    capacity_rows: int
+    max_capacity_rows: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory its cells take now."""
+
+    def find(self, keys: Keys) -> Positions:
+        """Return the cell of each key (n,), -1 where it is not in the table. Scores are not touched."""
+
+    def lookup(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
+        """Find, copy the embeddings found to out (n, dim), and record one use of each occurrence.
+
+        rule None or CUSTOM: scores are left alone. Returns cells as find does.
+        """
+
+    def upsert(self, keys: Keys, values: Values, step: int) -> Positions:
+        """Find, and set the embeddings found, in order. Returns cells as find does."""
+
+    def insert(self, rows: RowBlock, *, by_score: bool = False) -> RowBlock:
+        """Insert rows whose keys are distinct and not in the table; return the dirty rows that had to leave.
+
+        The lowest score of the two buckets a key may stand in leaves, of equal ones the smaller key. by_score: a clean
+        newcomer that does not outscore the victim stays out. Rows that leave clean are forgotten.
+        """
+
+    def remove(self, cells: Positions) -> None:
+        """Empty these cells; entries < 0 are skipped."""
+
+    def clear(self) -> None:
+        """Empty every cell."""
+
+    def grow(self) -> None:
+        """Double the number of cells, in place."""
+
+    def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
+        """Yield the dirty rows as copies with their cells, at most `limit` at a time, in the order of cells."""
+
+    def occupied(self) -> Positions:
+        """Return the cells in use, ascending."""
+
+
+class ColdStore(Protocol):
+    """Rows of one variable by key, durable only as the store that owns it makes them."""
+
+    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
+        """Read rows by key. Returns the rows found, in the order of keys, and found (n,) bool.
+
+        Safe from several threads. Raises Corruption or ColdStoreError.
+        """
+
+    def write(self, rows: RowBlock) -> None:
+        """Replace rows; those flagged REMOVED are deleted. Raises ColdStoreError when not all of it was taken."""
+
+    def scan(self, batch_rows: int) -> Iterator[RowBlock]:
+        """Yield all rows in key order, as they are when scan is called, whatever is written meanwhile."""
+
+    def clear(self) -> None:
+        """Delete every row."""
+
+    def disk_bytes(self) -> int:
+        """Bytes its files take now, roughly."""
+
+
+class ColdDatabase(Protocol):
+    """What keeps a store's cold rows together: one cold store a variable, made durable at once."""
+
+    def create(self, name: str, schema: Schema, creator: Any) -> ColdStore:
+        """Make an empty cold store."""
+
+    def attach(self, name: str, schema: Schema) -> ColdStore:
+        """Return a cold store that is there."""
+
+    def drop(self, name: str) -> None:
+        """Delete a cold store."""
+
+    def checkpoint(self, path: Path, leave_out: list[str]) -> None:
+        """Write all cold stores but those left out to path, which must not exist, durably. Raises ColdStoreError."""
+
+    def close(self) -> None:
+        """Release the files."""

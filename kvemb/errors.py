@@ -1,0 +1,74 @@
+"""Every error kvemb raises, grouped by when it can happen. Imports nothing.
+
+Each leaf also inherits the built-in it resembles, so `except ValueError` works as a newcomer expects. A missing key is
+data, not an error. Arguments of the wrong kind raise the plain built-ins TypeError, ValueError and IndexError.
+"""
+
+from __future__ import annotations
+
+
+class KvembError(Exception):
+    """The root of kvemb's own errors."""
+
+
+# When a store or a checkpoint is opened.
+
+
+class StoreNotFound(KvembError, FileNotFoundError):
+    """There is no store at this path."""
+
+
+class CheckpointNotFound(KvembError, FileNotFoundError):
+    """There is no complete checkpoint at this path."""
+
+
+class UnsupportedFormat(KvembError, ValueError):
+    """The directory was written by a kvemb with another format version."""
+
+
+class Locked(KvembError, BlockingIOError):
+    """Another process (or another Store of this one) has the store open for writing."""
+
+
+class BackendUnavailable(KvembError, ImportError):
+    """A backend's machine or package is not there."""
+
+
+# When a variable is opened or created.
+
+
+class SchemaMismatch(KvembError, ValueError):
+    """A variable was asked for with other properties than it is stored with.
+
+    field, stored, asked: what disagrees, as attributes for a program to read.
+    """
+
+    def __init__(self, variable: str, field: str, stored: object, asked: object) -> None:
+        super().__init__(
+            f"variable {variable!r} is stored with {field}={stored!r}, got {field}={asked!r}; "
+            f"ask for the stored {field}, or use another name"
+        )
+        self.variable, self.field, self.stored, self.asked = variable, field, stored, asked
+
+
+# While a store is used.
+
+
+class Closed(KvembError, ValueError):
+    """The store was closed."""
+
+
+class ReadOnly(KvembError, PermissionError):
+    """The store was opened with read_only=True and was asked to change."""
+
+
+class Corruption(KvembError, OSError):
+    """Bytes on disk are not what was written there."""
+
+
+class ColdStoreError(KvembError, OSError):
+    """The cold store could not read or write: a full disk, an I/O error."""
+
+
+class Poisoned(KvembError, RuntimeError):
+    """An earlier write to disk failed, so writes are refused; reads go on. The failed write is the __cause__."""

@@ -1,0 +1,40 @@
+"""Whether a store may be read and written: open, read-only, poisoned or closed. One per store, shared by its variables."""
+
+from __future__ import annotations
+
+from kvemb.errors import Closed, Poisoned, ReadOnly
+
+
+class Health:
+    """The state of a store. Attributes are set once each, so reading them needs no lock."""
+
+    def __init__(self, name: str, *, read_only: bool = False) -> None:
+        self.name, self.read_only = name, read_only
+        self.closed = False
+        self.cause: BaseException | None = None
+
+    def check_open(self) -> None:
+        """Raise Closed after close()."""
+        if self.closed:
+            raise Closed(f"the store {self.name} is closed; open it again with kvemb.open")
+
+    def check_writable(self) -> None:
+        """Raise Closed, ReadOnly or Poisoned unless rows may change."""
+        self.check_open()
+        if self.read_only:
+            raise ReadOnly(f"the store {self.name} is read-only; open it without read_only=True to change it")
+        if self.cause is not None:
+            raise Poisoned(
+                f"the store {self.name} refuses writes since a write to disk failed: {self.cause}; reads go on; "
+                "free what is short, then close and reopen it: it returns to the last flush or checkpoint"
+            ) from self.cause
+
+    @property
+    def keeps_uses(self) -> bool:
+        """Whether a use may change a row's score."""
+        return not self.read_only and self.cause is None
+
+    def poison(self, cause: BaseException) -> None:
+        """Refuse writes from now on. The first cause is kept."""
+        if self.cause is None:
+            self.cause = cause

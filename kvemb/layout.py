@@ -1,0 +1,118 @@
+"""The names in a store's directory, and how files become durable there. Every path on disk comes from here.
+
+    STORE/LOCK               held by the process that has the store open for writing
+    STORE/CURRENT            the name of the durable point to open
+    STORE/points/000007/     a durable point: a checkpoint, of the last flush
+    STORE/live/              scratch: the database in use, remade from the durable point whenever the store is opened
+
+A checkpoint is a directory with manifest.json and rows/, a RocksDB database.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from kvemb import manifest
+from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
+
+LOCK, CURRENT, POINTS, LIVE, ROWS = "LOCK", "CURRENT", "points", "live", "rows"
+_OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LIVE}
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether path is a checkpoint, complete."""
+    return (path / manifest.NAME).is_file()
+
+
+def is_store(path: Path) -> bool:
+    """Whether path is a store that was ever flushed."""
+    return (path / CURRENT).is_file()
+
+
+def check_place_for_store(path: Path) -> None:
+    """Raise StoreNotFound unless path is a store, or can become one: missing, empty, or left by a crash while it was made."""
+    if not path.exists() or is_store(path):
+        return
+    if not path.is_dir():
+        raise StoreNotFound(f"{path} is a file, not a store; name a directory")
+    if is_checkpoint(path):
+        raise StoreNotFound(
+            f"{path} is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path"
+        )
+    strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
+    if strange:
+        raise StoreNotFound(f"{path} is not a store: it holds {strange[0]!r}; name a store, or a directory that is empty")
+
+
+def current_point(store: Path) -> Path:
+    """Return the durable point that CURRENT names. Raises StoreNotFound or Corruption."""
+    try:
+        name = (store / CURRENT).read_text(encoding="ascii").strip()
+    except FileNotFoundError as error:
+        raise StoreNotFound(f"there is no store at {store}") from error
+    except UnicodeDecodeError as error:
+        raise Corruption(f"{store / CURRENT} is damaged: it must name a folder in {POINTS}") from error
+    if not name.isdigit() or not (store / POINTS / name).is_dir():
+        raise Corruption(f"{store / CURRENT} is damaged: it names {name!r}, which is not in {store / POINTS}")
+    return store / POINTS / name
+
+
+def set_current(store: Path, point: str) -> None:
+    """Make CURRENT name a point, durably and at once."""
+    temporary = store / (CURRENT + ".tmp")
+    with open(temporary, "w", encoding="ascii") as file:
+        file.write(point + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, store / CURRENT)
+    sync_directory(store)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the directory's entries are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock(store: Path) -> IO[bytes]:
+    """Take the store's lock for this process. Raises Locked at once when it is held, by this process too."""
+    file = open(store / LOCK, "ab")  # noqa: SIM115 -- the open file is the lock
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise Locked(
+            f"the store {store} is open for writing elsewhere; close it there, or open it with read_only=True"
+        ) from error
+    return file
+
+
+def link_rows(source: Path, target: Path) -> None:
+    """Make target a copy of the RocksDB directory source: table files as hard links, or copies on another filesystem.
+
+    Only table files never change once written, so only they are shared.
+    """
+    target.mkdir(parents=True)
+    try:
+        for file in source.iterdir():
+            if file.suffix in (".sst", ".blob"):
+                _link_or_copy(file, target / file.name)
+            elif not file.name.startswith("LOG"):
+                shutil.copyfile(file, target / file.name)
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise ColdStoreError(f"cannot copy {source} to {target}: {error}") from error
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,44 @@
+"""Backends by name, loaded on first use, so that the core imports no machine's package."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from kvemb.errors import BackendUnavailable
+
+_HOT = {"cpu": "kvemb.backends.cpu:CpuTable"}
+_COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
+
+
+def hot_table(device: str) -> Any:
+    """Return the HotTable class for a device as parse_device spells it: "cpu", "gpu:0"."""
+    kind = device.partition(":")[0]
+    if kind not in _HOT:
+        raise BackendUnavailable(
+            f"device {device!r} asks for a GPU hot table, which this version of kvemb does not have; use devices=None or 'cpu'"
+        )
+    return _load(_HOT[kind])
+
+
+def cold_backend(name: str) -> Any:
+    """Return what makes cold stores: RocksDatabase for "rocks", MemoryStore for "memory"."""
+    return _load(_COLD[name])
+
+
+def parse_device(spec: object) -> str:
+    """Return "cpu" or "gpu:N" for kvemb's and TensorFlow's spellings: "cpu", "gpu:0", "/CPU:0", "/device:GPU:1"."""
+    if not isinstance(spec, str):
+        raise TypeError(f"a device must be text such as 'cpu' or 'gpu:0', got {spec!r}")
+    kind, _, number = spec.lower().removeprefix("/").removeprefix("device:").partition(":")
+    if kind not in ("cpu", "gpu") or not (number.isdigit() or (number == "" and ":" not in spec)):
+        raise ValueError(f"a device must be 'cpu', 'cpu:N', 'gpu:N' or TensorFlow's '/CPU:0' or '/GPU:N', got {spec!r}")
+    return "cpu" if kind == "cpu" else f"gpu:{int(number or 0)}"
+
+
+def _load(place: str) -> Any:
+    module, name = place.split(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise BackendUnavailable(f"{place} cannot be loaded: {error}; reinstall it with: pip install kvemb") from error

@@ -1,0 +1,142 @@
+"""What a variable's rows are made of: dtypes, dim, slots, and where each part lies in a row.
+
+A row is the embedding, then its optimizer slots, in one run of 8-byte words (FORMAT.md, "Row"). All values here are
+constant after construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+KEY_DTYPES = ("int64", "int32", "uint64")
+VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
+WORD_BYTES = 8
+
+
+def key_dtype(spec: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype of a key_dtype argument, or raise TypeError."""
+    return _one_of(spec, KEY_DTYPES, "key_dtype", "; str and bytes keys are not supported yet, hash them to int64")
+
+
+def value_dtype(spec: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype of a value_dtype argument, or raise TypeError."""
+    return _one_of(spec, VALUE_DTYPES, "value_dtype", "")
+
+
+def _one_of(spec: Any, names: tuple[str, ...], argument: str, advice: str) -> np.dtype[Any]:
+    try:
+        found = dtype_of(spec)
+    except TypeError as error:
+        raise TypeError(f"{argument} must be one of {', '.join(names)}, got {spec!r}{advice}") from error
+    if found.name not in names or found.byteorder == ">":
+        raise TypeError(f"{argument} must be one of {', '.join(names)}, got {spec!r}{advice}")
+    return found
+
+
+def dtype_of(spec: Any) -> np.dtype[Any]:
+    """np.dtype(spec), with the name "bfloat16" understood where ml_dtypes is installed."""
+    if isinstance(spec, str) and spec == "bfloat16":
+        from kvemb.errors import BackendUnavailable
+
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise BackendUnavailable("bfloat16 needs ml_dtypes; install it with: pip install 'kvemb[bfloat16]'") from error
+        return np.dtype(ml_dtypes.bfloat16)
+    if spec is None:
+        raise TypeError("None is not a dtype")
+    return np.dtype(spec)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The properties of a variable that decide its bytes.
+
+    slots: names of the optimizer's slots, each `dim` wide. Slots of 16-bit values are float32, others of the value's
+    own dtype, so that an accumulator does not stop growing.
+    """
+
+    key_dtype: np.dtype[Any]
+    value_dtype: np.dtype[Any]
+    dim: int
+    slots: tuple[str, ...] = ()
+
+    @property
+    def slot_dtype(self) -> np.dtype[Any]:
+        """The dtype of every slot."""
+        return self.value_dtype if self.value_dtype.itemsize > 2 else np.dtype(np.float32)
+
+    @property
+    def slot_column(self) -> int:
+        """The first slot's column, counted in elements of slot_dtype."""
+        size = self.slot_dtype.itemsize
+        return -(-self.dim * self.value_dtype.itemsize // size)
+
+    @property
+    def row_words(self) -> int:
+        """8-byte words a row takes, padding included."""
+        if not self.slots:
+            return -(-self.dim * self.value_dtype.itemsize // WORD_BYTES)
+        elements = self.slot_column + self.dim * len(self.slots)
+        return -(-elements * self.slot_dtype.itemsize // WORD_BYTES)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes a row takes, in a cell and in a record alike."""
+        return self.row_words * WORD_BYTES
+
+
+def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
+    """Return keys as the int64 the tiers work on: any shape, a copy only where the dtype differs.
+
+    uint64 keys keep their bits, so large ones appear negative. Raises TypeError for a dtype that would lose information.
+    """
+    array = _checked_array(keys, dtype, "keys")
+    if dtype == np.uint64:
+        return np.ascontiguousarray(array).view(np.int64)
+    return np.ascontiguousarray(array, dtype=np.int64).reshape(array.shape)
+
+
+def as_values(
+    values: npt.ArrayLike, dtype: np.dtype[Any], expected: tuple[int, ...], what: str = "values"
+) -> npt.NDArray[Any]:
+    """Return values of the expected shape, (*keys.shape, dim), as a contiguous (n, dim). Raises TypeError or ValueError."""
+    array = _checked_array(values, dtype, what)
+    if array.shape != expected:
+        raise ValueError(f"{what} must have shape keys.shape + (dim,) = {expected}, got {array.shape}")
+    return np.ascontiguousarray(array).reshape(-1, expected[-1])
+
+
+def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    if isinstance(data, (np.ndarray, np.generic)):
+        array = np.asarray(data)
+    else:
+        array = _from_python(data, dtype, what)
+    if array.size and not np.can_cast(array.dtype, dtype, "safe"):
+        raise TypeError(
+            f"{what} must be {dtype.name}, got {array.dtype.name}, which would lose information; "
+            f"convert with {what}.astype({dtype.name!r})"
+        )
+    return array.astype(dtype) if array.dtype != dtype else array
+
+
+def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    """Convert lists and numbers. Python's own numbers take the dtype they are stored in, where their kind fits."""
+    try:
+        array = np.asarray(data)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{what} must be a rectangular array of {dtype.name}, got {type(data).__name__}: {error}") from error
+    if array.size == 0:
+        return array.astype(dtype)
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise TypeError(f"{what} must fit {dtype.name} ({limits.min} to {limits.max}), got {array.min()} to {array.max()}")
+        return array.astype(dtype)
+    if array.dtype.kind in "iuf" and dtype.kind not in "iu" and not hasattr(data, "dtype"):
+        return array.astype(dtype)
+    return array

@@ -1,0 +1,107 @@
+"""The hot tables of one variable, one a device, seen as one: which table a key belongs to, growth, totals.
+
+The partitioner divides the hot tier only; the cold store is common. The tier's lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.budget import Budget
+from kvemb.contracts import HotTable
+from kvemb.hashing import Keys, Positions
+from kvemb.rows import RowBlock
+
+Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
+
+# A table doubles before it is fuller than this: beyond, some keys find both of their buckets full.
+LOAD = 0.8
+
+
+def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[Any]:
+    """Return keys % shard_num, the floor's remainder, so never negative."""
+    return keys % shard_num
+
+
+class Shards:
+    """Hot tables with a partitioner over them.
+
+    public_dtype: the dtype in which the partitioner sees keys. budget pays for growth; growing: whether tables may double.
+    """
+
+    def __init__(
+        self,
+        tables: list[HotTable],
+        partitioner: Partitioner,
+        public_dtype: np.dtype[Any],
+        budget: Budget,
+        *,
+        growing: bool,
+    ) -> None:
+        self.tables = tables
+        self._partitioner, self._public_dtype = partitioner, public_dtype
+        self._budget, self._growing = budget, growing
+
+    def of(self, keys: Keys) -> npt.NDArray[np.int64] | None:
+        """Return each key's table number (n,), or None when there is one table. Raises ValueError when out of range."""
+        count = len(self.tables)
+        if count == 1 and self._partitioner is default_partitioner:
+            return None
+        public = keys.view(np.uint64) if self._public_dtype == np.uint64 else keys.astype(self._public_dtype)
+        given = np.asarray(self._partitioner(public, count))
+        if given.shape != keys.shape or given.dtype.kind not in "iu":
+            raise ValueError(
+                f"partitioner must return an integer array of shape {keys.shape}, got {given.dtype} {given.shape}"
+            )
+        if len(given) and (int(given.min()) < 0 or int(given.max()) >= count):
+            raise ValueError(
+                f"partitioner must return numbers from 0 to {count - 1}, got {int(given.min())} to {int(given.max())}"
+            )
+        return given.astype(np.int64)
+
+    def split(self, keys: Keys) -> Iterator[tuple[HotTable, Any]]:
+        """Yield each table with the places in keys that are its own: a slice when there is one table, else indexes."""
+        numbers = self.of(keys)
+        if numbers is None or len(self.tables) == 1:
+            yield self.tables[0], slice(None)
+            return
+        for number, table in enumerate(self.tables):
+            places = np.flatnonzero(numbers == number)
+            if len(places):
+                yield table, places
+
+    def find(self, keys: Keys) -> Positions:
+        """Return each key's cell in its own table, -1 where it is not hot."""
+        cells = np.empty(len(keys), np.int64)
+        for table, places in self.split(keys):
+            cells[places] = table.find(keys[places])
+        return cells
+
+    def insert(self, rows: RowBlock, *, by_score: bool = False) -> list[RowBlock]:
+        """Insert rows that are not hot, growing where that is due; return the dirty rows that had to leave."""
+        left = []
+        for table, places in self.split(rows.keys):
+            part = rows if isinstance(places, slice) else rows.select(places)
+            self._make_room(table, len(part))
+            left.append(table.insert(part, by_score=by_score))
+        return [rows for rows in left if len(rows)]
+
+    def _make_room(self, table: HotTable, more: int) -> None:
+        while self._growing and table.size + more > LOAD * table.capacity_rows:
+            if 2 * table.capacity_rows > table.max_capacity_rows or not self._budget.try_reserve(table.nbytes):
+                return
+            table.grow()
+
+    @property
+    def size(self) -> int:
+        """Rows in all tables."""
+        return sum(table.size for table in self.tables)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cells."""
+        return sum(table.nbytes for table in self.tables)

@@ -1,0 +1,67 @@
+"""What a variable has done since it was opened, counted and timed: plain numbers, for people and for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+
+from kvemb.options import format_bytes
+
+
+@dataclass
+class Stats:
+    """Counts since the variable was opened. Updated under the tier's lock; a copy is given out.
+
+    hits: keys looked up that were hot. misses: keys looked up that were not, absent ones included (absent).
+    promotions: rows brought from the cold tier to the hot one. spills: rows written to the cold store, removals included.
+    Seconds are wall-clock: in lookups, in updates, reading the cold store (on any thread), writing it.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    absent: int = 0
+    promotions: int = 0
+    spills: int = 0
+    rows: int = 0
+    rows_hot: int = 0
+    rows_waiting: int = 0
+    bytes_hot: int = 0
+    bytes_cold: int = 0
+    seconds_lookup: float = 0.0
+    seconds_update: float = 0.0
+    seconds_cold_read: float = 0.0
+    seconds_spill: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of looked-up keys that were hot; 0 before the first lookup."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    def as_dict(self) -> dict[str, float]:
+        """Return every figure by name, hit_rate included."""
+        return {**asdict(self), "hit_rate": self.hit_rate}
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows:,} rows: {self.rows_hot:,} hot ({format_bytes(self.bytes_hot)}), "
+            f"{format_bytes(self.bytes_cold)} cold\n"
+            f"hits {self.hits:,}, misses {self.misses:,} ({self.absent:,} absent), hit rate {self.hit_rate:.1%}\n"
+            f"promotions {self.promotions:,}, spills {self.spills:,}, waiting {self.rows_waiting:,}\n"
+            f"seconds: lookups {self.seconds_lookup:.2f}, updates {self.seconds_update:.2f}, "
+            f"cold reads {self.seconds_cold_read:.2f}, spills {self.seconds_spill:.2f}"
+        )
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the seconds that the block takes to the field seconds_<what>."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            name = f"seconds_{what}"
+            setattr(self, name, getattr(self, name) + time.perf_counter() - start)

@@ -1,0 +1,323 @@
+"""A store: one directory, one cold database, one budget of memory, many variables.
+
+Opening always starts from the last durable point: `live/` is remade from it with hard links, so recovery after a crash and an
+ordinary opening are the same thing. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvemb import layout, manifest, registry
+from kvemb.budget import Budget
+from kvemb.checkpoint import install, point_name, write_checkpoint
+from kvemb.errors import ColdStoreError, KvembError, StoreNotFound
+from kvemb.health import Health
+from kvemb.manifest import Manifest, VariableEntry
+from kvemb.options import MIN_BUDGET_BYTES, RocksDBCreator, format_bytes, parse_bytes
+from kvemb.stats import Stats
+
+if TYPE_CHECKING:
+    from kvemb.variable import Variable
+
+
+class Store:
+    """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
+
+    A context manager: inside `with`, module-level functions use it; leaving flushes and closes it.
+    """
+
+    def __init__(self, path: Path, *, memory_budget: int | str = "1GiB", read_only: bool = False) -> None:
+        total = parse_bytes(memory_budget)
+        if total < MIN_BUDGET_BYTES:
+            raise ValueError(f"memory_budget must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {format_bytes(total)}")
+        self.path = path
+        self.budget = Budget(total)
+        self.health = Health(str(path), read_only=read_only)
+        self._lock = threading.RLock()
+        self._opened: dict[str, Variable] = {}
+        self._collections: dict[str, list[Any]] = {}
+        with ExitStack() as undo:
+            if read_only:
+                source = path if layout.is_checkpoint(path) else layout.current_point(path)
+                self._manifest = manifest.read(source)
+                rows = source / layout.ROWS
+            else:
+                rows = self._make_live(undo)
+            self._database = registry.cold_backend("rocks")(
+                rows,
+                {name: RocksDBCreator.from_json(entry.creator) for name, entry in self._manifest.variables.items()},
+                cache_bytes=self.budget.cache_bytes,
+                write_buffer_bytes=self.budget.write_buffer_bytes,
+                read_only=read_only,
+            )
+            undo.callback(self._database.close)
+            self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
+            self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
+            if not read_only and not layout.is_store(path):
+                self._write_point([])
+            self._undo = undo.pop_all()
+
+    def _make_live(self, undo: ExitStack) -> Path:
+        layout.check_place_for_store(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        undo.enter_context(layout.lock(self.path))
+        live = self.path / layout.LIVE
+        shutil.rmtree(live, ignore_errors=True)
+        if layout.is_store(self.path):
+            point = layout.current_point(self.path)
+            self._manifest = manifest.read(point)
+            layout.link_rows(point / layout.ROWS, live)
+            self._drop_points_but(point.name)
+        else:
+            self._manifest = Manifest(uuid.uuid4().hex, 0)
+            shutil.rmtree(self.path / layout.POINTS, ignore_errors=True)
+        return live
+
+    # Variables.
+
+    def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Variable:
+        """Return the variable of this name, opening or creating it: kvemb.get_variable with store=self."""
+        from kvemb.variable import get_variable
+
+        return get_variable(name, *args, **kwargs, store=self)
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """The store's variables by name. Getting one that is not open yet opens it, as it is stored."""
+        return _Variables(self)
+
+    def get_collection(self, name: str) -> list[Any]:
+        """Return what was added under a GraphKeys name, in order, a copy."""
+        return list(self._collections.get(name, []))
+
+    def _add_to_collection(self, name: str, value: Any) -> None:
+        self._collections.setdefault(name, []).append(value)
+
+    def _names(self) -> list[str]:
+        return sorted({*self._manifest.variables, *self._opened})
+
+    # Durability.
+
+    def flush(self) -> None:
+        """Write every dirty row and make a durable point: what a crash from now on goes back to.
+
+        Raises Poisoned when the disk does not take it; Closed, ReadOnly.
+        """
+        with self._lock:
+            self.health.check_writable()
+            with ExitStack() as paused:
+                variables = [v for v in self._opened.values() if v.persistent]
+                for variable in variables:
+                    paused.enter_context(variable._tiered.paused())
+                try:
+                    self._write_point(variables)
+                except ColdStoreError as error:
+                    self.health.poison(error)
+                    self.health.check_writable()
+
+    def _write_point(self, variables: list[Variable]) -> None:
+        described = self._describe(variables, self._manifest.point + 1)
+        point = self.path / layout.POINTS / point_name(described.point)
+        shutil.rmtree(point, ignore_errors=True)  # left by a crash before CURRENT named it
+        write_checkpoint(self._database, described, point, [])
+        try:
+            layout.set_current(self.path, point.name)
+        except OSError as error:
+            raise ColdStoreError(f"cannot write {self.path / layout.CURRENT}: {error}") from error
+        self._manifest = described
+        self._drop_points_but(point.name)
+
+    def _drop_points_but(self, name: str) -> None:
+        points = self.path / layout.POINTS
+        for other in points.iterdir():
+            if other.name != name:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _describe(self, variables: list[Variable], point: int) -> Manifest:
+        entries = dict(self._manifest.variables)
+        entries.update({variable.name: variable._entry() for variable in variables})
+        return Manifest(self._manifest.store, point, entries)
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint of every variable (but those with checkpoint=False) to a new directory; returns it.
+
+        It holds the state of this instant, is complete or absent, and is independent of the store. The store's own durable
+        point moves with it. Raises FileExistsError, ColdStoreError, Poisoned, Closed, ReadOnly.
+        """
+        target = Path(path)
+        with self._lock:
+            if target.exists():
+                raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
+            with ExitStack() as paused:
+                self.health.check_writable()
+                variables = [v for v in self._opened.values() if v.persistent]
+                for variable in variables:
+                    paused.enter_context(variable._tiered.paused())
+                described = self._describe(variables, self._manifest.point + 1)
+                left_out = [name for name, entry in described.variables.items() if not entry.checkpoint]
+                kept = {name: entry for name, entry in described.variables.items() if entry.checkpoint}
+                write_checkpoint(
+                    self._database, Manifest(described.store, described.point, kept), target, left_out
+                )
+                try:
+                    self._write_point(variables)
+                except ColdStoreError as error:
+                    self.health.poison(error)
+                    self.health.check_writable()
+        return target
+
+    def close(self) -> None:
+        """Flush, and release the directory. A poisoned or read-only store is released as it is. Idempotent."""
+        with self._lock:
+            if self.health.closed:
+                return
+            try:
+                if self.health.keeps_uses:
+                    self.flush()
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        with ExitStack() as paused:
+            for variable in self._opened.values():
+                paused.enter_context(variable._tiered.closing())
+            self.health.closed = True
+        self.spiller.shutdown(wait=True)
+        self.readers.shutdown(wait=True)
+        self._undo.close()
+        if not self.health.read_only:
+            shutil.rmtree(self.path / layout.LIVE, ignore_errors=True)
+
+    @property
+    def stats(self) -> Stats:
+        """Counts of all open variables together."""
+        total = Stats()
+        for variable in list(self._opened.values()):
+            total += variable.stats
+        return total
+
+    # The default store.
+
+    def __enter__(self) -> Store:
+        self.health.check_open()
+        _defaults.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _defaults.remove(self)
+        self.close()
+
+    @contextmanager
+    def as_default(self) -> Iterator[Store]:
+        """Make module-level functions use this store inside the block; it stays open after."""
+        self.health.check_open()
+        _defaults.append(self)
+        try:
+            yield self
+        finally:
+            _defaults.remove(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.health.closed else "read-only" if self.health.read_only else "open"
+        if self.health.cause is not None:
+            state = "poisoned"
+        lines = [f"<kvemb.Store {self.path} {state}, budget {format_bytes(self.budget.total)}>"]
+        for name in [] if self.health.closed else self._names():
+            if name in self._opened:
+                lines.append(f"  {self._opened[name]!r}")
+            else:
+                entry = self._manifest.variables[name]
+                lines.append(f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet")
+        return "\n".join(lines)
+
+
+class _Variables(Mapping[str, "Variable"]):
+    """A view of a store's variables; opens one when it is asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getitem__(self, name: str) -> Variable:
+        from kvemb.variable import open_stored
+
+        with self._store._lock:
+            if name in self._store._opened:
+                return self._store._opened[name]
+            entry: VariableEntry = self._store._manifest.variables[name]
+            return open_stored(self._store, name, entry)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._store._names())
+
+    def __len__(self) -> int:
+        return len(self._store._names())
+
+    def __repr__(self) -> str:
+        return f"<variables {', '.join(self)}>"
+
+
+def open(  # noqa: A001 -- kvemb.open, as gzip.open
+    path: str | os.PathLike[str], *, memory_budget: int | str = "1GiB", read_only: bool = False
+) -> Store:
+    """Open the store at path, making it if the directory is missing or empty.
+
+    memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory.
+    read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
+    Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
+    """
+    return Store(Path(path), memory_budget=memory_budget, read_only=read_only)
+
+
+def restore(
+    checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *, memory_budget: int | str = "1GiB"
+) -> Store:
+    """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
+
+    Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, and what open does.
+    """
+    parse_bytes(memory_budget)
+    install(Path(checkpoint), Path(path))
+    return open(path, memory_budget=memory_budget)
+
+
+_defaults: list[Store] = []
+
+
+def default_store() -> Store:
+    """Return the innermost default store; with none, a temporary one, deleted at exit, of which a warning tells once."""
+    if _defaults:
+        return _defaults[-1]
+    import atexit
+    import tempfile
+
+    directory = tempfile.mkdtemp(prefix="kvemb-")
+    warnings.warn(
+        f"no default store is set: using a temporary one in {directory}, deleted at exit; "
+        "use `with kvemb.open(path):` to keep rows",
+        stacklevel=3,
+    )
+    store = Store(Path(directory))
+    _defaults.append(store)
+
+    def discard() -> None:
+        try:
+            store._release()
+        except KvembError:
+            pass
+        shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(discard)
+    return store
+
+
+__all__ = ["Store", "StoreNotFound", "default_store", "open", "restore"]

@@ -1,0 +1,541 @@
+"""One variable's rows over the hot and the cold tier: the only actor that moves rows.
+
+A row is in exactly one of: a hot cell, the spill buffer (dirty, readable from memory), the cold store. One lock a variable makes
+each call atomic per key; it is free while cold rows are read, and what changed meanwhile is read again (kvemb.fetch). Batches
+are taken in chunks, so that memory for one call is bounded beside the caller's own arrays.
+
+Every method takes checked arguments (kvemb.variable): keys int64 (n,), values contiguous (n, dim).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.codec import order_keys
+from kvemb.contracts import ColdStore, Mask, RowKernels, Values
+from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.fetch import Fetch
+from kvemb.hashing import Keys, Positions, Unique, kernel
+from kvemb.health import Health
+from kvemb.initializers import Initializer
+from kvemb.optimizers import Optimizer
+from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, ScoreRule
+from kvemb.rows import DIRTY, REMOVED, RowBlock
+from kvemb.schema import Schema
+from kvemb.selection import Spool
+from kvemb.shards import Shards
+from kvemb.spill import SpillBuffer
+from kvemb.stats import Stats
+
+CHUNK_ROWS = 65_536
+_PREFETCHES = 2
+
+
+@dataclass
+class Located:
+    """Where the rows of some distinct keys are, while the lock is held.
+
+    cells (n,): the hot cell, or -1. cold (m,): places in keys that are not hot; rows: their rows, in that order, where
+    exists (m,); for the others only the key is set.
+    """
+
+    keys: Keys
+    cells: Positions
+    cold: Positions
+    rows: RowBlock
+    exists: Mask
+
+
+@kernel
+def _sum_rows(inverse: Any, grads: Any, out: Any) -> None:
+    for i in range(len(inverse)):
+        for j in range(grads.shape[1]):
+            out[inverse[i], j] += grads[i, j]
+
+
+class Tiered:
+    """Rows by key over both tiers.
+
+    executor: the one thread that writes spills behind. readers: threads that read ahead. spill_rows: rows a spill pile holds.
+    scratch: a folder for temporary files. size: rows in both tiers, exact. step: calls that recorded uses, ever.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        shards: Shards,
+        cold: ColdStore,
+        *,
+        initializer: Initializer,
+        optimizer: Optimizer | None,
+        policy: RestrictPolicy | None,
+        health: Health,
+        executor: Executor,
+        readers: Executor,
+        spill_rows: int,
+        scratch: Path | None = None,
+        size: int = 0,
+        step: int = 0,
+    ) -> None:
+        self.schema, self.shards, self.cold = schema, shards, cold
+        self.size, self.step = size, step
+        self._initializer, self._optimizer = initializer, optimizer
+        # Without a policy the hot tier still needs an order to evict by: the number of uses does best (DESIGN).
+        self._policy = policy or FrequencyRestrictPolicy()
+        self._health, self._readers = health, readers
+        self._lock = threading.Lock()
+        self._stats = Stats()
+        self._spill_rows, self._scratch = spill_rows, scratch
+        self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._forget_reads)
+        self._fetches: list[Fetch] = []
+        self._prefetched: list[Fetch] = []
+
+    @property
+    def _kernels(self) -> RowKernels:
+        return self.shards.tables[0]
+
+    # Reading.
+
+    def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
+        """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
+        with self._reading("lookup") as touching:
+            touch = touch and touching
+            if touch:
+                self.step += 1
+            now = self._policy.now(self.step)
+            cells = np.empty(len(keys), np.int64)
+            for table, places in self.shards.split(keys):
+                whole = isinstance(places, slice)
+                part = out if whole else np.empty((len(places), self.schema.dim), out.dtype)
+                cells[places] = table.lookup(keys[places], part, self._policy.rule if touch else None, now)
+                if not whole:
+                    hot = cells[places] >= 0
+                    out[places[hot]] = part[hot]
+            if touch and self._policy.rule is ScoreRule.CUSTOM:
+                self._use_hot(keys[cells >= 0], now)
+            missing = np.flatnonzero(cells < 0)
+            self._stats.hits += len(keys) - len(missing)
+            self._stats.misses += len(missing)
+        if exists is not None:
+            exists[:] = cells >= 0
+        if len(missing):
+            self._lookup_cold(keys, missing, out, exists, now if touch else None)
+
+    def _lookup_cold(self, keys: Keys, missing: Positions, out: Values, exists: Mask | None, now: float | None) -> None:
+        """Fill in what lookup did not find hot. now None: uses are not recorded."""
+        distinct = Unique(keys[missing])
+        for start in range(0, len(distinct.keys), CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, len(distinct.keys))
+            values = np.empty((stop - start, self.schema.dim), out.dtype)
+            with self._reading("lookup"), self._located(distinct.keys[start:stop]) as at:
+                hot = np.flatnonzero(at.cells >= 0)
+                absent = at.cold[~at.exists]
+                rows = at.rows.select(at.exists)
+                used = now is not None and self._health.keeps_uses
+                if used:
+                    self._use_hot(at.keys[hot], now or 0.0, distinct.counts[start:stop][hot])
+                    self._use_rows(rows, now or 0.0, distinct.counts[start:stop][at.cold[at.exists]])
+                self._gather_hot(at, hot, values)
+                found = np.empty((len(rows), self.schema.dim), out.dtype)
+                self._kernels.gather(rows, np.arange(len(rows)), found)
+                values[at.cold[at.exists]] = found
+                values[absent] = self._initializer.rows(at.keys[absent], self.schema.dim, out.dtype)
+                self._stats.absent += int(distinct.counts[start:stop][absent].sum())
+                if self._health.cause is None:
+                    # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
+                    with suppress(Poisoned):
+                        self._admit(rows, by_score=not used)
+                here = np.ones(stop - start, np.bool_)
+                here[absent] = False
+            if not distinct.repeated and stop - start == len(missing):
+                places, source = missing, slice(None)
+            else:
+                chosen = np.flatnonzero((distinct.inverse >= start) & (distinct.inverse < stop))
+                places, source = missing[chosen], distinct.inverse[chosen] - start
+            out[places] = values[source]
+            if exists is not None:
+                exists[places] = here[source]
+
+    def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
+        """Return each key's score, NaN where it is absent. Does not count as a use; promotes nothing."""
+        distinct = Unique(keys)
+        scores = np.full(len(distinct.keys), np.nan)
+        for start in range(0, len(distinct.keys), CHUNK_ROWS):
+            stop = start + CHUNK_ROWS
+            with self._reading("lookup"), self._located(distinct.keys[start:stop]) as at:
+                part = scores[start:stop]
+                for table, places in self.shards.split(at.keys):
+                    cells = at.cells[places]
+                    part[places] = np.where(cells >= 0, table.block.scores[cells], part[places])
+                part[at.cold[at.exists]] = at.rows.scores[at.exists]
+        return scores[distinct.inverse]
+
+    def prefetch(self, keys: Keys) -> None:
+        """Start reading the cold rows of keys, on another thread, for the call that follows. Changes no result."""
+        with self._lock:
+            self._health.check_open()
+            distinct = Unique(keys).keys
+            missing = distinct[self.shards.find(distinct) < 0]
+            known, _ = self._spill.read(missing, RowBlock(self.schema, len(missing)))
+            wanted = self._sorted(missing[~known])[: self._spill_rows]
+            if len(wanted) == 0:
+                return
+            fetch = Fetch(wanted)
+            self._prefetched = [*self._prefetched[1 - _PREFETCHES :], fetch]
+        self._readers.submit(self._read_ahead, fetch)
+
+    def _read_ahead(self, fetch: Fetch) -> None:
+        try:
+            with self._stats.timed("cold_read"):
+                fetch.read(self.cold)
+        except Exception:
+            # The call that wants these rows reads them itself, and meets the error where it can be raised.
+            fetch.invalidate()
+
+    # Writing.
+
+    def upsert(self, keys: Keys, values: Values) -> None:
+        """Insert rows or replace their embeddings; of duplicate keys the last wins."""
+        for start in range(0, len(keys), CHUNK_ROWS):
+            self._upsert(keys[start : start + CHUNK_ROWS], values[start : start + CHUNK_ROWS])
+
+    def _upsert(self, keys: Keys, values: Values) -> None:
+        with self._writing():
+            cells = np.empty(len(keys), np.int64)
+            for table, places in self.shards.split(keys):
+                cells[places] = table.upsert(keys[places], values[places], self.step)
+            missing = np.flatnonzero(cells < 0)
+            if len(missing) == 0:
+                return
+            distinct = Unique(keys[missing])
+            values = values[missing[distinct.last]]
+            with self._located(distinct.keys) as at:
+                for table, places in self.shards.split(at.keys):
+                    table.assign(table.block, at.cells[places], values[places], self.step)
+                self._create(at)
+                self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], self.step)
+                self._admit(at.rows)
+
+    def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
+        """Add new - old to keys that exist as the caller believes; insert new where both say absent; else ignore."""
+        for start in range(0, len(keys), CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
+            self._accum(keys[part], old[part], new[part], exists[part])
+
+    def _accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
+        distinct = Unique(keys)
+        inverse, n = distinct.inverse, len(keys)
+        with self._writing(), self._located(distinct.keys) as at:
+            present = at.cells >= 0
+            present[at.cold] = at.exists
+            # An absent key is inserted by its first occurrence that says absent; later ones add to it.
+            inserting = np.flatnonzero(~exists & ~present[inverse])
+            inserted_at = np.full(len(distinct.keys), n)
+            inserted_at[inverse[inserting][::-1]] = inserting[::-1]
+            inserted_at[present] = -1
+            adding = np.flatnonzero(exists & (np.arange(n) > inserted_at[inverse]))
+            for table, places in self.shards.split(at.keys):
+                cells = np.full(len(at.keys), -1, np.int64)
+                cells[places] = at.cells[places]
+                table.add(table.block, cells[inverse[adding]], old[adding], new[adding], self.step)
+            kept = at.exists | (inserted_at[at.cold] < n)
+            at = replace(at, cold=at.cold[kept], rows=at.rows.select(kept), exists=at.exists[kept])
+            self._create(at)
+            made = np.flatnonzero(~at.exists)
+            self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], self.step)
+            row_of = np.full(len(at.keys), -1, np.int64)
+            row_of[at.cold] = np.arange(len(at.cold))
+            self._kernels.add(at.rows, row_of[inverse[adding]], old[adding], new[adding], self.step)
+            self._admit(at.rows)
+
+    def apply_gradients(self, keys: Keys, grads: Values) -> None:
+        """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first."""
+        assert self._optimizer is not None
+        distinct = Unique(keys)
+        if distinct.repeated:
+            summed = np.zeros((len(distinct.keys), self.schema.dim), grads.dtype)
+            _sum_rows(distinct.inverse, grads, summed)
+            grads = summed
+        for start in range(0, len(distinct.keys), CHUNK_ROWS):
+            part = grads[start : start + CHUNK_ROWS]
+            with self._writing(), self._located(distinct.keys[start : start + CHUNK_ROWS]) as at:
+                for table, places in self.shards.split(at.keys):
+                    table.apply(table.block, at.cells[places], self._optimizer, part[places], self.step)
+                self._create(at)
+                rows = np.arange(len(at.rows))
+                self._kernels.apply(at.rows, rows, self._optimizer, part[at.cold], self.step)
+                self._admit(at.rows)
+
+    def remove(self, keys: Keys) -> None:
+        """Drop rows with their slots and scores; missing keys are ignored."""
+        distinct = Unique(keys).keys
+        for start in range(0, len(distinct), CHUNK_ROWS):
+            with self._writing(), self._located(distinct[start : start + CHUNK_ROWS]) as at:
+                present = at.cells >= 0
+                present[at.cold] = at.exists
+                self._remove(at.keys[present])
+
+    def _remove(self, keys: Keys) -> None:
+        """REQUIRES: the lock; keys are distinct and present."""
+        for table, places in self.shards.split(keys):
+            table.remove(table.find(keys[places]))
+        removals = RowBlock(self.schema, len(keys))
+        removals.keys[:] = keys
+        removals.flags[:] = DIRTY | REMOVED
+        with self._poisoning():
+            self._spill.append([removals])
+        self.size -= len(keys)
+
+    def clear(self) -> None:
+        """Drop every row."""
+        with self._writing():
+            with self._poisoning():
+                self._spill.clear()
+                self.cold.clear()
+            for table in self.shards.tables:
+                table.clear()
+            self._forget_reads(None)
+            self.size = 0
+
+    def use(self, keys: Keys) -> None:
+        """Record one use of each occurrence of keys that exist."""
+        distinct = Unique(keys)
+        self._health.check_writable()
+        with self._lock:
+            self.step += 1
+        for start in range(0, len(distinct.keys), CHUNK_ROWS):
+            counts = distinct.counts[start : start + CHUNK_ROWS]
+            with self._writing(), self._located(distinct.keys[start : start + CHUNK_ROWS]) as at:
+                now = self._policy.now(self.step)
+                hot = np.flatnonzero(at.cells >= 0)
+                rows = at.rows.select(at.exists)
+                self._use_rows(rows, now, counts[at.cold[at.exists]])
+                self._use_hot(at.keys[hot], now, counts[hot])
+                self._admit(rows)
+
+    def restrict(self, keep_rows: int, trigger_rows: int | None) -> int:
+        """Keep the `keep_rows` highest scores over both tiers, ties to the larger key; returns how many rows left.
+
+        Does nothing unless there are more than trigger_rows.
+
+        Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a row to a
+        temporary file, from which the cut is found; memory does not depend on the number of rows.
+        """
+        with self._writing():
+            before = self.size
+            if keep_rows >= before or (trigger_rows is not None and before <= trigger_rows):
+                return 0
+            self._write_dirty()
+            with Spool(self._scratch) as spool:
+                for rows in self.cold.scan(CHUNK_ROWS):
+                    spool.append(rows.scores, order_keys(rows.keys, self.schema))
+                for ordered in spool.below_cut(keep_rows):
+                    keys = ordered if self.schema.key_dtype == np.uint64 else order_keys(ordered, self.schema)
+                    self._remove(keys.view(np.int64))
+            with self._poisoning():
+                self._spill.drain()
+            return before - self.size
+
+    # Making durable, and reading in bulk.
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold every other call of this variable off, dirty rows written, for as long as the block runs."""
+        with self._lock:
+            self._health.check_writable()
+            self._write_dirty()
+            yield
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Hold every other call off, whatever the store's health, for as long as the block runs."""
+        with self._lock:
+            yield
+
+    def scan(self, batch_rows: int) -> Iterator[RowBlock]:
+        """Return all rows in key order, batch by batch, as they are now. The lock is free while they are consumed."""
+        with self._lock:
+            self._health.check_open()
+            if not self._health.read_only:
+                self._health.check_writable()
+                self._write_dirty()
+            return self.cold.scan(batch_rows)
+
+    def stats(self) -> Stats:
+        """Return the counts so far, a copy."""
+        with self._lock:
+            return replace(
+                self._stats,
+                rows=self.size,
+                rows_hot=self.shards.size,
+                rows_waiting=self._spill.rows,
+                bytes_hot=self.shards.nbytes,
+                bytes_cold=0 if self._health.closed else self.cold.disk_bytes(),
+            )
+
+    # Below, the lock is held.
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[bool]:
+        """Hold the lock for a call that reads; yields whether uses are kept."""
+        with self._lock, self._stats.timed(what):
+            self._health.check_open()
+            if self._health.keeps_uses:
+                try:
+                    self._spill.poll()
+                except ColdStoreError as error:
+                    self._health.poison(error)
+            yield self._health.keeps_uses
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock, self._stats.timed("update"):
+            self._health.check_writable()
+            with self._poisoning():
+                self._spill.poll()
+            yield
+
+    @contextmanager
+    def _poisoning(self) -> Iterator[None]:
+        """Turn a failed write into Poisoned, for this call and all later ones."""
+        try:
+            yield
+        except ColdStoreError as error:
+            self._health.poison(error)
+            self._health.check_writable()
+
+    @contextmanager
+    def _located(self, keys: Keys) -> Iterator[Located]:
+        """Find distinct keys in every place a row can be. The lock is given up while cold rows are read."""
+        patience = 2
+        own: list[Fetch] = []
+        try:
+            while True:
+                cells = self.shards.find(keys)
+                cold = np.flatnonzero(cells < 0)
+                rows = RowBlock(self.schema, len(cold))
+                rows.keys[:] = keys[cold]
+                known, exists = self._spill.read(rows.keys, rows)
+                wait: Fetch | None = None
+                for fetch in (*own, *self._prefetched):
+                    unknown = np.flatnonzero(~known)
+                    if len(unknown) == 0:
+                        break
+                    places = fetch.covers(rows.keys[unknown])
+                    covered = places >= 0
+                    if covered.any() and fetch.reading:
+                        wait = fetch
+                        break
+                    exists[unknown[covered]] = fetch.copy(places[covered], rows, unknown[covered])
+                    known[unknown[covered]] = True
+                unknown = np.flatnonzero(~known)
+                if wait is None and len(unknown) == 0:
+                    break
+                if wait is not None:
+                    self._unlocked(wait.wait)
+                    continue
+                fetch = Fetch(self._sorted(rows.keys[unknown]))
+                own.append(fetch)
+                self._fetches.append(fetch)
+                patience -= 1
+                # Others may keep changing these rows; the last try keeps them out.
+                if patience:
+                    self._unlocked(lambda fetch=fetch: self._read(fetch))
+                    self._health.check_open()
+                else:
+                    self._read(fetch)
+            yield Located(keys, cells, cold, rows, exists)
+        finally:
+            for fetch in own:
+                self._fetches.remove(fetch)
+
+    def _read(self, fetch: Fetch) -> None:
+        with self._stats.timed("cold_read"):
+            fetch.read(self.cold)
+
+    def _unlocked(self, action: Callable[[], None]) -> None:
+        self._lock.release()
+        try:
+            action()
+        finally:
+            self._lock.acquire()
+
+    def _create(self, at: Located) -> None:
+        """Make the absent rows of `at` new ones: initial embedding, slots and score."""
+        made = np.flatnonzero(~at.exists)
+        if len(made) == 0:
+            return
+        fresh = RowBlock(self.schema, len(made))
+        fresh.keys[:] = at.rows.keys[made]
+        rows = self._initializer.rows(fresh.keys, self.schema.dim, self.schema.value_dtype)
+        self._kernels.assign(fresh, np.arange(len(made)), rows, self.step)
+        for number, value in enumerate(self._optimizer.slot_initial() if self._optimizer else ()):
+            fresh.slot(number)[:] = value
+        fresh.scores[:] = self._policy.initial_score
+        self._use_rows(fresh, self._policy.now(self.step), np.ones(len(made), np.int64))
+        at.rows.put(made, fresh)
+        self.size += len(made)
+
+    def _use_rows(self, rows: RowBlock, now: float, counts: Positions) -> None:
+        if len(rows):
+            rows.scores[:] = self._policy.checked_score(rows.scores, counts, now)
+            rows.flags |= DIRTY
+
+    def _use_hot(self, keys: Keys, now: float, counts: Positions | None = None) -> None:
+        """Record uses of keys that are hot; without counts one for each occurrence."""
+        if counts is None:
+            distinct = Unique(keys)
+            keys, counts = distinct.keys, distinct.counts
+        for table, places in self.shards.split(keys):
+            cells = table.find(keys[places])
+            if len(cells):
+                block = table.block
+                block.scores[cells] = self._policy.checked_score(block.scores[cells], counts[places], now)
+                block.flags[cells] |= DIRTY
+
+    def _gather_hot(self, at: Located, hot: Positions, values: Values) -> None:
+        for table, places in self.shards.split(at.keys[hot]):
+            mine = hot[places]
+            found = np.empty((len(mine), self.schema.dim), values.dtype)
+            table.gather(table.block, at.cells[mine], found)
+            values[mine] = found
+
+    def _admit(self, rows: RowBlock, *, by_score: bool = False) -> None:
+        """Make rows hot; dirty ones that must leave for them go to the spill buffer."""
+        if len(rows) == 0:
+            return
+        self._stats.promotions += len(rows)
+        self._spill.discard(rows.keys)
+        with self._poisoning():
+            self._spill.append(self.shards.insert(rows, by_score=by_score))
+
+    def _write(self, rows: RowBlock) -> None:
+        with self._stats.timed("spill"):
+            self.cold.write(rows)
+        self._stats.spills += len(rows)
+
+    def _write_dirty(self) -> None:
+        with self._poisoning():
+            self._spill.drain()
+            for table in self.shards.tables:
+                for cells, rows in table.dirty_batches(CHUNK_ROWS):
+                    self._write(rows)
+                    table.block.flags[cells] &= ~np.uint8(DIRTY)
+
+    def _forget_reads(self, keys: Keys | None) -> None:
+        """Rows of these keys (None: all) changed in the cold store: reads under way must not use what they saw."""
+        for fetch in (*self._fetches, *self._prefetched):
+            fetch.invalidate(keys)
+
+    def _sorted(self, keys: Keys) -> Keys:
+        return keys[np.argsort(order_keys(keys, self.schema))]
+

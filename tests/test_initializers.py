@@ -1,0 +1,416 @@
+"""Initializers: the values they promise for ever, their distributions, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import struct
+
+import numba
+import numpy as np
+import pytest
+
+from kvemb import initializers
+from kvemb.errors import UnsupportedFormat
+from kvemb.initializers import (
+    Constant,
+    GlorotUniform,
+    Initializer,
+    Ones,
+    RandomNormal,
+    RandomUniform,
+    Row,
+    TruncatedNormal,
+    Zeros,
+    as_initializer,
+    initializer_from_json,
+)
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int8", "int32", "int64")
+KEYS = np.array([0, 1, -1, -(2**63), 2**63 - 1, 123456789012345])
+RANDOM = [RandomUniform(), RandomNormal(), TruncatedNormal(), GlorotUniform()]
+EVERY = [Zeros(), Ones(), Constant(0.25), Row((1.0, 2.0, -3.5)), *RANDOM]
+
+
+def dtype_named(name):
+    return np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else name)
+
+
+def ids(value):
+    return repr(value)
+
+
+# A row is a promise: these values may never change.
+
+GOLDEN = {
+    RandomUniform(): ["-0x1.541590febef7cp-5", "0x1.bbd5ce42d6c50p-9", "0x1.070f30ff2a274p-5", "0x1.18a3e6e172088p-6"],
+    RandomUniform(seed=2**64 - 1): [
+        *("0x1.cb439d2830514p-6", "-0x1.817a9e78da8cdp-5", "0x1.ff10601b9dd00p-9", "-0x1.eb1aeaff9cb94p-6")
+    ],
+    RandomNormal(): ["-0x1.1936d6afffabdp-4", "0x1.16779e9c3b08dp-8", "0x1.78ae5e3736c05p-5", "0x1.6b4ba0a92b9ddp-6"],
+    RandomNormal(1, 2, 3): [
+        *("0x1.14b37ee7f0de9p+1", "0x1.2e4302733c3e6p+1", "0x1.b76d909f8de1bp-1", "0x1.33f5d8025f57ep+1")
+    ],
+    TruncatedNormal(seed=7): [
+        *("-0x1.1174fbefbe022p-5", "0x1.e607e6d50f857p-6", "0x1.598208475a794p-8", "0x1.217081f7bdd90p-5")
+    ],
+    GlorotUniform(): ["-0x1.a91af53e6eb5ap-1", "0x1.1565a0e9c63b0p-4", "0x1.48d2fd3ef4b10p-1", "0x1.5ecce099ce8a8p-2"],
+}
+
+
+@pytest.mark.parametrize("initializer", GOLDEN, ids=ids)
+def test_the_rows_of_a_seed_are_pinned_to_the_bit(initializer):
+    rows = initializer.rows(KEYS, 3, np.float64)
+    assert [float(x).hex() for x in (rows[0, 0], rows[2, 1], rows[3, 2], rows[4, 0])] == GOLDEN[initializer]
+
+
+def mix(h):
+    h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    h = (h ^ (h >> 27)) * 0x94D049BB133111EB % 2**64
+    return h ^ (h >> 31)
+
+
+def word(seed, key, column):
+    """The 64 bits of an element, in Python's integers."""
+    step = 0x9E3779B97F4A7C15
+    start = mix((seed + step) % 2**64)
+    state = mix((mix(start ^ key % 2**64) + start) % 2**64)
+    return mix((state + (column + 1) * step) % 2**64)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
+def test_uniform_rows_are_the_hash_in_plain_integers(seed):
+    rows = RandomUniform(-1.0, 1.0, seed).rows(KEYS, 5, np.float64)
+    expected = [[-1.0 + 2.0 * ((word(seed, int(key), j) >> 11) * 2.0**-53) for j in range(5)] for key in KEYS]
+    np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("initializer", [RandomNormal(0, 1, 9), TruncatedNormal(0, 1, 9)], ids=ids)
+def test_normal_rows_are_the_quantiles_of_the_hash(initializer):
+    keys = np.arange(500)
+    rows = initializer.rows(keys, 8, np.float64)
+    mass = 1.0 if isinstance(initializer, RandomNormal) else math.erf(math.sqrt(2))
+    for key in keys:
+        for j in range(8):
+            q = ((word(9, int(key), j) >> 12) + 0.5) * 2.0**-52 - 0.5
+            assert rows[key, j] == pytest.approx(statistics.NormalDist().inv_cdf(0.5 + q * mass), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("r", [2.0**-53, 1e-15, math.exp(-25), 1e-10, 1e-4, 0.0227, 0.05, 0.0749])
+def test_tail_quantiles_reach_the_ends_of_the_distribution(r):
+    # The lower tail keeps r exact in the oracle; the upper one is its mirror image.
+    got = initializers._tail_quantile(-(0.5 - r))
+    assert got == pytest.approx(statistics.NormalDist().inv_cdf(0.5 - (0.5 - r)), rel=1e-14)
+    assert initializers._tail_quantile(0.5 - r) == -got
+
+
+def test_the_logarithm_is_exact_to_two_units():
+    for x in [2.0**-53, math.sqrt(0.5), 1.0, math.sqrt(2.0), *np.random.default_rng(0).random(2000)]:
+        assert initializers._log(x) == pytest.approx(math.log(x), rel=4.5e-16, abs=0)
+
+
+@pytest.mark.parametrize("fill", [initializers._fill_uniform, initializers._fill_normal], ids=["uniform", "normal"])
+def test_no_multiply_add_is_fused(fill):
+    # Compiled anew: a kernel that came from the cache has no listing.
+    fresh = numba.njit(nogil=True, error_model="numpy")(fill.py_func)
+    scales = (1.0, 1.0) if fill is initializers._fill_uniform else (1.0, 1.0, 1.0, 8.3)
+    fresh(np.empty((2, 2), np.float32), KEYS[:2], np.uint64(0), *scales)
+    (listing,) = fresh.inspect_asm().values()
+    assert not re.search(r"\bv?fn?m(add|sub|la|ls)", listing)
+
+
+# A pure function of (seed, key, column).
+
+
+@pytest.mark.parametrize("initializer", EVERY, ids=ids)
+@pytest.mark.parametrize("name", FLOATS)
+def test_rows_do_not_depend_on_the_batch(initializer, name):
+    dtype = dtype_named(name)
+    keys = np.concatenate([KEYS, np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 500), KEYS])
+    rows = initializer.rows(keys, 3, dtype)
+    assert rows.shape == (len(keys), 3)
+    assert rows.dtype == dtype
+    assert rows.flags.c_contiguous
+    assert rows.flags.writeable
+    order = np.random.default_rng(2).permutation(len(keys))
+    assert initializer.rows(keys[order], 3, dtype).tobytes() == rows[order].tobytes()
+    assert initializer.rows(keys[::2], 3, dtype).tobytes() == rows[::2].tobytes()
+    one_by_one = [initializer.rows(keys[i : i + 1], 3, dtype) for i in range(20)]
+    assert np.concatenate(one_by_one).tobytes() == rows[:20].tobytes()
+
+
+@pytest.mark.parametrize("initializer", EVERY, ids=ids)
+def test_no_keys_give_no_rows(initializer):
+    assert initializer.rows(np.empty(0, np.int64), 3, np.float32).shape == (0, 3)
+
+
+@pytest.mark.parametrize("initializer", [*RANDOM[:3], GlorotUniform()], ids=ids)
+def test_a_wider_row_starts_with_the_narrower_one(initializer):
+    narrow, wide = initializer.rows(KEYS, 8, np.float64), initializer.rows(KEYS, 32, np.float64)
+    scale = 2.0 if isinstance(initializer, GlorotUniform) else 1.0
+    np.testing.assert_allclose(wide[:, :8] * scale, narrow, rtol=1e-12)
+
+
+@pytest.mark.parametrize("initializer", RANDOM, ids=ids)
+def test_keys_columns_and_seeds_give_different_elements(initializer):
+    rows = initializer.rows(np.arange(-2000, 2000), 16, np.float64)
+    assert len(np.unique(rows)) == rows.size
+    other = type(initializer)(seed=1).rows(np.arange(-2000, 2000), 16, np.float64)
+    assert not np.isin(rows, other).any()
+
+
+@pytest.mark.parametrize("initializer", RANDOM, ids=ids)
+def test_shorter_dtypes_are_float64_rounded_once(initializer):
+    exact = initializer.rows(np.arange(1000), 7, np.float64)
+    for name in ("float32", "float16"):
+        np.testing.assert_array_equal(initializer.rows(np.arange(1000), 7, name), exact.astype(name))
+    bfloat16 = dtype_named("bfloat16")
+    np.testing.assert_array_equal(
+        initializer.rows(np.arange(1000), 7, bfloat16), exact.astype(np.float32).astype(bfloat16)
+    )
+
+
+# Distributions. Seeds are fixed, so these cannot fail by chance.
+
+
+def kolmogorov_smirnov(sample, cdf):
+    x = np.sort(sample, axis=None)
+    expected = np.array([cdf(v) for v in x])
+    steps = np.arange(len(x) + 1) / len(x)
+    return max((expected - steps[:-1]).max(), (steps[1:] - expected).max()) * math.sqrt(len(x))
+
+
+def truncated_cdf(z):
+    phi = statistics.NormalDist().cdf
+    return (phi(z) - phi(-2)) / (phi(2) - phi(-2))
+
+
+LAWS = [
+    (RandomUniform(-3.0, 5.0, 11), lambda v: (v + 3) / 8, 1.0, 8 / math.sqrt(12)),
+    (RandomNormal(2.0, 0.5, 12), lambda v: statistics.NormalDist(2, 0.5).cdf(v), 2.0, 0.5),
+    (TruncatedNormal(2.0, 0.5, 13), lambda v: truncated_cdf((v - 2) / 0.5), 2.0, 0.5 * 0.8796256610342398),
+    (GlorotUniform(14), lambda v: (v + 0.5) * 1.0, 0.0, 1 / math.sqrt(12)),
+]
+
+
+@pytest.mark.parametrize(("initializer", "cdf", "mean", "std"), LAWS, ids=ids)
+@pytest.mark.parametrize("start", [0, 2**62, -(2**63)])
+def test_rows_follow_their_distribution(initializer, cdf, mean, std, start):
+    rows = initializer.rows(start + np.arange(5000), 12, np.float64)
+    assert kolmogorov_smirnov(rows, cdf) < 1.63  # the 1% point
+    assert abs(rows.mean() - mean) < 4 * std / math.sqrt(rows.size)
+    assert rows.std() == pytest.approx(std, rel=0.01)
+
+
+def test_columns_and_neighbouring_keys_are_uncorrelated():
+    rows = RandomNormal(0, 1).rows(np.arange(20000), 8, np.float64)
+    columns = np.corrcoef(rows.T) - np.eye(8)
+    assert abs(columns).max() < 5 / math.sqrt(20000)
+    assert abs(np.mean(rows[1:] * rows[:-1])) < 5 / math.sqrt(rows.size)
+    strided = RandomNormal(0, 1).rows(np.arange(20000) << 40, 8, np.float64)
+    assert abs(np.mean(rows * strided)) < 5 / math.sqrt(rows.size)
+
+
+def test_truncated_normal_stays_within_two_standard_deviations():
+    for name in FLOATS[:2]:
+        rows = TruncatedNormal(0.0, 1.0).rows(np.arange(50000), 8, name)
+        assert abs(rows).max() <= 2.0
+
+
+def test_uniform_stays_in_its_interval():
+    rows = RandomUniform(1.0, 2.0).rows(np.arange(50000), 8, np.float64)
+    assert rows.min() >= 1.0
+    assert rows.max() < 2.0
+    assert (RandomUniform(3.0, 3.0).rows(KEYS, 2, np.float64) == 3.0).all()
+    assert (RandomNormal(3.0, 0.0).rows(KEYS, 2, np.float64) == 3.0).all()
+
+
+# The argument of get_variable.
+
+
+@pytest.mark.parametrize("name", FLOATS + INTEGERS)
+def test_numbers_and_arrays_become_constant_rows(name):
+    dtype = dtype_named(name)
+    for spec, row in [
+        (None, [0, 0, 0]),
+        (2, [2, 2, 2]),
+        (2.0, [2, 2, 2]),
+        (np.float32(2), [2, 2, 2]),
+        (np.array(2), [2, 2, 2]),
+        ([1, 2, 3], [1, 2, 3]),
+        ((1.0, 2.0, 3.0), [1, 2, 3]),
+        (np.array([1, 2, 3], np.int8), [1, 2, 3]),
+        (np.array([1, 2, 3]).astype(dtype), [1, 2, 3]),
+    ]:
+        rows = as_initializer(spec, 3, dtype).rows(KEYS, 3, dtype)
+        assert rows.dtype == dtype
+        assert (rows == np.array(row).astype(dtype)).all()
+
+
+def test_an_initializer_is_taken_as_it_is():
+    mine = RandomNormal(seed=5)
+    assert as_initializer(mine, 4, "float32") is mine
+
+
+def test_large_integers_keep_every_bit():
+    large = [2**63 - 1, -(2**63), 2**53 + 1]
+    assert as_initializer(large, 3, "int64").rows(KEYS, 3, "int64")[0].tolist() == large
+    assert as_initializer(2**63 - 1, 2, "int64").rows(KEYS, 2, "int64")[0, 0] == 2**63 - 1
+
+
+def test_a_row_owns_its_values():
+    mine = np.array([1.0, 2.0])
+    row = as_initializer(mine, 2, "float32")
+    mine[:] = 9
+    assert row.rows(KEYS[:1], 2, "float32").tolist() == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 8])
+def test_an_array_of_another_size_is_refused(size):
+    with pytest.raises(ValueError, match=rf"shape \(dim,\) = \(4,\), got \({size},\)"):
+        as_initializer(np.zeros(size), 4, "float32")
+    with pytest.raises(ValueError, match="must have dim = 4 values"):
+        as_initializer(Row((0.0,) * size), 4, "float32")
+
+
+@pytest.mark.parametrize("spec", [[], [[1.0, 2.0]], np.zeros((1, 2)), [[1.0], [2.0, 3.0]]], ids=ids)
+def test_an_array_of_another_shape_is_refused(spec):
+    with pytest.raises(ValueError, match="shape"):
+        as_initializer(spec, 2, "float32")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("zeros", b"0", True, np.True_, 1j, np.complex64(1), object(), Zeros, {1: 2}, [1j, 2], ["a", "b"]),
+        *([True, False], np.array([True, False]), np.array(["a", "b"]), np.array([None, None]), np.array(1j)),
+    ],
+    ids=ids,
+)
+def test_anything_else_is_refused(spec):
+    with pytest.raises(TypeError, match="must be"):
+        as_initializer(spec, 2, "float32")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        *((128, "int8"), (-129, "int8"), (0.5, "int32"), (2**63, "int64"), (math.nan, "int32"), (math.inf, "int64")),
+        *((1e39, "float32"), (70000, "float16"), (4e38, "bfloat16"), (10**400, "float64"), ([0, 300], "int8")),
+        *((RandomUniform(-1e6, 0), "float16"), (RandomNormal(0, 1e38), "float32"), (TruncatedNormal(1e5), "float16")),
+    ],
+    ids=ids,
+)
+def test_values_that_do_not_fit_the_dtype_are_refused(spec, name):
+    with pytest.raises(ValueError, match=f"must fit {name}"):
+        as_initializer(spec, 2, dtype_named(name))
+
+
+@pytest.mark.parametrize("initializer", RANDOM, ids=ids)
+@pytest.mark.parametrize("name", INTEGERS)
+def test_random_rows_of_integers_are_refused(initializer, name):
+    with pytest.raises(TypeError, match="must be a constant"):
+        as_initializer(initializer, 2, name)
+
+
+def test_parameters_are_checked_when_an_initializer_is_made():
+    for make in (RandomNormal, TruncatedNormal):
+        with pytest.raises(ValueError, match="stddev"):
+            make(stddev=-1.0)
+        with pytest.raises(ValueError, match="mean"):
+            make(mean=math.nan)
+    with pytest.raises(ValueError, match="minval"):
+        RandomUniform(2.0, 1.0)
+    with pytest.raises(ValueError, match="maxval"):
+        RandomUniform(0.0, math.inf)
+    with pytest.raises(ValueError, match="finite"):
+        RandomUniform(-1.7e308, 1.7e308)
+    with pytest.raises(ValueError, match="finite"):
+        RandomUniform(0, 10**400)
+    with pytest.raises(TypeError, match="minval"):
+        RandomUniform("a", 1.0)
+    with pytest.raises(TypeError, match="value"):
+        Constant("a")
+    with pytest.raises(TypeError, match="sequence"):
+        Row("12")
+    for make in (RandomUniform, RandomNormal, TruncatedNormal, GlorotUniform):
+        for seed in (-1, 2**64):
+            with pytest.raises(ValueError, match="seed"):
+                make(seed=seed)
+        for seed in (1.0, True, None, "1"):
+            with pytest.raises(TypeError, match="seed"):
+                make(seed=seed)
+        assert make(seed=np.uint64(2**64 - 1)).seed == 2**64 - 1
+
+
+def test_lower_case_names_make_the_same_values():
+    assert initializers.zeros() == Zeros()
+    assert initializers.ones() == Ones()
+    assert initializers.constant(3) == Constant(3)
+    assert initializers.uniform(-1, 1, seed=2) == RandomUniform(-1, 1, 2)
+    assert initializers.normal(stddev=1) == RandomNormal(0, 1)
+    assert initializers.truncated_normal(seed=4) == TruncatedNormal(seed=4)
+    assert initializers.glorot_uniform(5) == GlorotUniform(5)
+
+
+# JSON.
+
+NANS = [struct.unpack(">d", struct.pack(">Q", bits))[0] for bits in (0x7FF8000000000000, 0xFFF8000000000123)]
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        *(*EVERY, *GOLDEN, *(Constant(v) for v in [0.1, -0.0, 5e-324, math.inf, -math.inf, 2**63 - 1, *NANS])),
+        *(Row((2**53 + 1, -0.0, 0.1, math.nan, -math.inf)), Row(np.array([0.1, 0.2], np.float32))),
+    ],
+    ids=ids,
+)
+def test_json_brings_back_every_bit(initializer):
+    text = json.dumps(initializer.to_json(), allow_nan=False)
+    back = initializer_from_json(json.loads(text))
+    assert type(back) is type(initializer)
+    assert back.to_json() == initializer.to_json()
+    for name, value in vars(initializer).items():
+        values = value if isinstance(value, tuple) else (value,)
+        again = getattr(back, name) if isinstance(value, tuple) else (getattr(back, name),)
+        for a, b in zip(values, again, strict=True):
+            assert type(a) is type(b)
+            assert struct.pack(">d", a) == struct.pack(">d", b) if isinstance(a, float) else a == b
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *({}, {"kind": "orthogonal"}, {"kind": 3}, {"kind": []}, [], None, {"kind": "zeros", "x": 1}),
+        *({"kind": "constant"}, {"kind": "constant", "value": "nan:zz"}, {"kind": "constant", "value": "0x1p0"}),
+        *({"kind": "row", "values": 1}, {"kind": "random_normal", "stddev": -1.0}),
+    ],
+    ids=ids,
+)
+def test_unknown_json_is_refused(data):
+    with pytest.raises(UnsupportedFormat):
+        initializer_from_json(data)
+
+
+def test_agreement_is_that_of_the_rows():
+    assert Zeros().agrees_with(Constant(0.0), 2, "float32")
+    assert Ones().agrees_with(Row((1, 1.0)), 2, "float32")
+    assert Constant(math.nan).agrees_with(Constant(float("nan")), 2, "float32")
+    assert Constant(0.1).agrees_with(Constant(np.float32(0.1)), 2, "float32")
+    assert not Constant(0.1).agrees_with(Constant(np.float32(0.1)), 2, "float64")
+    assert not Zeros().agrees_with(Constant(-0.0), 2, "float32")
+    assert not Row((1, 2)).agrees_with(Row((1, 3)), 2, "float32")
+    assert not Zeros().agrees_with(RandomUniform(0, 0), 2, "float32")
+    assert RandomNormal(seed=1).agrees_with(RandomNormal(seed=1), 2, "float32")
+    assert not RandomNormal(seed=1).agrees_with(RandomNormal(seed=2), 2, "float32")
+
+
+def test_initializers_are_frozen_and_abstract():
+    with pytest.raises(AttributeError):
+        RandomNormal().seed = 3  # type: ignore[misc]
+    with pytest.raises(TypeError, match="abstract"):
+        Initializer()

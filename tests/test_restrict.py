@@ -1,0 +1,358 @@
+"""Restrict policies: the scores they give, what they refuse, and how they bind to a variable."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvemb.errors import UnsupportedFormat
+from kvemb.restrict import (
+    FrequencyRestrictPolicy,
+    RestrictPolicy,
+    ScoreRule,
+    TimestampRestrictPolicy,
+    as_policy,
+    policy_class_name,
+    policy_from_json,
+)
+
+BUILT_IN = [
+    *(TimestampRestrictPolicy(), TimestampRestrictPolicy("steps")),
+    *(FrequencyRestrictPolicy(), FrequencyRestrictPolicy(half_life=100.5)),
+]
+
+
+class Doubling(RestrictPolicy):
+    """A user's policy."""
+
+    def score(self, old_score, count, now):
+        return 2 * old_score + count
+
+
+class Variable:
+    """A variable that writes down what it is asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def _record_uses(self, keys):
+        self.calls.append(("uses", keys))
+
+    def _restrict(self, num_reserved, trigger):
+        self.calls.append(("restrict", num_reserved, trigger))
+        return 7
+
+    def _scores(self, keys):
+        return np.full(np.shape(keys), 2.5)
+
+
+def score_of(policy, *uses):
+    """The score of one row after uses (count, now)."""
+    score = np.array([policy.initial_score])
+    for count, now in uses:
+        score = policy.checked_score(score, np.array([count]), now)
+    return float(score[0])
+
+
+# Scores.
+
+
+def test_timestamp_scores_are_the_time_of_the_last_use():
+    policy = TimestampRestrictPolicy("steps")
+    assert score_of(policy, (1, 3.0), (5, 9.0)) == 9.0
+    assert policy.rule is ScoreRule.LAST_USE
+
+
+def test_frequency_scores_are_the_number_of_uses():
+    policy = FrequencyRestrictPolicy()
+    assert score_of(policy, (1, 3.0), (5, 9.0)) == 6.0
+    assert policy.rule is ScoreRule.COUNT
+
+
+def test_with_a_half_life_a_use_counts_half_after_it():
+    policy = FrequencyRestrictPolicy(half_life=10)
+    assert policy.rule is ScoreRule.CUSTOM
+    assert score_of(policy, (1, 0.0)) == 0.0
+    assert score_of(policy, (8, 0.0)) == 3.0
+    assert score_of(policy, (1, 10.0)) == score_of(policy, (2, 0.0))
+    assert score_of(policy, (4, 0.0)) > score_of(policy, (1, 19.0)) > score_of(policy, (3, 0.0))
+    assert score_of(policy, (1, 0.0), (1, 10.0)) == pytest.approx(math.log2(3))
+
+
+@given(
+    st.floats(0.5, 1e4),
+    st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 2000)), min_size=1, max_size=20),
+)
+def test_decayed_scores_are_the_logarithm_of_the_decayed_count(half_life, uses):
+    uses.sort(key=lambda use: use[1])
+    end = uses[-1][1]
+    decayed = sum(count * 2.0 ** ((now - end) / half_life) for count, now in uses)
+    score = score_of(FrequencyRestrictPolicy(half_life), *((count, float(now)) for count, now in uses))
+    assert score == pytest.approx(math.log2(decayed) + end / half_life, rel=1e-12, abs=1e-9)
+
+
+def test_decayed_scores_do_not_overflow_however_late_it_is():
+    policy = FrequencyRestrictPolicy(half_life=1)
+    assert score_of(policy, (1, 1e15)) == 1e15
+    assert score_of(policy, (1, 0.0), (1, 1e15)) == 1e15
+    assert math.isfinite(score_of(policy, (2**40, 1e15), (2**40, 1e15)))
+
+
+@pytest.mark.parametrize("policy", [*BUILT_IN, Doubling()], ids=repr)
+def test_a_score_does_not_depend_on_its_batch(policy):
+    generator = np.random.default_rng(3)
+    old, count = generator.random(1000) * 40, generator.integers(1, 50, 1000)
+    scores = policy.checked_score(old, count, 1234.0)
+    for at in [*range(40), 997, 998, 999]:
+        assert policy.checked_score(old[at : at + 1], count[at : at + 1], 1234.0)[0] == scores[at]
+
+
+@pytest.mark.parametrize("policy", BUILT_IN, ids=repr)
+def test_more_uses_never_score_lower(policy):
+    scores = [score_of(policy, (1, 5.0), (count, 6.0)) for count in range(1, 50)]
+    assert scores == sorted(scores)
+    assert score_of(policy, (1, 5.0)) <= score_of(policy, (1, 5.0), (1, 5.0))
+
+
+def test_the_clock_is_steps_or_seconds():
+    assert TimestampRestrictPolicy("steps").now(17) == 17.0
+    before = time.time()
+    assert before <= TimestampRestrictPolicy().now(17) <= time.time()
+    assert FrequencyRestrictPolicy(half_life=3).now(17) == 17.0
+    assert Doubling().now(17) == 17.0
+
+
+def test_a_subclass_with_its_own_score_is_not_left_to_the_kernels():
+    class Late(TimestampRestrictPolicy):
+        def score(self, old_score, count, now):
+            return old_score
+
+    class Often(FrequencyRestrictPolicy):
+        def score(self, old_score, count, now):
+            return old_score
+
+    class Started(FrequencyRestrictPolicy):
+        initial_score = 5.0
+
+    class Same(FrequencyRestrictPolicy):
+        pass
+
+    assert [made().rule for made in (Late, Often, Started)] == [ScoreRule.CUSTOM] * 3
+    assert Same().rule is ScoreRule.COUNT
+
+
+# A user's score.
+
+
+def returning(result):
+    class Given(RestrictPolicy):
+        def score(self, old_score, count, now):
+            return result
+
+    return Given()
+
+
+OLD, COUNT = np.array([1.0, 2.0]), np.array([1, 3])
+
+
+def test_a_users_score_is_called_with_arrays():
+    assert Doubling().checked_score(OLD, COUNT, 0.0).tolist() == [3.0, 7.0]
+    assert OLD.tolist() == [1.0, 2.0]
+    assert Doubling().checked_score(OLD[:0], COUNT[:0], 0.0).shape == (0,)
+
+
+def test_a_score_may_write_to_what_it_is_given():
+    class InPlace(RestrictPolicy):
+        def score(self, old_score, count, now):
+            old_score += count
+            return old_score
+
+    assert InPlace().checked_score(OLD, COUNT, 0.0).tolist() == [2.0, 5.0]
+    assert OLD.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("result", [np.array([1, 2], np.int32), np.array([1, 2], np.float32), [1, 2]], ids=repr)
+def test_scores_become_float64(result):
+    scores = returning(result).checked_score(OLD, COUNT, 0.0)
+    assert scores.dtype == np.float64
+    assert scores.tolist() == [1.0, 2.0]
+
+
+def test_scores_that_are_not_a_number_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"Given\.score\(\) must not return NaN, got it from old_score=2.0, count=3"):
+        returning(np.array([1.0, math.nan])).checked_score(OLD, COUNT, 0.0)
+    assert returning(np.array([math.inf, -math.inf])).checked_score(OLD, COUNT, 0.0).tolist() == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("result", [1.0, np.zeros(3), np.zeros((2, 1)), []], ids=repr)
+def test_scores_of_another_shape_are_refused(result):
+    with pytest.raises(ValueError, match=r"Given\.score\(\) must return one score for each row"):
+        returning(result).checked_score(OLD, COUNT, 0.0)
+
+
+@pytest.mark.parametrize("result", [None, "ab", np.array([1j, 2]), np.array([True, False]), ["a", "b"]], ids=repr)
+def test_scores_of_another_kind_are_refused(result):
+    with pytest.raises(TypeError, match=r"Given\.score\(\) must return real numbers"):
+        returning(result).checked_score(OLD, COUNT, 0.0)
+
+
+# The argument of get_variable.
+
+
+def test_a_policy_is_given_as_a_class_or_an_instance():
+    mine = Doubling()
+    assert as_policy(None) is None
+    assert as_policy(mine) is mine
+    assert as_policy(FrequencyRestrictPolicy) == FrequencyRestrictPolicy()
+    assert isinstance(as_policy(Doubling), Doubling)
+
+
+@pytest.mark.parametrize("spec", ["timestamp", 3, object(), int, RestrictPolicy, RestrictPolicy()], ids=repr)
+def test_anything_else_is_refused(spec):
+    with pytest.raises(TypeError, match="must"):
+        as_policy(spec)
+
+
+def test_a_class_that_wants_arguments_says_how_to_give_them():
+    class Wanting(Doubling):
+        def __init__(self, weight):
+            self.weight = weight
+
+    with pytest.raises(TypeError, match=r"Wanting must be made with arguments.*pass Wanting\(\.\.\.\)"):
+        as_policy(Wanting)
+    assert as_policy(Wanting(3)).weight == 3
+
+
+def test_parameters_are_checked():
+    for clock in ("minutes", None, 3):
+        with pytest.raises(ValueError, match="clock must be 'seconds' or 'steps'"):
+            TimestampRestrictPolicy(clock)
+    for half_life in (0, -1.0, math.inf, math.nan, 10**400):
+        with pytest.raises(ValueError, match="half_life"):
+            FrequencyRestrictPolicy(half_life)
+    for half_life in (True, "3", 1j):
+        with pytest.raises(TypeError, match="half_life"):
+            FrequencyRestrictPolicy(half_life)
+
+    class BadClock(Doubling):
+        clock = "hours"
+
+    class BadStart(Doubling):
+        initial_score = math.nan
+
+    with pytest.raises(ValueError, match="BadClock clock"):
+        as_policy(BadClock)
+    with pytest.raises(ValueError, match="BadStart initial_score"):
+        as_policy(BadStart())
+
+
+# Bound to a variable.
+
+
+@dataclass(frozen=True)
+class Weighted(RestrictPolicy):
+    """A user's policy with a parameter, frozen."""
+
+    weight: float = 2.0
+
+    def score(self, old_score, count, now):
+        return old_score + self.weight * count
+
+
+@pytest.mark.parametrize("policy", [*BUILT_IN, Doubling(), Weighted(3.0)], ids=repr)
+def test_one_instance_serves_many_variables(policy):
+    first, second = Variable(), Variable()
+    one, two = policy.bind(first), policy.bind(second)
+    assert (one.variable, two.variable) == (first, second)
+    assert one.bind(second).variable is second
+    assert one.variable is first
+    assert type(one) is type(policy)
+    assert one.to_json() == policy.to_json()
+    assert (one.rule, one.initial_score, one.clock) == (policy.rule, policy.initial_score, policy.clock)
+    with pytest.raises(ValueError, match=r"must be bound to a variable.*variable\.restrict_policy"):
+        policy.apply_update([1])
+
+
+def test_a_bound_policy_asks_its_variable():
+    variable = Variable()
+    policy = FrequencyRestrictPolicy().bind(variable)
+    policy.apply_update([1, 1, 2])
+    assert policy.apply_restriction(10) == 7
+    assert policy.apply_restriction(np.int32(0), trigger=np.uint8(20)) == 7
+    assert policy.status([[1, 2]]).tolist() == [[2.5, 2.5]]
+    assert variable.calls == [("uses", [1, 1, 2]), ("restrict", 10, None), ("restrict", 0, 20)]
+    assert all(type(value) is int for call in variable.calls[1:] for value in call[1:] if value is not None)
+
+
+def test_an_unbound_policy_says_so():
+    policy = TimestampRestrictPolicy()
+    for call in (lambda: policy.apply_update([1]), lambda: policy.apply_restriction(3), lambda: policy.status([1])):
+        with pytest.raises(ValueError, match="TimestampRestrictPolicy must be bound to a variable"):
+            call()
+
+
+def test_num_reserved_and_trigger_are_counts():
+    variable = Variable()
+    policy = TimestampRestrictPolicy().bind(variable)
+    for value in (1.0, True, np.True_, "3", [3], np.float64(3)):
+        with pytest.raises(TypeError, match="num_reserved must be an int"):
+            policy.apply_restriction(value)
+        with pytest.raises(TypeError, match="trigger must be an int"):
+            policy.apply_restriction(1, trigger=value)
+    with pytest.raises(TypeError, match="num_reserved must be an int"):
+        policy.apply_restriction(None)
+    with pytest.raises(ValueError, match="num_reserved must be at least 0"):
+        policy.apply_restriction(-1)
+    with pytest.raises(ValueError, match="trigger must be at least 0"):
+        policy.apply_restriction(1, trigger=-1)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        policy.apply_restriction(1, treshold=3)
+    assert variable.calls == []
+
+
+# JSON.
+
+
+@pytest.mark.parametrize("policy", BUILT_IN, ids=repr)
+def test_json_brings_back_a_built_in_policy(policy):
+    data = json.loads(json.dumps(policy.to_json()))
+    assert policy_from_json(data) == policy
+    assert policy_from_json(data).initial_score == policy.initial_score
+    assert policy_class_name(data) == policy_class_name(policy) == policy.kind
+
+
+def test_a_users_policy_is_remembered_by_its_class():
+    data = json.loads(json.dumps(Weighted(3.0).to_json()))
+    assert policy_from_json(data) is None
+    assert policy_class_name(data) == policy_class_name(Weighted()) != policy_class_name(Doubling())
+    assert policy_class_name(Weighted()).endswith(".Weighted")
+
+    class Mine(FrequencyRestrictPolicy):
+        pass
+
+    assert policy_class_name(Mine()) != policy_class_name(FrequencyRestrictPolicy())
+
+
+def test_no_policy_is_none():
+    assert policy_from_json(None) is None
+    assert policy_class_name(None) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *({}, [], 3, {"kind": "lru"}, {"kind": []}, {"kind": "custom"}, {"kind": "timestamp", "clock": "hours"}),
+        *({"kind": "frequency", "half_life": -1}, {"kind": "frequency", "x": 1}),
+    ],
+    ids=repr,
+)
+def test_unknown_json_is_refused(data):
+    with pytest.raises(UnsupportedFormat):
+        policy_from_json(data)
