@@ -40,6 +40,7 @@ class CpuTable(CpuRows):
         self.max_capacity_rows = most * kernels.CELLS
         self.block = RowBlock(schema, self.max_capacity_rows)
         self._digests = RowBlock.column(self.max_capacity_rows, np.uint8)
+        self._tags = self._digests.view(np.uint64)
         self.size = 0
 
     @staticmethod
@@ -60,7 +61,7 @@ class CpuTable(CpuRows):
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
         cells = np.empty(len(keys), np.int64)
-        kernels.find(keys, self._buckets, self._digests, self.block.keys, cells)
+        kernels.find(keys, self._buckets, self._tags, self.block.keys, cells)
         return cells
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
@@ -71,7 +72,7 @@ class CpuTable(CpuRows):
 
         def part(number: int, parts: int) -> None:
             kernels.lookup(
-                keys, number, parts, self._buckets, self._digests, block.keys, block.values, seen, block.schema.dim,
+                keys, number, parts, self._buckets, self._tags, block.keys, block.values, seen, block.schema.dim,
                 how, now, block.scores, block.flags, cells,
             )  # fmt: skip
 
@@ -85,24 +86,39 @@ class CpuTable(CpuRows):
 
         def part(number: int, parts: int) -> None:
             kernels.upsert(
-                keys, number, parts, self._buckets, self._digests, block.keys, block.values, seen, block.schema.dim,
+                keys, number, parts, self._buckets, self._tags, block.keys, block.values, seen, block.schema.dim,
                 step, block.steps, block.flags, cells,
             )  # fmt: skip
 
         _in_parts(part, len(keys))
         return cells
 
-    def insert(self, rows: RowBlock, *, by_score: bool = False) -> RowBlock:
-        """See contracts.HotTable."""
+    def insert(
+        self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
+    ) -> RowBlock:
+        """See contracts.HotTable. Doubles when a key finds both of its buckets full, at about nine tenths of the cells."""
+        left = RowBlock(self.block.schema, len(rows))
+        at, count = self._insert(rows, 0, left, 0, by_score, evicting=False)
+        while at < len(rows):
+            may_grow = reserve is not None and 2 * self.capacity_rows <= self.max_capacity_rows
+            growing = may_grow and 2 * self.size > self.capacity_rows and reserve is not None and reserve(self.nbytes)
+            if growing:
+                self.grow()
+            at, count = self._insert(rows, at, left, count, by_score, evicting=not growing)
+        return left.first(count)
+
+    def _insert(
+        self, rows: RowBlock, start: int, left: RowBlock, count: int, by_score: bool, *, evicting: bool
+    ) -> tuple[int, int]:
         block = self.block
-        left = RowBlock(block.schema, len(rows))
-        count, used = kernels.insert(
-            self._buckets, self._digests, block.keys, block.scores, block.steps, block.flags, block.words,
-            rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score,
-            left.keys, left.scores, left.steps, left.flags, left.words,
+        stopped, count, used = kernels.insert(
+            self._buckets, self._tags, self._digests,
+            block.keys, block.scores, block.steps, block.flags, block.words,
+            start, rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score, evicting,
+            count, left.keys, left.scores, left.steps, left.flags, left.words,
         )  # fmt: skip
         self.size += used
-        return left.first(count)
+        return stopped, count
 
     def remove(self, cells: Positions) -> None:
         """See contracts.HotTable."""
@@ -140,15 +156,25 @@ class CpuTable(CpuRows):
 
 
 def _in_parts(part: Callable[[int, int], None], keys: int) -> None:
-    """Run part(number, parts) over the machine's cores when there are keys enough, else once, here."""
-    parts = min(_cores(), 1 + keys // PARALLEL_KEYS)
-    if parts <= 1:
+    """Run part(number, parts) over the machine's cores when there are keys enough, else once, here.
+
+    There are more parts than cores and each thread takes the next, so that a core busy elsewhere does not hold up the rest.
+    """
+    if keys < PARALLEL_KEYS or _cores() == 1:
         part(0, 1)
         return
-    others = [_pool().submit(part, number, parts) for number in range(1, parts)]
-    part(0, parts)
+    parts = 2 * _cores()
+    numbers = iter(range(parts))
+
+    def run() -> None:
+        for number in numbers:
+            part(number, parts)
+
+    others = [_pool().submit(run) for _ in range(_cores() - 1)]
+    run()
     for other in others:
-        other.result()
+        if not other.cancel():
+            other.result()
 
 
 @cache

@@ -33,6 +33,16 @@ def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 @intrinsic
+def trailing_zeros(typingctx: Any, word: Any) -> Any:
+    """Count the zero bits below the lowest set bit of a uint64, which must not be 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
 def _bits_of_float(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))

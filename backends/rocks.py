@@ -90,8 +90,13 @@ class RocksDatabase:
         table.set_checksum_type(rd.ChecksumType.xxh3())
         if creator.bloom_bits:
             table.set_bloom_filter(creator.bloom_bits, False)
+        # Index and filters in pieces, in the block cache: memory stays bounded whatever the table's size, at the least cost.
+        table.set_index_type(rd.BlockBasedIndexType.two_level_index_search())
+        table.set_partition_filters(True)
+        table.set_metadata_block_size(4096)
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        table.set_pin_top_level_index_and_filter(True)
         options = rd.Options(raw_mode=True)
         options.create_if_missing(not self._read_only)
         options.set_block_based_table_factory(table)

@@ -37,6 +37,14 @@ class Budget:
             self._free -= nbytes
             return True
 
+    def try_grow(self, nbytes: int) -> bool:
+        """Take nbytes for something that can do without, if that leaves a sixteenth of the budget for variables to come."""
+        with self._lock:
+            if nbytes > self._free - self.total // 16:
+                return False
+            self._free -= nbytes
+            return True
+
     def reserve(self, nbytes: int, what: str) -> None:
         """Take nbytes, or raise ValueError saying for what."""
         if not self.try_reserve(nbytes):

@@ -5,7 +5,7 @@ Keys are int64 (n,) everywhere (schema.as_keys). Neither kind of object locks: t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,11 +65,14 @@ class HotTable(RowKernels, Protocol):
     def upsert(self, keys: Keys, values: Values, step: int) -> Positions:
         """Find, and set the embeddings found, in order. Returns cells as find does."""
 
-    def insert(self, rows: RowBlock, *, by_score: bool = False) -> RowBlock:
+    def insert(
+        self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
+    ) -> RowBlock:
         """Insert rows whose keys are distinct and not in the table; return the dirty rows that had to leave.
 
         The lowest score of the two buckets a key may stand in leaves, of equal ones the smaller key. by_score: a clean
-        newcomer that does not outscore the victim stays out. Rows that leave clean are forgotten.
+        newcomer that does not outscore the victim stays out. Rows that leave clean are forgotten. reserve(nbytes) is asked
+        for the memory to double before a row has to leave; without it the table never grows.
         """
 
     def remove(self, cells: Positions) -> None:

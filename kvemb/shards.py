@@ -18,9 +18,6 @@ from kvemb.rows import RowBlock
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
 
-# A table doubles before it is fuller than this: beyond, some keys find both of their buckets full.
-LOAD = 0.8
-
 
 def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[Any]:
     """Return keys % shard_num, the floor's remainder, so never negative."""
@@ -44,7 +41,7 @@ class Shards:
     ) -> None:
         self.tables = tables
         self._partitioner, self._public_dtype = partitioner, public_dtype
-        self._budget, self._growing = budget, growing
+        self._reserve = budget.try_grow if growing else None
 
     def of(self, keys: Keys) -> npt.NDArray[np.int64] | None:
         """Return each key's table number (n,), or None when there is one table. Raises ValueError when out of range."""
@@ -86,15 +83,8 @@ class Shards:
         left = []
         for table, places in self.split(rows.keys):
             part = rows if isinstance(places, slice) else rows.select(places)
-            self._make_room(table, len(part))
-            left.append(table.insert(part, by_score=by_score))
+            left.append(table.insert(part, by_score=by_score, reserve=self._reserve))
         return [rows for rows in left if len(rows)]
-
-    def _make_room(self, table: HotTable, more: int) -> None:
-        while self._growing and table.size + more > LOAD * table.capacity_rows:
-            if 2 * table.capacity_rows > table.max_capacity_rows or not self._budget.try_reserve(table.nbytes):
-                return
-            table.grow()
 
     @property
     def size(self) -> int:

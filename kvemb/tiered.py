@@ -430,9 +430,12 @@ class Tiered:
                     unknown = np.flatnonzero(~known)
                     if len(unknown) == 0:
                         break
+                    reading = fetch.reading
                     places = fetch.covers(rows.keys[unknown])
                     covered = places >= 0
-                    if covered.any() and fetch.reading:
+                    if not covered.any():
+                        continue
+                    if reading:
                         wait = fetch
                         break
                     exists[unknown[covered]] = fetch.copy(places[covered], rows, unknown[covered])
