@@ -2,7 +2,7 @@
 
 Cells are reserved for the largest size as address space and given to the process only as the table doubles into them. Not
 thread-safe: the tier's lock guards it; a large batch is split over the machine's cores within a call. The layout is described
-in cpu_kernels.
+in cpu_cpu_probe.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends import cpu_kernels as kernels
+from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.hashing import Keys, Positions
 from kvemb.restrict import ScoreRule
-from kvemb.rows import RowBlock, kernel_dtype
+from kvemb.rows import RowBlock
 from kvemb.schema import Schema
 
 # A batch of this many keys or more is worth a thread a core: a hand-over costs about what 1,000 keys do.
@@ -32,12 +32,12 @@ class CpuTable(CpuRows):
     capacity_rows: cells now, a multiple of 16, at most max_capacity_rows.
     """
 
-    cells_per_bucket = kernels.CELLS
+    cells_per_bucket = cpu_probe.CELLS
 
     def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int) -> None:
-        self._buckets = max(1, -(-capacity_rows // kernels.CELLS))
-        most = max(self._buckets, max_capacity_rows // kernels.CELLS)
-        self.max_capacity_rows = most * kernels.CELLS
+        self._buckets = max(1, -(-capacity_rows // cpu_probe.CELLS))
+        most = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)
+        self.max_capacity_rows = most * cpu_probe.CELLS
         self.block = RowBlock(schema, self.max_capacity_rows)
         self._digests = RowBlock.column(self.max_capacity_rows, np.uint8)
         self._tags = self._digests.view(np.uint64)
@@ -51,7 +51,7 @@ class CpuTable(CpuRows):
     @property
     def capacity_rows(self) -> int:
         """Cells now."""
-        return self._buckets * kernels.CELLS
+        return self._buckets * cpu_probe.CELLS
 
     @property
     def nbytes(self) -> int:
@@ -61,17 +61,17 @@ class CpuTable(CpuRows):
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
         cells = np.empty(len(keys), np.int64)
-        kernels.find(keys, self._buckets, self._tags, self.block.keys, cells)
+        cpu_probe.find(keys, self._buckets, self._tags, self.block.keys, cells)
         return cells
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.HotTable."""
         block, cells = self.block, np.empty(len(keys), np.int64)
-        how = kernels.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
-        seen = out.view(kernel_dtype(block.schema.value_dtype))
+        how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
+        seen = out.view(block.schema.kernel_dtype)
 
         def part(number: int, parts: int) -> None:
-            kernels.lookup(
+            cpu_probe.lookup(
                 keys, number, parts, self._buckets, self._tags, block.keys, block.values, seen, block.schema.dim,
                 how, now, block.scores, block.flags, cells,
             )  # fmt: skip
@@ -82,10 +82,10 @@ class CpuTable(CpuRows):
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
         block, cells = self.block, np.empty(len(keys), np.int64)
-        seen = values.view(kernel_dtype(block.schema.value_dtype))
+        seen = values.view(block.schema.kernel_dtype)
 
         def part(number: int, parts: int) -> None:
-            kernels.upsert(
+            cpu_probe.upsert(
                 keys, number, parts, self._buckets, self._tags, block.keys, block.values, seen, block.schema.dim,
                 step, block.steps, block.flags, cells,
             )  # fmt: skip
@@ -111,7 +111,7 @@ class CpuTable(CpuRows):
         self, rows: RowBlock, start: int, left: RowBlock, count: int, by_score: bool, *, evicting: bool
     ) -> tuple[int, int]:
         block = self.block
-        stopped, count, used = kernels.insert(
+        stopped, count, used = cpu_insert.insert(
             self._buckets, self._tags, self._digests,
             block.keys, block.scores, block.steps, block.flags, block.words,
             start, rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score, evicting,
@@ -122,7 +122,7 @@ class CpuTable(CpuRows):
 
     def remove(self, cells: Positions) -> None:
         """See contracts.HotTable."""
-        self.size -= kernels.remove(cells, self._digests, self.block.flags)
+        self.size -= cpu_insert.remove(cells, self._digests, self.block.flags)
 
     def clear(self) -> None:
         """See contracts.HotTable."""
@@ -135,7 +135,7 @@ class CpuTable(CpuRows):
         if 2 * self.capacity_rows > self.max_capacity_rows:
             raise ValueError(f"a table of {self.capacity_rows} cells cannot double past {self.max_capacity_rows}")
         block = self.block
-        kernels.double(
+        cpu_insert.double(
             self._buckets, self._digests, block.keys, block.scores, block.steps, block.flags, block.words
         )
         self._buckets *= 2
@@ -145,7 +145,7 @@ class CpuTable(CpuRows):
         cells = np.empty(limit, np.int64)
         at = 0
         while at < self.capacity_rows:
-            count, at = kernels.dirty_cells(self.block.flags, at, self.capacity_rows, limit, cells)
+            count, at = cpu_insert.dirty_cells(self.block.flags, at, self.capacity_rows, limit, cells)
             if count:
                 found = cells[:count].copy()
                 yield found, self.block.select(found)

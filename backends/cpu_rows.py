@@ -15,7 +15,7 @@ import numpy as np
 from kvemb.backends.intrinsics import load, prefetch, store
 from kvemb.hashing import Positions, kernel
 from kvemb.optimizers import Optimizer
-from kvemb.rows import DIRTY, RowBlock, kernel_dtype
+from kvemb.rows import DIRTY, RowBlock
 
 AHEAD = 12
 LINE_BYTES = 64
@@ -137,4 +137,4 @@ class CpuRows:
 
 def _seen(array: Any, block: RowBlock) -> Any:
     """The array as kernels see it: 16-bit floats as integers."""
-    return array.view(kernel_dtype(block.schema.value_dtype))
+    return array.view(block.schema.kernel_dtype)

@@ -22,9 +22,14 @@ _SIGN = np.uint64(1 << 63)
 
 
 def order_keys(keys: npt.NDArray[np.int64], schema: Schema) -> npt.NDArray[np.uint64]:
-    """Map keys (n,) to uint64 whose order is the numeric order of the keys; order_keys of signed keys is its own inverse."""
+    """Map keys (n,) to uint64 whose order is the numeric order of the keys."""
     bits = keys.view(np.uint64)
     return bits if schema.key_dtype == np.uint64 else bits ^ _SIGN
+
+
+def unordered_keys(ordered: npt.NDArray[np.uint64], schema: Schema) -> npt.NDArray[np.int64]:
+    """Map what order_keys gave back to keys (n,)."""
+    return (ordered if schema.key_dtype == np.uint64 else ordered ^ _SIGN).view(np.int64)
 
 
 def encode_keys(keys: npt.NDArray[np.int64], schema: Schema) -> list[bytes]:
@@ -38,9 +43,7 @@ def decode_keys(encoded: list[bytes], schema: Schema) -> npt.NDArray[np.int64]:
     joined = b"".join(encoded)
     if len(joined) != KEY_BYTES * len(encoded):
         raise Corruption(f"keys must be {KEY_BYTES} bytes each, got {len(joined)} bytes for {len(encoded)} keys")
-    ordered = np.frombuffer(joined, ">u8").astype(np.uint64)
-    bits = ordered if schema.key_dtype == np.uint64 else ordered ^ _SIGN
-    return bits.view(np.int64)
+    return unordered_keys(np.frombuffer(joined, ">u8").astype(np.uint64), schema)
 
 
 def record_dtype(schema: Schema) -> np.dtype[Any]:

@@ -21,8 +21,8 @@ MEMORY_FLAGS = 0x0F
 # Row, score, step of last change, flags and key.
 CELL_OVERHEAD_BYTES = 8 + 8 + 8 + 1
 
-# Below this an ordinary allocation is cheaper than a mapping of its own.
-_MAPPED_BYTES = 1 << 20
+# Below this, the largest that malloc keeps for reuse, an ordinary allocation is cheaper than a mapping of its own.
+_MAPPED_BYTES = 32 << 20
 
 
 def _allocate(count: int, dtype: Any) -> npt.NDArray[Any]:
@@ -54,7 +54,7 @@ class RowBlock:
         self.flags: npt.NDArray[np.uint8] = _allocate(length, np.uint8)
         words = _allocate(length * schema.row_words, np.uint64)
         self.words: npt.NDArray[np.uint64] = words.reshape(length, schema.row_words)
-        self.values = words.view(kernel_dtype(schema.value_dtype)).reshape(length, -1) if length else _no_rows(schema)
+        self.values = words.view(schema.kernel_dtype).reshape(length, -1) if length else _no_rows(schema)
         self.slots = words.view(schema.slot_dtype).reshape(length, -1) if length else _no_rows(schema)
 
     def __len__(self) -> int:
@@ -101,13 +101,8 @@ class RowBlock:
         self.scores[index], self.steps[index], self.flags[index] = rows.scores, rows.steps, rows.flags
 
 
-def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype under which kernels see values of this dtype: itself, or the 16-bit integer that stands for a float."""
-    return {"float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.int16)}.get(dtype.name, dtype)
-
-
 def _no_rows(schema: Schema) -> npt.NDArray[Any]:
-    return np.empty((0, schema.row_bytes // schema.value_dtype.itemsize), kernel_dtype(schema.value_dtype))
+    return np.empty((0, schema.row_bytes // schema.value_dtype.itemsize), schema.kernel_dtype)
 
 
 assert WORD_BYTES == np.dtype(np.uint64).itemsize

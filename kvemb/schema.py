@@ -7,6 +7,7 @@ constant after construction.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,24 +66,30 @@ class Schema:
     dim: int
     slots: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def slot_dtype(self) -> np.dtype[Any]:
         """The dtype of every slot."""
         return self.value_dtype if self.value_dtype.itemsize > 2 else np.dtype(np.float32)
 
-    @property
+    @cached_property
     def slot_column(self) -> int:
         """The first slot's column, counted in elements of slot_dtype."""
         size = self.slot_dtype.itemsize
         return -(-self.dim * self.value_dtype.itemsize // size)
 
-    @property
+    @cached_property
     def row_words(self) -> int:
         """8-byte words a row takes, padding included."""
         if not self.slots:
             return -(-self.dim * self.value_dtype.itemsize // WORD_BYTES)
         elements = self.slot_column + self.dim * len(self.slots)
         return -(-elements * self.slot_dtype.itemsize // WORD_BYTES)
+
+    @cached_property
+    def kernel_dtype(self) -> np.dtype[Any]:
+        """The dtype under which kernels see values: its own, or the 16-bit integer that stands for a 16-bit float."""
+        stand_ins: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.int16)}
+        return stand_ins.get(self.value_dtype.name, self.value_dtype)
 
     @property
     def row_bytes(self) -> int:

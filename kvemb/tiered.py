@@ -1,7 +1,7 @@
 """One variable's rows over the hot and the cold tier: the only actor that moves rows.
 
 A row is in exactly one of: a hot cell, the spill buffer (dirty, readable from memory), the cold store. One lock a variable makes
-each call atomic per key; it is free while cold rows are read, and what changed meanwhile is read again (kvemb.fetch). Batches
+each call atomic per key; it is free while cold rows are read, and what changed meanwhile is read again (kvemb.locate). Batches
 are taken in chunks, so that memory for one call is bounded beside the caller's own arrays.
 
 Every method takes checked arguments (kvemb.variable): keys int64 (n,), values contiguous (n, dim).
@@ -10,23 +10,23 @@ Every method takes checked arguments (kvemb.variable): keys int64 (n,), values c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.codec import order_keys
+from kvemb.codec import order_keys, unordered_keys
 from kvemb.contracts import ColdStore, Mask, RowKernels, Values
 from kvemb.errors import ColdStoreError, Poisoned
-from kvemb.fetch import Fetch
 from kvemb.hashing import Keys, Positions, Unique, kernel
 from kvemb.health import Health
 from kvemb.initializers import Initializer
+from kvemb.locate import Located, Locator
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, ScoreRule
 from kvemb.rows import DIRTY, REMOVED, RowBlock
@@ -37,22 +37,6 @@ from kvemb.spill import SpillBuffer
 from kvemb.stats import Stats
 
 CHUNK_ROWS = 65_536
-_PREFETCHES = 2
-
-
-@dataclass
-class Located:
-    """Where the rows of some distinct keys are, while the lock is held.
-
-    cells (n,): the hot cell, or -1. cold (m,): places in keys that are not hot; rows: their rows, in that order, where
-    exists (m,); for the others only the key is set.
-    """
-
-    keys: Keys
-    cells: Positions
-    cold: Positions
-    rows: RowBlock
-    exists: Mask
 
 
 @kernel
@@ -91,13 +75,11 @@ class Tiered:
         self._initializer, self._optimizer = initializer, optimizer
         # Without a policy the hot tier still needs an order to evict by: the number of uses does best (DESIGN).
         self._policy = policy or FrequencyRestrictPolicy()
-        self._health, self._readers = health, readers
+        self._health, self._scratch = health, scratch
         self._lock = threading.Lock()
         self._stats = Stats()
-        self._spill_rows, self._scratch = spill_rows, scratch
-        self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._forget_reads)
-        self._fetches: list[Fetch] = []
-        self._prefetched: list[Fetch] = []
+        self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._written)
+        self._where = Locator(shards, self._spill, cold, health, self._lock, readers, spill_rows, self._stats)
 
     @property
     def _kernels(self) -> RowKernels:
@@ -136,7 +118,7 @@ class Tiered:
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, len(distinct.keys))
             values = np.empty((stop - start, self.schema.dim), out.dtype)
-            with self._reading("lookup"), self._located(distinct.keys[start:stop]) as at:
+            with self._reading("lookup"), self._where.located(distinct.keys[start:stop]) as at:
                 hot = np.flatnonzero(at.cells >= 0)
                 absent = at.cold[~at.exists]
                 rows = at.rows.select(at.exists)
@@ -156,11 +138,8 @@ class Tiered:
                         self._admit(rows, by_score=not used)
                 here = np.ones(stop - start, np.bool_)
                 here[absent] = False
-            if not distinct.repeated and stop - start == len(missing):
-                places, source = missing, slice(None)
-            else:
-                chosen = np.flatnonzero((distinct.inverse >= start) & (distinct.inverse < stop))
-                places, source = missing[chosen], distinct.inverse[chosen] - start
+            chosen = np.flatnonzero((distinct.inverse >= start) & (distinct.inverse < stop))
+            places, source = missing[chosen], distinct.inverse[chosen] - start
             out[places] = values[source]
             if exists is not None:
                 exists[places] = here[source]
@@ -171,7 +150,7 @@ class Tiered:
         scores = np.full(len(distinct.keys), np.nan)
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             stop = start + CHUNK_ROWS
-            with self._reading("lookup"), self._located(distinct.keys[start:stop]) as at:
+            with self._reading("lookup"), self._where.located(distinct.keys[start:stop]) as at:
                 part = scores[start:stop]
                 for table, places in self.shards.split(at.keys):
                     cells = at.cells[places]
@@ -183,23 +162,7 @@ class Tiered:
         """Start reading the cold rows of keys, on another thread, for the call that follows. Changes no result."""
         with self._lock:
             self._health.check_open()
-            distinct = Unique(keys).keys
-            missing = distinct[self.shards.find(distinct) < 0]
-            known, _ = self._spill.read(missing, RowBlock(self.schema, len(missing)))
-            wanted = self._sorted(missing[~known])[: self._spill_rows]
-            if len(wanted) == 0:
-                return
-            fetch = Fetch(wanted)
-            self._prefetched = [*self._prefetched[1 - _PREFETCHES :], fetch]
-        self._readers.submit(self._read_ahead, fetch)
-
-    def _read_ahead(self, fetch: Fetch) -> None:
-        try:
-            with self._stats.timed("cold_read"):
-                fetch.read(self.cold)
-        except Exception:
-            # The call that wants these rows reads them itself, and meets the error where it can be raised.
-            fetch.invalidate()
+            self._where.read_ahead(Unique(keys).keys)
 
     # Writing.
 
@@ -218,7 +181,7 @@ class Tiered:
                 return
             distinct = Unique(keys[missing])
             values = values[missing[distinct.last]]
-            with self._located(distinct.keys) as at:
+            with self._where.located(distinct.keys) as at:
                 for table, places in self.shards.split(at.keys):
                     table.assign(table.block, at.cells[places], values[places], self.step)
                 self._create(at)
@@ -234,7 +197,7 @@ class Tiered:
     def _accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         distinct = Unique(keys)
         inverse, n = distinct.inverse, len(keys)
-        with self._writing(), self._located(distinct.keys) as at:
+        with self._writing(), self._where.located(distinct.keys) as at:
             present = at.cells >= 0
             present[at.cold] = at.exists
             # An absent key is inserted by its first occurrence that says absent; later ones add to it.
@@ -248,7 +211,7 @@ class Tiered:
                 cells[places] = at.cells[places]
                 table.add(table.block, cells[inverse[adding]], old[adding], new[adding], self.step)
             kept = at.exists | (inserted_at[at.cold] < n)
-            at = replace(at, cold=at.cold[kept], rows=at.rows.select(kept), exists=at.exists[kept])
+            at = replace(at, cold=at.cold[kept], rows=at.rows.select(kept), exists=at.exists[kept], known=at.known[kept])
             self._create(at)
             made = np.flatnonzero(~at.exists)
             self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], self.step)
@@ -267,7 +230,7 @@ class Tiered:
             grads = summed
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             part = grads[start : start + CHUNK_ROWS]
-            with self._writing(), self._located(distinct.keys[start : start + CHUNK_ROWS]) as at:
+            with self._writing(), self._where.located(distinct.keys[start : start + CHUNK_ROWS]) as at:
                 for table, places in self.shards.split(at.keys):
                     table.apply(table.block, at.cells[places], self._optimizer, part[places], self.step)
                 self._create(at)
@@ -279,7 +242,7 @@ class Tiered:
         """Drop rows with their slots and scores; missing keys are ignored."""
         distinct = Unique(keys).keys
         for start in range(0, len(distinct), CHUNK_ROWS):
-            with self._writing(), self._located(distinct[start : start + CHUNK_ROWS]) as at:
+            with self._writing(), self._where.located(distinct[start : start + CHUNK_ROWS]) as at:
                 present = at.cells >= 0
                 present[at.cold] = at.exists
                 self._remove(at.keys[present])
@@ -303,7 +266,7 @@ class Tiered:
                 self.cold.clear()
             for table in self.shards.tables:
                 table.clear()
-            self._forget_reads(None)
+            self._where.forget(None)
             self.size = 0
 
     def use(self, keys: Keys) -> None:
@@ -314,7 +277,7 @@ class Tiered:
             self.step += 1
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             counts = distinct.counts[start : start + CHUNK_ROWS]
-            with self._writing(), self._located(distinct.keys[start : start + CHUNK_ROWS]) as at:
+            with self._writing(), self._where.located(distinct.keys[start : start + CHUNK_ROWS]) as at:
                 now = self._policy.now(self.step)
                 hot = np.flatnonzero(at.cells >= 0)
                 rows = at.rows.select(at.exists)
@@ -339,8 +302,7 @@ class Tiered:
                 for rows in self.cold.scan(CHUNK_ROWS):
                     spool.append(rows.scores, order_keys(rows.keys, self.schema))
                 for ordered in spool.below_cut(keep_rows):
-                    keys = ordered if self.schema.key_dtype == np.uint64 else order_keys(ordered, self.schema)
-                    self._remove(keys.view(np.int64))
+                    self._remove(unordered_keys(ordered, self.schema))
             with self._poisoning():
                 self._spill.drain()
             return before - self.size
@@ -413,65 +375,6 @@ class Tiered:
             self._health.poison(error)
             self._health.check_writable()
 
-    @contextmanager
-    def _located(self, keys: Keys) -> Iterator[Located]:
-        """Find distinct keys in every place a row can be. The lock is given up while cold rows are read."""
-        patience = 2
-        own: list[Fetch] = []
-        try:
-            while True:
-                cells = self.shards.find(keys)
-                cold = np.flatnonzero(cells < 0)
-                rows = RowBlock(self.schema, len(cold))
-                rows.keys[:] = keys[cold]
-                known, exists = self._spill.read(rows.keys, rows)
-                wait: Fetch | None = None
-                for fetch in (*own, *self._prefetched):
-                    unknown = np.flatnonzero(~known)
-                    if len(unknown) == 0:
-                        break
-                    reading = fetch.reading
-                    places = fetch.covers(rows.keys[unknown])
-                    covered = places >= 0
-                    if not covered.any():
-                        continue
-                    if reading:
-                        wait = fetch
-                        break
-                    exists[unknown[covered]] = fetch.copy(places[covered], rows, unknown[covered])
-                    known[unknown[covered]] = True
-                unknown = np.flatnonzero(~known)
-                if wait is None and len(unknown) == 0:
-                    break
-                if wait is not None:
-                    self._unlocked(wait.wait)
-                    continue
-                fetch = Fetch(self._sorted(rows.keys[unknown]))
-                own.append(fetch)
-                self._fetches.append(fetch)
-                patience -= 1
-                # Others may keep changing these rows; the last try keeps them out.
-                if patience:
-                    self._unlocked(lambda fetch=fetch: self._read(fetch))
-                    self._health.check_open()
-                else:
-                    self._read(fetch)
-            yield Located(keys, cells, cold, rows, exists)
-        finally:
-            for fetch in own:
-                self._fetches.remove(fetch)
-
-    def _read(self, fetch: Fetch) -> None:
-        with self._stats.timed("cold_read"):
-            fetch.read(self.cold)
-
-    def _unlocked(self, action: Callable[[], None]) -> None:
-        self._lock.release()
-        try:
-            action()
-        finally:
-            self._lock.acquire()
-
     def _create(self, at: Located) -> None:
         """Make the absent rows of `at` new ones: initial embedding, slots and score."""
         made = np.flatnonzero(~at.exists)
@@ -532,13 +435,8 @@ class Tiered:
             for table in self.shards.tables:
                 for cells, rows in table.dirty_batches(CHUNK_ROWS):
                     self._write(rows)
+                    self._where.forget(rows.keys)
                     table.block.flags[cells] &= ~np.uint8(DIRTY)
 
-    def _forget_reads(self, keys: Keys | None) -> None:
-        """Rows of these keys (None: all) changed in the cold store: reads under way must not use what they saw."""
-        for fetch in (*self._fetches, *self._prefetched):
-            fetch.invalidate(keys)
-
-    def _sorted(self, keys: Keys) -> Keys:
-        return keys[np.argsort(order_keys(keys, self.schema))]
-
+    def _written(self, keys: Keys) -> None:
+        self._where.forget(keys)

@@ -1,4 +1,4 @@
-"""The CPU hot table's kernels: probe, insert with eviction, remove, double.
+"""The CPU hot table's layout and its probing kernels: find, lookup, upsert. cpu_insert has those that move rows.
 
 Layout: `buckets` of 16 cells. A key may stand in its first bucket (high half of its hash) or, when that one is full, in
 its second (low half); a bucket is chosen by multiplying the half with the number of buckets (Lemire, "Fast random integer
@@ -24,7 +24,6 @@ CELLS = 16
 FAR = 16
 NEAR = 16
 RING = 64  # hashes kept on the way: a power of two above FAR + NEAR
-NEARLY_FULL = 3
 LINE_BYTES = 64
 # How a lookup records a use (kvemb.restrict.ScoreRule), -1 for not at all.
 NO_TOUCH = -1
@@ -33,8 +32,8 @@ COUNT = 1
 
 _U32 = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
-_ONES = np.uint64(0x0101010101010101)
-_HIGHS = np.uint64(0x8080808080808080)
+ONES = np.uint64(0x0101010101010101)
+HIGHS = np.uint64(0x8080808080808080)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
@@ -57,19 +56,19 @@ def digest_of(h: Any) -> Any:
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _matches(word: Any, digest: Any) -> Any:
+def matches(word: Any, digest: Any) -> Any:
     """The high bit of each byte of word that equals digest; a byte above one that does may show too, so verify the key.
 
     The lowest bit shown is always true (Mycroft's zero-byte test, as in "Bit Twiddling Hacks").
     """
-    x = word ^ (np.uint64(digest) * _ONES)
-    return (x - _ONES) & ~x & _HIGHS
+    x = word ^ (np.uint64(digest) * ONES)
+    return (x - ONES) & ~x & HIGHS
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _in_bucket(key: Any, digest: Any, bucket: Any, tags: Any, keys: Any) -> Any:
     for half in range(2):
-        mask = _matches(tags[2 * bucket + half], digest)
+        mask = matches(tags[2 * bucket + half], digest)
         while mask != 0:
             cell = bucket * CELLS + half * 8 + (trailing_zeros(mask) >> 3)
             if keys[cell] == key:
@@ -93,17 +92,17 @@ def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
     """The first cell whose digest fits, -1 for none: right but for one key in 16, and found without reading keys."""
     digest = digest_of(h)
     bucket = first_bucket(h, buckets)
-    mask = _matches(tags[2 * bucket], digest)
+    mask = matches(tags[2 * bucket], digest)
     if mask != 0:
         return bucket * CELLS + (trailing_zeros(mask) >> 3)
-    mask = _matches(tags[2 * bucket + 1], digest)
+    mask = matches(tags[2 * bucket + 1], digest)
     if mask != 0:
         return bucket * CELLS + 8 + (trailing_zeros(mask) >> 3)
     bucket = second_bucket(h, buckets)
-    mask = _matches(tags[2 * bucket], digest)
+    mask = matches(tags[2 * bucket], digest)
     if mask != 0:
         return bucket * CELLS + (trailing_zeros(mask) >> 3)
-    mask = _matches(tags[2 * bucket + 1], digest)
+    mask = matches(tags[2 * bucket + 1], digest)
     if mask != 0:
         return bucket * CELLS + 8 + (trailing_zeros(mask) >> 3)
     return np.int64(-1)
@@ -228,165 +227,3 @@ def upsert(
                     values[row, j] = given[i, j]
                 steps[row] = step
                 flags[row] |= DIRTY
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _bytes_shown(mask: Any) -> Any:
-    return (((mask >> np.uint64(7)) * _ONES) >> np.uint64(56)) & np.uint64(0xFF)
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _empty_cells(bucket: Any, tags: Any) -> Any:
-    """How many cells of a bucket are empty. Digests in use are 1 to 255, so adding 127 to their low bits tells exactly."""
-    count = np.uint64(0)
-    for half in range(2):
-        word = tags[2 * bucket + half]
-        used = ((word & ~_HIGHS) + ~_HIGHS) | word
-        count += _bytes_shown(~used & _HIGHS)
-    return count
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _empty_cell(h: Any, buckets: Any, tags: Any) -> Any:
-    """An empty cell for a hash, -1 for none. The first bucket, until it is nearly full and the second is emptier:
-
-    lookups mostly end in the first, and yet no key finds both full before the table is nine tenths full.
-    """
-    bucket = first_bucket(h, buckets)
-    room = _empty_cells(bucket, tags)
-    if room <= NEARLY_FULL:
-        second = second_bucket(h, buckets)
-        second_room = _empty_cells(second, tags)
-        if second_room > room:
-            bucket, room = second, second_room
-    if room == 0:
-        return np.int64(-1)
-    mask = _matches(tags[2 * bucket], np.uint8(0))
-    if mask != 0:
-        return bucket * CELLS + (trailing_zeros(mask) >> 3)
-    return bucket * CELLS + 8 + (trailing_zeros(_matches(tags[2 * bucket + 1], np.uint8(0))) >> 3)
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _lower(a: Any, b: Any, scores: Any, keys: Any) -> Any:
-    """Of two cells the one that leaves first: the lower score, of equal ones the smaller key."""
-    if b < 0 or scores[a] < scores[b] or (scores[a] == scores[b] and keys[a] < keys[b]):
-        return a
-    return b
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
-    worst = -1
-    for c in range(first * CELLS, first * CELLS + CELLS):
-        worst = _lower(c, worst, scores, keys)
-    if second != first:
-        for c in range(second * CELLS, second * CELLS + CELLS):
-            worst = _lower(c, worst, scores, keys)
-    return worst
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _copy_row(
-    to: Any, t_keys: Any, t_scores: Any, t_steps: Any, t_flags: Any, t_words: Any,
-    source: Any, s_keys: Any, s_scores: Any, s_steps: Any, s_flags: Any, s_words: Any,
-) -> None:
-    t_keys[to] = s_keys[source]
-    t_scores[to] = s_scores[source]
-    t_steps[to] = s_steps[source]
-    t_flags[to] = s_flags[source]
-    for w in range(s_words.shape[1]):
-        t_words[to, w] = s_words[source, w]
-
-
-@kernel
-def insert(
-    buckets: int, tags: Any, digests: Any, keys: Any, scores: Any, steps: Any, flags: Any, words: Any,
-    start: int, n_keys: Any, n_scores: Any, n_steps: Any, n_flags: Any, n_words: Any, by_score: bool, evicting: bool,
-    out: int, o_keys: Any, o_scores: Any, o_steps: Any, o_flags: Any, o_words: Any,
-) -> Any:
-    """Insert the rows n_* from start on; dirty rows that leave are written to o_* from out on.
-
-    Not evicting: stops at the first row for which another would have to leave. Returns (where it stopped, the end of o_*,
-    cells newly used).
-    """
-    used = 0
-    n = len(n_keys)
-    for i in range(start, n):
-        if i + NEAR < n:
-            bucket = first_bucket(mix(n_keys[i + NEAR]), buckets)
-            prefetch(tags, 2 * bucket)
-            prefetch(scores, bucket * CELLS)
-            prefetch(scores, bucket * CELLS + 8)
-        h = mix(n_keys[i])
-        cell = _empty_cell(h, buckets, tags)
-        if cell >= 0:
-            used += 1
-        elif not evicting:
-            return i, out, used
-        else:
-            cell = _victim(first_bucket(h, buckets), second_bucket(h, buckets), scores, keys)
-            if by_score and n_flags[i] & DIRTY == 0 and scores[cell] >= n_scores[i]:
-                continue
-            if flags[cell] & DIRTY:
-                _copy_row(out, o_keys, o_scores, o_steps, o_flags, o_words, cell, keys, scores, steps, flags, words)
-                out += 1
-        digests[cell] = digest_of(h)
-        _copy_row(cell, keys, scores, steps, flags, words, i, n_keys, n_scores, n_steps, n_flags, n_words)
-    return n, out, used
-
-
-@kernel
-def remove(cells: Any, digests: Any, flags: Any) -> int:
-    """Empty cells; returns how many were in use."""
-    count = 0
-    for i in range(len(cells)):
-        c = cells[i]
-        if c >= 0 and digests[c] != 0:
-            digests[c] = 0
-            flags[c] = 0
-            count += 1
-    return count
-
-
-@kernel
-def double(buckets: int, digests: Any, keys: Any, scores: Any, steps: Any, flags: Any, words: Any) -> None:
-    """Split every bucket b into 2b and 2b + 1, from the last to the first, in place.
-
-    The arrays already reach over twice the buckets. Bucket b's targets lie at or above b, and those above it are free by
-    then; only bucket 0 is split within itself.
-    """
-    twice = 2 * buckets
-    for b in range(buckets - 1, -1, -1):
-        left = 2 * b * CELLS
-        right = left + CELLS
-        for s in range(b * CELLS, b * CELLS + CELLS):
-            if digests[s] == 0:
-                continue
-            h = mix(keys[s])
-            in_first = first_bucket(h, buckets) == b
-            target = first_bucket(h, twice) if in_first else second_bucket(h, twice)
-            if target == 2 * b:
-                cell = left
-                left += 1
-            else:
-                cell = right
-                right += 1
-            if cell != s:
-                _copy_row(cell, keys, scores, steps, flags, words, s, keys, scores, steps, flags, words)
-                digests[cell] = digests[s]
-                digests[s] = 0
-                flags[s] = 0
-
-
-@kernel
-def dirty_cells(flags: Any, start: int, stop: int, limit: int, cells: Any) -> Any:
-    """Collect up to `limit` dirty cells from start on. Returns (how many, where to go on)."""
-    count = 0
-    c = start
-    while c < stop and count < limit:
-        if flags[c] & DIRTY:
-            cells[count] = c
-            count += 1
-        c += 1
-    return count, c

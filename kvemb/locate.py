@@ -1,0 +1,156 @@
+"""Where the rows of some keys are, found in every place a row can be: hot, waiting to be spilled, cold.
+
+The tier's lock guards everything here; located() gives it up while cold rows are read, and looks again after.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvemb.codec import order_keys
+from kvemb.contracts import ColdStore, Mask
+from kvemb.fetch import Fetch
+from kvemb.hashing import Keys, Positions
+from kvemb.health import Health
+from kvemb.rows import RowBlock
+from kvemb.shards import Shards
+from kvemb.spill import SpillBuffer
+from kvemb.stats import Stats
+
+# Reads ahead that are kept: the one for the call under way and the one for the call after it.
+READS_AHEAD = 2
+
+
+@dataclass
+class Located:
+    """Where the rows of some distinct keys are, while the lock is held.
+
+    cells (n,): the hot cell, or -1. cold (m,): places in keys that are not hot; rows: their rows, in that order, where
+    exists (m,); for the others only the key is set. known (m,): whether that is certain; always, once located.
+    """
+
+    keys: Keys
+    cells: Positions
+    cold: Positions
+    rows: RowBlock
+    exists: Mask
+    known: Mask
+
+
+class Locator:
+    """Finds rows of one variable.
+
+    readers: threads that read ahead; ahead_rows: rows one read ahead may hold.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        spill: SpillBuffer,
+        cold: ColdStore,
+        health: Health,
+        lock: threading.Lock,
+        readers: Executor,
+        ahead_rows: int,
+        stats: Stats,
+    ) -> None:
+        self._shards, self._spill, self._cold = shards, spill, cold
+        self._health, self._lock, self._stats = health, lock, stats
+        self._schema = shards.tables[0].block.schema
+        self._readers, self._ahead_rows = readers, ahead_rows
+        self._reads: list[Fetch] = []
+        self._ahead: list[Fetch] = []
+
+    @contextmanager
+    def located(self, keys: Keys) -> Iterator[Located]:
+        """Find distinct keys. REQUIRES: the lock, which is given up while cold rows are read; held again when it yields."""
+        own: list[Fetch] = []
+        try:
+            while True:
+                found = self._look(keys)
+                unknown, awaited = self._take_fetched(found, own)
+                if awaited is not None:
+                    self._unlocked(awaited.wait)
+                elif len(unknown):
+                    fetch = self._fetch(found.rows.keys[unknown])
+                    own.append(fetch)
+                    self._reads.append(fetch)
+                    # Others may change these rows meanwhile; the second read keeps them out.
+                    if len(own) == 1:
+                        self._unlocked(lambda fetch=fetch: self._read(fetch))  # type: ignore[misc]
+                    else:
+                        self._read(fetch)
+                else:
+                    break
+                self._health.check_open()
+            yield found
+        finally:
+            for fetch in own:
+                self._reads.remove(fetch)
+
+    def _look(self, keys: Keys) -> Located:
+        """Look in the hot tier and in the spill buffer; what is in neither is left unknown."""
+        cells = self._shards.find(keys)
+        cold = np.flatnonzero(cells < 0)
+        rows = RowBlock(self._schema, len(cold))
+        rows.keys[:] = keys[cold]
+        known, exists = self._spill.read(rows.keys, rows)
+        return Located(keys, cells, cold, rows, exists, known)
+
+    def _take_fetched(self, found: Located, own: list[Fetch]) -> tuple[Positions, Fetch | None]:
+        """Fill in what reads have brought. Returns what is still unknown, and a read under way to wait for, if any."""
+        for fetch in (*own, *self._ahead):
+            unknown = np.flatnonzero(~found.known)
+            if len(unknown) == 0:
+                break
+            reading = fetch.reading
+            places = fetch.covers(found.rows.keys[unknown])
+            covered = places >= 0
+            if not covered.any():
+                continue
+            if reading:
+                return unknown, fetch
+            found.exists[unknown[covered]] = fetch.copy(places[covered], found.rows, unknown[covered])
+            found.known[unknown[covered]] = True
+        return np.flatnonzero(~found.known), None
+
+    def read_ahead(self, keys: Keys) -> None:
+        """Start reading the cold rows of distinct keys on another thread."""
+        found = self._look(keys)
+        wanted = found.rows.keys[~found.known][: self._ahead_rows]
+        if len(wanted):
+            fetch = self._fetch(wanted)
+            self._ahead = [*self._ahead[1 - READS_AHEAD :], fetch]
+            self._readers.submit(self._read_or_give_up, fetch)
+
+    def forget(self, keys: Keys | None) -> None:
+        """Rows of these keys (None: all) changed in the cold store: what reads saw of them must not be used."""
+        for fetch in (*self._reads, *self._ahead):
+            fetch.invalidate(keys)
+
+    def _fetch(self, keys: Keys) -> Fetch:
+        return Fetch(keys[np.argsort(order_keys(keys, self._schema))])
+
+    def _read(self, fetch: Fetch) -> None:
+        with self._stats.timed("cold_read"):
+            fetch.read(self._cold)
+
+    def _read_or_give_up(self, fetch: Fetch) -> None:
+        try:
+            self._read(fetch)
+        except Exception:
+            # The call that wants these rows reads them itself, and meets the error where it can be raised.
+            fetch.invalidate()
+
+    def _unlocked(self, action: Callable[[], None]) -> None:
+        self._lock.release()
+        try:
+            action()
+        finally:
+            self._lock.acquire()
