@@ -1,1 +1,3 @@
-"""The machines: hot tables (cpu) and cold stores (rocks, memory). The core loads them by name through kvemb.registry."""
+"""The machines: hot tables (cpu) and cold stores (rocks, memory). The core loads them by name through
+kvemb.registry.
+"""

@@ -1,8 +1,8 @@
 """The hot table on the CPU: buckets of 16 cells over a RowBlock, with eviction by lowest score.
 
-Cells are reserved for the largest size as address space and given to the process only as the table doubles into them. Not
-thread-safe: the tier's lock guards it; a large batch is split over the machine's cores within a call. The layout is described
-in cpu_cpu_probe.
+Cells are reserved for the largest size as address space and given to the process only as the table doubles into them.
+Not thread-safe: the tier's lock guards it; a large batch is split over the machine's cores within a call. The layout
+is described in cpu_cpu_probe.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-
 from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_rows import CpuRows
+
 from kvemb.hashing import Keys, Positions
 from kvemb.restrict import ScoreRule
 from kvemb.rows import RowBlock
@@ -96,7 +96,9 @@ class CpuTable(CpuRows):
     def insert(
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
     ) -> RowBlock:
-        """See contracts.HotTable. Doubles when a key finds both of its buckets full, at about nine tenths of the cells."""
+        """See contracts.HotTable. Doubles when a key finds both of its buckets full, at about nine tenths of the
+        cells.
+        """
         left = RowBlock(self.block.schema, len(rows))
         at, count = self._insert(rows, 0, left, 0, by_score, evicting=False)
         while at < len(rows):
@@ -135,9 +137,7 @@ class CpuTable(CpuRows):
         if 2 * self.capacity_rows > self.max_capacity_rows:
             raise ValueError(f"a table of {self.capacity_rows} cells cannot double past {self.max_capacity_rows}")
         block = self.block
-        cpu_insert.double(
-            self._buckets, self._digests, block.keys, block.scores, block.steps, block.flags, block.words
-        )
+        cpu_insert.double(self._buckets, self._digests, block.keys, block.scores, block.steps, block.flags, block.words)
         self._buckets *= 2
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
@@ -158,7 +158,8 @@ class CpuTable(CpuRows):
 def _in_parts(part: Callable[[int, int], None], keys: int) -> None:
     """Run part(number, parts) over the machine's cores when there are keys enough, else once, here.
 
-    There are more parts than cores and each thread takes the next, so that a core busy elsewhere does not hold up the rest.
+    There are more parts than cores and each thread takes the next, so that a core busy elsewhere does not hold up the
+    rest.
     """
     if keys < PARALLEL_KEYS or _cores() == 1:
         part(0, 1)

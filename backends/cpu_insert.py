@@ -9,9 +9,9 @@ from typing import Any
 
 import numba
 import numpy as np
-
 from kvemb.backends.cpu_probe import CELLS, HIGHS, ONES, digest_of, first_bucket, matches, second_bucket
 from kvemb.backends.intrinsics import prefetch, trailing_zeros
+
 from kvemb.hashing import kernel, mix
 from kvemb.rows import DIRTY
 
@@ -27,7 +27,9 @@ def _bytes_shown(mask: Any) -> Any:
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _empty_cells(bucket: Any, tags: Any) -> Any:
-    """How many cells of a bucket are empty. Digests in use are 1 to 255, so adding 127 to their low bits tells exactly."""
+    """How many cells of a bucket are empty. Digests in use are 1 to 255, so adding 127 to their low bits tells
+    exactly.
+    """
     count = np.uint64(0)
     for half in range(2):
         word = tags[2 * bucket + half]
@@ -78,8 +80,18 @@ def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _copy_row(
-    to: Any, t_keys: Any, t_scores: Any, t_steps: Any, t_flags: Any, t_words: Any,
-    source: Any, s_keys: Any, s_scores: Any, s_steps: Any, s_flags: Any, s_words: Any,
+    to: Any,
+    t_keys: Any,
+    t_scores: Any,
+    t_steps: Any,
+    t_flags: Any,
+    t_words: Any,
+    source: Any,
+    s_keys: Any,
+    s_scores: Any,
+    s_steps: Any,
+    s_flags: Any,
+    s_words: Any,
 ) -> None:
     t_keys[to] = s_keys[source]
     t_scores[to] = s_scores[source]
@@ -91,14 +103,33 @@ def _copy_row(
 
 @kernel
 def insert(
-    buckets: int, tags: Any, digests: Any, keys: Any, scores: Any, steps: Any, flags: Any, words: Any,
-    start: int, n_keys: Any, n_scores: Any, n_steps: Any, n_flags: Any, n_words: Any, by_score: bool, evicting: bool,
-    out: int, o_keys: Any, o_scores: Any, o_steps: Any, o_flags: Any, o_words: Any,
+    buckets: int,
+    tags: Any,
+    digests: Any,
+    keys: Any,
+    scores: Any,
+    steps: Any,
+    flags: Any,
+    words: Any,
+    start: int,
+    n_keys: Any,
+    n_scores: Any,
+    n_steps: Any,
+    n_flags: Any,
+    n_words: Any,
+    by_score: bool,
+    evicting: bool,
+    out: int,
+    o_keys: Any,
+    o_scores: Any,
+    o_steps: Any,
+    o_flags: Any,
+    o_words: Any,
 ) -> Any:
     """Insert the rows n_* from start on; dirty rows that leave are written to o_* from out on.
 
-    Not evicting: stops at the first row for which another would have to leave. Returns (where it stopped, the end of o_*,
-    cells newly used).
+    Not evicting: stops at the first row for which another would have to leave. Returns (where it stopped, the end of
+    o_*, cells newly used).
     """
     used = 0
     n = len(n_keys)
@@ -143,8 +174,8 @@ def remove(cells: Any, digests: Any, flags: Any) -> int:
 def double(buckets: int, digests: Any, keys: Any, scores: Any, steps: Any, flags: Any, words: Any) -> None:
     """Split every bucket b into 2b and 2b + 1, from the last to the first, in place.
 
-    The arrays already reach over twice the buckets. Bucket b's targets lie at or above b, and those above it are free by
-    then; only bucket 0 is split within itself.
+    The arrays already reach over twice the buckets. Bucket b's targets lie at or above b, and those above it are free
+    by then; only bucket 0 is split within itself.
     """
     twice = 2 * buckets
     for b in range(buckets - 1, -1, -1):

@@ -1,10 +1,10 @@
 """The CPU hot table's layout and its probing kernels: find, lookup, upsert. cpu_insert has those that move rows.
 
 Layout: `buckets` of 16 cells. A key may stand in its first bucket (high half of its hash) or, when that one is full, in
-its second (low half); a bucket is chosen by multiplying the half with the number of buckets (Lemire, "Fast random integer
-generation in an interval", 2019), so doubling splits bucket b into 2b and 2b + 1 and the table doubles in place. One byte
-a cell holds 0 (empty) or a digest of the hash, so that every int64 is usable as a key; `tags` is those bytes as
-words of eight. All kernels release the GIL; the
+its second (low half); a bucket is chosen by multiplying the half with the number of buckets (Lemire, "Fast random
+integer generation in an interval", 2019), so doubling splits bucket b into 2b and 2b + 1 and the table doubles in
+place. One byte a cell holds 0 (empty) or a digest of the hash, so that every int64 is usable as a key; `tags` is those
+bytes as words of eight. All kernels release the GIL; the
 caller holds the table's lock, and splits a batch among threads by hash only where that is said.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import numba
 import numpy as np
-
 from kvemb.backends.intrinsics import prefetch, trailing_zeros
+
 from kvemb.hashing import kernel, mix
 from kvemb.rows import DIRTY
 
@@ -145,8 +145,20 @@ def _choose(wanted: Any, part: Any, parts: Any, chosen: Any) -> Any:
 
 @kernel
 def lookup(
-    wanted: Any, part: int, parts: int, buckets: int, tags: Any, keys: Any, values: Any, out: Any, dim: int,
-    rule: int, now: float, scores: Any, flags: Any, cells: Any,
+    wanted: Any,
+    part: int,
+    parts: int,
+    buckets: int,
+    tags: Any,
+    keys: Any,
+    values: Any,
+    out: Any,
+    dim: int,
+    rule: int,
+    now: float,
+    scores: Any,
+    flags: Any,
+    cells: Any,
 ) -> None:
     """Find, copy and touch the keys of one part of the batch, in a pipeline: digests, then key and row, then the copy.
 
@@ -192,8 +204,19 @@ def lookup(
 
 @kernel
 def upsert(
-    wanted: Any, part: int, parts: int, buckets: int, tags: Any, keys: Any, values: Any, given: Any, dim: int,
-    step: int, steps: Any, flags: Any, cells: Any,
+    wanted: Any,
+    part: int,
+    parts: int,
+    buckets: int,
+    tags: Any,
+    keys: Any,
+    values: Any,
+    given: Any,
+    dim: int,
+    step: int,
+    steps: Any,
+    flags: Any,
+    cells: Any,
 ) -> None:
     """Find, and overwrite the embeddings found, in order; parts and pipeline as in lookup."""
     chosen = np.empty(len(wanted) + 1, np.int64)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 from kvemb.backends.intrinsics import load, prefetch, store
+
 from kvemb.hashing import Positions, kernel
 from kvemb.optimizers import Optimizer
 from kvemb.rows import DIRTY, RowBlock
@@ -79,8 +79,17 @@ def _sgd(
 
 @kernel
 def _adagrad(
-    index: Any, values: Any, slots: Any, column: int, grads: Any, dim: int, step: int, steps: Any, flags: Any,
-    rate: Any, epsilon: Any,
+    index: Any,
+    values: Any,
+    slots: Any,
+    column: int,
+    grads: Any,
+    dim: int,
+    step: int,
+    steps: Any,
+    flags: Any,
+    rate: Any,
+    epsilon: Any,
 ) -> None:
     n = len(index)
     width = values.shape[1]

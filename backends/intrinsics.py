@@ -111,7 +111,11 @@ def _half_to_float_compiled(element: Any) -> Any:
             return -magnitude if sign else magnitude
         if exponent == 31:
             return _float_of_bits(np.uint32(sign | np.uint32(0x7F800000) | np.uint32(fraction << np.uint32(13))))
-        return _float_of_bits(np.uint32(sign | np.uint32((exponent + np.uint32(112)) << np.uint32(23)) | np.uint32(fraction << np.uint32(13))))
+        return _float_of_bits(
+            np.uint32(
+                sign | np.uint32((exponent + np.uint32(112)) << np.uint32(23)) | np.uint32(fraction << np.uint32(13))
+            )
+        )
 
     return convert
 
@@ -149,6 +153,8 @@ def _float_to_bfloat_compiled(value: Any) -> Any:
         bits = _bits_of_float(value)
         if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
             return np.int16(np.uint16(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000)) | np.uint16(0x7FC0))
-        return np.int16(np.uint16((bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)))
+        return np.int16(
+            np.uint16((bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+        )
 
     return convert

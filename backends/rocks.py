@@ -1,8 +1,8 @@
 """Cold rows in RocksDB: one database a store, one column family a variable. The only module that imports rocksdict.
 
 Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Reads are safe from several
-threads; writes to one variable are not, its tier's lock or its spill thread orders them. rocksdict's errors are translated here,
-once.
+threads; writes to one variable are not, its tier's lock or its spill thread orders them. rocksdict's errors are
+translated here, once.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _translated(what: str) -> Iterator[None]:
 class RocksDatabase:
     """One RocksDB directory, opened.
 
-    families: the column families in it and their options. cache_bytes: the block cache all of them use, index and filter
-    blocks included, so that memory does not grow with the table. write_buffer_bytes: all memtables together.
+    families: the column families in it and their options. cache_bytes: the block cache all of them use, index and
+    filter blocks included, so that memory does not grow with the table. write_buffer_bytes: all memtables together.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class RocksDatabase:
         table.set_checksum_type(rd.ChecksumType.xxh3())
         if creator.bloom_bits:
             table.set_bloom_filter(creator.bloom_bits, False)
-        # Index and filters in pieces, in the block cache: memory stays bounded whatever the table's size, at the least cost.
+        # Index and filters in pieces, in the block cache: memory stays bounded whatever the table's size, at the least
+        # cost.
         table.set_index_type(rd.BlockBasedIndexType.two_level_index_search())
         table.set_partition_filters(True)
         table.set_metadata_block_size(4096)
@@ -134,7 +135,9 @@ class RocksDatabase:
             self._db.drop_column_family(name)
 
     def checkpoint(self, path: Path, leave_out: list[str]) -> None:
-        """Flush every memtable and make a native checkpoint (hard links) at path; column families left out are dropped there."""
+        """Flush every memtable and make a native checkpoint (hard links) at path; column families left out are dropped
+        there.
+        """
         with _translated(f"checkpoint to {path}"):
             for store in self._stores.values():
                 store.family.flush(True)

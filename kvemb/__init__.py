@@ -1,11 +1,11 @@
 """kvemb: embedding tables larger than memory. Hot rows in a hash table, cold rows in RocksDB.
 
-    import kvemb
+import kvemb
 
-    with kvemb.open("store") as store:
-        users = kvemb.get_variable("users", dim=32, optimizer=kvemb.optimizers.Adagrad())
-        rows = users.lookup([17, 42])
-        users.apply_gradients([17, 42], rows - 1)
+with kvemb.open("store") as store:
+    users = kvemb.get_variable("users", dim=32, optimizer=kvemb.optimizers.Adagrad())
+    rows = users.lookup([17, 42])
+    users.apply_gradients([17, 42], rows - 1)
 """
 
 from kvemb import errors, initializers, optimizers
@@ -22,9 +22,10 @@ from kvemb.initializers import (
 )
 from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
+from kvemb.scope import get_variable
 from kvemb.stats import Stats
-from kvemb.store import Store, default_store, open, restore  # noqa: A004 -- kvemb.open, as gzip.open
-from kvemb.variable import GraphKeys, Variable, get_variable
+from kvemb.store import GraphKeys, Store, default_store, open, restore
+from kvemb.variable import Variable
 
 __version__ = "0.1.0"
 

@@ -13,8 +13,8 @@ from kvemb.options import format_bytes
 class Budget:
     """`total` bytes, handed out in reservations.
 
-    The cold store's share is set aside first: an eighth for its block cache (which holds index and filter blocks too) and a
-    sixteenth, at most 64 MiB, for its memtables.
+    The cold store's share is set aside first: an eighth for its block cache (which holds index and filter blocks too)
+    and a sixteenth, at most 64 MiB, for its memtables.
     """
 
     def __init__(self, total: int) -> None:
@@ -38,7 +38,9 @@ class Budget:
             return True
 
     def try_grow(self, nbytes: int) -> bool:
-        """Take nbytes for something that can do without, if that leaves a sixteenth of the budget for variables to come."""
+        """Take nbytes for something that can do without, if that leaves a sixteenth of the budget for variables to
+        come.
+        """
         with self._lock:
             if nbytes > self._free - self.total // 16:
                 return False

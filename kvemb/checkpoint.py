@@ -18,7 +18,8 @@ from kvemb.manifest import Manifest
 def write_checkpoint(database: ColdDatabase, described: Manifest, target: Path, leave_out: list[str]) -> None:
     """Write the database as it is to target, which must not exist; it appears under its name last.
 
-    leave_out: variables whose rows must not be in it. Raises FileExistsError or ColdStoreError; then target is not there.
+    leave_out: variables whose rows must not be in it. Raises FileExistsError or ColdStoreError; then target is not
+    there.
     """
     if target.exists():
         raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")

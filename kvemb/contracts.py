@@ -71,8 +71,8 @@ class HotTable(RowKernels, Protocol):
         """Insert rows whose keys are distinct and not in the table; return the dirty rows that had to leave.
 
         The lowest score of the two buckets a key may stand in leaves, of equal ones the smaller key. by_score: a clean
-        newcomer that does not outscore the victim stays out. Rows that leave clean are forgotten. reserve(nbytes) is asked
-        for the memory to double before a row has to leave; without it the table never grows.
+        newcomer that does not outscore the victim stays out. Rows that leave clean are forgotten. reserve(nbytes) is
+        asked for the memory to double before a row has to leave; without it the table never grows.
         """
 
     def remove(self, cells: Positions) -> None:

@@ -1,7 +1,7 @@
 """A read of cold rows that runs while the tier's lock is free.
 
-Between its start and its use another call may move a row through the hot tier and back to the cold store; the tier then calls
-invalidate(), and that row is read again. All but read() and wait() run under the tier's lock.
+Between its start and its use another call may move a row through the hot tier and back to the cold store; the tier
+then calls invalidate(), and that row is read again. All but read() and wait() run under the tier's lock.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def kernel(function: Any) -> Any:
     return numba.njit(nogil=True, cache=True)(function)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def mix(key: int) -> Any:
     """Return the 64-bit hash of a key, as uint64."""
     h = np.uint64(key)

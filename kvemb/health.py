@@ -1,4 +1,6 @@
-"""Whether a store may be read and written: open, read-only, poisoned or closed. One per store, shared by its variables."""
+"""Whether a store may be read and written: open, read-only, poisoned or closed. One per store, shared by its
+variables.
+"""
 
 from __future__ import annotations
 

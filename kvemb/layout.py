@@ -34,7 +34,9 @@ def is_store(path: Path) -> bool:
 
 
 def check_place_for_store(path: Path) -> None:
-    """Raise StoreNotFound unless path is a store, or can become one: missing, empty, or left by a crash while it was made."""
+    """Raise StoreNotFound unless path is a store, or can become one: missing, empty, or left by a crash while it was
+    made.
+    """
     if not path.exists() or is_store(path):
         return
     if not path.is_dir():
@@ -45,7 +47,9 @@ def check_place_for_store(path: Path) -> None:
         )
     strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
     if strange:
-        raise StoreNotFound(f"{path} is not a store: it holds {strange[0]!r}; name a store, or a directory that is empty")
+        raise StoreNotFound(
+            f"{path} is not a store: it holds {strange[0]!r}; name a store, or a directory that is empty"
+        )
 
 
 def current_point(store: Path) -> Path:

@@ -69,7 +69,9 @@ class Locator:
 
     @contextmanager
     def located(self, keys: Keys) -> Iterator[Located]:
-        """Find distinct keys. REQUIRES: the lock, which is given up while cold rows are read; held again when it yields."""
+        """Find distinct keys. REQUIRES: the lock, which is given up while cold rows are read; held again when it
+        yields.
+        """
         own: list[Fetch] = []
         try:
             while True:

@@ -20,7 +20,9 @@ NAME = "manifest.json"
 
 @dataclass(frozen=True)
 class VariableEntry:
-    """One variable, as stored. Dtypes by name; initializer, optimizer, policy and creator as their to_json() gives them."""
+    """One variable, as stored. Dtypes by name; initializer, optimizer, policy and creator as their to_json() gives
+    them.
+    """
 
     key_dtype: str
     value_dtype: str
@@ -71,7 +73,9 @@ def read(directory: Path) -> Manifest:
     except (ValueError, AttributeError, KeyError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     if version != FORMAT:
-        raise UnsupportedFormat(f"{path} has format {version!r}, this kvemb reads format {FORMAT}; use the kvemb that wrote it")
+        raise UnsupportedFormat(
+            f"{path} has format {version!r}, this kvemb reads format {FORMAT}; use the kvemb that wrote it"
+        )
     try:
         entries = {name: VariableEntry(**_with_tuple(entry)) for name, entry in data["variables"].items()}
         return Manifest(str(data["store"]), int(data["point"]), entries)

@@ -63,7 +63,8 @@ class RocksDBCreator:
     background_jobs: int = 2
 
     def __post_init__(self) -> None:
-        for name, least in (("block_bytes", 256), ("bloom_bits", 0), ("write_buffer_bytes", 1 << 16), ("background_jobs", 1)):
+        limits = {"block_bytes": 256, "bloom_bits": 0, "write_buffer_bytes": 1 << 16, "background_jobs": 1}
+        for name, least in limits.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"RocksDBCreator {name} must be an int, got {value!r}")
@@ -73,8 +74,9 @@ class RocksDBCreator:
             raise ValueError(f"RocksDBCreator read_mode must be 'pread', 'mmap' or 'direct', got {self.read_mode!r}")
         names = (self.compression,) if isinstance(self.compression, str) else tuple(self.compression)
         if not names or any(name not in ("none", "lz4", "zstd", "snappy") for name in names):
-            raise ValueError(f"RocksDBCreator compression must be 'none', 'lz4', 'zstd' or 'snappy', got {self.compression!r}")
-
+            raise ValueError(
+                f"RocksDBCreator compression must be 'none', 'lz4', 'zstd' or 'snappy', got {self.compression!r}"
+            )
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RocksDBCreator:

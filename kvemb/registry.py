@@ -16,7 +16,7 @@ def hot_table(device: str) -> Any:
     kind = device.partition(":")[0]
     if kind not in _HOT:
         raise BackendUnavailable(
-            f"device {device!r} asks for a GPU hot table, which this version of kvemb does not have; use devices=None or 'cpu'"
+            f"device {device!r} needs a GPU hot table, which this version of kvemb does not have; use devices=None"
         )
     return _load(_HOT[kind])
 

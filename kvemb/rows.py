@@ -41,8 +41,8 @@ class RowBlock:
     """`length` rows of one schema.
 
     keys int64 (length,), scores float64, steps int64 (step of last change), flags uint8, words uint64
-    (length, row_words). `values` (length, ·) and `slots` (length, ·) are the same memory as `words`, seen in the value's
-    and the slots' dtype; a row's embedding is its first `dim` values, its slots begin at schema.slot_column.
+    (length, row_words). `values` (length, ·) and `slots` (length, ·) are the same memory as `words`, seen in the
+    value's and the slots' dtype; a row's embedding is its first `dim` values, its slots begin at schema.slot_column.
     NumPy kernels have no 16-bit floats, so float16 shows as uint16 and bfloat16 as int16.
     """
 
@@ -105,4 +105,4 @@ def _no_rows(schema: Schema) -> npt.NDArray[Any]:
     return np.empty((0, schema.row_bytes // schema.value_dtype.itemsize), schema.kernel_dtype)
 
 
-assert WORD_BYTES == np.dtype(np.uint64).itemsize
+assert np.dtype(np.uint64).itemsize == WORD_BYTES

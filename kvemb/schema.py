@@ -46,11 +46,13 @@ def dtype_of(spec: Any) -> np.dtype[Any]:
         try:
             import ml_dtypes
         except ImportError as error:
-            raise BackendUnavailable("bfloat16 needs ml_dtypes; install it with: pip install 'kvemb[bfloat16]'") from error
-        return np.dtype(ml_dtypes.bfloat16)
+            raise BackendUnavailable("bfloat16 needs ml_dtypes; run: pip install 'kvemb[bfloat16]'") from error
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     if spec is None:
         raise TypeError("None is not a dtype")
-    return np.dtype(spec)
+    found: np.dtype[Any] = np.dtype(spec)
+    return found
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Schema:
 def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
     """Return keys as the int64 the tiers work on: any shape, a copy only where the dtype differs.
 
-    uint64 keys keep their bits, so large ones appear negative. Raises TypeError for a dtype that would lose information.
+    uint64 keys keep their bits, so large ones appear negative. Raises TypeError for a dtype that would lose
+    information.
     """
     array = _checked_array(keys, dtype, "keys")
     if dtype == np.uint64:
@@ -111,7 +114,9 @@ def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
 def as_values(
     values: npt.ArrayLike, dtype: np.dtype[Any], expected: tuple[int, ...], what: str = "values"
 ) -> npt.NDArray[Any]:
-    """Return values of the expected shape, (*keys.shape, dim), as a contiguous (n, dim). Raises TypeError or ValueError."""
+    """Return values of the expected shape, (*keys.shape, dim), as a contiguous (n, dim). Raises TypeError or
+    ValueError.
+    """
     array = _checked_array(values, dtype, what)
     if array.shape != expected:
         raise ValueError(f"{what} must have shape keys.shape + (dim,) = {expected}, got {array.shape}")
@@ -119,10 +124,8 @@ def as_values(
 
 
 def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    if isinstance(data, (np.ndarray, np.generic)):
-        array = np.asarray(data)
-    else:
-        array = _from_python(data, dtype, what)
+    typed = isinstance(data, (np.ndarray, np.generic))
+    array = np.asarray(data) if typed else _from_python(data, dtype, what)
     if array.size and not np.can_cast(array.dtype, dtype, "safe"):
         raise TypeError(
             f"{what} must be {dtype.name}, got {array.dtype.name}, which would lose information; "
@@ -136,13 +139,15 @@ def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.ND
     try:
         array = np.asarray(data)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{what} must be a rectangular array of {dtype.name}, got {type(data).__name__}: {error}") from error
+        kind = type(data).__name__
+        raise ValueError(f"{what} must be a rectangular array of {dtype.name}, got {kind}: {error}") from error
     if array.size == 0:
         return array.astype(dtype)
     if array.dtype.kind in "iu" and dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise TypeError(f"{what} must fit {dtype.name} ({limits.min} to {limits.max}), got {array.min()} to {array.max()}")
+            fits = f"{dtype.name} ({limits.min} to {limits.max})"
+            raise TypeError(f"{what} must fit {fits}, got {array.min()} to {array.max()}")
         return array.astype(dtype)
     if array.dtype.kind in "iuf" and dtype.kind not in "iu" and not hasattr(data, "dtype"):
         return array.astype(dtype)

@@ -1,7 +1,8 @@
 """Which rows a restriction drops: the exact cut of a stream of (score, key) pairs, in bounded memory.
 
-The pairs are spooled to a temporary file, 16 bytes each. The cut is found digit by digit, as a radix selection: a histogram of 16
-bits at a time, over the pairs that share the digits found so far. Typical tables need two or three passes over the spool.
+The pairs are spooled to a temporary file, 16 bytes each. The cut is found digit by digit, as a radix selection: a
+histogram of 16 bits at a time, over the pairs that share the digits found so far. Typical tables need two or three
+passes over the spool.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Spool:
         self._count += len(keys)
 
     def below_cut(self, keep: int) -> Iterator[Ordered]:
-        """Yield, in batches, the ordered keys of all but the `keep` highest pairs; of equal scores the larger key is higher."""
+        """Yield, in batches, the ordered keys of all but the `keep` highest pairs; of equal scores the larger key is
+        higher.
+        """
         if keep >= self._count:
             return
         lowest = self._lowest_kept(keep) if keep else None

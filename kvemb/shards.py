@@ -27,7 +27,8 @@ def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[A
 class Shards:
     """Hot tables with a partitioner over them.
 
-    public_dtype: the dtype in which the partitioner sees keys. budget pays for growth; growing: whether tables may double.
+    public_dtype: the dtype in which the partitioner sees keys. budget pays for growth; growing: whether tables may
+    double.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Dirty rows on their way from the hot tier to the cold store.
 
 Evicted rows gather in a pile; a full pile is frozen and written behind, in one large sorted batch, while the next one
-fills. Rows stay readable here until the cold store has taken them. The tier's lock guards every method; the writing thread
-touches only the frozen pile, which nobody changes.
+fills. Rows stay readable here until the cold store has taken them. The tier's lock guards every method; the writing
+thread touches only the frozen pile, which nobody changes.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ class Stats:
     """Counts since the variable was opened. Updated under the tier's lock; a copy is given out.
 
     hits: keys looked up that were hot. misses: keys looked up that were not, absent ones included (absent).
-    promotions: rows brought from the cold tier to the hot one. spills: rows written to the cold store, removals included.
-    Seconds are wall-clock: in lookups, in updates, reading the cold store (on any thread), writing it.
+    promotions: rows brought from the cold tier to the hot one. spills: rows written to the cold store, removals
+    included. Seconds are wall-clock: in lookups, in updates, reading the cold store (on any thread), writing it.
     """
 
     hits: int = 0

@@ -1,7 +1,7 @@
 """A store: one directory, one cold database, one budget of memory, many variables.
 
-Opening always starts from the last durable point: `live/` is remade from it with hard links, so recovery after a crash and an
-ordinary opening are the same thing. Thread-safe.
+Opening always starts from the last durable point: `live/` is remade from it with hard links, so recovery after a crash
+and an ordinary opening are the same thing. Thread-safe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from kvemb.variable import Variable
 
 
+class GraphKeys:
+    """Names of a store's collections."""
+
+    GLOBAL_VARIABLES = "variables"
+    TRAINABLE_VARIABLES = "trainable_variables"
+    REGULARIZATION_LOSSES = "regularization_losses"
+
+
 class Store:
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
@@ -39,7 +47,8 @@ class Store:
     def __init__(self, path: Path, *, memory_budget: int | str = "1GiB", read_only: bool = False) -> None:
         total = parse_bytes(memory_budget)
         if total < MIN_BUDGET_BYTES:
-            raise ValueError(f"memory_budget must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {format_bytes(total)}")
+            least = format_bytes(MIN_BUDGET_BYTES)
+            raise ValueError(f"memory_budget must be at least {least}, got {format_bytes(total)}")
         self.path = path
         self.budget = Budget(total)
         self.health = Health(str(path), read_only=read_only)
@@ -87,7 +96,7 @@ class Store:
 
     def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Variable:
         """Return the variable of this name, opening or creating it: kvemb.get_variable with store=self."""
-        from kvemb.variable import get_variable
+        from kvemb.scope import get_variable
 
         return get_variable(name, *args, **kwargs, store=self)
 
@@ -151,8 +160,8 @@ class Store:
     def checkpoint(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint of every variable (but those with checkpoint=False) to a new directory; returns it.
 
-        It holds the state of this instant, is complete or absent, and is independent of the store. The store's own durable
-        point moves with it. Raises FileExistsError, ColdStoreError, Poisoned, Closed, ReadOnly.
+        It holds the state of this instant, is complete or absent, and is independent of the store. The store's own
+        durable point moves with it. Raises FileExistsError, ColdStoreError, Poisoned, Closed, ReadOnly.
         """
         target = Path(path)
         with self._lock:
@@ -166,9 +175,7 @@ class Store:
                 described = self._describe(variables, self._manifest.point + 1)
                 left_out = [name for name, entry in described.variables.items() if not entry.checkpoint]
                 kept = {name: entry for name, entry in described.variables.items() if entry.checkpoint}
-                write_checkpoint(
-                    self._database, Manifest(described.store, described.point, kept), target, left_out
-                )
+                write_checkpoint(self._database, Manifest(described.store, described.point, kept), target, left_out)
                 try:
                     self._write_point(variables)
                 except ColdStoreError as error:
@@ -266,9 +273,7 @@ class _Variables(Mapping[str, "Variable"]):
         return f"<variables {', '.join(self)}>"
 
 
-def open(  # noqa: A001 -- kvemb.open, as gzip.open
-    path: str | os.PathLike[str], *, memory_budget: int | str = "1GiB", read_only: bool = False
-) -> Store:
+def open(path: str | os.PathLike[str], *, memory_budget: int | str = "1GiB", read_only: bool = False) -> Store:
     """Open the store at path, making it if the directory is missing or empty.
 
     memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory.
@@ -283,7 +288,8 @@ def restore(
 ) -> Store:
     """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
 
-    Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, and what open does.
+    Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, and what open
+    does.
     """
     parse_bytes(memory_budget)
     install(Path(checkpoint), Path(path))
@@ -294,7 +300,9 @@ _defaults: list[Store] = []
 
 
 def default_store() -> Store:
-    """Return the innermost default store; with none, a temporary one, deleted at exit, of which a warning tells once."""
+    """Return the innermost default store; with none, a temporary one, deleted at exit, of which a warning tells
+    once.
+    """
     if _defaults:
         return _defaults[-1]
     import atexit
@@ -310,10 +318,8 @@ def default_store() -> Store:
     _defaults.append(store)
 
     def discard() -> None:
-        try:
+        with suppress(KvembError):
             store._release()
-        except KvembError:
-            pass
         shutil.rmtree(directory, ignore_errors=True)
 
     atexit.register(discard)

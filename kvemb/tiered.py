@@ -1,8 +1,8 @@
 """One variable's rows over the hot and the cold tier: the only actor that moves rows.
 
-A row is in exactly one of: a hot cell, the spill buffer (dirty, readable from memory), the cold store. One lock a variable makes
-each call atomic per key; it is free while cold rows are read, and what changed meanwhile is read again (kvemb.locate). Batches
-are taken in chunks, so that memory for one call is bounded beside the caller's own arrays.
+A row is in exactly one of: a hot cell, the spill buffer (dirty, readable from memory), the cold store. One lock a
+variable makes each call atomic per key; it is free while cold rows are read, and what changed meanwhile is read again
+(kvemb.locate). Batches are taken in chunks, so that memory for one call is bounded beside the caller's own arrays.
 
 Every method takes checked arguments (kvemb.variable): keys int64 (n,), values contiguous (n, dim).
 """
@@ -49,7 +49,8 @@ def _sum_rows(inverse: Any, grads: Any, out: Any) -> None:
 class Tiered:
     """Rows by key over both tiers.
 
-    executor: the one thread that writes spills behind. readers: threads that read ahead. spill_rows: rows a spill pile holds.
+    executor: the one thread that writes spills behind. readers: threads that read ahead. spill_rows: rows a spill pile
+    holds.
     scratch: a folder for temporary files. size: rows in both tiers, exact. step: calls that recorded uses, ever.
     """
 
@@ -211,7 +212,9 @@ class Tiered:
                 cells[places] = at.cells[places]
                 table.add(table.block, cells[inverse[adding]], old[adding], new[adding], self.step)
             kept = at.exists | (inserted_at[at.cold] < n)
-            at = replace(at, cold=at.cold[kept], rows=at.rows.select(kept), exists=at.exists[kept], known=at.known[kept])
+            at = replace(
+                at, cold=at.cold[kept], rows=at.rows.select(kept), exists=at.exists[kept], known=at.known[kept]
+            )
             self._create(at)
             made = np.flatnonzero(~at.exists)
             self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], self.step)
@@ -290,8 +293,8 @@ class Tiered:
 
         Does nothing unless there are more than trigger_rows.
 
-        Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a row to a
-        temporary file, from which the cut is found; memory does not depend on the number of rows.
+        Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a
+        row to a temporary file, from which the cut is found; memory does not depend on the number of rows.
         """
         with self._writing():
             before = self.size

@@ -1,0 +1,98 @@
+"""What a variable may be asked to be: checks of constructor arguments, alone and against what is stored.
+
+Pure functions; each raises one clear error and changes nothing.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from kvemb import registry
+from kvemb.errors import SchemaMismatch
+from kvemb.initializers import Initializer, initializer_from_json
+from kvemb.manifest import VariableEntry
+from kvemb.optimizers import Optimizer, optimizer_from_json
+from kvemb.options import Creator, MemoryCreator, RocksDBCreator
+from kvemb.restrict import RestrictPolicy, policy_class_name
+
+
+def check_stored(
+    name: str,
+    stored: VariableEntry,
+    keys: np.dtype[Any],
+    values: np.dtype[Any],
+    dim: int,
+    initializer: Initializer | None,
+    optimizer: Optimizer | None,
+    policy: RestrictPolicy | None,
+) -> None:
+    """Raise SchemaMismatch where what is asked for is not what is stored; None asks for nothing."""
+    if stored.dim != dim:
+        raise SchemaMismatch(name, "dim", stored.dim, dim)
+    if stored.key_dtype != keys.name:
+        raise SchemaMismatch(name, "key_dtype", stored.key_dtype, keys.name)
+    if stored.value_dtype != values.name:
+        raise SchemaMismatch(name, "value_dtype", stored.value_dtype, values.name)
+    if initializer is not None:
+        kept = initializer_from_json(stored.initializer)
+        if not kept.agrees_with(initializer, dim, values):
+            raise SchemaMismatch(name, "initializer", kept, initializer)
+    kept_optimizer = stored_optimizer(stored)
+    if optimizer is not None and (kept_optimizer is None or kept_optimizer.name != optimizer.name):
+        raise SchemaMismatch(name, "optimizer", kept_optimizer, optimizer)
+    if policy is not None and policy_class_name(stored.policy) != policy_class_name(policy):
+        raise SchemaMismatch(name, "restrict_policy", policy_class_name(stored.policy), policy_class_name(policy))
+
+
+def stored_optimizer(stored: VariableEntry) -> Optimizer | None:
+    """Return the optimizer a variable is stored with, None for none."""
+    return None if stored.optimizer is None else optimizer_from_json(stored.optimizer)
+
+
+def creator_for(asked: Any, stored: VariableEntry | None) -> Creator:
+    """Return where cold rows live: as asked, else as stored, else in RocksDB. Raises TypeError or ValueError."""
+    if asked is None:
+        return RocksDBCreator() if stored is None else RocksDBCreator.from_json(stored.creator)
+    if not isinstance(asked, (RocksDBCreator, MemoryCreator)):
+        raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {asked!r}")
+    if stored is not None and isinstance(asked, MemoryCreator):
+        raise ValueError("kv_creator must be a RocksDBCreator for a variable stored in RocksDB, got a MemoryCreator")
+    return asked
+
+
+def parse_devices(spec: Any) -> tuple[str, ...]:
+    """Return one device for each hot table. Raises TypeError or ValueError."""
+    given = ["cpu"] if spec is None else [spec] if isinstance(spec, str) else list(spec)
+    if not given:
+        raise ValueError("devices must name at least one device, got an empty list; use None for the CPU")
+    return tuple(registry.parse_device(device) for device in given)
+
+
+def check_name(name: Any) -> None:
+    """Raise TypeError or ValueError unless name is a path of plain names; it never leaves its store."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {name!r}")
+    parts = name.split("/")
+    if not name or name == "default" or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(
+            f"name must be printable, without empty, '.' or '..' parts between slashes, and not 'default', got {name!r}"
+        )
+
+
+def checked(value: Any, kind: type[Any], what: str, advice: str) -> Any:
+    """Return value if it is a `kind`, or raise TypeError with advice."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be a {kind.__name__}, got {value!r}; use {advice}")
+    return value
+
+
+def at_least(value: Any, least: int, what: str) -> int:
+    """Return value as an int of at least `least`. Raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{what} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, got {value}")
+    return int(value)

@@ -1,0 +1,57 @@
+"""How much of the store's budget a variable takes, and the hot tables made with it."""
+
+from __future__ import annotations
+
+from kvemb import registry
+from kvemb.arguments import at_least
+from kvemb.budget import Budget
+from kvemb.contracts import HotTable
+from kvemb.rows import RowBlock
+from kvemb.schema import Schema
+
+# Rows the hot tables hold at first, when neither init_size nor hot_rows says.
+DEFAULT_INIT_ROWS = 8192
+# A pile of the spill buffer: enough for RocksDB to take in one run; beyond that nothing is gained.
+MAX_SPILL_ROWS, MIN_SPILL_ROWS = 65_536, 64
+# Two piles that wait to be written, and two reads ahead.
+_SPILL_BLOCKS = 4
+
+
+def make_tables(
+    variable: str, schema: Schema, devices: tuple[str, ...], init_size: int, hot_rows: int | None, budget: Budget
+) -> tuple[list[HotTable], int]:
+    """Reserve memory for a variable and make its hot tables, one a device.
+
+    Returns them with the rows of one spill pile. hot_rows: cells in all, reserved at once; None: init_size rows at
+    first (0: a default), and as many doublings as the budget may ever allow. Raises ValueError when the budget does
+    not hold what was asked for.
+    """
+    makers = [registry.hot_table(device) for device in devices]
+    cell_bytes = [maker.bytes_per_cell(schema) for maker in makers]
+    spill_row_bytes = _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
+    share = min(budget.total // 16, budget.free // 4)
+    spill_rows = max(MIN_SPILL_ROWS, min(MAX_SPILL_ROWS, share // spill_row_bytes))
+    for_tables = max(0, budget.free - spill_rows * spill_row_bytes) // len(devices)
+    if hot_rows is not None:
+        what, wanted = "hot_rows", -(-at_least(hot_rows, 1, "hot_rows") // len(devices))
+        first = most = [wanted] * len(devices)
+    else:
+        what, wanted = "init_size", -(-(init_size or DEFAULT_INIT_ROWS) // len(devices))
+        if not init_size:
+            what, wanted = "a new variable", min(wanted, for_tables // (8 * max(cell_bytes)))
+        most = [max(wanted, for_tables // size) for size in cell_bytes]
+        first = [_first_size(limit, wanted) for limit in most]
+    cells = [
+        -(-rows // maker.cells_per_bucket) * maker.cells_per_bucket for maker, rows in zip(makers, first, strict=True)
+    ]
+    needed = sum(count * size for count, size in zip(cells, cell_bytes, strict=True))
+    budget.reserve(needed + spill_rows * spill_row_bytes, f"{what} of variable {variable!r}")
+    tables = [maker(schema, rows, limit) for maker, rows, limit in zip(makers, first, most, strict=True)]
+    return tables, spill_rows
+
+
+def _first_size(limit: int, wanted: int) -> int:
+    """The smallest limit / 2^k that holds wanted rows: doubling from there ends at the limit, not short of it."""
+    while limit >= 2 * max(1, wanted):
+        limit //= 2
+    return max(1, limit)
