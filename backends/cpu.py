@@ -66,17 +66,21 @@ class CpuTable(CpuRows):
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.HotTable."""
-        block, cells = self.block, np.empty(len(keys), np.int64)
+        block, n = self.block, len(keys)
+        cells = np.empty(n, np.int64)
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(block.schema.kernel_dtype)
 
-        def part(number: int, parts: int) -> None:
+        def read(start: int, stop: int, shared: bool) -> None:
             cpu_probe.lookup(
-                keys, number, parts, self._buckets, self._tags, block.keys, block.values, seen, block.schema.dim,
-                how, now, block.scores, block.flags, cells,
+                keys, start, stop, self._buckets, self._tags, block.keys, block.values, seen, block.schema.dim,
+                how, now, shared, block.scores, block.flags, cells,
             )  # fmt: skip
 
-        _in_parts(part, len(keys))
+        if _worth_threads(n):
+            _in_parts(lambda part, parts: read(n * part // parts, n * (part + 1) // parts, shared=True))
+        else:
+            read(0, n, shared=False)
         return cells
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
@@ -90,7 +94,10 @@ class CpuTable(CpuRows):
                 step, block.steps, block.flags, cells,
             )  # fmt: skip
 
-        _in_parts(part, len(keys))
+        if _worth_threads(len(keys)):
+            _in_parts(part)
+        else:
+            part(0, 1)
         return cells
 
     def insert(
@@ -155,16 +162,17 @@ class CpuTable(CpuRows):
         return np.flatnonzero(self._digests[: self.capacity_rows])
 
 
-def _in_parts(part: Callable[[int, int], None], keys: int) -> None:
-    """Run part(number, parts) over the machine's cores when there are keys enough, else once, here.
+def _worth_threads(keys: int) -> bool:
+    return keys >= PARALLEL_KEYS and _cores() > 1
 
-    There are more parts than cores and each thread takes the next, so that a core busy elsewhere does not hold up the
+
+def _in_parts(part: Callable[[int, int], None]) -> None:
+    """Run part(number, parts) for every number, on all cores.
+
+    There are more parts than cores, a power of two, and each thread takes the next, so that a core busy elsewhere does not hold up the
     rest.
     """
-    if keys < PARALLEL_KEYS or _cores() == 1:
-        part(0, 1)
-        return
-    parts = 2 * _cores()
+    parts = 2 << (_cores() - 1).bit_length()
     numbers = iter(range(parts))
 
     def run() -> None:

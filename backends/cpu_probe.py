@@ -14,7 +14,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from kvemb.backends.intrinsics import prefetch, trailing_zeros
+from kvemb.backends.intrinsics import atomic_add, prefetch, trailing_zeros
 
 from kvemb.hashing import kernel, mix
 from kvemb.rows import DIRTY
@@ -130,8 +130,11 @@ def find(wanted: Any, buckets: int, tags: Any, keys: Any, cells: Any) -> None:
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _mine(key: Any, part: Any, parts: Any) -> Any:
-    """Whether this thread handles a key: by the hash, so that equal keys meet in one thread, in order."""
-    return parts == 1 or np.int64((mix(key) >> np.uint64(16)) & np.uint64(0xFF)) % parts == part
+    """Whether this thread handles a key: by the hash, so that equal keys meet in one thread, in order.
+
+    parts is a power of two.
+    """
+    return np.int64(mix(key) >> np.uint64(16)) & parts - 1 == part
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
@@ -146,8 +149,8 @@ def _choose(wanted: Any, part: Any, parts: Any, chosen: Any) -> Any:
 @kernel
 def lookup(
     wanted: Any,
-    part: int,
-    parts: int,
+    start: int,
+    stop: int,
     buckets: int,
     tags: Any,
     keys: Any,
@@ -156,27 +159,26 @@ def lookup(
     dim: int,
     rule: int,
     now: float,
+    shared: bool,
     scores: Any,
     flags: Any,
     cells: Any,
 ) -> None:
-    """Find, copy and touch the keys of one part of the batch, in a pipeline: digests, then key and row, then the copy.
+    """Find, copy and touch wanted[start:stop], in a pipeline: digests, then key and row, then the copy.
 
-    Threads may run the parts of one batch at once: they touch different cells and rows.
+    shared: other threads run other ranges of the batch, in which the same keys may be; no use is lost.
     """
-    chosen = np.empty(len(wanted) + 1, np.int64)
-    n = _choose(wanted, part, parts, chosen)
     hashes = np.empty(RING, np.uint64)
     width = values.shape[1]
     line = max(1, LINE_BYTES // values.itemsize)
-    for t in range(n + FAR + NEAR):
-        if t < n:
-            h = mix(wanted[chosen[t]])
+    for t in range(start, stop + FAR + NEAR):
+        if t < stop:
+            h = mix(wanted[t])
             hashes[t & RING - 1] = h
             prefetch(tags, 2 * first_bucket(h, buckets))
-        if t >= FAR and t - FAR < n:
+        if t - FAR >= start and t - FAR < stop:
             c = _likely_cell(hashes[t - FAR & RING - 1], buckets, tags)
-            cells[chosen[t - FAR]] = c
+            cells[t - FAR] = c
             if c >= 0:
                 prefetch(keys, c)
                 for j in range(0, dim, line):
@@ -184,22 +186,23 @@ def lookup(
                 if rule >= 0:
                     prefetch(scores, c)
                     prefetch(flags, c)
-        if t >= FAR + NEAR:
-            i = np.uint64(chosen[t - FAR - NEAR])
+        i = t - FAR - NEAR
+        if i >= start:
             c = cells[i]
             if c >= 0 and keys[c] != wanted[i]:
-                c = _cell_of(wanted[i], mix(wanted[i]), buckets, tags, keys)
+                c = _cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
                 cells[i] = c
             if c >= 0:
-                row = np.uint64(c)
                 for j in range(dim):
-                    out[i, j] = values[row, j]
-                if rule == COUNT:
-                    scores[row] += 1.0
-                    flags[row] |= DIRTY
-                elif rule == LAST_USE:
-                    scores[row] = now
-                    flags[row] |= DIRTY
+                    out[i, j] = values[c, j]
+                if rule >= 0:
+                    if rule == LAST_USE:
+                        scores[c] = now
+                    elif shared:
+                        atomic_add(scores, c, 1.0)
+                    else:
+                        scores[c] += 1.0
+                    flags[c] |= DIRTY
 
 
 @kernel
@@ -218,7 +221,10 @@ def upsert(
     flags: Any,
     cells: Any,
 ) -> None:
-    """Find, and overwrite the embeddings found, in order; parts and pipeline as in lookup."""
+    """Find, and overwrite the embeddings found, in order, of one part of the batch; the pipeline is lookup's.
+
+    Threads may run the parts, a power of two, at once: they handle different keys, so different rows.
+    """
     chosen = np.empty(len(wanted) + 1, np.int64)
     n = _choose(wanted, part, parts, chosen)
     hashes = np.empty(RING, np.uint64)

@@ -43,6 +43,18 @@ def trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 
 @intrinsic
+def atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
+    """Add to the array's element at a flat offset so that threads doing the same lose nothing."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        builder.atomic_rmw("fadd", builder.gep(data, [args[1]]), args[2], "monotonic")
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float64), codegen
+
+
+@intrinsic
 def _bits_of_float(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
