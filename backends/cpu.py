@@ -169,8 +169,8 @@ def _worth_threads(keys: int) -> bool:
 def _in_parts(part: Callable[[int, int], None]) -> None:
     """Run part(number, parts) for every number, on all cores.
 
-    There are more parts than cores, a power of two, and each thread takes the next, so that a core busy elsewhere does not hold up the
-    rest.
+    There are more parts than cores, a power of two, and each thread takes the next, so that a core busy elsewhere does
+    not hold up the rest.
     """
     parts = 2 << (_cores() - 1).bit_length()
     numbers = iter(range(parts))

@@ -52,7 +52,7 @@ class Budget:
         if not self.try_reserve(nbytes):
             raise ValueError(
                 f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self._free)} of the store's budget of "
-                f"{format_bytes(self.total)} are free; open the store with a larger memory_budget, or ask for fewer rows"
+                f"{format_bytes(self.total)} are free; open the store with a larger memory_budget or ask for less"
             )
 
     def release(self, nbytes: int) -> None:

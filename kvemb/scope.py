@@ -51,8 +51,9 @@ def get_variable(
         known = store._opened.get(name)
         if known is None:
             return Variable(
-                key_dtype, value_dtype, dim, devices, partitioner, shared_name, name, initializer, trainable, checkpoint,
-                init_size, kv_creator, restrict_policy, bp_v2, store=store, optimizer=optimizer, hot_rows=hot_rows,
+                key_dtype, value_dtype, dim, devices, partitioner, shared_name, name, initializer, trainable,
+                checkpoint, init_size, kv_creator, restrict_policy, bp_v2,
+                store=store, optimizer=optimizer, hot_rows=hot_rows,
             )  # fmt: skip
         values = as_value_dtype(value_dtype)
         asked = None if initializer is None else as_initializer(initializer, at_least(dim, 1, "dim"), values)

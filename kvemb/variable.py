@@ -398,9 +398,15 @@ class Variable:
 def open_stored(store: Store, name: str, entry: VariableEntry) -> Variable:
     """Open a stored variable as it is stored."""
     return Variable(
-        entry.key_dtype, entry.value_dtype, entry.dim, name=name, trainable=entry.trainable, checkpoint=entry.checkpoint,
-        bp_v2=entry.bp_v2, store=store,
-    )  # fmt: skip
+        entry.key_dtype,
+        entry.value_dtype,
+        entry.dim,
+        name=name,
+        trainable=entry.trainable,
+        checkpoint=entry.checkpoint,
+        bp_v2=entry.bp_v2,
+        store=store,
+    )
 
 
 def _joined(column: tuple[Any, ...]) -> Any:
