@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from kvemb.backends.cpu_probe import CELLS, HIGHS, ONES, digest_of, first_bucket, matches, second_bucket
 from kvemb.backends.intrinsics import prefetch, trailing_zeros
 
-from kvemb.hashing import kernel, mix
+from kvemb.hashing import inlined, kernel, mix
 from kvemb.rows import DIRTY
 
 AHEAD = 16
@@ -20,12 +19,12 @@ AHEAD = 16
 NEARLY_FULL = 3
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _bytes_shown(mask: Any) -> Any:
     return (((mask >> np.uint64(7)) * ONES) >> np.uint64(56)) & np.uint64(0xFF)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _empty_cells(bucket: Any, tags: Any) -> Any:
     """How many cells of a bucket are empty. Digests in use are 1 to 255, so adding 127 to their low bits tells
     exactly.
@@ -38,7 +37,7 @@ def _empty_cells(bucket: Any, tags: Any) -> Any:
     return count
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _empty_cell(h: Any, buckets: Any, tags: Any) -> Any:
     """An empty cell for a hash, -1 for none. The first bucket, until it is nearly full and the second is emptier:
 
@@ -59,7 +58,7 @@ def _empty_cell(h: Any, buckets: Any, tags: Any) -> Any:
     return bucket * CELLS + 8 + (trailing_zeros(matches(tags[2 * bucket + 1], np.uint8(0))) >> 3)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _lower(a: Any, b: Any, scores: Any, keys: Any) -> Any:
     """Of two cells the one that leaves first: the lower score, of equal ones the smaller key."""
     if b < 0 or scores[a] < scores[b] or (scores[a] == scores[b] and keys[a] < keys[b]):
@@ -67,7 +66,7 @@ def _lower(a: Any, b: Any, scores: Any, keys: Any) -> Any:
     return b
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inlined
 def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
     worst = -1
     for c in range(first * CELLS, first * CELLS + CELLS):
@@ -78,7 +77,7 @@ def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
     return worst
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _copy_row(
     to: Any,
     t_keys: Any,

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from kvemb.backends.intrinsics import atomic_add, prefetch, trailing_zeros
 
-from kvemb.hashing import kernel, mix
+from kvemb.hashing import inlined, kernel, mix
 from kvemb.rows import DIRTY
 
 CELLS = 16
@@ -36,26 +35,26 @@ ONES = np.uint64(0x0101010101010101)
 HIGHS = np.uint64(0x8080808080808080)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def first_bucket(h: Any, buckets: Any) -> Any:
     """The bucket a hash prefers."""
     return np.int64(((h >> _U32) * np.uint64(buckets)) >> _U32)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def second_bucket(h: Any, buckets: Any) -> Any:
     """The bucket a hash falls back to; it may be the same."""
     return np.int64(((h & _LOW) * np.uint64(buckets)) >> _U32)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def digest_of(h: Any) -> Any:
     """One byte of the hash, never 0. Independent of the buckets while there are fewer than 2^24 of them."""
     d = np.uint8((h >> _U32) & np.uint64(0xFF))
     return d if d != 0 else np.uint8(1)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def matches(word: Any, digest: Any) -> Any:
     """The high bit of each byte of word that equals digest; a byte above one that does may show too, so verify the key.
 
@@ -65,7 +64,7 @@ def matches(word: Any, digest: Any) -> Any:
     return (x - ONES) & ~x & HIGHS
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _in_bucket(key: Any, digest: Any, bucket: Any, tags: Any, keys: Any) -> Any:
     for half in range(2):
         mask = matches(tags[2 * bucket + half], digest)
@@ -77,7 +76,7 @@ def _in_bucket(key: Any, digest: Any, bucket: Any, tags: Any, keys: Any) -> Any:
     return np.int64(-1)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _cell_of(key: Any, h: Any, buckets: Any, tags: Any, keys: Any) -> Any:
     digest = digest_of(h)
     first = first_bucket(h, buckets)
@@ -87,7 +86,7 @@ def _cell_of(key: Any, h: Any, buckets: Any, tags: Any, keys: Any) -> Any:
     return cell
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
     """The first cell whose digest fits, -1 for none: right but for one key in 16, and found without reading keys."""
     digest = digest_of(h)
@@ -128,7 +127,7 @@ def find(wanted: Any, buckets: int, tags: Any, keys: Any, cells: Any) -> None:
             cells[i] = _cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _mine(key: Any, part: Any, parts: Any) -> Any:
     """Whether this thread handles a key: by the hash, so that equal keys meet in one thread, in order.
 
@@ -137,7 +136,7 @@ def _mine(key: Any, part: Any, parts: Any) -> Any:
     return np.int64(mix(key) >> np.uint64(16)) & parts - 1 == part
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _choose(wanted: Any, part: Any, parts: Any, chosen: Any) -> Any:
     m = 0
     for i in range(len(wanted)):

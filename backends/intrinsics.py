@@ -16,7 +16,7 @@ from numba.extending import intrinsic, overload
 
 
 @intrinsic
-def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
+def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
     """Ask for the cache line of the array's element at a flat offset. Never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -33,7 +33,7 @@ def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 @intrinsic
-def trailing_zeros(typingctx: Any, word: Any) -> Any:
+def _trailing_zeros(typingctx: Any, word: Any) -> Any:
     """Count the zero bits below the lowest set bit of a uint64, which must not be 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -43,7 +43,7 @@ def trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 
 @intrinsic
-def atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
+def _atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
     """Add to the array's element at a flat offset so that threads doing the same lose nothing."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -55,7 +55,7 @@ def atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
 
 
 @intrinsic
-def _bits_of_float(typingctx: Any, value: Any) -> Any:
+def _bits_of_float_intrinsic(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
@@ -63,11 +63,19 @@ def _bits_of_float(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
-def _float_of_bits(typingctx: Any, value: Any) -> Any:
+def _float_of_bits_intrinsic(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
     return types.float32(types.uint32), codegen
+
+
+# Called with the arguments after the first; typed as Any, since numba's types show the typing function's own.
+prefetch: Any = _prefetch
+trailing_zeros: Any = _trailing_zeros
+atomic_add: Any = _atomic_add
+_bits_of_float: Any = _bits_of_float_intrinsic
+_float_of_bits: Any = _float_of_bits_intrinsic
 
 
 def load(element: Any) -> Any:

@@ -187,7 +187,7 @@ class RocksStore:
                 parts = self._readers._max_workers
                 step = -(-len(encoded) // parts)
                 pieces = [encoded[at : at + step] for at in range(0, len(encoded), step)]
-                records = [record for part in self._readers.map(self.family.get, pieces) for record in part]
+                records = [record for part in self._readers.map(self.family.get, pieces) for record in part or ()]
         found = np.fromiter(map(bool, records), np.bool_, len(records))
         return decode_records(keys[found], list(filter(None, records)), self._schema), found
 

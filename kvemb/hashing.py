@@ -19,11 +19,19 @@ EMPTY = -1
 
 
 def kernel(function: Any) -> Any:
-    """Compile a nogil kernel once and keep it on disk. No fastmath: results must not depend on the machine."""
-    return numba.njit(nogil=True, cache=True)(function)
+    """Compile a nogil kernel once and keep it on disk. Division by zero is IEEE's.
+
+    No fastmath, so that no multiply-add is fused: results must not depend on the machine.
+    """
+    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
 
 
-@numba.njit(inline="always")
+def inlined(function: Any) -> Any:
+    """Compile a function into the kernels that call it."""
+    return numba.njit(inline="always")(function)
+
+
+@inlined
 def mix(key: int) -> Any:
     """Return the 64-bit hash of a key, as uint64."""
     h = np.uint64(key)
