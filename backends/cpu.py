@@ -14,9 +14,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+
 from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_rows import CpuRows
-
 from kvemb.hashing import Keys, Positions
 from kvemb.restrict import ScoreRule
 from kvemb.rows import RowBlock

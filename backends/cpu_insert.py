@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from kvemb.backends.cpu_probe import CELLS, HIGHS, ONES, digest_of, first_bucket, matches, second_bucket
 from kvemb.backends.intrinsics import prefetch, trailing_zeros
-
 from kvemb.hashing import inlined, kernel, mix
 from kvemb.rows import DIRTY
 

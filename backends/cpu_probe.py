@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from kvemb.backends.intrinsics import atomic_add, prefetch, trailing_zeros
 
+from kvemb.backends.intrinsics import atomic_add, prefetch, trailing_zeros
 from kvemb.hashing import inlined, kernel, mix
 from kvemb.rows import DIRTY
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from kvemb.backends.intrinsics import load, prefetch, store
 
+from kvemb.backends.intrinsics import load, prefetch, store
 from kvemb.hashing import Positions, kernel
 from kvemb.optimizers import Optimizer
 from kvemb.rows import DIRTY, RowBlock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -38,24 +40,26 @@ def rank_one_by_one(triples: Ints, of: Ints, scores: Floats) -> list[float]:
 
 @pytest.mark.parametrize("levels", [2, 5, 10_000])
 @pytest.mark.parametrize("at_once", [(1, 1), (7, 5), (4096, 2048)])
-def test_ranks_equal_those_found_one_by_one(levels: int, at_once: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_equal_those_found_one_by_one(
+    levels: int, at_once: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ranking, "ENTITIES_AT_ONCE", at_once[0])
     monkeypatch.setattr(ranking, "QUESTIONS_AT_ONCE", at_once[1])
     triples, scores = made_up(seed=levels, levels=levels)
     part = triples[::3]
 
-    def score(ask: Ints, start: int, stop: int) -> Floats:
-        found: Floats = scores[ask[:, 2], ask[:, 1], ask[:, 0], start:stop]
-        return found
+    def scorer(ask: Ints) -> Callable[[int, int], Floats]:
+        return lambda start, stop: scores[ask[:, 2], ask[:, 1], ask[:, 0], start:stop]
 
-    found = filtered_ranks(questions_of(part), ENTITIES, Filter(triples, RELATIONS), score)
+    found = filtered_ranks(questions_of(part), ENTITIES, Filter(triples, RELATIONS), scorer)
     assert found.tolist() == rank_one_by_one(triples, part, scores)
 
 
 def test_a_model_that_scores_all_alike_ranks_in_the_middle() -> None:
     triples = np.array([[0, 0, 1]])
     known = Filter(triples, 1)
-    ranks = filtered_ranks(questions_of(triples), 101, known, lambda ask, a, b: np.zeros((len(ask), b - a), np.float32))
+    alike = lambda ask: lambda start, stop: np.zeros((len(ask), stop - start), np.float32)  # noqa: E731
+    ranks = filtered_ranks(questions_of(triples), 101, known, alike)
     assert ranks.tolist() == [51.0, 51.0]
 
 
@@ -63,7 +67,10 @@ def test_a_model_of_nan_ranks_last() -> None:
     triples = np.array([[0, 0, 1]])
     known = Filter(triples, 1)
     scores = np.full((2, 50), np.nan, np.float32)
-    assert filtered_ranks(questions_of(triples), 50, known, lambda ask, a, b: scores[:, a:b]).min() >= 50
+    ranks = filtered_ranks(
+        questions_of(triples), 50, known, lambda ask: lambda start, stop: scores[:, start:stop].copy()
+    )
+    assert ranks.min() >= 50
 
 
 def test_the_summary_of_ranks() -> None:
