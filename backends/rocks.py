@@ -107,6 +107,7 @@ class RocksDatabase:
             options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
         options.set_write_buffer_size(min(creator.write_buffer_bytes, self._write_buffer_bytes // 2))
         options.set_db_write_buffer_size(self._write_buffer_bytes)
+        options.set_level_zero_file_num_compaction_trigger(8)
         options.set_max_background_jobs(creator.background_jobs)
         options.set_allow_mmap_reads(creator.read_mode == "mmap")
         options.set_use_direct_reads(creator.read_mode == "direct")

@@ -58,7 +58,7 @@ class RocksDBCreator:
     block_bytes: int = 4096
     bloom_bits: int = 10
     compression: str | tuple[str, ...] = "none"
-    write_buffer_bytes: int = 16 << 20
+    write_buffer_bytes: int = 64 << 20
     read_mode: str = "pread"
     background_jobs: int = 2
 
