@@ -49,16 +49,19 @@ def second_bucket(h: Any, buckets: Any) -> Any:
 
 @inlined
 def digest_of(h: Any) -> Any:
-    """One byte of the hash, never 0. Independent of the buckets while there are fewer than 2^24 of them."""
+    """One byte of the hash, from 2 to 255. Independent of the buckets while there are fewer than 2^24 of them.
+
+    Not 1 either: `matches` may show the digest's neighbour, and that one must not be an empty cell.
+    """
     d = np.uint8((h >> _U32) & np.uint64(0xFF))
-    return d if d != 0 else np.uint8(1)
+    return d if d > 1 else d | np.uint8(2)
 
 
 @inlined
 def matches(word: Any, digest: Any) -> Any:
     """The high bit of each byte of word that equals digest; a byte above one that does may show too, so verify the key.
 
-    The lowest bit shown is always true (Mycroft's zero-byte test, as in "Bit Twiddling Hacks").
+    Such a byte is digest ^ 1. The lowest bit shown is always true (Mycroft's zero-byte test, as in "Bit Twiddling Hacks").
     """
     x = word ^ (np.uint64(digest) * ONES)
     return (x - ONES) & ~x & HIGHS

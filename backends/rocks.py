@@ -8,19 +8,22 @@ translated here, once.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import rocksdict as rd
 
 from kvemb.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys
 from kvemb.contracts import Mask
-from kvemb.errors import ColdStoreError, Corruption
+from kvemb.errors import Closed, ColdStoreError, Corruption
 from kvemb.hashing import Keys
 from kvemb.options import RocksDBCreator
 from kvemb.rows import REMOVED, RowBlock
@@ -45,7 +48,7 @@ def _translated(what: str) -> Iterator[None]:
     """Turn rocksdict's errors, which are bare Exceptions, into kvemb's."""
     try:
         yield
-    except (Corruption, ColdStoreError):
+    except (Corruption, ColdStoreError, Closed, StopIteration):
         raise
     except Exception as error:
         text = str(error)
@@ -172,9 +175,12 @@ class RocksStore:
         self._unlogged = rd.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._unlogged.memtable_insert_hint_per_batch = True
+        self._scans: WeakSet[_Scan] = WeakSet()
 
     def close(self) -> None:
-        """Drop the handles."""
+        """End scans and drop the handles."""
+        for scan in list(self._scans):
+            scan.close()
         self.family.close()
         del self.family, self._handle, self._db
 
@@ -208,24 +214,14 @@ class RocksStore:
                 self._db.write(batch, self._unlogged)
 
     def scan(self, batch_rows: int) -> Iterator[RowBlock]:
-        """See contracts.ColdStore. Holds a RocksDB snapshot until it is exhausted or dropped."""
+        """See contracts.ColdStore. What it shows is kept on disk until it is exhausted or dropped."""
         options = rd.ReadOptions()
         options.set_readahead_size(READAHEAD_BYTES)
-        snapshot = self.family.snapshot()
-        return self._scan(snapshot, batch_rows, options)
-
-    def _scan(self, snapshot: rd.Snapshot, batch_rows: int, options: rd.ReadOptions) -> Iterator[RowBlock]:
-        items = snapshot.items(read_opt=options)
-        last = None
-        while True:
-            with _translated(f"scan {self._name!r}"):
-                batch = list(islice(items, batch_rows))
-                if not batch:
-                    _raise_if_cut_short(snapshot, last, options)
-                    return
-                keys, records = zip(*batch, strict=True)
-            last = keys[-1]
-            yield decode_records(decode_keys(list(keys), self._schema), list(records), self._schema)
+        # Both show the instant they are made. rocksdict's Snapshot would not help: its iterators see later writes.
+        items, check = self.family.items(read_opt=options), self.family.iter(options)
+        scan = _Scan(self._name, self._schema, items, check, batch_rows)
+        self._scans.add(scan)
+        return scan
 
     def clear(self) -> None:
         """See contracts.ColdStore."""
@@ -238,9 +234,46 @@ class RocksStore:
         return sum(self.family.property_int_value(name) or 0 for name in names)
 
 
-def _raise_if_cut_short(snapshot: rd.Snapshot, last: bytes | None, options: rd.ReadOptions) -> None:
+class _Scan(Iterator[RowBlock]):
+    """The rows of one instant, batch by batch. It keeps the database open, so the store closes it before itself.
+
+    check: an iterator of the same instant, which tells at the end whether `items` stopped for an error.
+    """
+
+    def __init__(self, name: str, schema: Schema, items: Iterator[Any], check: rd.RdictIter, batch_rows: int) -> None:
+        self._name, self._schema, self._batch_rows = name, schema, batch_rows
+        self._items = items
+        self._check: rd.RdictIter | None = check
+        self._last: bytes | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def __next__(self) -> RowBlock:
+        with self._lock, _translated(f"scan {self._name!r}"):
+            if self._closed:
+                raise Closed(f"the store of {self._name!r} was closed during this scan; open it, and scan again")
+            batch = list(islice(self._items, self._batch_rows))
+            if not batch:
+                if self._check is not None:
+                    _raise_if_cut_short(self._check, self._last)
+                self._release()
+                raise StopIteration
+        keys, records = zip(*batch, strict=True)
+        self._last = keys[-1]
+        return decode_records(decode_keys(list(keys), self._schema), list(records), self._schema)
+
+    def close(self) -> None:
+        """End the scan, after a batch that is being read."""
+        with self._lock:
+            self._closed = self._check is not None
+            self._release()
+
+    def _release(self) -> None:
+        self._check, self._items = None, iter(())
+
+
+def _raise_if_cut_short(check: rd.RdictIter, last: bytes | None) -> None:
     """Raise when items() ended for an error: it ends the same way for that as at the last key."""
-    check = snapshot.iter(options)
     if last is None:
         check.seek_to_first()
     else:

@@ -6,6 +6,9 @@ Kernels here release the GIL and touch only what they are given; callers hold th
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -23,7 +26,19 @@ def kernel(function: Any) -> Any:
 
     No fastmath, so that no multiply-add is fused: results must not depend on the machine.
     """
-    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    # numba compiles anew when the kernel's own file has changed; a kernel holds functions and constants of others too.
+    stamp = source_stamp(Path(function.__code__.co_filename).parent)
+    compiled._cache._cache_file._source_stamp = stamp  # type: ignore[attr-defined]
+    return compiled
+
+
+@cache
+def source_stamp(folder: Path) -> str:
+    """Return a digest of every source a kernel of this folder may be made of."""
+    here = Path(__file__)
+    sources = sorted({here, here.with_name("rows.py"), *folder.glob("*.py")})
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def inlined(function: Any) -> Any:

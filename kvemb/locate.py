@@ -136,6 +136,11 @@ class Locator:
         for fetch in (*self._reads, *self._ahead):
             fetch.invalidate(keys)
 
+    def settle(self) -> None:
+        """Wait for the reads of calls that gave up the lock. They need no lock to end."""
+        for fetch in self._reads:
+            fetch.wait()
+
     def _fetch(self, keys: Keys) -> Fetch:
         return Fetch(keys[np.argsort(order_keys(keys, self._schema))])
 

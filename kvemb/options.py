@@ -49,6 +49,8 @@ class RocksDBCreator:
     bloom_bits: bits a key of the Bloom filter that answers for missing keys; 0 for none.
     compression: one name for every level, or one a level from L0 down: "none", "lz4", "zstd", "snappy".
     write_buffer_bytes: size of a memtable; two may be in memory.
+    compaction: "universal" (rewrites and reads less under a constant spill, but a full merge takes twice the disk for a
+    while) or "level".
     read_mode: "pread" (through the page cache), "mmap" (pages count as this process's memory), "direct".
     background_jobs: threads that flush and compact.
     """
@@ -59,6 +61,7 @@ class RocksDBCreator:
     bloom_bits: int = 10
     compression: str | tuple[str, ...] = "none"
     write_buffer_bytes: int = 64 << 20
+    compaction: str = "universal"
     read_mode: str = "pread"
     background_jobs: int = 2
 
@@ -72,6 +75,8 @@ class RocksDBCreator:
                 raise ValueError(f"RocksDBCreator {name} must be at least {least}, got {value}")
         if self.read_mode not in ("pread", "mmap", "direct"):
             raise ValueError(f"RocksDBCreator read_mode must be 'pread', 'mmap' or 'direct', got {self.read_mode!r}")
+        if self.compaction not in ("universal", "level"):
+            raise ValueError(f"RocksDBCreator compaction must be 'universal' or 'level', got {self.compaction!r}")
         names = (self.compression,) if isinstance(self.compression, str) else tuple(self.compression)
         if not names or any(name not in ("none", "lz4", "zstd", "snappy") for name in names):
             raise ValueError(

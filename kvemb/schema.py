@@ -107,7 +107,7 @@ def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
     """
     array = _checked_array(keys, dtype, "keys")
     if dtype == np.uint64:
-        return np.ascontiguousarray(array).view(np.int64)
+        return np.ascontiguousarray(array).view(np.int64).reshape(array.shape)
     return np.ascontiguousarray(array, dtype=np.int64).reshape(array.shape)
 
 

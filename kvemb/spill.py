@@ -147,21 +147,23 @@ class SpillBuffer:
 
     def drain(self) -> None:
         """Write everything and wait for it. Raises the error of a write; then the rows stay here."""
-        if self._writing is not None:
-            self._finish()
+        self.settle()
         if self._active.count:
             self._freeze()
             self._finish()
 
-    def clear(self) -> None:
-        """Forget every row, after a write under way has ended."""
+    def settle(self) -> None:
+        """Wait until a write under way has ended. Raises its error."""
         if self._writing is not None:
             self._finish()
+
+    def clear(self) -> None:
+        """Forget every row, after a write under way has ended."""
+        self.settle()
         self._active.clear()
 
     def _freeze(self) -> None:
-        if self._writing is not None:
-            self._finish()
+        self.settle()
         self._frozen, self._active = self._active, self._spare
         self._writing = self._executor.submit(self._write, self._frozen.rows())
 

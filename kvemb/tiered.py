@@ -228,7 +228,8 @@ class Tiered:
         assert self._optimizer is not None
         distinct = Unique(keys)
         if distinct.repeated:
-            summed = np.zeros((len(distinct.keys), self.schema.dim), grads.dtype)
+            # From -0.0, which added to any number gives that number: what a key gets does not hang on its batch.
+            summed = np.full((len(distinct.keys), self.schema.dim), -0.0, grads.dtype)
             _sum_rows(distinct.inverse, grads, summed)
             grads = summed
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
@@ -257,16 +258,19 @@ class Tiered:
         removals = RowBlock(self.schema, len(keys))
         removals.keys[:] = keys
         removals.flags[:] = DIRTY | REMOVED
+        # Counted first: append keeps the removals even where it raises.
+        self.size -= len(keys)
         with self._poisoning():
             self._spill.append([removals])
-        self.size -= len(keys)
 
     def clear(self) -> None:
         """Drop every row."""
         with self._writing():
             with self._poisoning():
-                self._spill.clear()
+                # In this order a failure loses nothing.
+                self._spill.settle()
                 self.cold.clear()
+                self._spill.clear()
             for table in self.shards.tables:
                 table.clear()
             self._where.forget(None)
@@ -322,9 +326,10 @@ class Tiered:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Hold every other call off, whatever the store's health, for as long as the block runs."""
+        """Hold every other call off, whatever the store's health, while the block runs. No cold read outlasts it."""
         with self._lock:
             yield
+            self._where.settle()
 
     def scan(self, batch_rows: int) -> Iterator[RowBlock]:
         """Return all rows in key order, batch by batch, as they are now. The lock is free while they are consumed."""
@@ -428,8 +433,14 @@ class Tiered:
             self._spill.append(self.shards.insert(rows, by_score=by_score))
 
     def _write(self, rows: RowBlock) -> None:
-        with self._stats.timed("spill"):
-            self.cold.write(rows)
+        try:
+            with self._stats.timed("spill"):
+                self.cold.write(rows)
+        except ColdStoreError:
+            raise
+        except Exception as error:
+            # Whatever it was, these rows are not in the cold store, and memory must keep them.
+            raise ColdStoreError(f"the cold store did not take {len(rows)} rows: {error}") from error
         self._stats.spills += len(rows)
 
     def _write_dirty(self) -> None:
