@@ -114,7 +114,7 @@ class CpuTable(CpuRows):
             if growing:
                 self.grow()
             at, count = self._insert(rows, at, left, count, by_score, evicting=not growing)
-        return left.first(count)
+        return left.part(0, count)
 
     def _insert(
         self, rows: RowBlock, start: int, left: RowBlock, count: int, by_score: bool, *, evicting: bool

@@ -61,7 +61,7 @@ def digest_of(h: Any) -> Any:
 def matches(word: Any, digest: Any) -> Any:
     """The high bit of each byte of word that equals digest; a byte above one that does may show too, so verify the key.
 
-    Such a byte is digest ^ 1. The lowest bit shown is always true (Mycroft's zero-byte test, as in "Bit Twiddling Hacks").
+    Such a byte is digest ^ 1. The lowest bit shown is always true (Mycroft's zero-byte test, "Bit Twiddling Hacks").
     """
     x = word ^ (np.uint64(digest) * ONES)
     return (x - ONES) & ~x & HIGHS

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -34,6 +35,7 @@ PARALLEL_KEYS = 512
 # Rows put into one WriteBatch. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
 WRITE_ROWS = 4096
 READAHEAD_BYTES = 2 << 20
+STALL_SECONDS = 0.002
 
 _COMPRESSION = {
     "none": rd.DBCompressionType.none,
@@ -110,7 +112,10 @@ class RocksDatabase:
             options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
         options.set_write_buffer_size(min(creator.write_buffer_bytes, self._write_buffer_bytes // 2))
         options.set_db_write_buffer_size(self._write_buffer_bytes)
-        options.set_level_zero_file_num_compaction_trigger(8)
+        if creator.compaction == "universal":
+            options.set_compaction_style(rd.DBCompactionStyle.universal())
+        else:
+            options.set_level_zero_file_num_compaction_trigger(8)
         options.set_max_background_jobs(creator.background_jobs)
         options.set_allow_mmap_reads(creator.read_mode == "mmap")
         options.set_use_direct_reads(creator.read_mode == "direct")
@@ -159,7 +164,8 @@ class RocksDatabase:
         for store in self._stores.values():
             store.close()
         self._stores.clear()
-        self._db.close()
+        with suppress(Exception):
+            self._db.close()
         del self._db
 
 
@@ -175,13 +181,15 @@ class RocksStore:
         self._unlogged = rd.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._unlogged.memtable_insert_hint_per_batch = True
+        self._unlogged.no_slowdown = True
         self._scans: WeakSet[_Scan] = WeakSet()
 
     def close(self) -> None:
-        """End scans and drop the handles."""
+        """End scans and drop the handles. After a failed write RocksDB fails here again; that error was told already."""
         for scan in list(self._scans):
             scan.close()
-        self.family.close()
+        with suppress(Exception):
+            self.family.close()
         del self.family, self._handle, self._db
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
@@ -194,7 +202,7 @@ class RocksStore:
                 parts = self._readers._max_workers
                 step = -(-len(encoded) // parts)
                 pieces = [encoded[at : at + step] for at in range(0, len(encoded), step)]
-                records = [record for part in self._readers.map(self.family.get, pieces) for record in part or ()]
+                records = list(chain.from_iterable(self._readers.map(self.family.get, pieces)))
         found = np.fromiter(map(bool, records), np.bool_, len(records))
         return decode_records(keys[found], list(filter(None, records)), self._schema), found
 
@@ -204,14 +212,34 @@ class RocksStore:
         for at in range(0, len(order), WRITE_ROWS):
             part = rows.select(order[at : at + WRITE_ROWS])
             removed = part.flags & REMOVED != 0
-            batch = rd.WriteBatch(raw_mode=True)
-            batch.set_default_column_family(self._handle)
-            if removed.any():
-                deque(map(batch.delete, encode_keys(part.keys[removed], self._schema)), maxlen=0)
-                part = part.select(~removed)
-            deque(map(batch.put, encode_keys(part.keys, self._schema), encode_records(part)), maxlen=0)
+            kept = part.select(~removed)
+            deletes = encode_keys(part.keys[removed], self._schema)
+            keys, records = encode_keys(kept.keys, self._schema), encode_records(kept)
             with _translated(f"write {len(part)} rows of {self._name!r}"):
-                self._db.write(batch, self._unlogged)
+                while not self._try_write(deletes, keys, records):
+                    time.sleep(STALL_SECONDS)
+
+    def _try_write(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> bool:
+        """Write one batch; False when RocksDB asks writers to slow down.
+
+        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and for ever where the
+        disk is full: RocksDB's recovery waits for the writer, and the writer for the recovery.
+        """
+        batch = rd.WriteBatch(raw_mode=True)
+        batch.set_default_column_family(self._handle)
+        deque(map(batch.delete, deletes), maxlen=0)
+        deque(map(batch.put, keys, records), maxlen=0)
+        try:
+            self._db.write(batch, self._unlogged)
+        except Exception as error:
+            if "Write stall" not in str(error):
+                raise
+            if self.family.property_int_value("rocksdb.background-errors"):
+                raise ColdStoreError(
+                    f"write to {self._name!r}: RocksDB's background work failed; is the disk full?"
+                ) from error
+            return False
+        return True
 
     def scan(self, batch_rows: int) -> Iterator[RowBlock]:
         """See contracts.ColdStore. What it shows is kept on disk until it is exhausted or dropped."""

@@ -40,10 +40,9 @@ def encode_keys(keys: npt.NDArray[np.int64], schema: Schema) -> list[bytes]:
 
 def decode_keys(encoded: list[bytes], schema: Schema) -> npt.NDArray[np.int64]:
     """Return keys (n,) int64 of encoded ones. Raises Corruption when one is not 8 bytes long."""
-    joined = b"".join(encoded)
-    if len(joined) != KEY_BYTES * len(encoded):
-        raise Corruption(f"keys must be {KEY_BYTES} bytes each, got {len(joined)} bytes for {len(encoded)} keys")
-    return unordered_keys(np.frombuffer(joined, ">u8").astype(np.uint64), schema)
+    if strange := set(map(len, encoded)) - {KEY_BYTES}:
+        raise Corruption(f"keys must be {KEY_BYTES} bytes each, got one of {min(strange)}; run kvemb verify")
+    return unordered_keys(np.frombuffer(b"".join(encoded), ">u8").astype(np.uint64), schema)
 
 
 def record_dtype(schema: Schema) -> np.dtype[Any]:
@@ -65,13 +64,11 @@ def encode_records(block: RowBlock) -> list[bytes]:
 def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Schema) -> RowBlock:
     """Return the rows of `encoded`, one for each key. Raises Corruption when a record has another width."""
     layout = record_dtype(schema)
-    joined = b"".join(encoded)
-    if len(joined) != layout.itemsize * len(encoded):
+    if strange := set(map(len, encoded)) - {layout.itemsize}:
         raise Corruption(
-            f"records must be {layout.itemsize} bytes each, got {len(joined)} bytes for {len(encoded)} records; "
-            "run kvemb verify on the store"
+            f"records must be {layout.itemsize} bytes each, got one of {min(strange)}; run kvemb verify on the store"
         )
-    records = np.frombuffer(joined, layout)
+    records = np.frombuffer(b"".join(encoded), layout)
     block = RowBlock(schema, len(encoded))
     block.keys[:] = keys
     block.scores[:], block.steps[:], block.flags[:] = records["score"], records["step"], records["flags"]

@@ -56,7 +56,7 @@ def current_point(store: Path) -> Path:
     """Return the durable point that CURRENT names. Raises StoreNotFound or Corruption."""
     try:
         name = (store / CURRENT).read_text(encoding="ascii").strip()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreNotFound(f"there is no store at {store}") from error
     except UnicodeDecodeError as error:
         raise Corruption(f"{store / CURRENT} is damaged: it must name a folder in {POINTS}") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
-from kvemb.schema import Schema, dtype_of
+from kvemb.schema import KEY_DTYPES, VALUE_DTYPES, Schema, dtype_of
 
 FORMAT = 1  # on disk; do not renumber
 NAME = "manifest.json"
@@ -70,19 +70,33 @@ def read(directory: Path) -> Manifest:
         version = data.pop("format")
     except FileNotFoundError as error:
         raise CheckpointNotFound(f"{directory} is not a checkpoint: it has no {NAME}") from error
-    except (ValueError, AttributeError, KeyError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     if version != FORMAT:
         raise UnsupportedFormat(
             f"{path} has format {version!r}, this kvemb reads format {FORMAT}; use the kvemb that wrote it"
         )
     try:
-        entries = {name: VariableEntry(**_with_tuple(entry)) for name, entry in data["variables"].items()}
+        entries = {name: _entry(entry) for name, entry in data["variables"].items()}
         return Manifest(str(data["store"]), int(data["point"]), entries)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         names = ", ".join(f.name for f in fields(VariableEntry))
         raise Corruption(f"{path} is damaged: {error}; a variable has {names}") from error
 
 
-def _with_tuple(entry: dict[str, Any]) -> dict[str, Any]:
-    return {**entry, "slots": tuple(entry["slots"])}
+def _entry(data: dict[str, Any]) -> VariableEntry:
+    """Return a variable's entry. Raises ValueError, TypeError or KeyError where a field cannot be what it should."""
+    entry = VariableEntry(**{**data, "slots": tuple(data["slots"])})
+    sound = (
+        entry.key_dtype in KEY_DTYPES
+        and entry.value_dtype in VALUE_DTYPES
+        and all(type(number) is int for number in (entry.dim, entry.rows, entry.step))
+        and (entry.dim >= 1 and entry.rows >= 0 and entry.step >= 0)
+        and all(type(slot) is str for slot in entry.slots)
+        and all(type(described) is dict for described in (entry.initializer, entry.creator))
+        and all(described is None or type(described) is dict for described in (entry.optimizer, entry.policy))
+        and all(type(truth) is bool for truth in (entry.trainable, entry.checkpoint, entry.bp_v2))
+    )
+    if not sound:
+        raise ValueError(f"no variable can be {data!r}")
+    return entry

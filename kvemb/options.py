@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvemb.errors import UnsupportedFormat
+
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 MIN_BUDGET_BYTES = 4 << 20
@@ -85,9 +87,14 @@ class RocksDBCreator:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RocksDBCreator:
-        """Return the creator that dataclasses.asdict gave, read back from JSON."""
-        compression = data["compression"]
-        return cls(**{**data, "compression": compression if isinstance(compression, str) else tuple(compression)})
+        """Return the creator that dataclasses.asdict gave, read back from JSON. Raises UnsupportedFormat."""
+        try:
+            compression = data["compression"]
+            return cls(**{**data, "compression": compression if isinstance(compression, str) else tuple(compression)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnsupportedFormat(
+                f"kv_creator {data!r} cannot be read: {error!r}; use the kvemb that wrote it"
+            ) from error
 
 
 Creator = RocksDBCreator | MemoryCreator

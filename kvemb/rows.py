@@ -54,8 +54,7 @@ class RowBlock:
         self.flags: npt.NDArray[np.uint8] = _allocate(length, np.uint8)
         words = _allocate(length * schema.row_words, np.uint64)
         self.words: npt.NDArray[np.uint64] = words.reshape(length, schema.row_words)
-        self.values = words.view(schema.kernel_dtype).reshape(length, -1) if length else _no_rows(schema)
-        self.slots = words.view(schema.slot_dtype).reshape(length, -1) if length else _no_rows(schema)
+        self.values, self.slots = _seen(words, schema, schema.kernel_dtype), _seen(words, schema, schema.slot_dtype)
 
     def __len__(self) -> int:
         return self.length
@@ -70,13 +69,13 @@ class RowBlock:
         """Return one more zeroed column, allocated as a block's own are."""
         return _allocate(count, dtype)
 
-    def first(self, count: int) -> RowBlock:
-        """Return the first `count` rows as a view of this block's memory."""
-        part = object.__new__(RowBlock)
-        part.schema, part.length = self.schema, count
+    def part(self, start: int, stop: int) -> RowBlock:
+        """Return rows start to stop as a view of this block's memory."""
+        view = object.__new__(RowBlock)
+        view.schema, view.length = self.schema, stop - start
         for name in ("keys", "scores", "steps", "flags", "words", "values", "slots"):
-            setattr(part, name, getattr(self, name)[:count])
-        return part
+            setattr(view, name, getattr(self, name)[start:stop])
+        return view
 
     def embeddings(self) -> npt.NDArray[Any]:
         """Return the embeddings (length, dim) in the value dtype, a copy."""
@@ -101,8 +100,9 @@ class RowBlock:
         self.scores[index], self.steps[index], self.flags[index] = rows.scores, rows.steps, rows.flags
 
 
-def _no_rows(schema: Schema) -> npt.NDArray[Any]:
-    return np.empty((0, schema.row_bytes // schema.value_dtype.itemsize), schema.kernel_dtype)
+def _seen(words: npt.NDArray[np.uint64], schema: Schema, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The same memory as rows of another dtype."""
+    return words.view(dtype).reshape(-1, schema.row_bytes // dtype.itemsize)
 
 
 assert np.dtype(np.uint64).itemsize == WORD_BYTES

@@ -143,7 +143,13 @@ def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.ND
         raise ValueError(f"{what} must be a rectangular array of {dtype.name}, got {kind}: {error}") from error
     if array.size == 0:
         return array.astype(dtype)
-    if array.dtype.kind in "iu" and dtype.kind in "iu":
+    whole = array.dtype.kind in "iu"
+    if array.dtype.kind in "fO" and dtype.kind in "iu":
+        # NumPy has no integer dtype for what [1, 2**63] holds together.
+        exact = np.asarray(data, object)
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in exact.flat)
+        array = exact if whole else array
+    if whole and dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
             fits = f"{dtype.name} ({limits.min} to {limits.max})"

@@ -13,8 +13,8 @@ from kvemb.schema import Schema
 DEFAULT_INIT_ROWS = 8192
 # A pile of the spill buffer: enough for RocksDB to take in one run; beyond that nothing is gained.
 MAX_SPILL_ROWS, MIN_SPILL_ROWS = 65_536, 64
-# Two piles that wait to be written, and two reads ahead.
-_SPILL_BLOCKS = 4
+# Two piles that wait to be written, and two reads ahead of half a pile each.
+_SPILL_BLOCKS = 3
 
 
 def make_tables(
@@ -29,7 +29,7 @@ def make_tables(
     makers = [registry.hot_table(device) for device in devices]
     cell_bytes = [maker.bytes_per_cell(schema) for maker in makers]
     spill_row_bytes = _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
-    share = min(budget.total // 16, budget.free // 4)
+    share = min(budget.total // 8, budget.free // 4)
     spill_rows = max(MIN_SPILL_ROWS, min(MAX_SPILL_ROWS, share // spill_row_bytes))
     for_tables = max(0, budget.free - spill_rows * spill_row_bytes) // len(devices)
     if hot_rows is not None:

@@ -113,7 +113,7 @@ class SpillBuffer:
                         failure = error
                         self._active = self._active.enlarged(len(rows) - at)
                 stop = min(len(rows), at + self._active.room)
-                self._active.append(rows.select(slice(at, stop)))
+                self._active.append(rows.part(at, stop))
                 at = stop
         if failure is not None:
             raise failure

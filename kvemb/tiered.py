@@ -80,7 +80,7 @@ class Tiered:
         self._lock = threading.Lock()
         self._stats = Stats()
         self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._written)
-        self._where = Locator(shards, self._spill, cold, health, self._lock, readers, spill_rows, self._stats)
+        self._where = Locator(shards, self._spill, cold, health, self._lock, readers, spill_rows // 2, self._stats)
 
     @property
     def _kernels(self) -> RowKernels:
@@ -122,7 +122,7 @@ class Tiered:
             with self._reading("lookup"), self._where.located(distinct.keys[start:stop]) as at:
                 hot = np.flatnonzero(at.cells >= 0)
                 absent = at.cold[~at.exists]
-                rows = at.rows.select(at.exists)
+                rows = at.rows if at.exists.all() else at.rows.select(at.exists)
                 used = now is not None and self._health.keeps_uses
                 if used:
                     self._use_hot(at.keys[hot], now or 0.0, distinct.counts[start:stop][hot])
