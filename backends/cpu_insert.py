@@ -15,6 +15,7 @@ from kvemb.hashing import inlined, kernel, mix
 from kvemb.rows import DIRTY
 
 AHEAD = 16
+LINE_CELLS = 8  # keys or scores in a cache line
 # Empty cells of its first bucket at which a key looks at its second.
 NEARLY_FULL = 3
 
@@ -134,10 +135,12 @@ def insert(
     n = len(n_keys)
     for i in range(start, n):
         if i + AHEAD < n:
-            bucket = first_bucket(mix(n_keys[i + AHEAD]), buckets)
-            prefetch(tags, 2 * bucket)
-            prefetch(scores, bucket * CELLS)
-            prefetch(scores, bucket * CELLS + 8)
+            h = mix(n_keys[i + AHEAD])
+            for bucket in (first_bucket(h, buckets), second_bucket(h, buckets)):
+                prefetch(tags, 2 * bucket)
+                for c in range(bucket * CELLS, bucket * CELLS + CELLS, LINE_CELLS):
+                    prefetch(scores, c)
+                    prefetch(keys, c)
         h = mix(n_keys[i])
         cell = _empty_cell(h, buckets, tags)
         if cell >= 0:

@@ -111,6 +111,9 @@ class RocksDatabase:
         else:
             options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
         options.set_write_buffer_size(min(creator.write_buffer_bytes, self._write_buffer_bytes // 2))
+        # A row that was just spilled is looked for in every memtable first: a filter of a tenth of its size says where.
+        options.set_memtable_prefix_bloom_ratio(0.1)
+        options.set_memtable_whole_key_filtering(True)
         options.set_db_write_buffer_size(self._write_buffer_bytes)
         if creator.compaction == "universal":
             options.set_compaction_style(rd.DBCompactionStyle.universal())

@@ -98,11 +98,19 @@ def lock(store: Path) -> IO[bytes]:
     return file
 
 
+def check_rows(rows: Path) -> None:
+    """Raise Corruption unless rows is a RocksDB directory; RocksDB itself would make one."""
+    if not (rows / "CURRENT").is_file():
+        raise Corruption(f"{rows} is damaged: it has no file CURRENT; restore from another checkpoint")
+
+
 def link_rows(source: Path, target: Path) -> None:
     """Make target a copy of the RocksDB directory source: table files as hard links, or copies on another filesystem.
 
-    Only table files never change once written, so only they are shared.
+    Only table files never change once written, so only they are shared. Raises Corruption or ColdStoreError; then there
+    is no target.
     """
+    check_rows(source)
     target.mkdir(parents=True)
     try:
         for file in source.iterdir():

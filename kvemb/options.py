@@ -25,6 +25,14 @@ def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+def parse_budget(size: int | str) -> int:
+    """Return the bytes of a memory_budget argument. Raises TypeError, or ValueError also when they are too few."""
+    total = parse_bytes(size)
+    if total < MIN_BUDGET_BYTES:
+        raise ValueError(f"memory_budget must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {format_bytes(total)}")
+    return total
+
+
 def format_bytes(count: float) -> str:
     """Return a size for people: 1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -23,7 +23,7 @@ from kvemb.checkpoint import install, point_name, write_checkpoint
 from kvemb.errors import ColdStoreError, KvembError, StoreNotFound
 from kvemb.health import Health
 from kvemb.manifest import Manifest, VariableEntry
-from kvemb.options import MIN_BUDGET_BYTES, RocksDBCreator, format_bytes, parse_bytes
+from kvemb.options import RocksDBCreator, format_bytes, parse_budget
 from kvemb.stats import Stats
 
 if TYPE_CHECKING:
@@ -45,12 +45,8 @@ class Store:
     """
 
     def __init__(self, path: Path, *, memory_budget: int | str = "1GiB", read_only: bool = False) -> None:
-        total = parse_bytes(memory_budget)
-        if total < MIN_BUDGET_BYTES:
-            least = format_bytes(MIN_BUDGET_BYTES)
-            raise ValueError(f"memory_budget must be at least {least}, got {format_bytes(total)}")
         self.path = path
-        self.budget = Budget(total)
+        self.budget = Budget(parse_budget(memory_budget))
         self.health = Health(str(path), read_only=read_only)
         self._lock = threading.RLock()
         self._opened: dict[str, Variable] = {}
@@ -60,6 +56,7 @@ class Store:
                 source = path if layout.is_checkpoint(path) else layout.current_point(path)
                 self._manifest = manifest.read(source)
                 rows = source / layout.ROWS
+                layout.check_rows(rows)
             else:
                 rows = self._make_live(undo)
             self._database = registry.cold_backend("rocks")(
@@ -291,9 +288,13 @@ def restore(
     Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, and what open
     does.
     """
-    parse_bytes(memory_budget)
+    parse_budget(memory_budget)
     install(Path(checkpoint), Path(path))
-    return open(path, memory_budget=memory_budget)
+    try:
+        return open(path, memory_budget=memory_budget)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 _defaults: list[Store] = []
