@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvemb import layout, manifest
 from kvemb.contracts import ColdDatabase
-from kvemb.errors import CheckpointNotFound, ColdStoreError
+from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
 from kvemb.manifest import Manifest
 
 
@@ -35,7 +35,7 @@ def write_checkpoint(database: ColdDatabase, described: Manifest, target: Path, 
         layout.sync_directory(target.parent)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and not isinstance(error, ColdStoreError):
+        if isinstance(error, OSError) and not isinstance(error, KvembError):
             raise ColdStoreError(f"cannot write the checkpoint {target}: {error}") from error
         raise
 
@@ -58,7 +58,7 @@ def install(checkpoint: Path, store: Path) -> None:
         layout.set_current(store, point.name)
     except BaseException as error:
         shutil.rmtree(store, ignore_errors=True)
-        if isinstance(error, OSError) and not isinstance(error, ColdStoreError):
+        if isinstance(error, OSError) and not isinstance(error, KvembError):
             raise ColdStoreError(f"cannot restore {checkpoint} to {store}: {error}") from error
         raise
 
