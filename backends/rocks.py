@@ -188,7 +188,7 @@ class RocksStore:
         self._scans: WeakSet[_Scan] = WeakSet()
 
     def close(self) -> None:
-        """End scans and drop the handles. After a failed write RocksDB fails here again; that error was told already."""
+        """End scans and drop the handles. After a failed write RocksDB fails here again; that error has told."""
         for scan in list(self._scans):
             scan.close()
         with suppress(Exception):
@@ -225,8 +225,8 @@ class RocksStore:
     def _try_write(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> bool:
         """Write one batch; False when RocksDB asks writers to slow down.
 
-        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and for ever where the
-        disk is full: RocksDB's recovery waits for the writer, and the writer for the recovery.
+        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and for ever where
+        the disk is full: RocksDB's recovery waits for the writer, and the writer for the recovery.
         """
         batch = rd.WriteBatch(raw_mode=True)
         batch.set_default_column_family(self._handle)

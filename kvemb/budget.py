@@ -13,8 +13,9 @@ from kvemb.options import format_bytes
 class Budget:
     """`total` bytes, handed out in reservations.
 
-    The cold store's share is set aside first: a sixteenth for its block cache, which need hold little more than index and
-    filter blocks, as data that is read once is not read again soon; and a quarter, at most 128 MiB, for its memtables.
+    The cold store's share is set aside first: a sixteenth for its block cache, which need hold little more than index
+    and filter blocks, as data that is read once is not read again soon; and a quarter, at most 128 MiB, for its
+    memtables.
     """
 
     def __init__(self, total: int) -> None:

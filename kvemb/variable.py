@@ -340,13 +340,15 @@ class Variable:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield all rows in key order, n at a time, as export returns them, from one instant: that of this call.
 
-        Dirty rows are written to the cold store first, so a poisoned store refuses. Records no use.
+        Dirty rows are written to the cold store first, so a poisoned store refuses. Records no use. Raises Closed, also
+        from a later batch.
         """
         size = at_least(n, 1, "n")
         scan = self._tiered.scan(size)
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:
+        self._store.health.check_open()
         keys = rows.keys.view(np.uint64) if self.key_dtype == np.uint64 else rows.keys.astype(self.key_dtype)
         batch: tuple[Any, ...] = (keys, rows.embeddings())
         if with_slots:

@@ -1,0 +1,399 @@
+"""What contracts.HotTable promises, for every implementation. One that this machine lacks skips itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvemb import registry
+from kvemb.errors import BackendUnavailable
+from kvemb.restrict import ScoreRule
+from kvemb.rows import DIRTY, RowBlock
+from kvemb.schema import VALUE_DTYPES, Schema, dtype_of
+
+LEAST, MOST = -(2**63), 2**63 - 1
+EXTREMES = np.array([0, -1, 1, LEAST, LEAST + 1, MOST, MOST - 1, 2**32, -(2**32), 255, 2**24])
+# Above CpuTable's threshold for several threads.
+MANY = 40_000
+
+
+@pytest.fixture(params=["cpu"], scope="module")
+def kind(request: pytest.FixtureRequest) -> Any:
+    """A HotTable class."""
+    try:
+        return registry.hot_table(request.param)
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+def schema_of(name: str = "float32", dim: int = 3, slots: tuple[str, ...] = ("accumulator",)) -> Schema:
+    if name == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    return Schema(dtype_of("int64"), dtype_of(name), dim, slots)
+
+
+def rows_of(schema: Schema, keys: Any, scores: Any = 0.0, *, dirty: Any = False) -> RowBlock:
+    """Rows whose bytes are made from their keys, so that a mixed-up row shows."""
+    block = RowBlock(schema, len(keys))
+    block.keys[:] = keys
+    block.scores[:] = scores
+    block.steps[:] = block.keys // 3
+    block.flags[:] = np.where(dirty, DIRTY, 0)
+    with np.errstate(over="ignore"):
+        for word in range(schema.row_words):
+            block.words[:, word] = (block.keys.view(np.uint64) + np.uint64(word)) * np.uint64(0x9E3779B97F4A7C15)
+    return block
+
+
+def assert_holds(table: Any, rows: RowBlock) -> None:
+    """Assert that the table holds these rows, every column as given."""
+    cells = table.find(rows.keys)
+    assert (cells >= 0).all()
+    assert_same(table.block.select(cells), rows)
+
+
+def assert_same(got: RowBlock, expected: RowBlock) -> None:
+    for column in ("keys", "scores", "steps", "flags", "words"):
+        np.testing.assert_array_equal(getattr(got, column), getattr(expected, column), err_msg=column)
+
+
+def random_keys(count: int, seed: int = 0) -> Any:
+    keys = np.unique(np.random.default_rng(seed).integers(LEAST, MOST, count + 8, dtype=np.int64))
+    return np.random.default_rng(seed + 1).permutation(keys)[:count]
+
+
+# Finding.
+
+
+def test_every_int64_is_a_key(kind):
+    table = kind(schema_of(), 64, 64)
+    rows = rows_of(table.block.schema, EXTREMES, 1.0)
+    assert (table.find(EXTREMES) == -1).all()
+    assert len(table.insert(rows)) == 0
+    assert_holds(table, rows)
+    assert table.size == len(EXTREMES)
+    assert (table.find(EXTREMES + 7) == -1).all()
+
+
+def test_empty_batches_change_nothing(kind):
+    schema = schema_of()
+    table = kind(schema, 16, 16)
+    none = np.empty(0, np.int64)
+    no_rows = np.empty((0, 3), np.float32)
+    assert len(table.find(none)) == 0
+    assert len(table.lookup(none, no_rows, ScoreRule.COUNT, 1.0)) == 0
+    assert len(table.upsert(none, no_rows, 1)) == 0
+    assert len(table.insert(RowBlock(schema, 0))) == 0
+    table.remove(none)
+    assert table.size == 0
+    assert len(table.occupied()) == 0
+    assert list(table.dirty_batches(4)) == []
+
+
+def test_a_row_of_zeros_is_a_row(kind):
+    table = kind(schema_of(), 16, 16)
+    table.insert(RowBlock(table.block.schema, 1))
+    assert table.find(np.array([0, 1])).tolist() == [table.occupied()[0], -1]
+
+
+@pytest.mark.parametrize("name", VALUE_DTYPES)
+@pytest.mark.parametrize("dim", [1, 3, 33])
+def test_rows_of_every_dtype_are_copied_out(kind, name, dim):
+    schema = schema_of(name, dim)
+    table = kind(schema, 256, 256)
+    rows = rows_of(schema, random_keys(100), 1.0)
+    table.insert(rows)
+    wanted = np.concatenate([rows.keys[::-1], [5, 6], rows.keys[:3]])
+    out = np.zeros((len(wanted), dim), schema.value_dtype)
+    cells = table.lookup(wanted, out, None, 0.0)
+    np.testing.assert_array_equal(cells, table.find(wanted))
+    embeddings = rows.embeddings()
+    assert out[:100].tobytes() == np.ascontiguousarray(embeddings[::-1]).tobytes()
+    assert out[102:].tobytes() == embeddings[:3].tobytes()
+    assert not out[100:102].tobytes().strip(b"\0")
+
+
+def test_a_lookup_records_each_occurrence_as_the_rule_says(kind):
+    schema = schema_of()
+    wanted = np.array([1, 2, 1, 9, 1])
+    out = np.empty((5, 3), np.float32)
+    for rule, expected in [
+        *((None, [10.0, 20.0, 30.0]), (ScoreRule.CUSTOM, [10.0, 20.0, 30.0])),
+        *((ScoreRule.COUNT, [13.0, 21.0, 30.0]), (ScoreRule.LAST_USE, [77.5, 77.5, 30.0])),
+    ]:
+        table = kind(schema, 16, 16)
+        table.insert(rows_of(schema, [1, 2, 3], [10.0, 20.0, 30.0]))
+        table.lookup(wanted, out, rule, 77.5)
+        cells = table.find(np.array([1, 2, 3]))
+        assert table.block.scores[cells].tolist() == expected
+        touched = rule in (ScoreRule.COUNT, ScoreRule.LAST_USE)
+        assert table.block.flags[cells].tolist() == [DIRTY * touched, DIRTY * touched, 0]
+
+
+@pytest.mark.parametrize("name", VALUE_DTYPES)
+def test_upsert_sets_the_embeddings_it_finds_and_nothing_else(kind, name):
+    schema = schema_of(name)
+    table = kind(schema, 64, 64)
+    before = rows_of(schema, np.arange(20), 4.0)
+    table.insert(before)
+    keys = np.array([3, 100, 4, 3])
+    values = np.arange(12).reshape(4, 3).astype(schema.value_dtype)
+    cells = table.upsert(keys, values, 9)
+    assert cells.tolist() == table.find(keys).tolist()
+    assert cells[1] == -1
+    after = table.block.select(table.find(before.keys))
+    assert after.embeddings()[3].tolist() == values[3].tolist()
+    assert after.embeddings()[4].tolist() == values[2].tolist()
+    np.testing.assert_array_equal(after.slot(0), before.slot(0))
+    np.testing.assert_array_equal(after.scores, before.scores)
+    changed = np.isin(before.keys, [3, 4])
+    assert after.steps.tolist() == np.where(changed, 9, before.steps).tolist()
+    assert after.flags.tolist() == np.where(changed, DIRTY, 0).tolist()
+    assert_same(after.select(~changed), before.select(~changed))
+
+
+# Large batches, which an implementation may split over threads.
+
+
+def test_a_large_lookup_equals_many_small_ones(kind):
+    schema = schema_of("float32", 5)
+    keys = random_keys(5000)
+    wanted = np.random.default_rng(3).choice(np.concatenate([keys, random_keys(1000, 9)]), MANY)
+    whole, parts = kind(schema, 8192, 8192), kind(schema, 8192, 8192)
+    for table in (whole, parts):
+        table.insert(rows_of(schema, keys, 0.5))
+    out, expected = np.zeros((2, MANY, 5), np.float32)
+    cells = whole.lookup(wanted, out, ScoreRule.COUNT, 0.0)
+    for at in range(0, MANY, 1000):
+        part = slice(at, at + 1000)
+        np.testing.assert_array_equal(parts.lookup(wanted[part], expected[part], ScoreRule.COUNT, 0.0), cells[part])
+    assert out.tobytes() == expected.tobytes()
+    assert_same(whole.block, parts.block)
+    counts = np.array([np.sum(wanted == key) for key in keys[:50]])
+    assert whole.block.scores[whole.find(keys[:50])].tolist() == (0.5 + counts).tolist()
+
+
+def test_a_large_upsert_takes_duplicates_in_order(kind):
+    schema = schema_of("float32", 2, ())
+    keys = random_keys(300)
+    wanted = np.random.default_rng(4).choice(np.concatenate([keys, [LEAST, MOST]]), MANY)
+    values = np.arange(2 * MANY, dtype=np.float32).reshape(MANY, 2)
+    table = kind(schema, 512, 512)
+    table.insert(rows_of(schema, keys))
+    cells = table.upsert(wanted, values, 1)
+    np.testing.assert_array_equal(cells, table.find(wanted))
+    last = {int(key): at for at, key in enumerate(wanted)}
+    expected = values[[last[int(key)] for key in keys]]
+    np.testing.assert_array_equal(table.block.select(table.find(keys)).embeddings(), expected)
+
+
+# Inserting and evicting.
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_one_bucket_keeps_the_highest_scores(data):
+    # All keys of a table of one bucket share it, so a dict that evicts its least (score, key) is the exact model.
+    schema = schema_of(dim=1, slots=())
+    table = registry.hot_table("cpu")(schema, 16, 16)
+    model: dict[int, tuple[float, bool]] = {}
+    for _ in range(data.draw(st.integers(1, 6))):
+        fresh = st.integers(-40, 40).filter(lambda key: key not in model)
+        keys = data.draw(st.lists(fresh, unique=True, max_size=30))
+        scores = [data.draw(st.sampled_from([0.0, 1.0, 2.0, -np.inf, np.inf])) for _ in keys]
+        dirty = [data.draw(st.booleans()) for _ in keys]
+        by_score = data.draw(st.booleans())
+        expected = []
+        for key, score, is_dirty in zip(keys, scores, dirty, strict=True):
+            if len(model) == 16:
+                victim = min(model, key=lambda k: (model[k][0], k))
+                if by_score and not is_dirty and model[victim][0] >= score:
+                    continue
+                if model.pop(victim)[1]:
+                    expected.append(victim)
+            model[key] = (score, is_dirty)
+        left = table.insert(rows_of(schema, keys, scores, dirty=np.array(dirty, bool)), by_score=by_score)
+        assert left.keys.tolist() == expected
+        assert table.size == len(model)
+        assert sorted(table.block.keys[table.occupied()].tolist()) == sorted(model)
+        for key in list(model)[: data.draw(st.integers(0, 3))]:
+            table.remove(table.find(np.array([key])))
+            del model[key]
+
+
+def test_of_equal_scores_the_smaller_key_leaves(kind):
+    schema = schema_of()
+    table = kind(schema, 16, 16)
+    keys = np.arange(-8, 8)
+    table.insert(rows_of(schema, keys[::-1], 5.0, dirty=True))
+    left = table.insert(rows_of(schema, [100, 101], 5.0))
+    assert left.keys.tolist() == [-8, -7]
+    assert_same(left, rows_of(schema, [-8, -7], 5.0, dirty=True))
+
+
+def test_by_score_a_clean_newcomer_must_outscore_the_victim(kind):
+    schema = schema_of()
+    table = kind(schema, 16, 16)
+    table.insert(rows_of(schema, np.arange(16), np.arange(16) + 1.0))
+    table.insert(rows_of(schema, [50, 51], [0.5, 1.0]), by_score=True)
+    assert table.find(np.array([50, 51])).tolist() == [-1, -1]
+    table.insert(rows_of(schema, [52], [1.5]), by_score=True)
+    table.insert(rows_of(schema, [53], [-9.0], dirty=True), by_score=True)
+    assert table.find(np.array([0, 52])).tolist() == [-1, -1]
+    assert (table.find(np.array([53])) >= 0).all()
+    table.insert(rows_of(schema, [54], [-9.0]))
+    assert (table.find(np.array([54])) >= 0).all(), "without by_score every newcomer enters"
+
+
+@pytest.mark.parametrize("by_score", [False, True])
+@pytest.mark.parametrize(("capacity", "inserted"), [(16, 500), (256, 300), (256, 5000), (1024, 30_000)])
+def test_no_dirty_row_is_ever_dropped(kind, capacity, inserted, by_score):
+    schema = schema_of("float16", 3)
+    table = kind(schema, capacity, capacity)
+    keys = random_keys(inserted)
+    random = np.random.default_rng(5)
+    rows = rows_of(schema, keys, random.integers(0, 9, inserted), dirty=random.random(inserted) < 0.7)
+    left = [table.insert(rows.select(slice(at, at + 700)), by_score=by_score) for at in range(0, inserted, 700)]
+    here = table.block.select(table.occupied())
+    assert table.size == len(here) <= capacity
+    dirty = [block.select(block.flags & DIRTY != 0) for block in (here, *left)]
+    assert all(len(a) == len(b) for a, b in zip(dirty[1:], left, strict=True)), "only dirty rows are handed back"
+    kept = np.concatenate([block.keys for block in dirty])
+    assert sorted(kept.tolist()) == sorted(rows.keys[rows.flags & DIRTY != 0].tolist())
+    by_key = {int(key): at for at, key in enumerate(keys)}
+    for block in (here, *left):
+        assert_same(block, rows.select([by_key[int(key)] for key in block.keys]))
+
+
+def test_a_batch_larger_than_the_table_leaves_it_full(kind):
+    schema = schema_of()
+    table = kind(schema, 64, 64)
+    keys = random_keys(20_000)
+    left = table.insert(rows_of(schema, keys, 1.0, dirty=True))
+    assert table.size == 64
+    assert len(left) == 20_000 - 64
+    assert not np.isin(left.keys, table.block.keys[table.occupied()]).any()
+
+
+# Growing.
+
+
+def full_table(kind: Any, schema: Schema, capacity: int, load: float) -> Any:
+    table = kind(schema, capacity, 2 * capacity)
+    wanted = round(load * capacity)
+    keys = random_keys(40 * capacity, capacity)
+    for at in range(0, len(keys), 8):
+        if table.size >= wanted:
+            break
+        table.insert(rows_of(schema, keys[at : at + 8], np.arange(8.0) + at, dirty=np.arange(8) % 2 == 0))
+    return table
+
+
+@pytest.mark.parametrize("capacity", [16, 48, 80, 1024])
+@pytest.mark.parametrize("load", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_growing_keeps_every_row(kind, capacity, load):
+    table = full_table(kind, schema_of("float32", 5), capacity, load)
+    assert load < 1.0 or table.size == capacity
+    before = table.block.select(table.occupied())
+    table.grow()
+    assert table.capacity_rows == 2 * capacity
+    assert table.size == len(before) == len(table.occupied())
+    assert_holds(table, before)
+    table.insert(rows_of(before.schema, random_keys(capacity, 77), 1e9))
+    with pytest.raises(ValueError, match="cannot double"):
+        table.grow()
+
+
+def test_a_table_doubles_before_a_row_has_to_leave(kind):
+    schema = schema_of()
+    table = kind(schema, 64, 64 << 5)
+    asked = []
+
+    def reserve(nbytes: int) -> bool:
+        asked.append((nbytes, table.size / table.capacity_rows))
+        return True
+
+    rows = rows_of(schema, random_keys(1500), dirty=True)
+    assert len(table.insert(rows, reserve=reserve)) == 0
+    assert table.capacity_rows == 64 << 5
+    assert_holds(table, rows)
+    per_cell = type(table).bytes_per_cell(schema)
+    assert [nbytes for nbytes, _ in asked] == [(64 << doubling) * per_cell for doubling in range(5)]
+    assert min(load for _, load in asked) > 0.6, "doubling waits until the table is nearly full"
+    assert table.nbytes == table.capacity_rows * per_cell
+
+
+def test_without_leave_to_grow_rows_are_evicted(kind):
+    schema = schema_of()
+    for reserve in (None, lambda nbytes: False):
+        table = kind(schema, 64, 1024)
+        left = table.insert(rows_of(schema, random_keys(200), dirty=True), reserve=reserve)
+        assert table.capacity_rows == 64
+        assert len(left) + table.size == 200
+
+
+# Removing, and collecting.
+
+
+def test_removed_rows_are_gone_and_their_cells_free(kind):
+    schema = schema_of()
+    table = kind(schema, 256, 256)
+    rows = rows_of(schema, np.arange(100), dirty=True)
+    table.insert(rows)
+    cells = table.find(np.array([3, 500, 7]))
+    table.remove(cells)
+    table.remove(cells)
+    assert table.size == 98
+    assert table.find(np.array([3, 7])).tolist() == [-1, -1]
+    assert not np.isin(cells, table.occupied()).any()
+    assert_holds(table, rows.select(~np.isin(rows.keys, [3, 7])))
+    assert sum(len(block) for _, block in table.dirty_batches(1000)) == 98
+    table.insert(rows_of(schema, [3]))
+    assert table.size == 99
+    table.clear()
+    assert table.size == 0
+    assert (table.find(rows.keys) == -1).all()
+    assert len(table.occupied()) == 0
+    assert list(table.dirty_batches(10)) == []
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_dirty_rows_are_collected_in_the_order_of_cells(kind, limit):
+    schema = schema_of()
+    table = kind(schema, 256, 512)
+    rows = rows_of(schema, np.arange(150), dirty=np.arange(150) % 3 == 0)
+    table.insert(rows)
+    batches = list(table.dirty_batches(limit))
+    assert all(0 < len(cells) == len(block) <= limit for cells, block in batches)
+    cells = np.concatenate([cells for cells, _ in batches])
+    assert (np.diff(cells) > 0).all()
+    keys = np.concatenate([block.keys for _, block in batches])
+    assert sorted(keys.tolist()) == list(range(0, 150, 3))
+    for cells, block in batches:
+        assert_same(block, table.block.select(cells))
+    batches[0][1].words[:] = 0
+    assert_holds(table, rows)
+
+
+def test_rows_go_where_they_are_told_to_after_removal_and_growth(kind):
+    # A long random life against a dict, no eviction allowed.
+    schema = schema_of("float64", 2)
+    table = kind(schema, 16, 16 << 9)
+    random = np.random.default_rng(6)
+    held: dict[int, float] = {}
+    for _ in range(60):
+        keys = np.setdiff1d(random.integers(-5000, 5000, random.integers(0, 150)), list(held))
+        scores = random.random(len(keys))
+        assert len(table.insert(rows_of(schema, keys, scores), reserve=lambda nbytes: True)) == 0
+        held.update(zip(keys.tolist(), scores.tolist(), strict=True))
+        gone = random.choice(sorted(held), len(held) // 5, replace=False).astype(np.int64)
+        table.remove(table.find(gone))
+        for key in gone.tolist():
+            del held[key]
+        assert table.size == len(held)
+        assert (table.find(gone) == -1).all()
+    assert_holds(table, rows_of(schema, list(held), list(held.values())))

@@ -1,0 +1,97 @@
+"""Counterexamples that were found once, each kept so that it stays fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import hashing
+from kvemb.backends import cpu_insert
+from kvemb.errors import Closed
+
+Opener = Callable[..., kvemb.Store]
+
+
+@numba.njit
+def _same_low_byte(key: int) -> Any:
+    return hashing.mix(key) >> np.uint64(32) & np.uint64(0xFE) == 0
+
+
+def test_a_removed_key_stays_removed_beside_one_of_equal_digest(store: kvemb.Store) -> None:
+    # One bucket, and keys whose digest was the neighbour of the mark of an empty cell.
+    variable = store.get_variable("table", dim=1, hot_rows=16)
+    first, second, third = [key for key in range(5000) if _same_low_byte(key)][:3]
+    for removed in (first, second, third):
+        variable.upsert([first, second, third], np.ones((3, 1), np.float32))
+        variable.remove([removed])
+        assert variable.lookup([removed], return_exists=True)[1].tolist() == [False]
+        assert variable.size() == 2
+
+
+@pytest.mark.parametrize("key_dtype", ["int64", "int32", "uint64"])
+def test_a_single_key_gives_a_single_row_in_every_key_dtype(store: kvemb.Store, key_dtype: str) -> None:
+    variable = store.get_variable("table", key_dtype, dim=3)
+    variable.upsert(7, np.ones(3, np.float32))
+    rows, exists = variable.lookup(np.array(7, key_dtype), return_exists=True)
+    assert rows.shape == (3,)
+    assert exists.shape == ()
+    assert exists
+
+
+@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_an_empty_table_exports_slots_of_their_own_dtype(store: kvemb.Store, value_dtype: str) -> None:
+    variable = store.get_variable("table", value_dtype=value_dtype, dim=3, optimizer=kvemb.optimizers.Adagrad())
+    empty = variable.export(with_slots=True)[2]["accumulator"]
+    variable.upsert([1], np.ones((1, 3), variable.value_dtype))
+    filled = variable.export(with_slots=True)[2]["accumulator"]
+    assert empty.dtype == filled.dtype
+    assert empty.shape == (0, 3)
+
+
+@pytest.mark.parametrize("cold", [kvemb.RocksDBCreator, kvemb.MemoryCreator])
+def test_a_store_opens_again_while_an_export_of_its_past_is_half_read(
+    open_store: Opener, tmp_path: Path, cold: Any
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = store.get_variable("table", dim=1, kv_creator=cold())
+    variable.upsert(np.arange(10), np.ones((10, 1), np.float32))
+    half_read, ended = variable.export_batches(4), variable.export_batches(20)
+    assert len(next(half_read)[0]) == 4
+    assert len(list(ended)) == 1
+    store.close()
+    open_store(tmp_path / "store")
+    with pytest.raises(Closed):
+        next(half_read)
+    assert list(ended) == []
+
+
+def test_a_gradient_of_minus_zero_does_the_same_in_every_batch(store: kvemb.Store) -> None:
+    variable = store.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
+    minus_zero = np.full((3, 1), -0.0, np.float32)
+    variable.upsert([1, 2], minus_zero[:2])
+    variable.apply_gradients([1], minus_zero[:1])
+    variable.apply_gradients([2, 3, 3], minus_zero)
+    alone, among_repeated = variable.lookup([1, 2])
+    assert alone.tobytes() == among_repeated.tobytes()
+
+
+def test_compiled_kernels_are_kept_only_while_all_their_sources_stay(tmp_path: Path) -> None:
+    # numba itself watches one file: insert would have gone on with the digests of an older cpu_probe.
+    folder = Path(cpu_insert.__file__).parent
+    assert cpu_insert.insert._cache._cache_file._source_stamp == hashing.source_stamp(folder)
+    before = tmp_path / "before"
+    after = tmp_path / "after"
+    for copy in (before, after):
+        copy.mkdir()
+        for source in folder.glob("cpu_*.py"):
+            (copy / source.name).write_bytes(source.read_bytes())
+    assert hashing.source_stamp(before) == hashing.source_stamp(after)
+    (after / "cpu_probe.py").write_text("CELLS = 8\n")
+    hashing.source_stamp.cache_clear()
+    assert hashing.source_stamp(before) != hashing.source_stamp(after)

@@ -1,0 +1,44 @@
+"""Statistics: plain numbers that add up and read well."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kvemb.stats import Stats
+
+
+def test_a_hit_rate_needs_no_lookup():
+    assert Stats().hit_rate == 0.0
+    assert Stats(hits=3, misses=1).hit_rate == 0.75
+
+
+def test_stats_add_up_field_by_field():
+    names = [field.name for field in dataclasses.fields(Stats)]
+    one, two = Stats(*range(len(names))), Stats(*range(0, 2 * len(names), 2))
+    assert [getattr(one + two, name) for name in names] == [3 * at for at in range(len(names))]
+
+
+def test_every_figure_has_its_name():
+    stats = Stats(hits=1, misses=3, bytes_hot=2048, rows=1234)
+    figures = stats.as_dict()
+    assert figures["hit_rate"] == 0.25
+    assert figures["bytes_hot"] == 2048
+    assert set(figures) == {field.name for field in dataclasses.fields(Stats)} | {"hit_rate"}
+    assert "1,234 rows" in str(stats)
+    assert "hit rate 25.0%" in str(stats)
+    assert "2.0 KiB" in str(stats)
+
+
+def test_time_is_added_where_it_was_spent_also_after_an_error():
+    stats = Stats()
+    try:
+        with stats.timed("spill"):
+            raise KeyError
+    except KeyError:
+        pass
+    first = stats.seconds_spill
+    assert first > 0
+    with stats.timed("spill"):
+        pass
+    assert stats.seconds_spill > first
+    assert stats.seconds_lookup == 0

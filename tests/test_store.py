@@ -1,0 +1,557 @@
+"""Stores: opening, locking, durability, checkpoints, and the default store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import GraphKeys
+from kvemb import store as store_module
+from kvemb.errors import (
+    CheckpointNotFound,
+    Closed,
+    Corruption,
+    Locked,
+    Poisoned,
+    ReadOnly,
+    StoreNotFound,
+    UnsupportedFormat,
+)
+
+KEYS = np.arange(1000)
+VALUES = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+
+
+def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def contents(path: Path) -> dict[str, bytes | None]:
+    """Every file below path and its bytes, RocksDB's logs of events aside."""
+    files = {file for file in path.rglob("*") if not file.name.startswith("LOG")}
+    return {str(file.relative_to(path)): file.read_bytes() if file.is_file() else None for file in files}
+
+
+def fill(store: kvemb.Store, name: str = "users") -> kvemb.Variable:
+    variable = store.get_variable(name, dim=4, hot_rows=64, optimizer=kvemb.optimizers.Adagrad(0.5))
+    variable.upsert(KEYS, VALUES)
+    return variable
+
+
+# Opening.
+
+
+def test_rows_are_there_when_the_store_is_opened_again(open_store, tmp_path):
+    store = open_store(tmp_path / "a" / "deep" / "store")
+    assert store.path == tmp_path / "a" / "deep" / "store"
+    users = fill(store)
+    users.apply_gradients(KEYS[:10], np.ones((10, 4), np.float32))
+    before = users.export(with_slots=True, with_scores=True)
+    store.close()
+    again = open_store(tmp_path / "a" / "deep" / "store")
+    assert list(again.variables) == ["users"]
+    users = again.variables["users"]
+    after = users.export(with_slots=True, with_scores=True)
+    np.testing.assert_equal(after, before)
+    assert users.size() == 1000
+    assert users.optimizer == kvemb.optimizers.Adagrad(0.5)
+
+
+def test_an_empty_directory_becomes_a_store(open_store, tmp_path):
+    (tmp_path / "empty").mkdir()
+    open_store(tmp_path / "empty").close()
+    assert open_store(str(tmp_path / "empty"), read_only=True).variables == {}
+
+
+def test_a_closed_store_leaves_one_point_and_no_scratch(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store)
+    for _ in range(3):
+        store.flush()
+    store.close()
+    assert sorted(path.name for path in store.path.iterdir()) == ["CURRENT", "LOCK", "points"]
+    assert len(list((store.path / "points").iterdir())) == 1
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_is_not_a_store_is_refused_and_left_alone(tmp_path, read_only):
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "photo.jpg").write_text("picture")
+    before = contents(tmp_path)
+    for name in ("file", "folder"):
+        with pytest.raises(StoreNotFound, match=name):
+            kvemb.open(tmp_path / name, read_only=read_only)
+    assert contents(tmp_path) == before
+
+
+def test_read_only_makes_nothing(tmp_path):
+    with pytest.raises(StoreNotFound, match="no store"):
+        kvemb.open(tmp_path / "missing", read_only=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("budget", "error", "message"),
+    [
+        *(("1MiB", ValueError, "at least 4.0 MiB"), (0, ValueError, "at least"), ("lots", ValueError, "must be text")),
+        *((None, TypeError, "must be an int"), (1.5, TypeError, "must be an int")),
+    ],
+)
+def test_a_budget_is_checked_before_anything_is_made(tmp_path, budget, error, message):
+    with pytest.raises(error, match=message):
+        kvemb.open(tmp_path / "store", memory_budget=budget)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", [None, 7, b"bytes"])
+def test_a_path_is_text_or_a_path(path):
+    with pytest.raises(TypeError):
+        kvemb.open(path)
+
+
+# Locking.
+
+
+def test_a_second_opener_of_this_process_is_told_at_once(store):
+    fill(store)
+    start = time.monotonic()
+    with pytest.raises(Locked, match=r"open for writing elsewhere.*read_only=True"):
+        kvemb.open(store.path)
+    assert time.monotonic() - start < 1.0
+    assert store.variables["users"].size() == 1000
+
+
+def test_another_process_is_told_at_once(store):
+    done = run_python(
+        """
+        import sys, time
+        import kvemb
+        start = time.monotonic()
+        try:
+            kvemb.open(sys.argv[1])
+        except kvemb.errors.Locked as error:
+            print("locked", time.monotonic() - start < 1.0, error)
+        """,
+        store.path,
+    )
+    assert done.stdout.startswith(f"locked True the store {store.path} is open"), done.stderr
+
+
+def test_the_lock_is_free_after_close_and_after_a_failure(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    store.close()
+    (tmp_path / "store" / "CURRENT").write_text("nonsense")
+    for _ in range(2):
+        with pytest.raises(Corruption, match="CURRENT is damaged"):
+            kvemb.open(tmp_path / "store")
+
+
+# Read-only.
+
+
+def test_a_reader_sees_the_last_flush_while_the_owner_works(open_store, store):
+    users = fill(store)
+    store.flush()
+    users.upsert([0, 5000], np.full((2, 4), -1, np.float32))
+    reader = open_store(store.path, read_only=True)
+    rows, exists = reader.variables["users"].lookup([0, 1, 5000], return_exists=True)
+    assert rows[:2].tolist() == VALUES[:2].tolist()
+    assert exists.tolist() == [True, True, False]
+    store.flush()
+    assert reader.variables["users"].size() == 1000
+    np.testing.assert_array_equal(reader.variables["users"].lookup(KEYS), VALUES)
+    assert open_store(store.path, read_only=True).variables["users"].size() == 1001
+
+
+@pytest.mark.parametrize("kind", ["store", "checkpoint"])
+def test_reading_changes_nothing(open_store, tmp_path, kind):
+    store = open_store(tmp_path / "store")
+    fill(store)
+    store.checkpoint(tmp_path / "checkpoint")
+    store.close()
+    before = contents(tmp_path)
+    reader = open_store(tmp_path / kind, read_only=True)
+    users = reader.variables["users"]
+    scores = users.export(with_scores=True)[2]
+    for _ in range(3):
+        np.testing.assert_array_equal(users.lookup(KEYS), VALUES)
+    users.prefetch(KEYS)
+    assert users.export(with_scores=True)[2].tolist() == scores.tolist(), "a reader's uses do not count"
+    for change in (
+        *(lambda: users.upsert([1], VALUES[:1]), lambda: users.remove([1]), users.clear, reader.flush),
+        *(lambda: users.apply_gradients([1], VALUES[:1]), lambda: users.accum([1], VALUES[:1], VALUES[:1], [True])),
+        *(lambda: reader.checkpoint(tmp_path / "other"), lambda: reader.get_variable("new", dim=2)),
+    ):
+        with pytest.raises(ReadOnly, match="read-only"):
+            change()
+    reader.close()
+    assert contents(tmp_path) == before
+
+
+# After close.
+
+
+def test_a_closed_store_refuses_everything(store, tmp_path):
+    users = fill(store)
+    batches = users.export_batches(10)
+    store.close()
+    store.close()
+    for use in (
+        *(lambda: users.lookup([1]), lambda: users.upsert([1], VALUES[:1]), lambda: users.remove([1]), users.clear),
+        *(users.size, users.export, lambda: users.prefetch([1]), lambda: users.apply_gradients([1], VALUES[:1])),
+        *(store.flush, lambda: store.checkpoint(tmp_path / "c"), lambda: store.get_variable("a"), store.__enter__),
+        *(lambda: users.accum([1], VALUES[:1], VALUES[:1], [True]), lambda: list(batches)),
+    ):
+        with pytest.raises(Closed, match="closed"):
+            use()
+    assert repr(store) == f"<kvemb.Store {store.path} closed, budget 8.0 MiB>"
+    assert repr(users) == "<kvemb.Variable 'users' int64 -> 4 x float32, closed>"
+    assert not (tmp_path / "c").exists()
+
+
+# Durability.
+
+
+def test_after_a_kill_the_store_is_as_it_was_flushed(open_store, tmp_path):
+    done = run_python(
+        """
+        import os, signal, sys
+        import numpy as np
+        import kvemb
+        store = kvemb.open(sys.argv[1], memory_budget="8MiB")
+        users = store.get_variable("users", dim=4, hot_rows=64, optimizer=kvemb.optimizers.Adagrad(0.5))
+        users.upsert(np.arange(1000), np.arange(4000, dtype=np.float32).reshape(1000, 4))
+        users.apply_gradients([1, 2], np.ones((2, 4), np.float32))
+        np.savez(sys.argv[2], *users.export(with_scores=True))
+        store.flush()
+        # Enough for spills to reach the database; none of it may show through.
+        for start in range(0, 200_000, 20_000):
+            users.upsert(np.arange(start, start + 20_000), np.full((20_000, 4), -7, np.float32))
+        users.remove(np.arange(0, 100_000, 3))
+        store.get_variable("later", dim=2).upsert([1], np.ones((1, 2), np.float32))
+        assert users.stats.spills > 100_000
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        tmp_path / "store",
+        tmp_path / "expected.npz",
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    store = open_store(tmp_path / "store")
+    assert list(store.variables) == ["users"]
+    got = store.variables["users"].export(with_scores=True)
+    expected = np.load(tmp_path / "expected.npz")
+    for number, column in enumerate(got):
+        np.testing.assert_array_equal(column, expected[f"arr_{number}"])
+
+
+def test_a_kill_before_the_first_flush_leaves_a_store(open_store, tmp_path):
+    run_python(
+        """
+        import os, sys
+        import kvemb
+        kvemb.open(sys.argv[1]).get_variable("users").upsert([1], [[1.0]])
+        os._exit(9)
+        """,
+        tmp_path / "store",
+    )
+    assert list(open_store(tmp_path / "store").variables) == []
+
+
+def test_a_point_that_was_being_made_is_ignored(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store)
+    store.close()
+    current = (store.path / "CURRENT").read_text().strip()
+    for name in (f"{int(current) + 1:06d}", ".000099.1.tmp"):
+        (store.path / "points" / name).mkdir()
+        (store.path / "points" / name / "junk").write_text("junk")
+    (store.path / "CURRENT.tmp").write_text("")
+    (store.path / "live").mkdir()
+    (store.path / "live" / "CURRENT").write_text("junk")
+    again = open_store(tmp_path / "store")
+    assert again.variables["users"].size() == 1000
+    again.flush()
+    assert len(list((store.path / "points").iterdir())) == 1
+
+
+def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch):
+    store = open_store(tmp_path / "store")
+    users = fill(store)
+    store.flush()
+    users.upsert([1], np.full((1, 4), 9, np.float32))
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store_module.layout, "set_current", refuse)
+    with pytest.raises(Poisoned, match="No space left"):
+        store.flush()
+    monkeypatch.undo()
+    assert "poisoned" in repr(store)
+    assert users.lookup([1]).tolist() == [[9.0] * 4]
+    with pytest.raises(Poisoned, match="No space left") as caught:
+        users.upsert([1], VALUES[:1])
+    assert isinstance(caught.value.__cause__, kvemb.errors.ColdStoreError)
+    with pytest.raises(Poisoned):
+        store.checkpoint(tmp_path / "checkpoint")
+    store.close()
+    assert open_store(tmp_path / "store").variables["users"].lookup([1]).tolist() == VALUES[1:2].tolist()
+
+
+def test_another_format_is_refused_by_name(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    store.close()
+    path = next((store.path / "points").iterdir()) / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(UnsupportedFormat, match="format 99"):
+        kvemb.open(store.path)
+
+
+# Checkpoints.
+
+
+def test_a_checkpoint_is_restored_as_it_was(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    users = fill(store)
+    empty = store.get_variable("empty", dim=2, value_dtype="int8")
+    before = users.export(with_slots=True, with_scores=True)
+    assert store.checkpoint(tmp_path / "new" / "checkpoint") == tmp_path / "new" / "checkpoint"
+    users.upsert(KEYS, -VALUES)
+    users.remove(KEYS[:500])
+    kept = contents(tmp_path / "new")
+    with kvemb.restore(tmp_path / "new" / "checkpoint", tmp_path / "copy", memory_budget="8MiB") as copy:
+        assert list(copy.variables) == ["empty", "users"]
+        np.testing.assert_equal(copy.variables["users"].export(with_slots=True, with_scores=True), before)
+        assert copy.variables["empty"].value_dtype == empty.value_dtype
+        copy.variables["users"].clear()
+        copy.flush()
+    assert contents(tmp_path / "new") == kept, "a store that was restored does not touch its checkpoint"
+    assert users.size() == 500
+    reader = open_store(tmp_path / "new" / "checkpoint", read_only=True)
+    np.testing.assert_equal(reader.variables["users"].export(with_slots=True, with_scores=True), before)
+
+
+def test_variables_may_stay_out_of_checkpoints(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store, "kept")
+    store.get_variable("left out", dim=4, checkpoint=False).upsert(KEYS, VALUES)
+    store.get_variable("memory", dim=4, kv_creator=kvemb.MemoryCreator()).upsert(KEYS, VALUES)
+    store.checkpoint(tmp_path / "checkpoint")
+    size = sum(file.stat().st_size for file in (tmp_path / "checkpoint").rglob("*.sst"))
+    assert size < 3 * 1000 * (17 + 8 + 32)
+    reader = open_store(tmp_path / "checkpoint", read_only=True)
+    assert list(reader.variables) == ["kept"]
+    np.testing.assert_array_equal(reader.variables["kept"].lookup(KEYS), VALUES)
+    store.close()
+    again = open_store(tmp_path / "store")
+    assert list(again.variables) == ["kept", "left out"]
+    np.testing.assert_array_equal(again.variables["left out"].lookup(KEYS), VALUES)
+
+
+def test_a_checkpoint_is_not_opened_for_writing(store, tmp_path):
+    store.checkpoint(tmp_path / "checkpoint")
+    before = contents(tmp_path / "checkpoint")
+    with pytest.raises(StoreNotFound, match="is a checkpoint, not a store"):
+        kvemb.open(tmp_path / "checkpoint")
+    assert contents(tmp_path / "checkpoint") == before
+
+
+def test_nothing_is_overwritten(open_store, store, tmp_path):
+    store.checkpoint(tmp_path / "checkpoint")
+    (tmp_path / "file").write_text("text")
+    for taken in ("checkpoint", "file", "store"):
+        with pytest.raises(FileExistsError, match=taken):
+            store.checkpoint(tmp_path / taken)
+    for taken in ("checkpoint", "file", "store"):
+        with pytest.raises(FileExistsError, match=taken):
+            kvemb.restore(tmp_path / "checkpoint", tmp_path / taken)
+    (tmp_path / "empty").mkdir()
+    kvemb.restore(tmp_path / "checkpoint", tmp_path / "empty").close()
+
+
+def test_a_checkpoint_that_fails_is_not_there(store, tmp_path):
+    users = fill(store)
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(kvemb.errors.ColdStoreError, match="cannot write the checkpoint"):
+        store.checkpoint(tmp_path / "file" / "checkpoint")
+    users.upsert([1], VALUES[:1])
+    store.checkpoint(tmp_path / "checkpoint")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "file", "store"]
+
+
+def test_what_is_not_a_checkpoint_is_not_restored(store, tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name in ("missing", "folder", "store"):
+        with pytest.raises(CheckpointNotFound, match=name):
+            kvemb.restore(tmp_path / name, tmp_path / "copy")
+    store.checkpoint(tmp_path / "checkpoint")
+    for budget, error in (("1 parsec", ValueError), (5, ValueError), (None, TypeError)):
+        with pytest.raises(error, match="memory_budget"):
+            kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy", memory_budget=budget)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_damage_to_a_checkpoint_is_told(store, open_store, tmp_path):
+    fill(store)
+    store.checkpoint(tmp_path / "checkpoint")
+    shutil.rmtree(tmp_path / "checkpoint" / "rows")
+    with pytest.raises(Corruption, match="checkpoint/rows is damaged"):
+        kvemb.open(tmp_path / "checkpoint", read_only=True)
+    with pytest.raises(Corruption, match="checkpoint/rows is damaged"):
+        kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy")
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["manifest.json"]
+    store.checkpoint(tmp_path / "other")
+    for file in (tmp_path / "other" / "rows").glob("*.sst"):
+        file.unlink()
+    with pytest.raises(kvemb.KvembError, match="open"):
+        kvemb.restore(tmp_path / "other", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+# Variables of a store.
+
+
+def test_variables_are_opened_when_they_are_asked_for(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store, "b")
+    fill(store, "a/x")
+    assert list(store.variables) == ["a/x", "b"]
+    assert len(store.variables) == 2
+    assert store.variables["b"] is store.get_variable("b", dim=4)
+    with pytest.raises(KeyError):
+        store.variables["c"]
+    store.close()
+    again = open_store(tmp_path / "store")
+    assert again.get_collection(GraphKeys.GLOBAL_VARIABLES) == []
+    assert repr(again.variables) == "<variables a/x, b>"
+    assert "b: 1,000 rows of dim 4 float32, not opened yet" in repr(again)
+    assert "b" in again.variables
+    assert again.variables["b"].size() == 1000
+    assert again.get_collection(GraphKeys.GLOBAL_VARIABLES) == [again.variables["b"]]
+
+
+def test_collections_hold_what_was_made_in_order(store):
+    fixed = store.get_variable("fixed", trainable=False)
+    trained = store.get_variable("trained")
+    assert store.get_collection(GraphKeys.GLOBAL_VARIABLES) == [fixed, trained]
+    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == [trained]
+    assert store.get_collection("other") == []
+    store.get_collection(GraphKeys.TRAINABLE_VARIABLES).clear()
+    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == [trained]
+
+
+def test_stats_are_those_of_all_variables(store):
+    fill(store, "a").lookup(KEYS[:10])
+    fill(store, "b").lookup(KEYS[:20])
+    assert store.stats.rows == 2000
+    assert store.stats.hits + store.stats.misses == 30
+
+
+def test_the_budget_is_shared_by_the_variables(store):
+    with pytest.raises(ValueError, match=r"hot_rows of variable 'big' needs .* free"):
+        store.get_variable("big", dim=64, hot_rows=1_000_000)
+    assert list(store.variables) == []
+    assert store.get_variable("big", dim=64, hot_rows=1000).size() == 0
+
+
+def test_a_store_says_what_it_holds(store):
+    fill(store)
+    text = repr(store)
+    assert text.startswith(f"<kvemb.Store {store.path} open, budget 8.0 MiB>\n  <kvemb.Variable 'users' int64 -> 4 x ")
+    assert "1,000 rows" in text
+
+
+# The default store.
+
+
+@pytest.fixture
+def no_default(monkeypatch):
+    monkeypatch.setattr(store_module, "_defaults", [])
+
+
+def test_with_makes_a_store_the_default_and_closes_it(no_default, tmp_path):
+    with kvemb.open(tmp_path / "a") as a:
+        assert kvemb.default_store() is a
+        users = kvemb.get_variable("users", dim=2)
+        with kvemb.open(tmp_path / "b") as b:
+            assert kvemb.default_store() is b
+        assert kvemb.default_store() is a
+        with kvemb.open(tmp_path / "b") as b, a.as_default():
+            assert kvemb.default_store() is a
+            assert users is kvemb.get_variable("users", dim=2)
+    assert a.health.closed
+    assert b.health.closed
+
+
+def test_as_default_leaves_the_store_open(no_default, store):
+    with store.as_default() as same:
+        assert same is store is kvemb.default_store()
+    assert not store.health.closed
+    assert store_module._defaults == []
+
+
+def test_an_error_inside_with_closes_the_store(no_default, tmp_path):
+    store = kvemb.open(tmp_path / "store")
+    store.get_variable("users", dim=1).upsert([1], [[2.0]])
+    with pytest.raises(ZeroDivisionError), store:
+        raise ZeroDivisionError
+    assert store.health.closed
+    with kvemb.open(tmp_path / "store") as store:
+        assert store.variables["users"].size() == 1
+
+
+def test_without_a_default_a_temporary_store_warns_once_and_is_deleted(tmp_path):
+    done = run_python(
+        """
+        import sys, warnings
+        import kvemb
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            users = kvemb.get_variable("users", dim=2)
+            users.upsert([1], [[1.0, 2.0]])
+            other = kvemb.Variable(name="other")
+        (warning,) = caught
+        print(warning.filename, kvemb.default_store().path, kvemb.default_store().path.is_dir(), warning.message)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    file, path, existed, message = done.stdout.split(" ", 3)
+    assert existed == "True"
+    assert path in message
+    assert "deleted at exit" in message
+    assert file == "<string>", "the warning points at the caller"
+    assert not os.path.exists(path)
+
+
+def test_importing_kvemb_loads_no_machine():
+    done = run_python(
+        """
+        import sys
+        import kvemb
+        print(sorted({"rocksdict", "cupy", "kvemb.backends", "kvemb.tools", "ml_dtypes"} & set(sys.modules)))
+        """
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_no_thread_or_warning_is_left_by_a_store(open_store, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(3):
+            store = open_store(tmp_path / f"store{number}")
+            fill(store)
+            store.close()

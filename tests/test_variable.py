@@ -1,0 +1,692 @@
+"""Variables: every argument and every method, as SPEC says them, over rows that do not fit in the hot tier."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import math
+import threading
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import (
+    FrequencyRestrictPolicy,
+    GraphKeys,
+    MemoryCreator,
+    RandomUniform,
+    RestrictPolicy,
+    RocksDBCreator,
+    TimestampRestrictPolicy,
+    Variable,
+    Zeros,
+)
+from kvemb.errors import BackendUnavailable, SchemaMismatch
+from kvemb.optimizers import SGD, Adagrad
+from kvemb.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
+from kvemb.shards import default_partitioner
+
+HOT = 16  # cells; tests use more rows, so that both tiers work
+
+
+def values_of(count, dim=3, start=0.0):
+    return (start + np.arange(count * dim, dtype=np.float32)).reshape(count, dim)
+
+
+@pytest.fixture(params=["rocks", "memory", "two devices"])
+def make(request, store):
+    """A function that makes a variable, its cold rows and its devices being one of several kinds."""
+    numbers = iter(range(100))
+    kind = {"memory": {"kv_creator": MemoryCreator()}, "two devices": {"devices": ["cpu", "/CPU:0"]}}
+
+    def maker(**arguments):
+        chosen = {"dim": 3, "hot_rows": HOT, **kind.get(request.param, {}), **arguments}
+        return store.get_variable(f"table{next(numbers)}", **chosen)
+
+    return maker
+
+
+@pytest.fixture
+def table(make):
+    """100 rows, most of them cold: key i holds 3i, 3i + 1, 3i + 2."""
+    variable = make(restrict_policy=FrequencyRestrictPolicy, optimizer=Adagrad(0.5, 0.1))
+    variable.upsert(np.arange(100), values_of(100))
+    return variable
+
+
+# Arguments.
+
+
+def test_arguments_have_the_references_names_order_and_defaults():
+    expected = {
+        "key_dtype": "int64", "value_dtype": "float32", "dim": 1, "devices": None, "partitioner": default_partitioner,
+        "shared_name": None, "name": "DynamicEmbedding_Variable", "initializer": None, "trainable": True,
+        "checkpoint": True, "init_size": 0, "kv_creator": None, "restrict_policy": None, "bp_v2": False,
+    }  # fmt: skip
+    given = inspect.signature(Variable).parameters
+    plain = {name: p.default for name, p in given.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert list(plain.items()) == list(expected.items())
+    assert [name for name, p in given.items() if p.kind is p.KEYWORD_ONLY][:2] == ["store", "optimizer"]
+    given = inspect.signature(kvemb.get_variable).parameters
+    del expected["name"]
+    plain = {name: p.default for name, p in given.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert list(plain)[0] == "name"
+    del plain["name"]
+    expected["shared_name"] = "get_variable"
+    assert list(plain.items()) == list(expected.items())
+
+
+def test_a_variable_tells_what_it_was_given(store):
+    def partitioner(keys, shard_num):
+        return keys % shard_num
+
+    policy, optimizer, initializer = TimestampRestrictPolicy(clock="steps"), Adagrad(0.5), RandomUniform(seed=3)
+    variable = Variable(
+        "uint64", "float64", 5, ["/CPU:0", "cpu"], partitioner, "shared", "a/b", initializer, False, False, 128,
+        RocksDBCreator(bloom_bits=0), policy, True, store=store, optimizer=optimizer,
+    )  # fmt: skip
+    assert (variable.name, variable.dim, variable.devices) == ("a/b", 5, ("cpu", "cpu"))
+    assert (variable.key_dtype, variable.value_dtype) == (np.dtype("uint64"), np.dtype("float64"))
+    assert variable.partitioner is partitioner
+    assert variable.restrict_policy == policy
+    assert variable.restrict_policy.variable is variable
+    assert (variable.trainable, variable.bp_v2, variable.persistent) == (False, True, True)
+    assert variable.initializer is initializer
+    assert variable.optimizer is optimizer
+    assert len(variable.tables) == 2
+    assert sum(table.capacity_rows for table in variable.tables) >= 128
+    assert variable.resource_handle == (store, "a/b")
+    assert store.variables["a/b"] is variable
+
+
+def test_the_default_variable_reads_zeros(store):
+    variable = Variable(store=store)
+    assert variable.name == "DynamicEmbedding_Variable"
+    assert (variable.dim, variable.devices, variable.restrict_policy) == (1, ("cpu",), None)
+    assert variable.initializer == Zeros()
+    assert variable.lookup([1, 2]).tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("key", KEY_DTYPES)
+@pytest.mark.parametrize("value", VALUE_DTYPES)
+def test_every_pair_of_dtypes_keeps_its_rows(make, key, value):
+    if value == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    limits = np.iinfo(key)
+    keys = np.unique(np.array([limits.min, limits.max, 0, 1, limits.max // 2, *range(40, 70)], key))
+    dtype = dtype_of(value)
+    values = (np.arange(len(keys) * 3) % 120).reshape(-1, 3).astype(dtype)
+    values[0] = 0
+    variable = make(key_dtype=key, value_dtype=value)
+    assert (variable.key_dtype, variable.value_dtype) == (np.dtype(key), dtype)
+    variable.upsert(keys[::-1], values[::-1])
+    assert variable.size() == len(keys) > HOT
+    got, exists = variable.lookup(keys, return_exists=True)
+    assert got.dtype == dtype
+    assert got.tobytes() == values.tobytes()
+    assert exists.all()
+    out_keys, out_values = variable.export()
+    assert out_keys.dtype == np.dtype(key)
+    assert out_keys.tolist() == keys.tolist()
+    assert out_values.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices"),
+    [
+        *((None, ("cpu",)), ("cpu", ("cpu",)), ("/CPU:0", ("cpu",)), ("/device:CPU:1", ("cpu",))),
+        *((["cpu"], ("cpu",)), (("cpu", "/cpu:0", "CPU:3"), ("cpu",) * 3)),
+    ],
+)
+def test_devices_are_hot_tables(store, spec, devices):
+    variable = store.get_variable("x", devices=spec)
+    assert variable.devices == devices
+    assert len(variable.tables) == len(devices)
+
+
+@pytest.mark.parametrize("spec", ["gpu:0", "/GPU:1", "gpu", ["cpu", "gpu:3"], "/device:GPU:0"])
+def test_a_gpu_that_is_not_there_is_refused_by_name(store, spec):
+    with pytest.raises(BackendUnavailable, match="gpu"):
+        store.get_variable("x", devices=spec)
+    assert list(store.variables) == []
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_the_partitioner_divides_the_hot_tier_only(store, count):
+    keys = np.arange(-50, 50)
+    variable = store.get_variable("x", dim=3, devices=["cpu"] * count, hot_rows=HOT)
+    variable.upsert(keys, values_of(100))
+    assert [variable.size(index) for index in range(count)] == [int(np.sum(keys % count == n)) for n in range(count)]
+    np.testing.assert_array_equal(variable.lookup(keys), values_of(100))
+    store.flush()
+
+
+def test_the_number_of_devices_may_change(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    store.get_variable("x", dim=3, devices=["cpu"] * 3, hot_rows=48).upsert(np.arange(100), values_of(100))
+    store.close()
+    for number in range(3):
+        store = open_store(tmp_path / "store")
+        one = store.get_variable(
+            "x", dim=3, devices=["cpu"] * (2 - number) or None, partitioner=lambda k, n: k // 7 % n
+        )
+        np.testing.assert_array_equal(one.lookup(np.arange(100)), values_of(100))
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "row"),
+    [(None, [0, 0, 0]), (2, [2, 2, 2]), (0.5, [0.5] * 3), ([1, 2, 3], [1, 2, 3]), (np.arange(3.0), [0, 1, 2])],
+    ids=repr,
+)
+def test_missing_keys_read_the_initializers_row(make, spec, row):
+    variable = make(initializer=spec)
+    rows, exists = variable.lookup([5, -5, 5], return_exists=True)
+    assert rows.tolist() == [row] * 3
+    assert exists.tolist() == [False] * 3
+    assert variable.size() == 0
+
+
+def test_random_rows_are_the_same_on_every_device_and_for_ever(open_store, tmp_path):
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 200)
+    seen = []
+    for number, devices in enumerate([None, ["cpu"] * 3, ["cpu"]]):
+        store = open_store(tmp_path / f"store{number % 2}")
+        start = RandomUniform(-1, 1, seed=9) if number < 2 else None
+        seen.append(store.get_variable("x", dim=4, devices=devices, initializer=start).lookup(keys))
+        store.close()
+    assert seen[0].tobytes() == seen[1].tobytes() == seen[2].tobytes()
+    assert (seen[0][0] != seen[0][1]).all()
+
+
+def test_init_size_is_divided_by_the_devices(store):
+    one = store.get_variable("one", init_size=1000)
+    assert 1000 <= one.tables[0].capacity_rows <= 3000
+    two = store.get_variable("two", init_size=1000, devices=["cpu"] * 2)
+    assert [500 <= table.capacity_rows <= 1500 for table in two.tables] == [True, True]
+
+
+def test_hot_rows_is_the_size_of_the_hot_tier(store):
+    fixed = store.get_variable("fixed", hot_rows=100)
+    assert fixed.tables[0].capacity_rows == 112
+    fixed.upsert(np.arange(500), values_of(500, 1))
+    assert fixed.stats.rows_hot == fixed.tables[0].capacity_rows == 112
+
+
+def test_the_hot_tier_grows_under_pressure(store):
+    growing = store.get_variable("growing", init_size=64)
+    before = growing.tables[0].capacity_rows
+    growing.upsert(np.arange(5000), values_of(5000, 1))
+    assert growing.tables[0].capacity_rows > before
+    assert growing.stats.rows_hot == 5000
+    assert growing.stats.bytes_hot == growing.tables[0].nbytes < 8 << 20
+
+
+def test_cold_rows_in_memory_are_lost_at_close(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    variable = store.get_variable("x", kv_creator=MemoryCreator())
+    variable.upsert([1], [[1.0]])
+    assert not variable.persistent
+    store.close()
+    assert list(open_store(tmp_path / "store").variables) == []
+
+
+# get_variable.
+
+
+def test_a_known_name_is_the_same_object(store):
+    variable = store.get_variable(
+        "x", dim=3, initializer=0.5, optimizer=Adagrad(), restrict_policy=FrequencyRestrictPolicy
+    )
+    assert store.get_variable("x", dim=3) is variable
+    assert store.get_variable("x", "int64", np.float32, 3, initializer=kvemb.Constant(0.5)) is variable
+    assert store.get_variable("x", dim=3, restrict_policy=FrequencyRestrictPolicy(), optimizer=Adagrad()) is variable
+    assert kvemb.get_variable("x", dim=3, store=store) is variable
+    with pytest.raises(ValueError, match="open already; use get_variable"):
+        Variable(dim=3, name="x", store=store)
+
+
+MISMATCHES = [
+    *(("dim", {"dim": 4}, 3, 4), ("dim", {"dim": 1}, 3, 1), ("key_dtype", {"key_dtype": "uint64"}, "int64", "uint64")),
+    ("value_dtype", {"value_dtype": "float16"}, "float32", "float16"),
+    ("initializer", {"initializer": 0.25}, kvemb.Constant(0.5), kvemb.Constant(0.25)),
+    ("initializer", {"initializer": RandomUniform()}, kvemb.Constant(0.5), RandomUniform()),
+    ("optimizer", {"optimizer": SGD(0.5)}, Adagrad(), SGD(0.5)),
+    ("restrict_policy", {"restrict_policy": TimestampRestrictPolicy}, "frequency", "timestamp"),
+]
+
+
+@pytest.mark.parametrize(("field", "asked", "stored_value", "asked_value"), MISMATCHES, ids=lambda v: repr(v)[:40])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_mismatch_names_the_field(open_store, tmp_path, field, asked, stored_value, asked_value, reopened):
+    store = open_store(tmp_path / "store")
+    given = {"dim": 3, "initializer": 0.5, "optimizer": Adagrad(), "restrict_policy": FrequencyRestrictPolicy}
+    store.get_variable("x", **given).upsert([1], values_of(1))
+    if reopened:
+        store.close()
+        store = open_store(tmp_path / "store")
+    with pytest.raises(SchemaMismatch, match=f"'x' is stored with {field}=") as caught:
+        store.get_variable("x", **{"dim": 3, **asked})
+    error = caught.value
+    assert isinstance(error, ValueError)
+    assert (error.variable, error.field) == ("x", field)
+    assert (error.stored, error.asked) == (stored_value, asked_value)
+    assert store.get_variable("x", dim=3).lookup([1]).tolist() == values_of(1).tolist()
+
+
+class MyPolicy(RestrictPolicy):
+    """A user's policy."""
+
+    def score(self, old_score, count, now):
+        return old_score * 0.5 + count
+
+
+def test_a_users_policy_is_given_again_and_compared_by_name(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    store.get_variable("x", dim=3, restrict_policy=MyPolicy).upsert([1], values_of(1))
+    store.close()
+    store = open_store(tmp_path / "store")
+    with pytest.raises(SchemaMismatch, match="restrict_policy"):
+        store.get_variable("x", dim=3, restrict_policy=FrequencyRestrictPolicy)
+    variable = store.get_variable("x", dim=3, restrict_policy=MyPolicy())
+    assert variable.restrict_policy.status([1]).tolist() == [1.0]
+    variable.lookup([1, 1])
+    assert variable.restrict_policy.status([1]).tolist() == [2.5]
+
+
+def test_everything_but_hyperparameters_is_remembered(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    given = {"initializer": RandomUniform(seed=4), "restrict_policy": FrequencyRestrictPolicy(half_life=7.5)}
+    store.get_variable("x", "uint64", "float16", 5, optimizer=Adagrad(0.25, 0.5), trainable=False, bp_v2=True, **given)
+    store.close()
+    store = open_store(tmp_path / "store")
+    variable = store.variables["x"]
+    assert (variable.key_dtype, variable.value_dtype, variable.dim) == (np.uint64, np.float16, 5)
+    assert variable.optimizer == Adagrad(0.25, 0.5)
+    assert (variable.initializer, variable.restrict_policy) == tuple(given.values())
+    assert (variable.trainable, variable.bp_v2) == (False, True)
+    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == []
+    store.close()
+    again = open_store(tmp_path / "store").get_variable("x", "uint64", "float16", 5, optimizer=Adagrad(0.125))
+    assert again.optimizer == Adagrad(0.125)
+
+
+# lookup, upsert.
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (0, 4), (2, 0), (1, 2, 3)])
+def test_keys_have_any_shape(table, shape):
+    keys = np.arange(math.prod(shape)).reshape(shape) * 7
+    rows, exists = table.lookup(keys, return_exists=True)
+    assert rows.shape == (*shape, 3)
+    assert exists.shape == shape
+    assert exists.dtype == np.bool_
+    assert rows.tolist() == (keys[..., None] * 3 + np.arange(3)).tolist()
+    table.upsert(keys, rows + 1)
+    assert table.lookup(keys).tolist() == (rows + 1).tolist()
+    table.apply_gradients(keys, rows)
+    table.accum(keys, rows, rows, exists)
+    table.remove(keys)
+    assert not table.lookup(keys, return_exists=True)[1].any()
+    assert table.size() == 100 - keys.size
+
+
+def test_lists_and_numbers_are_converted(table):
+    table.upsert(7, [1, 2, 3])
+    table.upsert([8, 9], [[1, 2, 3], [4.5, 5, 6]])
+    assert table.lookup(7).tolist() == [1, 2, 3]
+    assert table.lookup([[8], [9]]).tolist() == [[[1, 2, 3]], [[4.5, 5, 6]]]
+    assert table.lookup(range(3)).shape == (3, 3)
+
+
+def test_uint64_scalars_have_the_shape_of_scalars(make):
+    variable = make(key_dtype="uint64")
+    variable.upsert(np.uint64(2**64 - 1), [1, 2, 3])
+    assert variable.lookup(2**64 - 1).tolist() == [1, 2, 3]
+    assert variable.lookup(np.uint64(1)).shape == (3,)
+    assert variable.lookup([1, 2**64 - 1], return_exists=True)[1].tolist() == [False, True]
+
+
+def test_lookups_are_fresh_and_inputs_stay_the_callers(table):
+    keys, values = np.arange(100), values_of(100)
+    table.upsert(keys, values)
+    got = table.lookup(keys)
+    values[:] = -1
+    keys[:] = 0
+    got[:] = -2
+    np.testing.assert_array_equal(table.lookup(np.arange(100)), values_of(100))
+
+
+def test_lookups_insert_nothing(table):
+    rows, exists = table.lookup(np.arange(90, 200), return_exists=True)
+    assert exists.tolist() == [True] * 10 + [False] * 100
+    assert not rows[10:].any()
+    assert table.size() == 100
+    assert table.export()[0].tolist() == list(range(100))
+
+
+def test_each_occurrence_is_a_use_unless_told_otherwise(table):
+    keys = np.array([1, 99, 1, 50, 1, 777])
+    before = table.restrict_policy.status(keys)
+    table.lookup(keys, touch=False)
+    np.testing.assert_array_equal(table.restrict_policy.status(keys), before)
+    table.lookup(keys)
+    after = table.restrict_policy.status(keys)
+    np.testing.assert_array_equal(after - before, [3, 1, 3, 1, 3, np.nan])
+    table.lookup(keys.reshape(2, 3))
+    np.testing.assert_array_equal(table.restrict_policy.status(keys) - before, [6, 2, 6, 2, 6, np.nan])
+
+
+def test_of_duplicate_keys_the_last_wins(table):
+    keys = np.array([1000, 3, 1000, 99, 3, 1000])
+    table.upsert(keys, values_of(6, start=500))
+    assert table.lookup([1000, 3, 99]).tolist() == values_of(6, start=500)[[5, 4, 3]].tolist()
+    assert table.size() == 101
+
+
+def test_upsert_keeps_slots_and_scores(table):
+    keys = np.arange(100)
+    table.apply_gradients(keys, np.ones((100, 3), np.float32))
+    table.lookup(keys[:30])
+    _, _, slots, scores = table.export(with_slots=True, with_scores=True)
+    table.upsert(keys, values_of(100, start=9))
+    _, values, slots_after, scores_after = table.export(with_slots=True, with_scores=True)
+    np.testing.assert_array_equal(values, values_of(100, start=9))
+    np.testing.assert_array_equal(slots_after["accumulator"], slots["accumulator"])
+    np.testing.assert_array_equal(scores_after, scores)
+    assert slots["accumulator"].tolist() == [[np.float32(1.1)] * 3] * 100
+
+
+def test_a_row_of_zeros_is_a_row(table):
+    table.upsert([500, 3], np.zeros((2, 3), np.float32))
+    table.lookup(np.arange(100))
+    rows, exists = table.lookup([500, 3, 501], return_exists=True)
+    assert not rows.any()
+    assert exists.tolist() == [True, True, False]
+
+
+def test_large_batches_are_taken_whole(make):
+    variable = make(hot_rows=4096)
+    keys = np.random.default_rng(0).permutation(150_000)
+    variable.upsert(keys, np.stack([keys, -keys, keys % 7], 1).astype(np.float32))
+    assert variable.size() == 150_000
+    wanted = np.random.default_rng(1).integers(-1000, 150_000, 200_000)
+    rows, exists = variable.lookup(wanted, return_exists=True)
+    assert exists.tolist() == (wanted >= 0).tolist()
+    np.testing.assert_array_equal(rows[exists, 1], -wanted[exists].astype(np.float32))
+    assert not rows[~exists].any()
+    variable.remove(wanted)
+    assert variable.size() == 150_000 - len(np.unique(wanted[wanted >= 0]))
+
+
+def test_prefetch_changes_no_result(table):
+    for keys in ([], [5, 50, 5000], np.arange(100)):
+        table.prefetch(keys)
+        table.upsert([50], values_of(1, start=-3))
+        assert table.lookup([5, 50]).tolist() == [[15, 16, 17], [-3, -2, -1]]
+    assert table.size() == 100
+
+
+# accum.
+
+
+def test_accum_adds_where_a_row_is_believed_and_present(table):
+    keys = np.array([1, 99, 1, 1000, 2])
+    old, new = values_of(5), values_of(5) + np.float32(0.5)
+    exists = np.array([True, True, True, True, False])
+    table.accum(keys, old, new, exists)
+    assert table.lookup([1]).tolist() == [[4.0, 5.0, 6.0]], "duplicates add up"
+    assert table.lookup([99]).tolist() == [[297.5, 298.5, 299.5]]
+    assert not table.lookup([1000], return_exists=True)[1].any(), "believed present, but absent: ignored"
+    assert table.lookup([2]).tolist() == [[6.0, 7.0, 8.0]], "believed absent, but present: ignored"
+    assert table.size() == 100
+
+
+def test_accum_inserts_where_a_row_is_believed_and_found_absent(table):
+    new = values_of(3, start=70)
+    table.accum([500, 501, -3], np.zeros((3, 3), np.float32), new, [False] * 3)
+    assert table.lookup([500, 501, -3]).tolist() == new.tolist()
+    assert table.restrict_policy.status([500]).tolist() == [1.0]
+    assert table.size() == 103
+
+
+# remove, clear.
+
+
+def test_removed_rows_start_anew(table):
+    table.apply_gradients(np.arange(100), np.ones((100, 3), np.float32))
+    table.lookup(np.arange(100))
+    table.remove([1, 99, 99, 1000])
+    assert table.size() == 98
+    assert np.isnan(table.restrict_policy.status([1, 99])).all()
+    table.upsert([1, 99], values_of(2))
+    keys, _, slots, scores = table.export(with_slots=True, with_scores=True)
+    fresh = np.isin(keys, [1, 99])
+    assert scores[fresh].tolist() == [1.0, 1.0]
+    np.testing.assert_array_equal(slots["accumulator"][fresh], np.full((2, 3), 0.1, np.float32))
+    assert (scores[~fresh] > 1.0).all()
+
+
+def test_clear_drops_everything_and_goes_on(table):
+    table.clear()
+    assert table.size() == 0
+    assert [len(column) for column in table.export()] == [0, 0]
+    assert not table.lookup(np.arange(100), return_exists=True)[1].any()
+    table.upsert([5], values_of(1))
+    assert table.export()[0].tolist() == [5]
+
+
+# restrict.
+
+
+@pytest.mark.parametrize("keep", [0, 1, 15, 50, 99, 100, 1000])
+def test_restrict_keeps_the_highest_scores_ties_to_the_larger_key(table, keep):
+    uses = np.random.default_rng(keep).integers(0, 4, 100)
+    table.lookup(np.repeat(np.arange(100), uses))
+    ranked = sorted(range(100), key=lambda key: (uses[key], key), reverse=True)
+    assert table.restrict(keep) == max(0, 100 - keep)
+    keys, values, slots, scores = table.export(with_slots=True, with_scores=True)
+    assert keys.tolist() == sorted(ranked[:keep])
+    np.testing.assert_array_equal(values, values_of(100)[keys])
+    np.testing.assert_array_equal(scores, 1.0 + uses[keys])
+    assert len(slots["accumulator"]) == table.size() == min(100, keep)
+
+
+def test_restrict_waits_for_its_trigger(table):
+    assert table.restrict(10, trigger=100) == 0
+    assert table.restrict(10, trigger=10**30) == 0
+    assert table.size() == 100
+    assert table.restrict(10, trigger=99) == 90
+    assert table.restrict_policy.apply_restriction(5) == 5
+    assert table.size() == 5
+
+
+def test_without_a_policy_restrict_does_nothing(make):
+    variable = make()
+    variable.upsert(np.arange(30), values_of(30))
+    assert variable.restrict(5) is None
+    assert variable.size() == 30
+
+
+def test_uses_are_recorded_explicitly(table):
+    keys = np.array([[3, 99], [3, 1234]])
+    before = table.restrict_policy.status(keys)
+    table.restrict_policy.apply_update(keys)
+    np.testing.assert_array_equal(table.restrict_policy.status(keys) - before, [[2, 1], [2, np.nan]])
+    assert table.size() == 100
+
+
+def test_the_least_recently_used_rows_leave_first(make):
+    variable = make(restrict_policy=TimestampRestrictPolicy(clock="steps"))
+    variable.upsert(np.arange(100), values_of(100))
+    for key in (30, 10, 20, 99):
+        variable.lookup([key])
+    variable.restrict(3)
+    assert variable.export()[0].tolist() == [10, 20, 99]
+
+
+# size, export.
+
+
+def test_size_counts_both_tiers(table):
+    assert table.size() == 100
+    assert table.stats.rows_hot <= 2 * HOT < 100
+    assert sum(table.size(index) for index in range(len(table.devices))) == 100
+    for index in (-1, len(table.devices), 10**30):
+        with pytest.raises(IndexError, match=f"index must be from 0 to {len(table.devices) - 1}"):
+            table.size(index)
+    for index in (0.0, "0"):
+        with pytest.raises(TypeError):
+            table.size(index)
+
+
+def test_export_batches_are_in_key_order_and_of_one_instant(table):
+    batches = table.export_batches(7, with_slots=True, with_scores=True)
+    table.upsert(np.arange(-10, 200), np.full((210, 3), -1, np.float32))
+    table.remove(np.arange(50, 100))
+    got = list(batches)
+    assert [len(keys) for keys, *_ in got] == [7] * 14 + [2]
+    np.testing.assert_array_equal(np.concatenate([keys for keys, *_ in got]), np.arange(100))
+    np.testing.assert_array_equal(np.concatenate([values for _, values, *_ in got]), values_of(100))
+    assert all(set(slots) == {"accumulator"} for _, _, slots, _ in got)
+    assert np.concatenate([scores for *_, scores in got]).tolist() == [1.0] * 100
+
+
+def test_exports_count_as_no_use_and_are_copies(table):
+    before = table.restrict_policy.status(np.arange(100))
+    keys, values = table.export()
+    keys[:], values[:] = 0, 0
+    np.testing.assert_array_equal(table.restrict_policy.status(np.arange(100)), before)
+    np.testing.assert_array_equal(table.lookup(np.arange(100)), values_of(100))
+
+
+@pytest.mark.parametrize("value", ["float32", "float64", "float16", "bfloat16"])
+def test_an_empty_table_exports_empty_arrays_of_its_dtypes(make, value):
+    if value == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    variable = make(key_dtype="int32", value_dtype=value, dim=5, optimizer=Adagrad())
+    empty = variable.export(with_slots=True, with_scores=True)
+    assert list(variable.export_batches(5)) == []
+    variable.upsert([1], np.zeros((1, 5), dtype_of(value)))
+    full = variable.export(with_slots=True, with_scores=True)
+    for one, none in zip(
+        (full[0], full[1], full[2]["accumulator"], full[3]), (*empty[:2], empty[2]["accumulator"], empty[3])
+    ):
+        assert none.dtype == one.dtype
+        assert none.shape == (0, *one.shape[1:])
+
+
+# apply_gradients.
+
+
+def test_a_step_is_the_optimizers_formula_on_both_tiers(table):
+    keys = np.arange(0, 100, 3)
+    grads = np.random.default_rng(0).normal(size=(len(keys), 3)).astype(np.float32)
+    table.apply_gradients(keys, grads)
+    accumulator = np.float32(0.1) + grads * grads
+    expected = values_of(100)
+    expected[keys] -= np.float32(0.5) * grads / (np.sqrt(accumulator) + np.float32(1e-10))
+    _, values, slots = table.export(with_slots=True)
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(slots["accumulator"][keys], accumulator)
+
+
+def test_gradients_of_duplicates_are_summed_first(make):
+    one, other = (make(optimizer=Adagrad(0.5)) for _ in range(2))
+    keys = np.array([5, 7, 5, 5])
+    grads = values_of(4)
+    one.apply_gradients(keys, grads)
+    other.apply_gradients([5, 7], np.stack([grads[0] + grads[2] + grads[3], grads[1]]))
+    assert one.lookup([5, 7]).tobytes() == other.lookup([5, 7]).tobytes()
+
+
+def test_a_missing_key_starts_from_its_initializers_row(make):
+    start = RandomUniform(-1, 1, seed=2)
+    variable = make(initializer=start, optimizer=SGD(0.5))
+    keys = np.arange(40)
+    rows = start.rows(keys, 3, np.float32)
+    variable.apply_gradients(keys, np.ones((40, 3), np.float32))
+    assert variable.size() == 40
+    assert variable.lookup(keys).tobytes() == (rows - np.float32(0.5)).tobytes()
+
+
+@pytest.mark.parametrize("value", ["float16", "bfloat16"])
+def test_gradients_of_16_bit_values_are_float32(make, value):
+    if value == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    variable = make(value_dtype=value, optimizer=SGD(0.5))
+    variable.apply_gradients([1], np.full((1, 3), 0.1, np.float32))
+    assert variable.lookup([1])[0, 0] == np.float32(-0.05).astype(dtype_of(value))
+    variable.apply_gradients([1], np.zeros((1, 3), dtype_of(value)))
+
+
+def test_what_cannot_be_trained_says_so(make):
+    grads = np.ones((1, 3), np.float32)
+    with pytest.raises(ValueError, match="has no optimizer"):
+        make().apply_gradients([1], grads)
+    with pytest.raises(ValueError, match="is not trainable"):
+        make(trainable=False, optimizer=SGD()).apply_gradients([1], grads)
+    with pytest.raises(ValueError, match="optimizer must be None for value_dtype int32"):
+        make(value_dtype="int32", optimizer=SGD())
+
+
+# What it says of itself.
+
+
+def test_stats_tell_hits_from_misses(table):
+    before = table.stats
+    table.lookup(np.arange(100))
+    table.lookup([5000, 5000])
+    after = table.stats
+    assert after.hits + after.misses - before.hits - before.misses == 102
+    assert after.absent - before.absent == 2
+    assert after.rows == 100
+    assert after.promotions > before.promotions
+    assert after.rows_hot <= sum(t.capacity_rows for t in table.tables)
+    assert after.bytes_hot == sum(t.nbytes for t in table.tables)
+    after.hits = -1
+    assert table.stats.hits >= 0, "a copy"
+
+
+def test_a_variable_says_what_it_holds(store):
+    variable = store.get_variable("users", "uint64", "float16", 8)
+    variable.upsert(np.arange(3, dtype=np.uint64), np.zeros((3, 8), np.float16))
+    variable.lookup([0, 1, 2, 9])
+    text = repr(variable)
+    assert text.startswith("<kvemb.Variable 'users' uint64 -> 8 x float16, 3 rows, 3 hot in ")
+    assert text.endswith("hit rate 75.0%>")
+
+
+def test_threads_may_share_a_variable(make):
+    variable = make(optimizer=SGD(1.0), hot_rows=64)
+    keys = np.arange(300)
+
+    def work(number):
+        order = np.random.default_rng(number)
+        for _ in range(20):
+            mine = order.permutation(keys)
+            variable.lookup(mine)
+            variable.apply_gradients(mine, -np.ones((300, 3), np.float32))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(variable.lookup(keys), np.full((300, 3), 80.0))
+
+
+def test_the_example_of_the_package_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, _, code = kvemb.__doc__.partition("\n\n")
+    exec(inspect.cleandoc(code), {})
+    with kvemb.open("store", read_only=True) as store:
+        assert store.variables["users"].size() == 2
+
+
+@pytest.mark.parametrize(
+    "module", [kvemb.variable, kvemb.store, kvemb.scope, kvemb.restrict, kvemb.initializers], ids=str
+)
+def test_examples_in_docstrings_hold(module):
+    assert doctest.testmod(module).failed == 0

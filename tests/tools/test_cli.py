@@ -1,0 +1,230 @@
+"""The `kvemb` command as its users run it: a process, its output, its exit code, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvemb.tools.cli import run
+
+COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
+LITTLE = ["--budget", "8MiB"]
+TINY = ["--clicks", "3000", "--dim", "4", "--batch", "256", *LITTLE]
+PATIENCE = 300  # seconds; a machine's first run compiles
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "100"}
+
+
+def kvemb(tmp_path: Path, *arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command with its temporary directories in tmp_path."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        **kwargs,
+    )
+
+
+def triples(path: Path, text: str = "".join(f"{i}\tnext\t{i + 1}\n" for i in range(60))) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_demo_prints_json_and_leaves_nothing(tmp_path: Path) -> None:
+    done = kvemb(tmp_path, "demo", "--json", *TINY)
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads(done.stdout)
+    assert summary["auc_reopened"] == summary["auc_at_checkpoint"]
+    assert summary["rows"] > 100
+    assert summary["peak_bytes"] > summary["before_bytes"] > 0
+    assert summary["budget_bytes"] == 8 << 20
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_seed_gives_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for _ in range(2):
+        assert run(["demo", "--json", "--seed", "7", *TINY]) == 0
+        summary = json.loads(capsys.readouterr().out)
+        found.append([summary[name] for name in ("rows", "auc_at_checkpoint", "auc_final")])
+    assert found[0] == found[1]
+
+
+def test_in_a_pipe_there_is_a_table_and_no_bar(tmp_path: Path) -> None:
+    done = kvemb(tmp_path, "demo", *TINY)
+    assert done.returncode == 0
+    assert "half way: held-out AUC" in done.stdout
+    assert "AUC reopened" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "rows/s" in done.stdout
+
+
+def test_quiet_leaves_the_table_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--quiet", *TINY]) == 0
+    shown = capsys.readouterr().out
+    assert "half way: " not in shown
+    assert "AUC reopened" in shown
+
+
+def test_on_a_terminal_there_is_a_bar_with_the_hit_rate(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    environ = {**environment(tmp_path), "TERM": "xterm"}
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--clicks", "60000", *TINY[2:]], stdout=theirs, stderr=theirs, env=environ
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 65536):
+            shown += part
+    except OSError:  # how Linux says that the other side has closed
+        pass
+    os.close(ours)
+    assert process.wait(timeout=PATIENCE) == 0
+    assert b"training" in shown
+    assert b"hit rate 0." in shown
+
+
+def test_keep_leaves_a_store_that_opens(tmp_path: Path) -> None:
+    import kvemb as library
+
+    assert run(["demo", "--json", *TINY, "--dir", str(tmp_path / "here"), "--keep"]) == 0
+    with library.open(tmp_path / "here" / "store", memory_budget="8MiB") as store:
+        assert sorted(store.variables) == ["click_rate", "item", "user"]
+        assert store.variables["user"].size() > 100
+    assert (tmp_path / "here" / "checkpoint").is_dir()
+
+
+def test_triples_are_trained_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = triples(tmp_path / "graph.txt")
+    assert run(["demo", "--triples", path, "--json", "--epochs", "3", "--dim", "8", "--hot", "0.2", *LITTLE]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["reopened"] == summary["checkpoint"]
+    assert (summary["entities"], summary["hot_rows"], summary["rows"]) == (61, 12, 61)
+    assert 0 < summary["test"]["mrr"] <= 1
+
+
+def test_figures_that_do_not_exist_are_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = triples(tmp_path / "train.txt"), triples(tmp_path / "test.txt", "1\tnext\t2\n")
+    assert run(["demo", "--triples", train, test, "--json", "--epochs", "1", "--dim", "4", *LITTLE]) == 0
+    assert json.loads(capsys.readouterr().out)["valid"]["mrr"] is None
+
+
+def bad(tmp_path: Path) -> dict[str, tuple[list[str], int, str]]:
+    """Arguments, the exit code, and what the one line says, by what is wrong."""
+    plain, full = tmp_path / "plain.txt.gz", tmp_path / "full"
+    plain.write_text("a\tb\tc\n")
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(gzip.compress(b"a\tb\tc\n")[:-4])
+    full.mkdir()
+    (full / "mine").write_text("precious")
+    line = triples(tmp_path / "line.txt", "a\tb\tc\na b c\n")
+    return {
+        "missing file": (["demo", "--triples", str(tmp_path / "none")], 1, "none: No such file or directory"),
+        "a directory": (["demo", "--triples", str(tmp_path)], 1, "Is a directory"),
+        "not gzip": (["demo", "--triples", str(plain)], 1, "plain.txt.gz: not a gzip file"),
+        "cut gzip": (["demo", "--triples", str(cut)], 1, "cut.gz: damaged gzip file"),
+        "malformed line": (["demo", "--triples", line], 1, "line.txt, line 2: expected head"),
+        "full directory": (["demo", "--dir", str(full)], 1, "not empty"),
+        "no budget": (["demo", "--budget", "plenty"], 1, "memory_budget must be text"),
+        "small budget": (["demo", "--budget", "1KiB"], 1, "memory_budget must be at least"),
+        "no files": (["demo", "--triples"], 2, "--triples needs at least one FILE"),
+        "files alone": (["demo", line], 2, "files are read with --triples"),
+        "wrong pair": (["demo", "--triples", line, "--clicks", "100"], 2, "--clicks goes without --triples"),
+        "wrong pair too": (["demo", "--epochs", "1"], 2, "--epochs goes with --triples"),
+        "out of range": (["demo", "--dim", "0"], 2, "--dim"),
+        "no such option": (["demo", "--frob"], 2, "--frob"),
+        "no such verb": (["frob"], 2, "frob"),
+    }
+
+
+KINDS = (
+    "missing file, a directory, not gzip, cut gzip, malformed line, full directory, no budget, small budget, no files, "
+    "files alone, wrong pair, wrong pair too, out of range, no such option, no such verb"
+)
+
+
+@pytest.mark.parametrize("what", KINDS.split(", "))
+def test_bad_input_gives_one_line_and_leaves_nothing(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = bad(tmp_path)
+    assert list(cases) == KINDS.split(", ")
+    arguments, code, says = cases[what]
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(work))
+    assert run(arguments) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith("kvemb: ")
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+    assert list(work.iterdir()) == []
+    assert (tmp_path / "full" / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "demo", *TINY, "--clicks", "50000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(tmp_path),
+    )
+    deadline = time.monotonic() + PATIENCE
+    while not list(tmp_path.glob("kvemb-demo-*/store/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code
+    assert told == ("kvemb: interrupted\n" if code == 130 else "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_takes_no_more_is_told_in_one_line(tmp_path: Path) -> None:
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    done = kvemb(tmp_path, "demo", *TINY[2:], "--clicks", "400000", preexec_fn=limit_files)
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.startswith("kvemb: the disk refused: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['rich'] = None; from kvemb.tools import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert "pip install 'kvemb[tools]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("kvemb 0.")
+    assert run([]) == 0
+    assert "demo" in capsys.readouterr().out
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvemb.tools.demo_clicks.run", lambda *_: {}["bug"])
+    with pytest.raises(KeyError):
+        run(["demo", *TINY])

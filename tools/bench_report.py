@@ -1,0 +1,110 @@
+"""What a benchmark says: lines of ours against a peer, as a table for people or as JSON for programs.
+
+A Spread is the median of several runs with the least and the most. A ratio is the median of the runs' own ratios, not
+the ratio of the medians: the two sides of a run stand next to each other in time, so a noisy machine hits both.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of several runs, the least and the most."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Summarise values; at least one."""
+        numbers = [float(value) for value in values]
+        return cls(statistics.median(numbers), min(numbers), max(numbers))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison. met is None where there is no bar."""
+
+    name: str
+    unit: str
+    ours: Spread
+    peer_name: str = ""
+    peer: Spread | None = None
+    ratio: Spread | None = None
+    bar: str = ""
+    met: bool | None = None
+
+
+def compare(
+    name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], least_ratio: float | None = None
+) -> Line:
+    """Return the line of ours[i] / peer[i] over runs i, with a bar of at least least_ratio."""
+    ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
+    bar = "" if least_ratio is None else f"ratio ≥ {least_ratio:g}"
+    met = None if least_ratio is None else ratio.median >= least_ratio
+    return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
+
+
+@dataclass
+class Report:
+    """All a benchmark found. settings: what was asked; facts: what else was seen, compile time among it."""
+
+    bench: str
+    settings: dict[str, object]
+    lines: list[Line] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
+
+    def show(self, as_json: bool) -> None:
+        """Print to stdout: one JSON object, or a table and the facts under it."""
+        if as_json:
+            print(json.dumps(asdict(self), indent=2))
+        else:
+            _print_table(self, Console())
+
+
+def _print_table(report: Report, console: Console) -> None:
+    title = f"bench {report.bench}: " + ", ".join(f"{k} {_number(v)}" for k, v in report.settings.items())
+    console.print(title, highlight=False)
+    table = Table(padding=0)
+    for column in ("", "ours", "peer", "ratio", "bar", "met"):
+        table.add_column(column, justify="left" if column in ("", "bar", "met") else "right", no_wrap=column != "")
+    for line in report.lines:
+        name = f"{line.name}, {line.unit}\n[dim]{escape(line.peer_name)}[/dim]"
+        peer, ratio = ("" if spread is None else _spread(spread) for spread in (line.peer, line.ratio))
+        met = "" if line.met is None else ("[green]yes[/green]" if line.met else "[red]no[/red]")
+        table.add_row(name, _spread(line.ours), peer, ratio, line.bar, met)
+    console.print(table)
+    for name, fact in report.facts.items():
+        console.print(f"[dim]{name}:[/dim] {_number(fact)}", highlight=False)
+
+
+def _spread(spread: Spread) -> str:
+    middle = _number(spread.median)
+    if spread.min == spread.max:
+        return middle
+    return f"{middle}\n[dim]{_number(spread.min)}..{_number(spread.max)}[/dim]"
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        for size, letter in ((1e6, "M"), (1e3, "k")):
+            if abs(value) >= size:
+                return f"{value / size:.3g}{letter}"
+        return f"{value:.3g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_number(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_number, value))
+    return str(value)

@@ -1,0 +1,63 @@
+"""What the demos show: a progress bar and milestones while they run, and a closing table or its JSON.
+
+A bar appears only on a terminal; in a pipe the milestones are plain lines. `--quiet` leaves the closing table, `--json`
+leaves the JSON. One thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+Summary = dict[str, object]
+Advance = Callable[[int, str], None]
+
+
+class Screen:
+    """Where a demo talks to its user. `console` is None where everything but the closing word is left out."""
+
+    def __init__(self, quiet: bool, as_json: bool) -> None:
+        self._as_json = as_json
+        self._closing = Console(highlight=False)
+        self._console = None if quiet or as_json else self._closing
+
+    def say(self, line: str) -> None:
+        """Print a milestone."""
+        if self._console is not None:
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def progress(self, task: str, total: int) -> Iterator[Advance]:
+        """Give `advance(done, note)`: so many of `total` are done by now, and what to say beside the bar."""
+        if self._console is None or not (self._console.is_terminal and sys.stdout.isatty()):
+            yield lambda done, note: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console) as bar:
+            number = bar.add_task(task, total=total, note="")
+            yield lambda done, note: bar.update(number, completed=done, note=note)
+
+    def close(self, title: str, lines: list[tuple[str, str]], summary: Summary) -> None:
+        """Print the closing table of (what, value) lines, or with --json the summary as one JSON object."""
+        if self._as_json:
+            print(json.dumps(_without_nan(summary), allow_nan=False))
+            return
+        table = Table(title=title, show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for what, value in lines:
+            table.add_row(what, value)
+        self._closing.print(table)
+
+
+def _without_nan(value: object) -> object:
+    """JSON has no nan: a figure that does not exist is null."""
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    return None if value != value else value

@@ -1,0 +1,34 @@
+"""`kvemb stress`: random operations on a real table, each compared with a model. Needs disk for the table it makes.
+
+Not a benchmark: it looks for the first difference, and says how to see it again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Look for a difference between a table and its model.", no_args_is_help=True)
+
+
+@app.callback()
+def _root() -> None:
+    """Keep `random` a command of its own, though it is the only one yet."""
+
+
+@app.command("random")
+def random_operations(
+    ops: Annotated[int, typer.Option(min=1, help="Keys to touch in all.")] = 10_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="What everything random follows from.")] = 0,
+    hot: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the keys that may be hot.")] = 0.01,
+    keys: Annotated[int, typer.Option(min=1, help="Keys there are.")] = 200_000,
+    batch: Annotated[int, typer.Option(min=1, help="The most keys in a call.")] = 8_192,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing table alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Do random operations of every kind; exit with 1 at the first difference, and print the command to replay it."""
+    from kvemb.tools.stress_run import run
+
+    if not run(ops, seed, hot, keys, batch, quiet=quiet, as_json=as_json):
+        raise typer.Exit(1)

@@ -1,0 +1,126 @@
+"""Knowledge-graph triples read from files: lines of `head<TAB>relation<TAB>tail`, plain or gzipped, UTF-8.
+
+Files named train, valid and test are those splits; otherwise a seeded share of all triples is held out. Names become
+int64 keys: decimal ids as they are, anything else by a 64-bit hash that is checked for collisions.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.tools.failures import BadInput
+
+Ints = npt.NDArray[np.int64]
+Named = list[tuple[str, str, str]]
+
+GZIP_MAGIC = b"\x1f\x8b"
+SPLITS = ("train", "valid", "test")
+HELD_OUT_SHARE = 0.05  # for valid and for test each, where no file says
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Triples as int64 (n, 3) of places in `entities` and `relations`, which are distinct int64 keys."""
+
+    entities: Ints
+    relations: Ints
+    train: Ints
+    valid: Ints
+    test: Ints
+
+
+def read_triples(path: Path) -> Named:
+    """Read one file. Raises BadInput naming the file, and the line where there is one; OSError if it cannot be read."""
+    content = path.read_bytes()
+    if content.startswith(GZIP_MAGIC):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadInput(f"{path}: damaged gzip file: {error}") from error
+    elif path.suffix == ".gz":
+        raise BadInput(f"{path}: not a gzip file, though its name says so")
+    triples: Named = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            head, relation, tail = (field.strip() for field in line.decode().split("\t"))
+            if not (head and relation and tail):
+                raise ValueError("a field is empty")
+        except ValueError as error:
+            got = repr(line[:60].decode(errors="replace"))
+            raise BadInput(f"{path}, line {number}: expected head<TAB>relation<TAB>tail in UTF-8, got {got}") from error
+        triples.append((head, relation, tail))
+    if not triples:
+        raise BadInput(f"{path}: no triples in it; expected lines of head<TAB>relation<TAB>tail")
+    return triples
+
+
+def keys_of(names: Sequence[str], what: str) -> Ints:
+    """Return a distinct int64 key for each of distinct names (n,), the same in every process.
+
+    All decimal: the numbers. Otherwise, or where two names are one number ("7", "007"): BLAKE2b of the name.
+    Raises BadInput if two names hash to one key.
+    """
+    if all(re.fullmatch("[0-9]{1,18}", name) for name in names):
+        numbers = np.array([int(name) for name in names], np.int64)
+        if len(np.unique(numbers)) == len(numbers):
+            return numbers
+    digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
+    keys = np.frombuffer(digests, "<i8").astype(np.int64)
+    order = np.argsort(keys, kind="stable")
+    same = np.flatnonzero(np.diff(keys[order]) == 0)
+    if len(same):
+        one, other = names[order[same[0]]], names[order[same[0] + 1]]
+        raise BadInput(f"{what} {one!r} and {other!r} have the same 64-bit hash; rename one of them")
+    return keys
+
+
+def load_graph(paths: Sequence[Path], seed: int) -> Graph:
+    """Read all files and split them. Raises BadInput, or OSError if a file cannot be read."""
+    given: dict[str, Named] = {split: [] for split in (*SPLITS, "")}
+    for path in paths:
+        given[_split_named(path)] += read_triples(path)
+    if given[""] and any(given[split] for split in SPLITS):
+        raise BadInput("some files are named train, valid or test and some are not; name all of them, or none")
+    if (given["valid"] or given["test"]) and not given["train"]:
+        raise BadInput("there is a file to test on but none to train on; give one whose name has 'train' in it")
+    everything = [triple for triples in given.values() for triple in triples]
+    entity_names = sorted({name for head, _, tail in everything for name in (head, tail)})
+    relation_names = sorted({relation for _, relation, _ in everything})
+    entity_at = {name: place for place, name in enumerate(entity_names)}
+    relation_at = {name: place for place, name in enumerate(relation_names)}
+
+    def places(triples: Named) -> Ints:
+        found = [(entity_at[head], relation_at[relation], entity_at[tail]) for head, relation, tail in triples]
+        return np.array(found, np.int64).reshape(-1, 3)
+
+    splits = tuple(places(given[split]) for split in SPLITS)
+    if not (len(splits[1]) or len(splits[2])):
+        splits = _hold_out(places(everything), seed)
+    return Graph(keys_of(entity_names, "entities"), keys_of(relation_names, "relations"), *splits)
+
+
+def _split_named(path: Path) -> str:
+    """Return the split a file's name tells, or "" if it tells none."""
+    found = [split for split in SPLITS if split in path.name.lower()]
+    if len(found) > 1:
+        raise BadInput(f"{path}: its name has both {found[0]!r} and {found[1]!r} in it; rename it")
+    return found[0] if found else ""
+
+
+def _hold_out(triples: Ints, seed: int) -> tuple[Ints, Ints, Ints]:
+    count = max(1, int(len(triples) * HELD_OUT_SHARE))
+    if len(triples) < 3:
+        raise BadInput(f"only {len(triples)} triples; at least 3 are needed to hold some out for testing")
+    shuffled = np.random.default_rng(seed).permutation(triples)
+    return shuffled[2 * count :], shuffled[:count], shuffled[count : 2 * count]
