@@ -205,7 +205,8 @@ class RocksStore:
                 parts = self._readers._max_workers
                 step = -(-len(encoded) // parts)
                 pieces = [encoded[at : at + step] for at in range(0, len(encoded), step)]
-                records = list(chain.from_iterable(self._readers.map(self.family.get, pieces)))
+                read: Any = self.family.get
+                records = list(chain.from_iterable(self._readers.map(read, pieces)))
         found = np.fromiter(map(bool, records), np.bool_, len(records))
         return decode_records(keys[found], list(filter(None, records)), self._schema), found
 
