@@ -65,6 +65,8 @@ def creator_for(asked: Any, stored: VariableEntry | None) -> Creator:
 
 def parse_devices(spec: Any) -> tuple[str, ...]:
     """Return one device for each hot table. Raises TypeError or ValueError."""
+    if spec is not None and not isinstance(spec, (str, list, tuple)):
+        raise TypeError(f"devices must be None, a device such as 'cpu', or a list of devices, got {spec!r}")
     given = ["cpu"] if spec is None else [spec] if isinstance(spec, str) else list(spec)
     if not given:
         raise ValueError("devices must name at least one device, got an empty list; use None for the CPU")

@@ -14,14 +14,14 @@ class Budget:
     """`total` bytes, handed out in reservations.
 
     The cold store's share is set aside first: a sixteenth for its block cache, which need hold little more than index
-    and filter blocks, as data that is read once is not read again soon; and a quarter, at most 128 MiB, for its
+    and filter blocks, as data that is read once is not read again soon; and an eighth, at most 128 MiB, for its
     memtables.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.cache_bytes = total // 16
-        self.write_buffer_bytes = min(128 << 20, total // 4)
+        self.write_buffer_bytes = min(128 << 20, total // 8)
         self._free = total - self.cache_bytes - self.write_buffer_bytes
         self._lock = threading.Lock()
 

@@ -29,7 +29,7 @@ def make_tables(
     makers = [registry.hot_table(device) for device in devices]
     cell_bytes = [maker.bytes_per_cell(schema) for maker in makers]
     spill_row_bytes = _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
-    share = min(budget.total // 8, budget.free // 4)
+    share = min(budget.total // 16, budget.free // 4)
     spill_rows = max(MIN_SPILL_ROWS, min(MAX_SPILL_ROWS, share // spill_row_bytes))
     for_tables = max(0, budget.free - spill_rows * spill_row_bytes) // len(devices)
     if hot_rows is not None:

@@ -125,8 +125,8 @@ class Tiered:
                 rows = at.rows if at.exists.all() else at.rows.select(at.exists)
                 used = now is not None and self._health.keeps_uses
                 if used:
-                    self._use_hot(at.keys[hot], now or 0.0, distinct.counts[start:stop][hot])
                     self._use_rows(rows, now or 0.0, distinct.counts[start:stop][at.cold[at.exists]])
+                    self._use_hot(at.keys[hot], now or 0.0, distinct.counts[start:stop][hot])
                 self._gather_hot(at, hot, values)
                 found = np.empty((len(rows), self.schema.dim), out.dtype)
                 self._kernels.gather(rows, np.arange(len(rows)), found)
@@ -174,6 +174,7 @@ class Tiered:
 
     def _upsert(self, keys: Keys, values: Values) -> None:
         with self._writing():
+            score = self._first_score()
             cells = np.empty(len(keys), np.int64)
             for table, places in self.shards.split(keys):
                 cells[places] = table.upsert(keys[places], values[places], self.step)
@@ -185,7 +186,7 @@ class Tiered:
             with self._where.located(distinct.keys) as at:
                 for table, places in self.shards.split(at.keys):
                     table.assign(table.block, at.cells[places], values[places], self.step)
-                self._create(at)
+                self._create(at, score)
                 self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], self.step)
                 self._admit(at.rows)
 
@@ -199,6 +200,7 @@ class Tiered:
         distinct = Unique(keys)
         inverse, n = distinct.inverse, len(keys)
         with self._writing(), self._where.located(distinct.keys) as at:
+            score = self._first_score()
             present = at.cells >= 0
             present[at.cold] = at.exists
             # An absent key is inserted by its first occurrence that says absent; later ones add to it.
@@ -215,7 +217,7 @@ class Tiered:
             at = replace(
                 at, cold=at.cold[kept], rows=at.rows.select(kept), exists=at.exists[kept], known=at.known[kept]
             )
-            self._create(at)
+            self._create(at, score)
             made = np.flatnonzero(~at.exists)
             self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], self.step)
             row_of = np.full(len(at.keys), -1, np.int64)
@@ -235,9 +237,10 @@ class Tiered:
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             part = grads[start : start + CHUNK_ROWS]
             with self._writing(), self._where.located(distinct.keys[start : start + CHUNK_ROWS]) as at:
+                score = self._first_score()
                 for table, places in self.shards.split(at.keys):
                     table.apply(table.block, at.cells[places], self._optimizer, part[places], self.step)
-                self._create(at)
+                self._create(at, score)
                 rows = np.arange(len(at.rows))
                 self._kernels.apply(at.rows, rows, self._optimizer, part[at.cold], self.step)
                 self._admit(at.rows)
@@ -383,8 +386,13 @@ class Tiered:
             self._health.poison(error)
             self._health.check_writable()
 
-    def _create(self, at: Located) -> None:
-        """Make the absent rows of `at` new ones: initial embedding, slots and score."""
+    def _first_score(self) -> float:
+        """The score of a row made now. Asked for before anything changes, as a user's policy may raise."""
+        start = np.array([self._policy.initial_score], np.float64)
+        return float(self._policy.checked_score(start, np.ones(1, np.int64), self._policy.now(self.step))[0])
+
+    def _create(self, at: Located, score: float) -> None:
+        """Make the absent rows of `at` new ones: initial embedding and slots, and this score."""
         made = np.flatnonzero(~at.exists)
         if len(made) == 0:
             return
@@ -394,8 +402,7 @@ class Tiered:
         self._kernels.assign(fresh, np.arange(len(made)), rows, self.step)
         for number, value in enumerate(self._optimizer.slot_initial() if self._optimizer else ()):
             fresh.slot(number)[:] = value
-        fresh.scores[:] = self._policy.initial_score
-        self._use_rows(fresh, self._policy.now(self.step), np.ones(len(made), np.int64))
+        fresh.scores[:] = score
         at.rows.put(made, fresh)
         self.size += len(made)
 
@@ -409,12 +416,15 @@ class Tiered:
         if counts is None:
             distinct = Unique(keys)
             keys, counts = distinct.keys, distinct.counts
+        used = []
         for table, places in self.shards.split(keys):
             cells = table.find(keys[places])
             if len(cells):
-                block = table.block
-                block.scores[cells] = self._policy.checked_score(block.scores[cells], counts[places], now)
-                block.flags[cells] |= DIRTY
+                scores = self._policy.checked_score(table.block.scores[cells], counts[places], now)
+                used.append((table.block, cells, scores))
+        for block, cells, scores in used:
+            block.scores[cells] = scores
+            block.flags[cells] |= DIRTY
 
     def _gather_hot(self, at: Located, hot: Positions, values: Values) -> None:
         for table, places in self.shards.split(at.keys[hot]):

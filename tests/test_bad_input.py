@@ -34,7 +34,7 @@ def table(store):
 
 
 def state_of(variable):
-    return variable.export(with_slots=True, with_scores=True), variable.size(), variable._tiered.step
+    return variable.export(with_slots=True, with_scores=True), variable.size()
 
 
 def assert_refused(variable, error, message, call):
@@ -79,11 +79,11 @@ VALUES = {
     "a number": (1.0, ValueError, "shape"),
     "no rows": (np.empty((0, 3), np.float32), ValueError, "shape"),
     "transposed": (np.ones((3, 2), np.float32), ValueError, "shape"),
-    "float64": (np.ones((2, 3)), TypeError, "must be float32, got float64"),
-    "integers": (np.ones((2, 3), np.int64), TypeError, "must be float32, got int64"),
-    "complex": (np.ones((2, 3), complex), TypeError, "must be float32, got complex128"),
-    "text": ([["a"] * 3] * 2, TypeError, "must be float32"),
-    "nothing": (None, TypeError, "must be float32"),
+    "float64": (np.ones((2, 3)), TypeError, "float32, got float64"),
+    "integers": (np.ones((2, 3), np.int64), TypeError, "float32, got int64"),
+    "complex": (np.ones((2, 3), complex), TypeError, "float32, got complex128"),
+    "text": ([["a"] * 3] * 2, TypeError, "float32"),
+    "nothing": (None, TypeError, "float32"),
     "ragged": ([[1.0], [2.0, 3.0]], ValueError, "rectangular"),
 }
 

@@ -68,7 +68,7 @@ def test_numbers_of_a_creator_are_checked(field):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("read_mode", "fast"), ("read_mode", None)),
+        *(("read_mode", "fast"), ("read_mode", None), ("compaction", "fifo")),
         *(("compression", "gzip"), ("compression", ()), ("compression", ("lz4", "x"))),
     ],
 )

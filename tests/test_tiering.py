@@ -84,7 +84,10 @@ POLICIES = [
     kvemb.FrequencyRestrictPolicy(half_life=7.5),
     Damped(),
 ]
-BATCHES = st.lists(st.integers(0, KEYS + 5), max_size=70)
+PLACES = st.integers(0, KEYS + 5)
+# Few keys with duplicates, or a run of many.
+RUNS = st.builds(lambda start, length: list(range(start, start + length)), PLACES, st.integers(0, KEYS))
+BATCHES = st.lists(PLACES, max_size=30) | RUNS
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -165,6 +168,25 @@ class Tiering(RuleBasedStateMachine):
     @rule(places=BATCHES)
     def prefetch(self, places: list[int]) -> None:
         self.twin.variable.prefetch(self._keys(places))
+
+    @rule(places=BATCHES, seed=SEEDS, how=st.sampled_from(["upsert", "remove", "use"]), flushing=st.booleans())
+    def change_what_was_read_ahead(self, places: list[int], seed: int, how: str, flushing: bool) -> None:
+        keys = self._keys(places)
+        self.twin.variable.prefetch(keys)
+        for fetch in self.twin.variable._tiered._where._ahead:
+            fetch.wait()
+        if how == "upsert":
+            self.twin.upsert(keys, self._values(seed, places))
+        elif how == "remove":
+            self.twin.remove(keys)
+        else:
+            self.twin.lookup(keys, touch=True)
+        if flushing:
+            self.flush()
+        # Every other row passes through the hot tier, so that these have left it when they are read again.
+        for at in range(0, KEYS, 40):
+            self.twin.lookup(self._keys(list(range(at, at + 40))), touch=True)
+        self.twin.lookup(keys, touch=False)
 
     @rule(places=BATCHES, seed=SEEDS)
     def upsert(self, places: list[int], seed: int) -> None:

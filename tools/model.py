@@ -128,7 +128,8 @@ class Model:
         # Integers wrap around; 16-bit floats are added in float32 and rounded once.
         wide = self.state_dtype if self.dtype.kind != "i" else np.dtype(np.int64)
         with np.errstate(all="ignore"):
-            return (values.astype(wide) + (new.astype(wide) - old.astype(wide))).astype(self.dtype)
+            total: Values = values.astype(wide) + (new.astype(wide) - old.astype(wide))
+            return total.astype(self.dtype)
 
     def apply_gradients(self, keys: Keys, grads: Values) -> None:
         """Take one step on each distinct key, with its gradients summed in order."""

@@ -55,7 +55,7 @@ class Stress:
 
     def _draw_arguments(self, hot: float, keys: int) -> dict[str, Any]:
         pick: Callable[[list[Any]], Any] = lambda choices: choices[self.chance.integers(len(choices))]  # noqa: E731
-        dtype = pick(["float32", "float32", "float64", "float16", "int32", "int64", "int8"])
+        dtype = pick(["float32", "float64", "float16", "int32", "float32", "float32", "int64", "int8"])
         whole = dtype.startswith("int")
         optimizers: list[Any] = [kvemb.optimizers.Adagrad(0.1, 0.1), kvemb.optimizers.SGD(0.1)]
         policies = [

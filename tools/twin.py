@@ -106,6 +106,7 @@ class Twin:
     def check_export(self, batch_rows: int | None = None) -> None:
         """Compare every row with its slots and its score, exported whole or batch by batch."""
         keys, values, slots, scores = self.model.export()
+        got: Any
         if batch_rows is None:
             got = self.variable.export(with_slots=True, with_scores=True)
         else:

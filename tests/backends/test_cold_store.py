@@ -280,6 +280,7 @@ def test_what_cannot_be_opened_is_an_error_of_kvembs(tmp_path):
     "creator",
     [
         *(RocksDBCreator(), RocksDBCreator(block_bytes=16384, bloom_bits=0), RocksDBCreator(read_mode="mmap")),
+        *(RocksDBCreator(compaction="level"), RocksDBCreator(compaction="universal")),
         *(RocksDBCreator(read_mode="direct"), RocksDBCreator(background_jobs=1, write_buffer_bytes=1 << 16)),
         *(RocksDBCreator(compression=name) for name in ("lz4", "zstd", "snappy")),
         RocksDBCreator(compression=("none", "none", "lz4", "zstd", "zstd", "zstd", "zstd")),

@@ -1,0 +1,78 @@
+"""A hot tier without a fixed size: it doubles under pressure, in place, until its share of the budget is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.tools.model import Model
+from kvemb.tools.twin import Twin
+
+Opener = Callable[..., kvemb.Store]
+KEYS = np.arange(-3000, 3000) * 1_000_003
+
+
+def drive(twin: Twin, seed: int, calls: int) -> None:
+    """Make random calls; many keys are new to the table at first."""
+    chance = np.random.default_rng(seed)
+    for _ in range(calls):
+        keys = chance.choice(KEYS, int(chance.integers(400)))
+        values = chance.standard_normal((len(keys), twin.model.dim)).astype(np.float32)
+        act = chance.integers(6)
+        if act <= 1:
+            twin.upsert(keys, values)
+        elif act == 2:
+            twin.apply_gradients(keys, values)
+        elif act == 3:
+            twin.remove(keys[:50])
+        else:
+            twin.variable.prefetch(keys)
+            twin.lookup(keys, touch=act == 4)
+        twin.check_size()
+
+
+def table(store: kvemb.Store, dim: int, **arguments: Any) -> Twin:
+    optimizer, start = kvemb.optimizers.Adagrad(0.5), kvemb.RandomUniform(seed=1)
+    variable = store.get_variable("table", dim=dim, initializer=start, optimizer=optimizer, **arguments)
+    return Twin(variable, Model(KEYS, variable.value_dtype, dim, initializer=start, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]])
+def test_a_growing_table_equals_its_model_at_every_size(store: kvemb.Store, devices: list[str]) -> None:
+    twin = table(store, 4, init_size=1, devices=devices)
+    sizes = set()
+    for seed in range(12):
+        drive(twin, seed, 5)
+        sizes.add(sum(hot.capacity_rows for hot in twin.variable.tables))
+    assert len(sizes) >= 4
+    assert twin.variable.stats.rows_hot == twin.variable.size(), "the budget holds every row"
+    twin.check_export()
+
+
+def test_a_table_of_wide_rows_stops_growing_at_its_budget_and_still_equals_its_model(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    twin = table(store, 300)
+    for seed in range(8):
+        drive(twin, seed, 8)
+    stats = twin.variable.stats
+    assert stats.bytes_hot < 4 << 20
+    assert 0 < stats.rows_hot < twin.variable.size() / 2
+    assert stats.spills > 1000
+    twin.check_export()
+
+
+def test_a_second_variable_finds_memory_after_the_first_has_grown(store: kvemb.Store) -> None:
+    first = table(store, 128)
+    drive(first, 1, 60)
+    second = store.get_variable("second", dim=128)
+    rows = np.ones((3000, 128), np.float32)
+    second.upsert(np.arange(3000), rows)
+    np.testing.assert_array_equal(second.lookup(np.arange(3000)), rows)
+    first.check_export()
