@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kvemb import layout, manifest, registry
 from kvemb.budget import Budget
 from kvemb.checkpoint import install, point_name, write_checkpoint
-from kvemb.errors import ColdStoreError, KvembError, StoreNotFound
+from kvemb.errors import ColdStoreError, Corruption, KvembError, StoreNotFound
 from kvemb.health import Health
 from kvemb.manifest import Manifest, VariableEntry
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
@@ -53,10 +53,7 @@ class Store:
         self._collections: dict[str, list[Any]] = {}
         with ExitStack() as undo:
             if read_only:
-                source = path if layout.is_checkpoint(path) else layout.current_point(path)
-                self._manifest = manifest.read(source)
-                rows = source / layout.ROWS
-                layout.check_rows(rows)
+                rows = self._find_rows()
             else:
                 rows = self._make_live(undo)
             self._database = registry.cold_backend("rocks")(
@@ -72,6 +69,19 @@ class Store:
             if not read_only and not layout.is_store(path):
                 self._write_point([])
             self._undo = undo.pop_all()
+
+    def _find_rows(self) -> Path:
+        """The rows of a checkpoint, or of the store's last durable point; the owner may replace that one meanwhile."""
+        for attempts_left in (2, 1, 0):
+            source = self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
+            try:
+                self._manifest = manifest.read(source)
+                layout.check_rows(source / layout.ROWS)
+                return source / layout.ROWS
+            except (Corruption, FileNotFoundError):
+                if not attempts_left or layout.is_checkpoint(self.path):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _make_live(self, undo: ExitStack) -> Path:
         layout.check_place_for_store(self.path)
