@@ -25,6 +25,9 @@ def seconds(work: Work, run: int) -> float:
     return time.perf_counter() - start
 
 
+IDLE_SECONDS, IDLE_SHARE = 0.01, 0.2
+
+
 def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[list[float], ...]:
     """Return rows per second of each side in each run. Each side is called with the run's number, 0 .. runs - 1."""
     rates: tuple[list[float], ...] = tuple([] for _ in sides)
@@ -33,6 +36,15 @@ def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[l
         for side in order:
             rates[side].append(rows_per_run / seconds(sides[side], run))
     return rates
+
+
+def until_idle() -> None:
+    """Wait until this process's threads, RocksDB's flushes and compactions among them, have stopped working."""
+    quiet = 0
+    while quiet < 3:
+        before = time.process_time()
+        time.sleep(IDLE_SECONDS)
+        quiet = quiet + 1 if time.process_time() - before < IDLE_SHARE * IDLE_SECONDS else 0
 
 
 @contextmanager

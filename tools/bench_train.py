@@ -13,7 +13,7 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench_data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench_measure import compile_seconds, scratch, take_turns
+from kvemb.tools.bench_measure import compile_seconds, scratch, take_turns, until_idle
 from kvemb.tools.bench_report import Report, compare
 from kvemb.tools.bench_train_peer import RocksLoop
 
@@ -58,7 +58,10 @@ def run(
     budget_mib: int,
     folder: Path | None,
 ) -> Report:
-    """Time `runs` windows of `steps` steps with prefetch and as many without, each against the peer's same window."""
+    """Time `runs` windows of `steps` steps with prefetch and as many without, each against the peer's same window.
+
+    A window ends when its own flushes and compactions have: nobody trains at the other's expense.
+    """
     settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_rows": hot_rows, "batch": batch, "steps": steps}
     report = Report("train", {**settings, "runs": runs, "zipf": exponent, "budget_mib": budget_mib})
     report.facts["compile_s"] = compile_seconds(dim)
@@ -74,7 +77,8 @@ def run(
             var.upsert(ids, values_of(ids, dim))
             peer.load(ids, values_of(ids, dim))
         store.flush()
-        peer.settle()
+        peer.flush()
+        until_idle()
         work = windows(2)
 
         pull = target(dim)
@@ -83,10 +87,12 @@ def run(
             upcoming = [*work[i][1:], None] if i % 2 == 0 else [None] * steps
             for ids, following in zip(work[i], upcoming, strict=True):
                 train_step(var, ids, following, pull)
+            until_idle()
 
         def theirs(i: int) -> None:
             for ids in work[i]:
                 peer.train(ids, pull)
+            until_idle()
 
         take_turns((ours, theirs), 2, 1)  # warm up: hot tier, block cache, page cache
         work = windows(2 * runs)

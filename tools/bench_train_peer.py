@@ -36,10 +36,9 @@ class RocksLoop:
         rows[:, : self._dim] = values[order]
         self._write(encode(ids[order]), rows)
 
-    def settle(self) -> None:
-        """Flush the memtables and compact, so that neither is paid for by the first steps."""
+    def flush(self) -> None:
+        """Write the memtables out, as a store's flush does, so that the first steps do not pay for the load."""
         self._db.flush(True)
-        self._db.compact_range(None, None)
 
     def train(self, ids: Ids, pull: Floats) -> None:
         """Read the rows of ids, and take an Adagrad step against the gradient `row - pull`."""
