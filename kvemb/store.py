@@ -52,10 +52,7 @@ class Store:
         self._opened: dict[str, Variable] = {}
         self._collections: dict[str, list[Any]] = {}
         with ExitStack() as undo:
-            if read_only:
-                rows = self._find_rows()
-            else:
-                rows = self._make_live(undo)
+            rows = self._find_rows() if read_only else self._make_live(undo)
             self._database = registry.cold_backend("rocks")(
                 rows,
                 {name: RocksDBCreator.from_json(entry.creator) for name, entry in self._manifest.variables.items()},
