@@ -26,6 +26,7 @@ from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.hashing import Keys, Positions, Unique, kernel
 from kvemb.health import Health
 from kvemb.initializers import Initializer
+from kvemb.interrupts import uninterrupted
 from kvemb.locate import Located, Locator
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, ScoreRule
@@ -322,7 +323,7 @@ class Tiered:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Hold every other call of this variable off, dirty rows written, for as long as the block runs."""
-        with self._lock:
+        with self._lock, uninterrupted():
             self._health.check_writable()
             self._write_dirty()
             yield
@@ -330,13 +331,13 @@ class Tiered:
     @contextmanager
     def closing(self) -> Iterator[None]:
         """Hold every other call off, whatever the store's health, while the block runs. No cold read outlasts it."""
-        with self._lock:
+        with self._lock, uninterrupted():
             yield
             self._where.settle()
 
     def scan(self, batch_rows: int) -> Iterator[RowBlock]:
         """Return all rows in key order, batch by batch, as they are now. The lock is free while they are consumed."""
-        with self._lock:
+        with self._lock, uninterrupted():
             self._health.check_open()
             if not self._health.read_only:
                 self._health.check_writable()
@@ -360,7 +361,7 @@ class Tiered:
     @contextmanager
     def _reading(self, what: str) -> Iterator[bool]:
         """Hold the lock for a call that reads; yields whether uses are kept."""
-        with self._lock, self._stats.timed(what):
+        with self._lock, uninterrupted(), self._stats.timed(what):
             self._health.check_open()
             if self._health.keeps_uses:
                 try:
@@ -371,7 +372,7 @@ class Tiered:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._lock, self._stats.timed("update"):
+        with self._lock, uninterrupted(), self._stats.timed("update"):
             self._health.check_writable()
             with self._poisoning():
                 self._spill.poll()

@@ -23,7 +23,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # Each imports only what stands before it.
 LAYERS = [
     *("errors", "options", "numeric", "schema", "hashing", "draws", "rows", "initializers", "restrict", "optimizers"),
-    *("contracts", "codec", "manifest", "registry", "stats", "health", "layout", "selection", "budget"),
+    *("contracts", "codec", "manifest", "registry", "stats", "health", "layout", "selection", "budget", "interrupts"),
     *("fetch", "spill", "shards", "locate", "tiered", "arguments", "sizing", "checkpoint", "store", "variable"),
     *("scope", "__init__"),
 ]
