@@ -123,7 +123,9 @@ class Locator:
         return np.flatnonzero(~found.known), None
 
     def read_ahead(self, keys: Keys) -> None:
-        """Start reading the cold rows of distinct keys on another thread, unless as many reads are under way already."""
+        """Start reading the cold rows of distinct keys on another thread, unless as many reads are under way
+        already.
+        """
         if sum(fetch.reading for fetch in self._ahead) >= READS_AHEAD:
             return
         found = self._look(keys)

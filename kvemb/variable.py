@@ -245,7 +245,8 @@ class Variable:
         """Insert rows, or replace the embedding of those that exist, which keep slots and score.
 
         values: keys.shape + (dim,), of the value dtype. Of duplicate keys the last wins. Where a cold
-        read fails, keys that were hot may be replaced already. Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
+        read fails, keys that were hot may be replaced already. Raises TypeError, ValueError; Closed, ReadOnly,
+        Poisoned.
         """
         shape, flat = self._flat(keys)
         given = as_values(values, self._schema.value_dtype, (*shape, self.dim))
