@@ -59,8 +59,8 @@ class RocksDBCreator:
     bloom_bits: bits a key of the Bloom filter that answers for missing keys; 0 for none.
     compression: one name for every level, or one a level from L0 down: "none", "lz4", "zstd", "snappy".
     write_buffer_bytes: size of a memtable; two may be in memory.
-    compaction: "universal" (rewrites and reads less under a constant spill, but a full merge takes twice the disk for a
-    while) or "level".
+    compaction: "level", or "universal": fewer rewrites under a constant spill of large batches, but a full merge takes
+    twice the disk for a while.
     read_mode: "pread" (through the page cache), "mmap" (pages count as this process's memory), "direct".
     background_jobs: threads that flush and compact.
     """
@@ -71,7 +71,7 @@ class RocksDBCreator:
     bloom_bits: int = 10
     compression: str | tuple[str, ...] = "none"
     write_buffer_bytes: int = 64 << 20
-    compaction: str = "universal"
+    compaction: str = "level"
     read_mode: str = "pread"
     background_jobs: int = 2
 
