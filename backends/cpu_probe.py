@@ -90,17 +90,7 @@ def _cell_of(key: Any, h: Any, buckets: Any, tags: Any, keys: Any) -> Any:
 
 
 @inlined
-def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
-    """The first cell whose digest fits, -1 for none: right but for one key in 16, and found without reading keys."""
-    digest = digest_of(h)
-    bucket = first_bucket(h, buckets)
-    mask = matches(tags[2 * bucket], digest)
-    if mask != 0:
-        return bucket * CELLS + (trailing_zeros(mask) >> 3)
-    mask = matches(tags[2 * bucket + 1], digest)
-    if mask != 0:
-        return bucket * CELLS + 8 + (trailing_zeros(mask) >> 3)
-    bucket = second_bucket(h, buckets)
+def _likely_in(digest: Any, bucket: Any, tags: Any) -> Any:
     mask = matches(tags[2 * bucket], digest)
     if mask != 0:
         return bucket * CELLS + (trailing_zeros(mask) >> 3)
@@ -108,6 +98,16 @@ def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
     if mask != 0:
         return bucket * CELLS + 8 + (trailing_zeros(mask) >> 3)
     return np.int64(-1)
+
+
+@inlined
+def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
+    """The first cell whose digest fits, -1 for none: right but for one key in 16, and found without reading keys."""
+    digest = digest_of(h)
+    cell = _likely_in(digest, first_bucket(h, buckets), tags)
+    if cell < 0:
+        cell = _likely_in(digest, second_bucket(h, buckets), tags)
+    return cell
 
 
 @kernel
