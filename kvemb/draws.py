@@ -34,7 +34,7 @@ def _mix(h: Any) -> Any:
 @kernel
 def log(x: float) -> Any:
     """Return ln(x) of a normal x > 0, by 2 artanh((m - 1) / (m + 1)); error below 2 ulp, and no libm."""
-    bits = np.float64(x).view(np.int64)
+    bits: Any = np.float64(x).view(np.int64)
     exponent = (bits - 0x3FE6A09E667F3BCD) >> 52  # counted from sqrt(1/2), so that mantissas lie about 1
     mantissa = np.int64(bits - (exponent << 52)).view(np.float64)
     s = (mantissa - 1.0) / (mantissa + 1.0)

@@ -93,7 +93,7 @@ class RestrictPolicy:
             )
         scores = np.array(result, np.float64, order="C")
         if np.isnan(scores).any():
-            at = int(np.isnan(scores).argmax())
+            at = int(np.flatnonzero(np.isnan(scores))[0])
             raise ValueError(
                 f"{what} must not return NaN, got it from old_score={old_score[at]}, count={count[at]}, now={now}; "
                 "return -inf for a row that should leave first"
