@@ -27,7 +27,7 @@ def in_order(places: Places) -> Iterator[Places]:
     ordered = places[by_place]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     rank = np.arange(len(ordered)) - np.repeat(starts, np.diff(np.r_[starts, len(ordered)]))
-    for turn in range(int(rank.max()) + 1 if len(rank) else 0):
+    for turn in np.unique(rank):
         yield by_place[rank == turn]
 
 
