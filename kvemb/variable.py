@@ -105,12 +105,18 @@ class Variable:
             self._trainable, self._checkpointed, self._bp_v2 = bool(trainable), bool(checkpoint), bool(bp_v2)
             self._partitioner = partitioner
             self._policy = None if policy is None else policy.bind(self)
-            tables, spill_rows = make_tables(name, schema, self._devices, first_rows, hot_rows, store.budget)
+            cold = self._cold(stored)
+            try:
+                tables, spill_rows = make_tables(name, schema, self._devices, first_rows, hot_rows, store.budget)
+            except BaseException:
+                if stored is None and self.persistent:
+                    store._database.drop(name)
+                raise
             self._shards = Shards(tables, partitioner, keys, store.budget, growing=hot_rows is None)
             self._tiered = Tiered(
                 schema,
                 self._shards,
-                self._cold(stored),
+                cold,
                 initializer=start,
                 optimizer=chosen,
                 policy=self._policy,
