@@ -8,13 +8,12 @@ translated here, once.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from itertools import chain, islice
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -22,9 +21,10 @@ from weakref import WeakSet
 import numpy as np
 import rocksdict as rd
 
-from kvemb.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys
+from kvemb.backends.rocks_scan import Scan, translated
+from kvemb.codec import decode_records, encode_keys, encode_records, order_keys
 from kvemb.contracts import Mask
-from kvemb.errors import Closed, ColdStoreError, Corruption
+from kvemb.errors import ColdStoreError
 from kvemb.hashing import Keys
 from kvemb.options import RocksDBCreator
 from kvemb.rows import REMOVED, RowBlock
@@ -36,6 +36,7 @@ PARALLEL_KEYS = 512
 WRITE_ROWS = 4096
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002
+CROWDED_FILES = 14
 
 _COMPRESSION = {
     "none": rd.DBCompressionType.none,
@@ -43,20 +44,6 @@ _COMPRESSION = {
     "zstd": rd.DBCompressionType.zstd,
     "snappy": rd.DBCompressionType.snappy,
 }
-
-
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    """Turn rocksdict's errors, which are bare Exceptions, into kvemb's."""
-    try:
-        yield
-    except (Corruption, ColdStoreError, Closed, StopIteration):
-        raise
-    except Exception as error:
-        text = str(error)
-        if text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text:
-            raise Corruption(f"{what}: {text}; run kvemb verify, and restore from a checkpoint") from error
-        raise ColdStoreError(f"{what}: {text}") from error
 
 
 class RocksDatabase:
@@ -84,7 +71,7 @@ class RocksDatabase:
         options = self._options(RocksDBCreator())
         columns = {name: self._options(creator) for name, creator in families.items()}
         access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
-        with _translated(f"open {path}"):
+        with translated(f"open {path}"):
             self._db = rd.Rdict(str(path), options, columns or None, access)
 
     def _options(self, creator: RocksDBCreator) -> rd.Options:
@@ -129,13 +116,13 @@ class RocksDatabase:
 
     def create(self, name: str, schema: Schema, creator: RocksDBCreator) -> RocksStore:
         """Make an empty column family."""
-        with _translated(f"create {name!r}"):
+        with translated(f"create {name!r}"):
             self._db.create_column_family(name, self._options(creator))
         return self.attach(name, schema)
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
         """Return the store of a column family that is there."""
-        with _translated(f"open {name!r}"):
+        with translated(f"open {name!r}"):
             self._stores[name] = RocksStore(self, name, schema)
         return self._stores[name]
 
@@ -143,23 +130,53 @@ class RocksDatabase:
         """Delete a column family."""
         if name in self._stores:
             self._stores.pop(name).close()
-        with _translated(f"drop {name!r}"):
+        with translated(f"drop {name!r}"):
             self._db.drop_column_family(name)
 
-    def checkpoint(self, path: Path, leave_out: list[str]) -> None:
-        """Flush every memtable and make a native checkpoint (hard links) at path; column families left out are dropped
-        there.
-        """
-        with _translated(f"checkpoint to {path}"):
-            for store in self._stores.values():
-                store.family.flush(True)
+    def checkpoint(self, path: Path) -> None:
+        """See contracts.ColdDatabase. Costs a flush of the memtables, then hard links."""
+        self.flush()
+        with translated(f"checkpoint to {path}"):
             rd.Checkpoint(self._db).create_checkpoint(str(path))
-        if leave_out:
-            families = {name: RocksDBCreator() for name in rd.Rdict.list_cf(str(path)) if name != "default"}
+
+    def amend(self, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
+        """See contracts.ColdDatabase. The copy is opened for as long as it takes; files come in by hard link."""
+        if drop or files:
+            with translated(f"amend {path}"):
+                names = [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
+            families = {name: RocksDBCreator() for name in names}
             copy = RocksDatabase(path, families, cache_bytes=1 << 20, write_buffer_bytes=1 << 20, read_only=False)
-            for name in leave_out:
-                copy.drop(name)
-            copy.close()
+            try:
+                for name in drop:
+                    copy.drop(name)
+                for name, given in files.items():
+                    with translated(f"amend {path}"):
+                        _ingest(copy._db.get_column_family(name), given)
+            finally:
+                copy.close()
+        for scratch in (*path.glob("LOG*"), path / "LOCK"):
+            scratch.unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """See contracts.ColdDatabase."""
+        for name, store in list(self._stores.items()):
+            with translated(f"flush {name!r}"):
+                store.family.flush(True)
+
+    def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> SortedFile:
+        """See contracts.ColdDatabase."""
+        return SortedFile(path, schema, self._options(creator))
+
+    def ingest(self, name: str, path: Path) -> None:
+        """See contracts.ColdDatabase. Costs a hard link, whatever the file's size."""
+        link = path.with_suffix(".link.sst")
+        with translated(f"take {path} into {name!r}"):
+            os.link(path, link)
+            _ingest(self._stores[name].family, [link])
+
+    def crowded(self, name: str) -> bool:
+        """See contracts.ColdDatabase. RocksDB slows writers down at 20 files of level 0."""
+        return int(self._stores[name].family.property_int_value("rocksdb.num-files-at-level0") or 0) > CROWDED_FILES
 
     def close(self) -> None:
         """Release the files. The database's lock is free once the last handle is gone."""
@@ -185,7 +202,7 @@ class RocksStore:
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._unlogged.memtable_insert_hint_per_batch = True
         self._unlogged.no_slowdown = True
-        self._scans: WeakSet[_Scan] = WeakSet()
+        self._scans: WeakSet[Scan] = WeakSet()
 
     def close(self) -> None:
         """End scans and drop the handles. After a failed write RocksDB fails here again; that error has told."""
@@ -198,7 +215,7 @@ class RocksStore:
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
         """See contracts.ColdStore. RocksDB's MultiGet releases the GIL, so a large batch is read by several threads."""
         encoded = encode_keys(keys, self._schema)
-        with _translated(f"read {self._name!r}"):
+        with translated(f"read {self._name!r}"):
             if len(encoded) < PARALLEL_KEYS:
                 records: list[bytes | None] = self.family.get(encoded)  # type: ignore[arg-type, assignment]
             else:
@@ -219,7 +236,7 @@ class RocksStore:
             kept = part.select(~removed)
             deletes = encode_keys(part.keys[removed], self._schema)
             keys, records = encode_keys(kept.keys, self._schema), encode_records(kept)
-            with _translated(f"write {len(part)} rows of {self._name!r}"):
+            with translated(f"write {len(part)} rows of {self._name!r}"):
                 while not self._try_write(deletes, keys, records):
                     time.sleep(STALL_SECONDS)
 
@@ -251,13 +268,13 @@ class RocksStore:
         options.set_readahead_size(READAHEAD_BYTES)
         # Both show the instant they are made. rocksdict's Snapshot would not help: its iterators see later writes.
         items, check = self.family.items(read_opt=options), self.family.iter(options)
-        scan = _Scan(self._name, self._schema, items, check, batch_rows)
+        scan = Scan(self._name, self._schema, items, check, batch_rows)
         self._scans.add(scan)
         return scan
 
     def clear(self) -> None:
         """See contracts.ColdStore."""
-        with _translated(f"clear {self._name!r}"):
+        with translated(f"clear {self._name!r}"):
             self.family.delete_range(b"", b"\xff" * 9, self._unlogged)
 
     def disk_bytes(self) -> int:
@@ -266,52 +283,32 @@ class RocksStore:
         return sum(self.family.property_int_value(name) or 0 for name in names)
 
 
-class _Scan(Iterator[RowBlock]):
-    """The rows of one instant, batch by batch. It keeps the database open, so the store closes it before itself.
+class SortedFile:
+    """contracts.SortedFile: a table file written row after row, and taken whole by any database."""
 
-    check: an iterator of the same instant, which tells at the end whether `items` stopped for an error.
-    """
+    def __init__(self, path: Path, schema: Schema, options: rd.Options) -> None:
+        self.path, self._schema = path, schema
+        self.rows = 0
+        with translated(f"write {path}"):
+            self._writer = rd.SstFileWriter(options)
+            self._writer.open(str(path))
 
-    def __init__(self, name: str, schema: Schema, items: Iterator[Any], check: rd.RdictIter, batch_rows: int) -> None:
-        self._name, self._schema, self._batch_rows = name, schema, batch_rows
-        self._items = items
-        self._check: rd.RdictIter | None = check
-        self._last: bytes | None = None
-        self._closed = False
-        self._lock = threading.Lock()
+    def append(self, rows: RowBlock) -> None:
+        """See contracts.SortedFile."""
+        with translated(f"write {self.path}"):
+            for at in range(0, len(rows), WRITE_ROWS):
+                part = rows.part(at, min(at + WRITE_ROWS, len(rows)))
+                records = encode_records(part)
+                deque(map(self._writer.__setitem__, encode_keys(part.keys, self._schema), records), maxlen=0)
+        self.rows += len(rows)
 
-    def __next__(self) -> RowBlock:
-        with self._lock, _translated(f"scan {self._name!r}"):
-            if self._closed:
-                raise Closed(f"the store of {self._name!r} was closed during this scan; open it, and scan again")
-            batch = list(islice(self._items, self._batch_rows))
-            if not batch:
-                if self._check is not None:
-                    _raise_if_cut_short(self._check, self._last)
-                self._release()
-                raise StopIteration
-        keys, records = zip(*batch, strict=True)
-        self._last = keys[-1]
-        return decode_records(decode_keys(list(keys), self._schema), list(records), self._schema)
-
-    def close(self) -> None:
-        """End the scan, after a batch that is being read."""
-        with self._lock:
-            self._closed = self._check is not None
-            self._release()
-
-    def _release(self) -> None:
-        self._check, self._items = None, iter(())
+    def finish(self) -> None:
+        """See contracts.SortedFile."""
+        with translated(f"write {self.path}"):
+            self._writer.finish()
 
 
-def _raise_if_cut_short(check: rd.RdictIter, last: bytes | None) -> None:
-    """Raise when items() ended for an error: it ends the same way for that as at the last key."""
-    if last is None:
-        check.seek_to_first()
-    else:
-        check.seek(last)
-        if check.valid():
-            check.next()
-    check.status()
-    if check.valid():
-        raise Corruption(f"the scan ended after key {last!r} though more keys follow; run kvemb verify")
+def _ingest(family: rd.Rdict, files: list[Path]) -> None:
+    options = rd.IngestExternalFileOptions()
+    options.set_move_files(True)
+    family.ingest_external_file([str(path) for path in files], options)

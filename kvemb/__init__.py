@@ -9,6 +9,8 @@ with kvemb.open("store") as store:
 """
 
 from kvemb import errors, initializers, optimizers
+from kvemb.checkpoint import Checkpoint
+from kvemb.checkpointer import PendingCheckpoint
 from kvemb.errors import KvembError
 from kvemb.initializers import (
     Constant,
@@ -30,6 +32,7 @@ from kvemb.variable import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
     "Constant",
     "FrequencyRestrictPolicy",
     "GlorotUniform",
@@ -38,6 +41,7 @@ __all__ = [
     "KvembError",
     "MemoryCreator",
     "Ones",
+    "PendingCheckpoint",
     "RandomNormal",
     "RandomUniform",
     "RestrictPolicy",

@@ -1,43 +1,102 @@
-"""Checkpoints: directories that appear whole or not at all, and restoring from them.
+"""Checkpoints: directories that appear whole or not at all, never change, and describe themselves (kvemb.manifest).
 
-A checkpoint costs hard links, not copies, while it stays on the store's filesystem.
+A checkpoint costs hard links, not copies, while it stays on the store's filesystem. Any number of processes may read
+one.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from kvemb import layout, manifest
-from kvemb.contracts import ColdDatabase
+from kvemb import inventory, layout, manifest
 from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
-from kvemb.manifest import Manifest
+from kvemb.manifest import FileEntry, Manifest, VariableEntry
 
 
-def write_checkpoint(database: ColdDatabase, described: Manifest, target: Path, leave_out: list[str]) -> None:
-    """Write the database as it is to target, which must not exist; it appears under its name last.
+class Checkpoint(os.PathLike[str]):
+    """A complete checkpoint, by its directory. Raises CheckpointNotFound, UnsupportedFormat or Corruption when made."""
 
-    leave_out: variables whose rows must not be in it. Raises FileExistsError or ColdStoreError; then target is not
-    there.
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._manifest = manifest.read(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def id(self) -> str:
+        """Its identity: 32 hexadecimal digits, kept by copies."""
+        return self._manifest.id
+
+    @property
+    def parent(self) -> str | None:
+        """The id of the checkpoint before it, None for the first of its store."""
+        return self._manifest.parent
+
+    @property
+    def created(self) -> float:
+        """When its state was taken, in seconds since 1970."""
+        return self._manifest.created
+
+    @property
+    def variables(self) -> Mapping[str, VariableEntry]:
+        """What it says of each of its variables: schema, policy, optimizer, rows, step."""
+        return self._manifest.variables
+
+    @property
+    def files(self) -> Mapping[str, FileEntry]:
+        """Its files by relative path, but the manifest: size in bytes and sha256."""
+        return self._manifest.files
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files, shared ones included."""
+        return sum(entry.bytes for entry in self.files.values())
+
+    def __repr__(self) -> str:
+        rows = sum(entry.rows for entry in self.variables.values())
+        return f"<kvemb.Checkpoint {self.path}, {len(self.variables)} variables, {rows:,} rows>"
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """Yield a new directory beside target that takes its name, whole and durable, when the block has ended well.
+
+    Raises FileExistsError where target is there, ColdStoreError for an OSError; then nothing is left.
     """
     if target.exists():
         raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        layout.make_directory(target.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        database.checkpoint(temporary / layout.ROWS, leave_out)
-        manifest.write(described, temporary)
-        layout.sync_directory(temporary)
+        yield temporary
+        layout.sync_tree(temporary)
         os.rename(temporary, target)
         layout.sync_directory(target.parent)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and not isinstance(error, KvembError):
-            raise ColdStoreError(f"cannot write the checkpoint {target}: {error}") from error
+            raise ColdStoreError(f"cannot write {target}: {error}") from error
         raise
+
+
+def complete(directory: Path, described: Manifest, before: Path | None = None, *, same_names: bool = False) -> Manifest:
+    """Take the inventory of a directory's files and write its manifest; returns it.
+
+    before: a directory whose manifest is there; what this one shares with it is not read again. same_names: table
+    files must be as there. Raises Corruption.
+    """
+    known = manifest.read(before).files if before is not None else None
+    described = replace(described, files=inventory.take(directory, before, known, same_names=same_names))
+    manifest.write(described, directory)
+    return described
 
 
 def install(checkpoint: Path, store: Path) -> None:
@@ -48,21 +107,14 @@ def install(checkpoint: Path, store: Path) -> None:
     if not layout.is_checkpoint(checkpoint):
         raise CheckpointNotFound(f"there is no checkpoint at {checkpoint}")
     described = manifest.read(checkpoint)
+    inventory.check(checkpoint, described)
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise FileExistsError(f"{store} exists and is not empty; name a new directory to restore to")
-    point = store / layout.POINTS / point_name(described.point)
     try:
-        layout.link_rows(checkpoint / layout.ROWS, point / layout.ROWS)
-        manifest.write(described, point)
-        layout.sync_directory(point)
-        layout.set_current(store, point.name)
-    except BaseException as error:
+        with appearing(layout.point(store, described.point)) as point:
+            layout.unpack(checkpoint, point)
+            complete(point, described.following(described.id), checkpoint, same_names=True)
+        layout.set_current(store, described.point)
+    except BaseException:
         shutil.rmtree(store, ignore_errors=True)
-        if isinstance(error, OSError) and not isinstance(error, KvembError):
-            raise ColdStoreError(f"cannot restore {checkpoint} to {store}: {error}") from error
         raise
-
-
-def point_name(number: int) -> str:
-    """The folder of a durable point."""
-    return f"{number:06d}"

@@ -113,6 +113,19 @@ class ColdStore(Protocol):
         """Bytes its files take now, roughly."""
 
 
+class SortedFile(Protocol):
+    """Rows of one variable in key order, in a file that cold stores take in whole."""
+
+    path: Path
+    rows: int
+
+    def append(self, rows: RowBlock) -> None:
+        """Write rows whose keys ascend, beyond the last one's. Raises ColdStoreError."""
+
+    def finish(self) -> None:
+        """Complete the file, which must not be empty, and sync it. Raises ColdStoreError."""
+
+
 class ColdDatabase(Protocol):
     """What keeps a store's cold rows together: one cold store a variable, made durable at once."""
 
@@ -125,8 +138,29 @@ class ColdDatabase(Protocol):
     def drop(self, name: str) -> None:
         """Delete a cold store."""
 
-    def checkpoint(self, path: Path, leave_out: list[str]) -> None:
-        """Write all cold stores but those left out to path, which must not exist, durably. Raises ColdStoreError."""
+    def checkpoint(self, path: Path) -> None:
+        """Write all cold stores as they are to path, which must not exist, durably. Raises ColdStoreError."""
+
+    def amend(self, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
+        """Finish what checkpoint() wrote: drop cold stores, and take in sorted files, later ones over earlier ones.
+
+        The files are moved.
+        """
+
+    def flush(self) -> None:
+        """Write what is in memory to files, so that a checkpoint() that follows is quick. Raises ColdStoreError."""
+
+    def sorted_file(self, path: Path, schema: Schema, creator: Any) -> SortedFile:
+        """Begin a file of rows in key order."""
+
+    def ingest(self, name: str, path: Path) -> None:
+        """Replace rows of a cold store by those of a finished SortedFile, which stays where it is.
+
+        Raises ColdStoreError; then none is replaced.
+        """
+
+    def crowded(self, name: str) -> bool:
+        """Whether files wait to be merged that writers would soon have to wait for."""
 
     def close(self) -> None:
         """Release the files."""

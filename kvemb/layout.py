@@ -3,9 +3,9 @@
     STORE/LOCK               held by the process that has the store open for writing
     STORE/CURRENT            the name of the durable point to open
     STORE/points/000007/     a durable point: a checkpoint, of the last flush
-    STORE/live/              scratch: the database in use, remade from the durable point whenever the store is opened
+    STORE/live/              scratch: the durable point unpacked and in use, remade whenever the store is opened
 
-A checkpoint is a directory with manifest.json and rows/, a RocksDB database.
+A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from kvemb import manifest
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
 
-LOCK, CURRENT, POINTS, LIVE, ROWS = "LOCK", "CURRENT", "points", "live", "rows"
+LOCK, CURRENT, POINTS, LIVE = "LOCK", "CURRENT", "points", "live"
+ROWS, CHANGES, HOT = "rows", "changes", "hot"
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LIVE}
 
 
@@ -65,11 +69,16 @@ def current_point(store: Path) -> Path:
     return store / POINTS / name
 
 
-def set_current(store: Path, point: str) -> None:
+def point(store: Path, number: int) -> Path:
+    """The folder of a durable point."""
+    return store / POINTS / f"{number:06d}"
+
+
+def set_current(store: Path, number: int) -> None:
     """Make CURRENT name a point, durably and at once."""
     temporary = store / (CURRENT + ".tmp")
     with open(temporary, "w", encoding="ascii") as file:
-        file.write(point + "\n")
+        file.write(point(store, number).name + "\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, store / CURRENT)
@@ -98,33 +107,69 @@ def lock(store: Path) -> IO[bytes]:
     return file
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, each durably."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
 def check_rows(rows: Path) -> None:
     """Raise Corruption unless rows is a RocksDB directory; RocksDB itself would make one."""
     if not (rows / "CURRENT").is_file():
         raise Corruption(f"{rows} is damaged: it has no file CURRENT; restore from another checkpoint")
 
 
-def link_rows(source: Path, target: Path) -> None:
-    """Make target a copy of the RocksDB directory source: table files as hard links, or copies on another filesystem.
+def unpack(checkpoint: Path, target: Path) -> None:
+    """Make target a copy of a checkpoint's files but its manifest: hard links where files never change, else copies.
 
-    Only table files never change once written, so only they are shared. Raises Corruption or ColdStoreError; then there
-    is no target.
+    Raises Corruption or ColdStoreError; then there is no target.
     """
-    check_rows(source)
-    target.mkdir(parents=True)
+    check_rows(checkpoint / ROWS)
     try:
-        for file in source.iterdir():
-            if file.suffix in (".sst", ".blob"):
-                _link_or_copy(file, target / file.name)
-            elif not file.name.startswith("LOG"):
-                shutil.copyfile(file, target / file.name)
+        for folder in (ROWS, CHANGES, HOT):
+            (target / folder).mkdir(parents=True)
+            if (checkpoint / folder).is_dir():
+                _link_files(checkpoint / folder, target / folder)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
-        raise ColdStoreError(f"cannot copy {source} to {target}: {error}") from error
+        raise ColdStoreError(f"cannot copy {checkpoint} to {target}: {error}") from error
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
+def _link_files(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        if file.suffix in (".sst", ".blob", ".keys"):
+            link_or_copy(file, target / file.name)
+        elif not file.name.startswith("LOG"):
+            shutil.copyfile(file, target / file.name)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make target the same file as source, or a copy of it where links cannot be made."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def sync_tree(path: Path) -> None:
+    """Wait until every folder below path, and path itself, has its entries on disk. Files sync themselves."""
+    for folder, _, _ in os.walk(path, topdown=False):
+        sync_directory(Path(folder))
+
+
+@contextmanager
+def mirrored(rows: Path) -> Iterator[Path]:
+    """Yield a scratch directory that stands for `rows`: symbolic links to its files.
+
+    Whoever reads a database in place leaves nothing in it so, and needs no right to write there.
+    """
+    check_rows(rows)
+    with tempfile.TemporaryDirectory(prefix="kvemb-read-") as scratch:
+        for file in rows.resolve().iterdir():
+            if file.name == "rocksdict-config.json":
+                shutil.copyfile(file, Path(scratch) / file.name)  # rocksdict rewrites it
+            elif not file.name.startswith("LOG"):
+                (Path(scratch) / file.name).symlink_to(file)
+        yield Path(scratch)

@@ -1,20 +1,21 @@
-"""What a checkpoint says of itself: the store, and each variable's schema, policy, optimizer and row count.
+"""What a checkpoint says of itself: where it comes from, its variables, its files with their checksums.
 
 One JSON file, `manifest.json`, beside the rows (FORMAT.md, "Manifest"). Pure values, but for read() and write().
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.schema import KEY_DTYPES, VALUE_DTYPES, Schema, dtype_of
 
-FORMAT = 1  # on disk; do not renumber
+FORMAT = 2  # on disk; do not renumber
 NAME = "manifest.json"
 
 
@@ -45,17 +46,50 @@ class VariableEntry:
 
 
 @dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """A checkpoint's description. point: the number of the durable point of its store, counted from 1."""
+    """The description of a checkpoint, or of a durable point, which is a checkpoint inside its store.
+
+    store: the store's identity. id: this checkpoint's. parent: the checkpoint before it, None for the first.
+    point: the number of the durable point of its store, counted from 1. created: seconds since 1970.
+    hot: a variable's key file of the rows that were hot. changes: which keys changed since which checkpoint
+    (kvemb.changes). files: by path below the directory, all but the manifest itself.
+    """
 
     store: str
+    id: str
+    parent: str | None
     point: int
+    created: float
     variables: dict[str, VariableEntry] = field(default_factory=dict)
+    hot: dict[str, str] = field(default_factory=dict)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, FileEntry] = field(default_factory=dict)
+
+    def only(self, variables: dict[str, VariableEntry]) -> Manifest:
+        """Return the description of a checkpoint of some of the variables."""
+        return replace(
+            self,
+            variables=variables,
+            hot={name: file for name, file in self.hot.items() if name in variables},
+        )
+
+    def following(self, checkpoint: str) -> Manifest:
+        """Return the description of the same state as the first one after that checkpoint."""
+        return replace(self, parent=checkpoint)
 
 
 def write(manifest: Manifest, directory: Path) -> None:
     """Write directory/manifest.json and wait until it is on disk."""
-    text = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1, sort_keys=True) + "\n"
+    data = {"format": FORMAT, **asdict(manifest)}
+    text = json.dumps({"checksum": _checksum(data), **data}, indent=1) + "\n"
     with open(directory / NAME, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -66,10 +100,19 @@ def read(directory: Path) -> Manifest:
     """Read directory/manifest.json. Raises CheckpointNotFound, UnsupportedFormat or Corruption, naming the file."""
     path = directory / NAME
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        version = data.pop("format")
-    except FileNotFoundError as error:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointNotFound(f"{directory} is not a checkpoint: it has no {NAME}") from error
+    except ValueError as error:
+        raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, path: str) -> Manifest:
+    """Return what a manifest's text says. path: what errors call it. Raises UnsupportedFormat or Corruption."""
+    try:
+        data = json.loads(text)
+        version = data["format"]
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     if version != FORMAT:
@@ -77,11 +120,20 @@ def read(directory: Path) -> Manifest:
             f"{path} has format {version!r}, this kvemb reads format {FORMAT}; use the kvemb that wrote it"
         )
     try:
-        entries = {name: _entry(entry) for name, entry in data["variables"].items()}
-        return Manifest(str(data["store"]), int(data["point"]), entries)
+        if data.pop("checksum") != _checksum(data):
+            raise ValueError("its checksum does not fit its text")
+        del data["format"]
+        data["variables"] = {name: _entry(entry) for name, entry in data["variables"].items()}
+        data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
+        return Manifest(**data)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         names = ", ".join(f.name for f in fields(VariableEntry))
         raise Corruption(f"{path} is damaged: {error}; a variable has {names}") from error
+
+
+def _checksum(data: dict[str, Any]) -> str:
+    """The sha256 of the manifest's other fields, as compact JSON with sorted names."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _entry(data: dict[str, Any]) -> VariableEntry:

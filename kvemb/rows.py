@@ -16,6 +16,8 @@ from kvemb.schema import WORD_BYTES, Schema
 # Bits of `flags`. The low four live in memory only; the codec masks them off.
 DIRTY = 0x01
 REMOVED = 0x02
+PENDING = 0x04  # as it was at a cut, and not yet on its way to disk (kvemb.cut)
+WRITING = 0x08  # as it is being written for a cut
 MEMORY_FLAGS = 0x0F
 
 # Row, score, step of last change, flags and key.

@@ -152,6 +152,15 @@ class SpillBuffer:
             self._freeze()
             self._finish()
 
+    def hand_over(self) -> Future[None] | None:
+        """Begin to write everything that is here; returns what to wait for, None when there is nothing.
+
+        Waits itself only where a pile is being written already. Raises the error of that write.
+        """
+        if self._active.count:
+            self._freeze()
+        return self._writing
+
     def settle(self) -> None:
         """Wait until a write under way has ended. Raises its error."""
         if self._writing is not None:

@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from kvemb import layout, manifest, registry
+from kvemb import layout, registry
 from kvemb.budget import Budget
-from kvemb.checkpoint import install, point_name, write_checkpoint
-from kvemb.errors import ColdStoreError, Corruption, KvembError, StoreNotFound
+from kvemb.checkpoint import Checkpoint, install
+from kvemb.checkpointer import Checkpointer, PendingCheckpoint
+from kvemb.errors import KvembError, StoreNotFound
 from kvemb.health import Health
-from kvemb.manifest import Manifest, VariableEntry
+from kvemb.manifest import VariableEntry
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
+from kvemb.points import Points, reading
 from kvemb.stats import Stats
 
 if TYPE_CHECKING:
@@ -52,7 +53,11 @@ class Store:
         self._opened: dict[str, Variable] = {}
         self._collections: dict[str, list[Any]] = {}
         with ExitStack() as undo:
-            rows = self._find_rows() if read_only else self._make_live(undo)
+            if read_only:
+                rows, self._manifest = undo.enter_context(reading(path))
+            else:
+                self._points = Points(path, undo)
+                rows, self._manifest = self._points.live / layout.ROWS, self._points.current
             self._database = registry.cold_backend("rocks")(
                 rows,
                 {name: RocksDBCreator.from_json(entry.creator) for name, entry in self._manifest.variables.items()},
@@ -63,38 +68,12 @@ class Store:
             undo.callback(self._database.close)
             self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
             self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
-            if not read_only and not layout.is_store(path):
-                self._write_point([])
+            if not read_only:
+                self._checkpointer = Checkpointer(self._database, self._points, self.health, self.spiller)
+                if not layout.is_store(path):
+                    self._checkpointer.start([], None)
+                    self._checkpointer.settle()
             self._undo = undo.pop_all()
-
-    def _find_rows(self) -> Path:
-        """The rows of a checkpoint, or of the store's last durable point; the owner may replace that one meanwhile."""
-        for attempts_left in (2, 1, 0):
-            source = self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
-            try:
-                self._manifest = manifest.read(source)
-                layout.check_rows(source / layout.ROWS)
-                return source / layout.ROWS
-            except (Corruption, FileNotFoundError):
-                if not attempts_left or layout.is_checkpoint(self.path):
-                    raise
-        raise AssertionError("the last attempt returns or raises")
-
-    def _make_live(self, undo: ExitStack) -> Path:
-        layout.check_place_for_store(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        undo.enter_context(layout.lock(self.path))
-        live = self.path / layout.LIVE
-        shutil.rmtree(live, ignore_errors=True)
-        if layout.is_store(self.path):
-            point = layout.current_point(self.path)
-            self._manifest = manifest.read(point)
-            layout.link_rows(point / layout.ROWS, live)
-            self._drop_points_but(point.name)
-        else:
-            self._manifest = Manifest(uuid.uuid4().hex, 0)
-            shutil.rmtree(self.path / layout.POINTS, ignore_errors=True)
-        return live
 
     # Variables.
 
@@ -119,86 +98,64 @@ class Store:
     def _names(self) -> list[str]:
         return sorted({*self._manifest.variables, *self._opened})
 
+    def _in_order(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Call it on the thread of all writes to the cold database, after those given before; returns its result."""
+        return self.spiller.submit(call, *args).result()
+
     # Durability.
 
     def flush(self) -> None:
         """Write every dirty row and make a durable point: what a crash from now on goes back to.
 
-        Raises Poisoned when the disk does not take it; Closed, ReadOnly.
+        It holds the state of the instant of this call; other threads go on meanwhile. Raises Poisoned when the disk
+        does not take it, and what a checkpoint with block=False failed with; Closed, ReadOnly.
         """
+        self._start(None)._wait()
+
+    @overload
+    def checkpoint(self, path: str | os.PathLike[str], *, block: Literal[True] = True) -> Checkpoint: ...
+    @overload
+    def checkpoint(self, path: str | os.PathLike[str], *, block: bool) -> Checkpoint | PendingCheckpoint: ...
+
+    def checkpoint(self, path: str | os.PathLike[str], *, block: bool = True) -> Checkpoint | PendingCheckpoint:
+        """Write a checkpoint of every variable (but those with checkpoint=False) to a new directory.
+
+        It holds the state of this instant, is complete or absent, and is independent of the store. Only rows that
+        changed since the checkpoint before are written; files that did not are hard links. The store's own durable
+        point moves with it. Returns the Checkpoint; with block=False at once a PendingCheckpoint, whose result() waits
+        for it: rows go on changing meanwhile, and what it fails with is raised by result() or by the next call of
+        flush(), checkpoint() or close(). One is written at a time: a second call waits for the first.
+
+        Raises FileExistsError, ColdStoreError, Poisoned, Closed, ReadOnly.
+        """
+        pending = self._start(Path(path))
+        return pending.result() if block else pending
+
+    def _start(self, target: Path | None) -> PendingCheckpoint:
         with self._lock:
             self.health.check_writable()
-            with ExitStack() as paused:
-                variables = [v for v in self._opened.values() if v.persistent]
-                for variable in variables:
-                    paused.enter_context(variable._tiered.paused())
-                try:
-                    self._write_point(variables)
-                except ColdStoreError as error:
-                    self.health.poison(error)
-                    self.health.check_writable()
-
-    def _write_point(self, variables: list[Variable]) -> None:
-        described = self._describe(variables, self._manifest.point + 1)
-        point = self.path / layout.POINTS / point_name(described.point)
-        shutil.rmtree(point, ignore_errors=True)  # left by a crash before CURRENT named it
-        write_checkpoint(self._database, described, point, [])
-        try:
-            layout.set_current(self.path, point.name)
-        except OSError as error:
-            raise ColdStoreError(f"cannot write {self.path / layout.CURRENT}: {error}") from error
-        self._manifest = described
-        self._drop_points_but(point.name)
-
-    def _drop_points_but(self, name: str) -> None:
-        points = self.path / layout.POINTS
-        for other in points.iterdir():
-            if other.name != name:
-                shutil.rmtree(other, ignore_errors=True)
-
-    def _describe(self, variables: list[Variable], point: int) -> Manifest:
-        entries = dict(self._manifest.variables)
-        entries.update({variable.name: variable._entry() for variable in variables})
-        return Manifest(self._manifest.store, point, entries)
-
-    def checkpoint(self, path: str | os.PathLike[str]) -> Path:
-        """Write a checkpoint of every variable (but those with checkpoint=False) to a new directory; returns it.
-
-        It holds the state of this instant, is complete or absent, and is independent of the store. The store's own
-        durable point moves with it. Raises FileExistsError, ColdStoreError, Poisoned, Closed, ReadOnly.
-        """
-        target = Path(path)
-        with self._lock:
-            if target.exists():
-                raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
-            with ExitStack() as paused:
-                self.health.check_writable()
-                variables = [v for v in self._opened.values() if v.persistent]
-                for variable in variables:
-                    paused.enter_context(variable._tiered.paused())
-                described = self._describe(variables, self._manifest.point + 1)
-                left_out = [name for name, entry in described.variables.items() if not entry.checkpoint]
-                kept = {name: entry for name, entry in described.variables.items() if entry.checkpoint}
-                write_checkpoint(self._database, Manifest(described.store, described.point, kept), target, left_out)
-                try:
-                    self._write_point(variables)
-                except ColdStoreError as error:
-                    self.health.poison(error)
-                    self.health.check_writable()
-        return target
+            self._checkpointer.settle()
+            parts = [variable._part() for variable in self._opened.values() if variable.persistent]
+            return self._checkpointer.start(parts, target)
 
     def close(self) -> None:
         """Flush, and release the directory. A poisoned or read-only store is released as it is. Idempotent."""
         with self._lock:
             if self.health.closed:
                 return
-            try:
-                if self.health.keeps_uses:
-                    self.flush()
-            finally:
-                self._release()
+            with ExitStack() as last:
+                last.callback(self._release)
+                if not self.health.read_only:
+                    last.callback(self._flush_if_sound)
+                    self._checkpointer.settle()
+
+    def _flush_if_sound(self) -> None:
+        if self.health.cause is None:
+            self.flush()
 
     def _release(self) -> None:
+        if not self.health.read_only:
+            self._checkpointer.close()
         with ExitStack() as paused:
             for variable in self._opened.values():
                 paused.enter_context(variable._tiered.closing())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from kvemb.codec import order_keys, unordered_keys
 from kvemb.contracts import ColdStore, Mask, RowKernels, Values
+from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.hashing import Keys, Positions, Unique, kernel
 from kvemb.health import Health
@@ -81,6 +82,10 @@ class Tiered:
         self._lock = threading.Lock()
         self._stats = Stats()
         self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._written)
+        self._executor, self._spill_rows = executor, spill_rows
+        self._cut: Cut | None = None
+        self._cut_over = threading.Event()
+        self._cut_over.set()
         self._where = Locator(shards, self._spill, cold, health, self._lock, readers, spill_rows // 2, self._stats)
 
     @property
@@ -95,6 +100,7 @@ class Tiered:
             touch = touch and touching
             if touch:
                 self.step += 1
+                self._keep(keys)
             now = self._policy.now(self.step)
             cells = np.empty(len(keys), np.int64)
             for table, places in self.shards.split(keys):
@@ -120,7 +126,7 @@ class Tiered:
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, len(distinct.keys))
             values = np.empty((stop - start, self.schema.dim), out.dtype)
-            with self._reading("lookup"), self._where.located(distinct.keys[start:stop]) as at:
+            with self._reading("lookup"), self._located(distinct.keys[start:stop]) as at:
                 hot = np.flatnonzero(at.cells >= 0)
                 absent = at.cold[~at.exists]
                 rows = at.rows if at.exists.all() else at.rows.select(at.exists)
@@ -152,7 +158,7 @@ class Tiered:
         scores = np.full(len(distinct.keys), np.nan)
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             stop = start + CHUNK_ROWS
-            with self._reading("lookup"), self._where.located(distinct.keys[start:stop]) as at:
+            with self._reading("lookup"), self._located(distinct.keys[start:stop]) as at:
                 part = scores[start:stop]
                 for table, places in self.shards.split(at.keys):
                     cells = at.cells[places]
@@ -176,6 +182,7 @@ class Tiered:
     def _upsert(self, keys: Keys, values: Values) -> None:
         with self._writing():
             score = self._first_score()
+            self._keep(keys)
             cells = np.empty(len(keys), np.int64)
             for table, places in self.shards.split(keys):
                 cells[places] = table.upsert(keys[places], values[places], self.step)
@@ -184,7 +191,7 @@ class Tiered:
                 return
             distinct = Unique(keys[missing])
             values = values[missing[distinct.last]]
-            with self._where.located(distinct.keys) as at:
+            with self._located(distinct.keys) as at:
                 for table, places in self.shards.split(at.keys):
                     table.assign(table.block, at.cells[places], values[places], self.step)
                 self._create(at, score)
@@ -200,7 +207,7 @@ class Tiered:
     def _accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         distinct = Unique(keys)
         inverse, n = distinct.inverse, len(keys)
-        with self._writing(), self._where.located(distinct.keys) as at:
+        with self._writing(), self._located(distinct.keys) as at:
             score = self._first_score()
             present = at.cells >= 0
             present[at.cold] = at.exists
@@ -237,7 +244,7 @@ class Tiered:
             grads = summed
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             part = grads[start : start + CHUNK_ROWS]
-            with self._writing(), self._where.located(distinct.keys[start : start + CHUNK_ROWS]) as at:
+            with self._writing(), self._located(distinct.keys[start : start + CHUNK_ROWS]) as at:
                 score = self._first_score()
                 for table, places in self.shards.split(at.keys):
                     table.apply(table.block, at.cells[places], self._optimizer, part[places], self.step)
@@ -250,7 +257,7 @@ class Tiered:
         """Drop rows with their slots and scores; missing keys are ignored."""
         distinct = Unique(keys).keys
         for start in range(0, len(distinct), CHUNK_ROWS):
-            with self._writing(), self._where.located(distinct[start : start + CHUNK_ROWS]) as at:
+            with self._writing(), self._located(distinct[start : start + CHUNK_ROWS]) as at:
                 present = at.cells >= 0
                 present[at.cold] = at.exists
                 self._remove(at.keys[present])
@@ -269,7 +276,7 @@ class Tiered:
 
     def clear(self) -> None:
         """Drop every row."""
-        with self._writing():
+        with self._writing(uncut=True):
             with self._poisoning():
                 # In this order a failure loses nothing.
                 self._spill.settle()
@@ -288,7 +295,7 @@ class Tiered:
             self.step += 1
         for start in range(0, len(distinct.keys), CHUNK_ROWS):
             counts = distinct.counts[start : start + CHUNK_ROWS]
-            with self._writing(), self._where.located(distinct.keys[start : start + CHUNK_ROWS]) as at:
+            with self._writing(), self._located(distinct.keys[start : start + CHUNK_ROWS]) as at:
                 now = self._policy.now(self.step)
                 hot = np.flatnonzero(at.cells >= 0)
                 rows = at.rows.select(at.exists)
@@ -302,9 +309,9 @@ class Tiered:
         Does nothing unless there are more than trigger_rows.
 
         Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a
-        row to a temporary file, from which the cut is found; memory does not depend on the number of rows.
+        row to a temporary file, from which the limit is found; memory does not depend on the number of rows.
         """
-        with self._writing():
+        with self._writing(uncut=True):
             before = self.size
             if keep_rows >= before or (trigger_rows is not None and before <= trigger_rows):
                 return 0
@@ -320,13 +327,41 @@ class Tiered:
 
     # Making durable, and reading in bulk.
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Hold every other call of this variable off, dirty rows written, for as long as the block runs."""
+    def ease(self) -> None:
+        """Write what waits to be spilled, without holding others off, so that a cut that follows is short."""
         with self._lock, uninterrupted():
             self._health.check_writable()
-            self._write_dirty()
+            with self._poisoning():
+                writing = self._spill.hand_over()
+        if writing is not None:
+            wait([writing])
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold every other call of this variable off for as long as the block runs."""
+        with self._lock, uninterrupted():
             yield
+
+    def begin_cut(self) -> Cut:
+        """Keep the state of this instant until end_cut(). REQUIRES: held, and no other cut.
+
+        What waits to be spilled has been given to the executor when it returns.
+        """
+        with self._poisoning():
+            self._spill.hand_over()
+        cut = Cut(self.schema, self.shards, self._lock, self._executor, self._where.forget, self._spill_rows)
+        cut.begin()
+        self._cut_over.clear()
+        self._cut = cut
+        return cut
+
+    def end_cut(self) -> None:
+        """Forget the cut, if there is one."""
+        with self._lock:
+            if self._cut is not None:
+                self._cut.end()
+                self._cut = None
+                self._cut_over.set()
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -337,7 +372,7 @@ class Tiered:
 
     def scan(self, batch_rows: int) -> Iterator[RowBlock]:
         """Return all rows in key order, batch by batch, as they are now. The lock is free while they are consumed."""
-        with self._lock, uninterrupted():
+        with self._uncut(), uninterrupted():
             self._health.check_open()
             if not self._health.read_only:
                 self._health.check_writable()
@@ -359,8 +394,30 @@ class Tiered:
     # Below, the lock is held.
 
     @contextmanager
+    def _located(self, keys: Keys) -> Iterator[Located]:
+        """Find distinct keys, whose rows may change from here on."""
+        with self._where.located(keys) as at:
+            self._keep(at.keys, at.cells)
+            yield at
+
+    def _keep(self, keys: Keys, cells: Positions | None = None) -> None:
+        if self._cut is not None:
+            self._cut.keep(keys, cells)
+
+    @contextmanager
+    def _uncut(self) -> Iterator[None]:
+        """Take the lock while no cut is being written."""
+        while True:
+            self._cut_over.wait()
+            with self._lock:
+                if self._cut is None:
+                    yield
+                    return
+
+    @contextmanager
     def _reading(self, what: str) -> Iterator[bool]:
         """Hold the lock for a call that reads; yields whether uses are kept."""
+        self._wait_for_room()
         with self._lock, uninterrupted(), self._stats.timed(what):
             self._health.check_open()
             if self._health.keeps_uses:
@@ -371,8 +428,9 @@ class Tiered:
             yield self._health.keeps_uses
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with self._lock, uninterrupted(), self._stats.timed("update"):
+    def _writing(self, *, uncut: bool = False) -> Iterator[None]:
+        self._wait_for_room()
+        with self._uncut() if uncut else self._lock, uninterrupted(), self._stats.timed("update"):
             self._health.check_writable()
             with self._poisoning():
                 self._spill.poll()
@@ -386,6 +444,11 @@ class Tiered:
         except ColdStoreError as error:
             self._health.poison(error)
             self._health.check_writable()
+
+    def _wait_for_room(self) -> None:
+        cut = self._cut
+        if cut is not None:
+            cut.wait_for_room()
 
     def _first_score(self) -> float:
         """The score of a row made now. Asked for before anything changes, as a user's policy may raise."""
@@ -440,8 +503,12 @@ class Tiered:
             return
         self._stats.promotions += len(rows)
         self._spill.discard(rows.keys)
+        left = self.shards.insert(rows, by_score=by_score)
+        if self._cut is not None:
+            for leaving in left:
+                self._cut.keep_leaving(leaving)
         with self._poisoning():
-            self._spill.append(self.shards.insert(rows, by_score=by_score))
+            self._spill.append(left)
 
     def _write(self, rows: RowBlock) -> None:
         try:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb import registry
 from kvemb.arguments import at_least, check_name, check_stored, checked, creator_for, parse_devices, stored_optimizer
+from kvemb.checkpointer import Part
 from kvemb.contracts import ColdStore, HotTable
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.manifest import VariableEntry
@@ -110,7 +111,7 @@ class Variable:
                 tables, spill_rows = make_tables(name, schema, self._devices, first_rows, hot_rows, store.budget)
             except BaseException:
                 if stored is None and self.persistent:
-                    store._database.drop(name)
+                    store._in_order(store._database.drop, name)
                 raise
             self._shards = Shards(tables, partitioner, keys, store.budget, growing=hot_rows is None)
             self._tiered = Tiered(
@@ -137,13 +138,13 @@ class Variable:
         if isinstance(self._creator, MemoryCreator):
             cold: ColdStore = registry.cold_backend("memory")(self._schema)
             return cold
-        database = self._store._database
-        attached: ColdStore
+        # In order with a checkpoint of the database that may have begun: it must not have what came after.
+        store, attached = self._store, None
         if stored is None:
-            attached = database.create(self._name, self._schema, self._creator)
+            attached = store._in_order(store._database.create, self._name, self._schema, self._creator)
         else:
-            attached = database.attach(self._name, self._schema)
-        return attached
+            attached = store._in_order(store._database.attach, self._name, self._schema)
+        return cast(ColdStore, attached)
 
     # What it is.
 
@@ -381,8 +382,10 @@ class Variable:
 
     # For the store.
 
+    def _part(self) -> Part:
+        return Part(self._name, self._schema, self._creator, self._tiered, self._entry)
+
     def _entry(self) -> VariableEntry:
-        """REQUIRES: paused."""
         return VariableEntry(
             key_dtype=self.key_dtype.name,
             value_dtype=self.value_dtype.name,

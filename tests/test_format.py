@@ -13,7 +13,7 @@ import pytest
 import kvemb
 from kvemb import initializers, optimizers, restrict
 from kvemb.codec import decode_keys, decode_records, encode_keys, encode_records, record_dtype
-from kvemb.manifest import VariableEntry
+from kvemb.manifest import Manifest, VariableEntry
 from kvemb.rows import DIRTY, RowBlock
 from kvemb.schema import KEY_DTYPES, VALUE_DTYPES, Schema, dtype_of
 
@@ -78,7 +78,7 @@ def test_the_header_is_as_the_page_says():
 
 
 def test_the_page_names_every_field_and_dtype():
-    for name in (*VariableEntry.__dataclass_fields__, "format", "store", "point", "variables"):
+    for name in (*VariableEntry.__dataclass_fields__, *Manifest.__dataclass_fields__, "format", "checksum"):
         assert f"`{name}`" in PAGE
     for name in (*VALUE_DTYPES, *KEY_DTYPES):
         assert f'`"{name}"`' in PAGE
@@ -103,17 +103,22 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
     store.checkpoint(tmp_path / "checkpoint")
     assert {"LOCK", "CURRENT", "points", "live", "points/000002", "points/000002/rows"} <= tree_of(store.path)
     store.close()
-    names = {name for name in tree_of(store.path) if "/rows/" not in name}
+    names = {name for name in tree_of(store.path) if "/rows/" not in name and ".keys" not in name}
     point = "points/000003"
-    assert names == {"LOCK", "CURRENT", "points", point, f"{point}/manifest.json", f"{point}/rows"}
+    folders = {f"{point}/{name}" for name in ("rows",)}
+    assert names == {"LOCK", "CURRENT", "points", point, f"{point}/manifest.json", *folders}
     assert (store.path / "CURRENT").read_bytes() == b"000003\n"
     assert (store.path / "LOCK").read_bytes() == b""
     names = {name for name in tree_of(tmp_path / "checkpoint") if "/" not in name}
-    assert names == {"manifest.json", "rows"}
+    assert names == {"manifest.json", "rows", "changes", "hot"}
     data = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())
-    assert set(data) == {"format", "store", "point", "variables"}
-    assert (data["format"], data["point"]) == (1, 2)
+    assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__}
+    assert (data["format"], data["point"], data["parent"]) == (2, 2, None)
     assert re.fullmatch("[0-9a-f]{32}", data["store"])
+    assert re.fullmatch("[0-9a-f]{32}", data["id"])
+    assert set(data["files"]) | {"manifest.json"} == {
+        name for name in tree_of(tmp_path / "checkpoint") if (tmp_path / "checkpoint" / name).is_file()
+    }
     assert set(data["variables"]["users"]) == set(VariableEntry.__dataclass_fields__)
     restored = kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy")
     assert restored._manifest.store == data["store"]

@@ -24,15 +24,27 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 LAYERS = [
     *("errors", "options", "numeric", "schema", "hashing", "draws", "rows", "initializers", "restrict", "optimizers"),
     *("contracts", "codec", "manifest", "registry", "stats", "health", "layout", "selection", "budget", "interrupts"),
-    *("fetch", "spill", "shards", "locate", "tiered", "arguments", "sizing", "checkpoint", "store", "variable"),
-    *("scope", "__init__"),
+    *(
+        "inventory",
+        "checkpoint",
+        "points",
+        "fetch",
+        "spill",
+        "shards",
+        "cut",
+        "locate",
+        "tiered",
+        "arguments",
+        "sizing",
+    ),
+    *("checkpointer", "store", "variable", "scope", "__init__"),
 ]
 # A store opens variables when it is asked for them: it imports them then, not when it is loaded.
 LATE = {("store", "variable"), ("store", "scope")}
 
 MOST_LINES = 350
 # The actor that moves rows and the public face of a table: one idea each, and long. They may shrink.
-LONGER = {"tiered.py": 480, "variable.py": 430}
+LONGER = {"tiered.py": 545, "variable.py": 430}
 
 
 def sources(package: str) -> list[Path]:

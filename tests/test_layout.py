@@ -35,7 +35,7 @@ def test_current_names_a_point(tmp_path):
         layout.current_point(tmp_path)
     (tmp_path / "points" / "000012").mkdir(parents=True)
     assert not layout.is_store(tmp_path)
-    layout.set_current(tmp_path, "000012")
+    layout.set_current(tmp_path, 12)
     assert layout.is_store(tmp_path)
     assert (tmp_path / "CURRENT").read_bytes() == b"000012\n"
     assert layout.current_point(tmp_path) == tmp_path / "points" / "000012"
@@ -65,43 +65,64 @@ def test_a_lock_is_held_once(tmp_path):
     layout.lock(tmp_path).close()
 
 
-def test_table_files_are_linked_and_the_rest_copied(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
+def checkpoint(path):
+    """Files such as a checkpoint has."""
+    (path / "rows").mkdir(parents=True)
+    (path / "hot").mkdir()
     for name in ("000004.sst", "000005.blob", "MANIFEST-1", "CURRENT", "LOG", "LOG.old.3"):
-        (source / name).write_text(name)
-    layout.link_rows(source, tmp_path / "deep" / "copy")
-    copies = {path.name: path for path in (tmp_path / "deep" / "copy").iterdir()}
-    assert sorted(copies) == ["000004.sst", "000005.blob", "CURRENT", "MANIFEST-1"]
-    for name, path in copies.items():
+        (path / "rows" / name).write_text(name)
+    (path / "hot" / "1.keys").write_text("keys")
+    return path
+
+
+def test_files_that_never_change_are_linked_and_the_rest_copied(tmp_path):
+    source = checkpoint(tmp_path / "source")
+    layout.unpack(source, tmp_path / "deep" / "copy")
+    copies = {path.name: path for path in (tmp_path / "deep" / "copy").rglob("*.*") if path.is_file()}
+    assert sorted(copies) == ["000004.sst", "000005.blob", "1.keys"]
+    for path in copies.values():
+        assert os.path.samefile(path, source / path.relative_to(tmp_path / "deep" / "copy"))
+    rest = {path.name: path for path in (tmp_path / "deep" / "copy" / "rows").glob("[CML]*")}
+    assert sorted(rest) == ["CURRENT", "MANIFEST-1"]
+    for name, path in rest.items():
         assert path.read_text() == name
-        assert os.path.samefile(path, source / name) == name.endswith(("sst", "blob"))
+        assert not os.path.samefile(path, source / "rows" / name)
+    assert (tmp_path / "deep" / "copy" / "changes").is_dir()
 
 
 def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "000004.sst").write_text("rows")
-    (tmp_path / "source" / "CURRENT").touch()
+    source = checkpoint(tmp_path / "source")
 
     def refuse(*paths):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    layout.link_rows(tmp_path / "source", tmp_path / "copy")
-    assert (tmp_path / "copy" / "000004.sst").read_text() == "rows"
-    assert not os.path.samefile(tmp_path / "copy" / "000004.sst", tmp_path / "source" / "000004.sst")
+    layout.unpack(source, tmp_path / "copy")
+    assert (tmp_path / "copy" / "rows" / "000004.sst").read_text() == "000004.sst"
+    assert not os.path.samefile(tmp_path / "copy" / "rows" / "000004.sst", source / "rows" / "000004.sst")
 
 
 def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "source").mkdir()
-    with pytest.raises(Corruption, match="source is damaged: it has no file CURRENT"):
-        layout.link_rows(tmp_path / "source", tmp_path / "copy")
+    with pytest.raises(Corruption, match="rows is damaged: it has no file CURRENT"):
+        layout.unpack(tmp_path / "source", tmp_path / "copy")
 
     def refuse(*paths):
         raise OSError(28, "No space left on device")
 
-    (tmp_path / "source" / "CURRENT").touch()
+    source = checkpoint(tmp_path / "sound")
     monkeypatch.setattr(shutil, "copyfile", refuse)
     with pytest.raises(ColdStoreError, match=r"cannot copy .* No space left"):
-        layout.link_rows(tmp_path / "source", tmp_path / "copy")
+        layout.unpack(source, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_mirror_reads_like_the_rows_and_leaves_nothing(tmp_path):
+    source = checkpoint(tmp_path / "source")
+    before = sorted(path.name for path in (source / "rows").iterdir())
+    with layout.mirrored(source / "rows") as mirror:
+        assert (mirror / "CURRENT").read_text() == "CURRENT"
+        (mirror / "LOG").write_text("a reader's own")
+    assert not mirror.exists()
+    assert sorted(path.name for path in (source / "rows").iterdir()) == before
+    assert (source / "rows" / "LOG").read_text() == "LOG"

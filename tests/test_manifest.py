@@ -9,7 +9,7 @@ import pytest
 
 from kvemb import manifest
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
-from kvemb.manifest import Manifest, VariableEntry
+from kvemb.manifest import FileEntry, Manifest, VariableEntry
 
 ENTRY = VariableEntry(
     key_dtype="uint64",
@@ -26,7 +26,17 @@ ENTRY = VariableEntry(
     rows=2**40,
     step=7,
 )
-EXAMPLE = Manifest("c0ffee", 12, {"users": ENTRY, "übers/ads": replace(ENTRY, dim=9)})
+EXAMPLE = Manifest(
+    store="c0ffee",
+    id="beef",
+    parent=None,
+    point=12,
+    created=1763.25,
+    variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9)},
+    hot={"users": "hot/000000.keys"},
+    changes=[{"since": "c0ffee", "variables": {}}],
+    files={"rows/000012.sst": FileEntry(3, "ab" * 32)},
+)
 
 
 def test_a_manifest_comes_back_as_it_was(tmp_path):
@@ -43,12 +53,12 @@ def test_a_missing_manifest_is_no_checkpoint(tmp_path):
             manifest.read(place)
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", None, 1.5])
+@pytest.mark.parametrize("version", [1, 3, 0, "1", None, 1.5])
 def test_another_format_is_refused_by_name(tmp_path, version):
     manifest.write(EXAMPLE, tmp_path)
     data = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({"format": version, "whatever": data}))
-    with pytest.raises(UnsupportedFormat, match=rf"manifest\.json has format {version!r}, this kvemb reads format 1"):
+    with pytest.raises(UnsupportedFormat, match=rf"manifest\.json has format {version!r}, this kvemb reads format 2"):
         manifest.read(tmp_path)
 
 
@@ -61,7 +71,7 @@ def change(data, path, value):
         data[path[-1]] = value
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '"text"', "{}", '{"format": 1}', "\xff\xfe"], ids=repr)
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '"text"', "{}", '{"format": 2}', "\xff\xfe"], ids=repr)
 def test_damaged_text_is_named(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text, encoding="latin-1")
     with pytest.raises(Corruption, match=r"manifest\.json is damaged"):
@@ -69,8 +79,8 @@ def test_damaged_text_is_named(tmp_path, text):
 
 
 FIELDS = [
-    *((("store",), None), (("point",), None), (("point",), "x"), (("point",), [1])),
-    *((("variables",), None), (("variables",), []), (("variables", "users"), 3)),
+    *((("store",), None), (("point",), None), (("point",), 13), (("id",), "bee"), (("files",), {})),
+    *((("variables",), None), (("variables",), []), (("variables", "users"), 3), (("checksum",), None)),
 ]
 ENTRY_FIELDS = {
     "dim": [None, "3", 0, 1.0],
@@ -94,9 +104,29 @@ ENTRY_FIELDS = {
     ids=repr,
 )
 def test_a_damaged_field_is_named(tmp_path, path, value):
+    """With a checksum that fits, too: a field says itself what it cannot be."""
+    for fitting in (False, True):
+        manifest.write(EXAMPLE, tmp_path)
+        data = json.loads((tmp_path / "manifest.json").read_text())
+        change(data, path, value)
+        if fitting and len(path) == 3:
+            rest = {name: field for name, field in data.items() if name != "checksum"}
+            data["checksum"] = manifest._checksum(rest)
+        (tmp_path / "manifest.json").write_text(json.dumps(data))
+        with pytest.raises(Corruption, match=r"manifest\.json is damaged"):
+            manifest.read(tmp_path)
+
+
+def test_every_flipped_bit_is_named_or_changes_nothing(tmp_path):
     manifest.write(EXAMPLE, tmp_path)
-    data = json.loads((tmp_path / "manifest.json").read_text())
-    change(data, path, value)
-    (tmp_path / "manifest.json").write_text(json.dumps(data))
-    with pytest.raises(Corruption, match=r"manifest\.json is damaged"):
-        manifest.read(tmp_path)
+    path = tmp_path / "manifest.json"
+    sound = path.read_bytes()
+    for at in range(len(sound)):
+        for bit in (0, 5):
+            damaged = bytearray(sound)
+            damaged[at] ^= 1 << bit
+            path.write_bytes(damaged)
+            try:
+                assert manifest.read(tmp_path) == EXAMPLE
+            except (Corruption, UnsupportedFormat) as error:
+                assert "manifest.json" in str(error)  # noqa: PT017

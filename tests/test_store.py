@@ -329,7 +329,7 @@ def test_a_checkpoint_is_restored_as_it_was(open_store, tmp_path):
     users = fill(store)
     empty = store.get_variable("empty", dim=2, value_dtype="int8")
     before = users.export(with_slots=True, with_scores=True)
-    assert store.checkpoint(tmp_path / "new" / "checkpoint") == tmp_path / "new" / "checkpoint"
+    assert store.checkpoint(tmp_path / "new" / "checkpoint").path == tmp_path / "new" / "checkpoint"
     users.upsert(KEYS, -VALUES)
     users.remove(KEYS[:500])
     kept = contents(tmp_path / "new")
@@ -386,7 +386,7 @@ def test_nothing_is_overwritten(open_store, store, tmp_path):
 def test_a_checkpoint_that_fails_is_not_there(store, tmp_path):
     users = fill(store)
     (tmp_path / "file").write_text("text")
-    with pytest.raises(kvemb.errors.ColdStoreError, match="cannot write the checkpoint"):
+    with pytest.raises(kvemb.errors.ColdStoreError, match=r"cannot write .*file"):
         store.checkpoint(tmp_path / "file" / "checkpoint")
     users.upsert([1], VALUES[:1])
     store.checkpoint(tmp_path / "checkpoint")
@@ -409,15 +409,15 @@ def test_damage_to_a_checkpoint_is_told(store, open_store, tmp_path):
     fill(store)
     store.checkpoint(tmp_path / "checkpoint")
     shutil.rmtree(tmp_path / "checkpoint" / "rows")
-    with pytest.raises(Corruption, match="checkpoint/rows is damaged"):
+    with pytest.raises(Corruption, match=r"checkpoint/rows/.* is missing"):
         kvemb.open(tmp_path / "checkpoint", read_only=True)
-    with pytest.raises(Corruption, match="checkpoint/rows is damaged"):
+    with pytest.raises(Corruption, match=r"checkpoint/rows/.* is missing"):
         kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy")
-    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["manifest.json"]
+    assert not (tmp_path / "checkpoint" / "rows").exists()
     store.checkpoint(tmp_path / "other")
     for file in (tmp_path / "other" / "rows").glob("*.sst"):
         file.unlink()
-    with pytest.raises(kvemb.KvembError, match="open"):
+    with pytest.raises(kvemb.KvembError, match=r"sst is missing"):
         kvemb.restore(tmp_path / "other", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 

@@ -1,0 +1,79 @@
+"""Scans of one column family, and what RocksDB's errors are called: all that needs no rocksdict to be said."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from kvemb.codec import decode_keys, decode_records
+from kvemb.errors import Closed, ColdStoreError, Corruption
+from kvemb.rows import RowBlock
+from kvemb.schema import Schema
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn rocksdict's errors, which are bare Exceptions, into kvemb's."""
+    try:
+        yield
+    except (Corruption, ColdStoreError, Closed, StopIteration):
+        raise
+    except Exception as error:
+        text = str(error)
+        if text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text:
+            raise Corruption(f"{what}: {text}; run kvemb verify, and restore from a checkpoint") from error
+        raise ColdStoreError(f"{what}: {text}") from error
+
+
+class Scan(Iterator[RowBlock]):
+    """The rows of one instant, batch by batch. It keeps the database open, so the store closes it before itself.
+
+    check: an iterator of the same instant, which tells at the end whether `items` stopped for an error.
+    """
+
+    def __init__(self, name: str, schema: Schema, items: Iterator[Any], check: Any, batch_rows: int) -> None:
+        self._name, self._schema, self._batch_rows = name, schema, batch_rows
+        self._items = items
+        self._check: Any | None = check
+        self._last: bytes | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def __next__(self) -> RowBlock:
+        with self._lock, translated(f"scan {self._name!r}"):
+            if self._closed:
+                raise Closed(f"the store of {self._name!r} was closed during this scan; open it, and scan again")
+            batch = list(islice(self._items, self._batch_rows))
+            if not batch:
+                if self._check is not None:
+                    _raise_if_cut_short(self._check, self._last)
+                self._release()
+                raise StopIteration
+        keys, records = zip(*batch, strict=True)
+        self._last = keys[-1]
+        return decode_records(decode_keys(list(keys), self._schema), list(records), self._schema)
+
+    def close(self) -> None:
+        """End the scan, after a batch that is being read."""
+        with self._lock:
+            self._closed = self._check is not None
+            self._release()
+
+    def _release(self) -> None:
+        self._check, self._items = None, iter(())
+
+
+def _raise_if_cut_short(check: Any, last: bytes | None) -> None:
+    """Raise when items() ended for an error: it ends the same way for that as at the last key."""
+    if last is None:
+        check.seek_to_first()
+    else:
+        check.seek(last)
+        if check.valid():
+            check.next()
+    check.status()
+    if check.valid():
+        raise Corruption(f"the scan ended after key {last!r} though more keys follow; run kvemb verify")

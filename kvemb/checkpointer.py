@@ -1,0 +1,184 @@
+"""From one durable point to the next: cuts every variable at one instant, and writes that state out behind.
+
+The order of things, for flush() and checkpoint() alike:
+1. What waits in memory on the cold side is written, while the variables are in use.
+2. The cut, in milliseconds, with every variable held: dirty rows are marked (kvemb.cut), and a native checkpoint of the
+   cold database is put in line behind the writes given before.
+3. Behind: the marked rows are written to files in key order, which go to the cold database in use and to the copy.
+4. The copy becomes the store's durable point; a checkpoint is that point, linked to where the user wants it.
+Until the last step has ended well, the point before it stands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from kvemb import layout, manifest
+from kvemb.checkpoint import Checkpoint, appearing, complete
+from kvemb.contracts import ColdDatabase, SortedFile
+from kvemb.cut import Cut
+from kvemb.errors import ColdStoreError, KvembError
+from kvemb.health import Health
+from kvemb.manifest import Manifest, VariableEntry
+from kvemb.points import Points
+from kvemb.schema import Schema
+from kvemb.tiered import Tiered
+
+# While the cold database has this much to compact, a checkpoint waits, so that those who spill need not.
+PACE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a checkpoint needs of a variable. entry: describes it, as it is at the call."""
+
+    name: str
+    schema: Schema
+    creator: Any
+    tiered: Tiered
+    entry: Callable[[], VariableEntry]
+
+
+class PendingCheckpoint:
+    """A checkpoint that is being written."""
+
+    def __init__(self, future: Future[Checkpoint | None]) -> None:
+        self._future = future
+        self.told = False
+
+    def done(self) -> bool:
+        """Whether it is complete, or has failed."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> Checkpoint:
+        """Wait until it is complete, and return it. Raises what it failed with; TimeoutError after timeout seconds."""
+        checkpoint = self._wait(timeout)
+        assert checkpoint is not None
+        return checkpoint
+
+    def _wait(self, timeout: float | None = None) -> Checkpoint | None:
+        error = self._future.exception(timeout)
+        self.told = True
+        if error is not None:
+            raise error
+        return self._future.result()
+
+
+class Checkpointer:
+    """Writes one point at a time. in_order: the thread of all writes to the cold database in use."""
+
+    def __init__(self, database: ColdDatabase, points: Points, health: Health, in_order: Executor) -> None:
+        self._database, self._points, self._health, self._in_order = database, points, health, in_order
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
+        self._last: PendingCheckpoint | None = None
+
+    def settle(self) -> None:
+        """Wait for the one under way. Raises its error, unless somebody was told."""
+        last, self._last = self._last, None
+        if last is not None and not last.told:
+            last._wait()
+
+    def start(self, parts: list[Part], target: Path | None) -> PendingCheckpoint:
+        """Cut, and start to write a point and, if there is a target, a checkpoint there.
+
+        REQUIRES: settled. Raises FileExistsError, ColdStoreError, Poisoned, Closed.
+        """
+        if target is not None and target.exists():
+            raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
+        try:
+            for part in parts:
+                part.tiered.ease()
+            self._database.flush()
+        except ColdStoreError as error:
+            self._health.poison(error)
+        self._health.check_writable()
+        number = self._points.next_number()
+        cuts: list[tuple[Part, Cut]] = []
+        with ExitStack() as undo:
+            scratch = undo.enter_context(self._points.advancing(number))
+            with ExitStack() as held:
+                for part in parts:
+                    held.enter_context(part.tiered.held())
+                self._health.check_writable()
+                described = self._points.describe(number, {part.name: part.entry() for part in parts})
+                for part in parts:
+                    undo.callback(part.tiered.end_cut)
+                    cuts.append((part, part.tiered.begin_cut()))
+                base = self._in_order.submit(self._database.checkpoint, scratch / layout.ROWS)
+            writing = self._behind.submit(self._write, undo.pop_all(), base, cuts, described, scratch, target)
+        self._last = PendingCheckpoint(writing)
+        return self._last
+
+    def _write(
+        self,
+        whole: ExitStack,
+        base: Future[None],
+        cuts: list[tuple[Part, Cut]],
+        described: Manifest,
+        scratch: Path,
+        target: Path | None,
+    ) -> Checkpoint | None:
+        try:
+            with whole:
+                self._write_rows(base, cuts, scratch)
+                described = self._points.complete(scratch, described)
+                if target is not None:
+                    self._write_checkpoint(described, scratch, target)
+                    manifest.write(described.following(described.id), scratch)
+        except _TargetFailed as failed:
+            raise failed.error from failed.error.__cause__
+        except ColdStoreError as error:
+            self._health.poison(error)
+            self._health.check_writable()
+        return None if target is None else Checkpoint(target)
+
+    def _write_rows(self, base: Future[None], cuts: list[tuple[Part, Cut]], scratch: Path) -> None:
+        """Fill scratch/rows with the state of the cut."""
+        base.result()
+        numbers = count()
+        files: dict[str, list[Path]] = {}
+
+        def new_file(part: Part) -> SortedFile:
+            path = scratch / f"{next(numbers):06d}.sst"
+            return self._database.sorted_file(path, part.schema, part.creator)
+
+        for part, cut in cuts:
+            take_in = partial(self._take_in, part.name)
+            for file in cut.write(partial(new_file, part), take_in):
+                files.setdefault(part.name, []).append(file.path)
+                while self._database.crowded(part.name):
+                    time.sleep(PACE_SECONDS)
+        self._database.amend(scratch / layout.ROWS, [], files)
+
+    def _take_in(self, name: str, file: SortedFile) -> None:
+        self._database.ingest(name, file.path)
+
+    def _write_checkpoint(self, described: Manifest, point: Path, target: Path) -> None:
+        left_out = [name for name, entry in described.variables.items() if not entry.checkpoint]
+        try:
+            with appearing(target) as scratch:
+                layout.unpack(point, scratch)
+                self._database.amend(scratch / layout.ROWS, left_out, {})
+                kept = {name: entry for name, entry in described.variables.items() if entry.checkpoint}
+                complete(scratch, described.only(kept), point, same_names=True)
+        except (KvembError, FileExistsError) as error:
+            raise _TargetFailed(error) from error
+
+    def close(self) -> None:
+        """Wait for the one under way."""
+        self._behind.shutdown(wait=True)
+
+
+class _TargetFailed(Exception):
+    """The checkpoint could not be written where the user wants it; the store itself is sound."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error

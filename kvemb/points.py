@@ -1,0 +1,111 @@
+"""The durable points of one store: the state it opens with, unpacked into live/, and the step to the next one.
+
+Opening always starts from the last durable point, so recovery after a crash and an ordinary opening are the same thing.
+The store's lock file guards the directory against other processes; within the store, one checkpoint at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from kvemb import inventory, layout, manifest
+from kvemb.checkpoint import appearing, complete
+from kvemb.errors import ColdStoreError, Corruption
+from kvemb.manifest import Manifest, VariableEntry
+
+
+class Points:
+    """One store's directory, held for writing.
+
+    current: the last durable point's manifest. live: the unpacked files. crashed: whether the last owner did not close
+    the store. undo: gets what gives the directory free again.
+    """
+
+    def __init__(self, store: Path, undo: ExitStack) -> None:
+        self._store = store
+        layout.check_place_for_store(store)
+        layout.make_directory(store)
+        undo.enter_context(layout.lock(store))
+        self.live = store / layout.LIVE
+        self.crashed = self.live.exists() and layout.is_store(store)
+        shutil.rmtree(self.live, ignore_errors=True)
+        if layout.is_store(store):
+            point = layout.current_point(store)
+            self.current = manifest.read(point)
+            inventory.check(point, self.current)
+            layout.unpack(point, self.live)
+            self._drop_points_but(point.name)
+        else:
+            self.current = Manifest(uuid.uuid4().hex, uuid.uuid4().hex, None, 0, time.time())
+            shutil.rmtree(store / layout.POINTS, ignore_errors=True)
+            for folder in (layout.ROWS, layout.CHANGES, layout.HOT):
+                (self.live / folder).mkdir(parents=True)
+        self._last_number = self.current.point
+
+    def next_number(self) -> int:
+        """Return a number for a point that no point ever had."""
+        self._last_number += 1
+        return self._last_number
+
+    def describe(self, number: int, variables: dict[str, VariableEntry]) -> Manifest:
+        """Return the description of a point: the current one's, with these entries new."""
+        return replace(
+            self.current,
+            id=uuid.uuid4().hex,
+            point=number,
+            created=time.time(),
+            variables={**self.current.variables, **variables},
+            hot={},
+        )
+
+    @contextmanager
+    def advancing(self, number: int) -> Iterator[Path]:
+        """Yield the folder to fill for a point, its manifest included; when the block ends well, it is the current one.
+
+        Raises ColdStoreError; then the point before it still is.
+        """
+        point = layout.point(self._store, number)
+        with appearing(point) as scratch:
+            yield scratch
+        self.current = manifest.read(point)
+        try:
+            layout.set_current(self._store, number)
+        except OSError as error:
+            raise ColdStoreError(f"cannot write {self._store / layout.CURRENT}: {error}") from error
+        self._drop_points_but(point.name)
+
+    def complete(self, scratch: Path, described: Manifest) -> Manifest:
+        """Describe the folder of a point; what it shares with the current one is not read again."""
+        before = layout.point(self._store, self.current.point)
+        return complete(scratch, described, before if layout.is_checkpoint(before) else None)
+
+    def _drop_points_but(self, name: str) -> None:
+        for other in (self._store / layout.POINTS).iterdir():
+            if other.name != name:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Yield the rows of a checkpoint, or of a store's last durable point, to be read in place, and its manifest.
+
+    The owner of a store may replace the point meanwhile. Raises StoreNotFound, Corruption, UnsupportedFormat.
+    """
+    with ExitStack() as stack:
+        for attempts_left in (2, 1, 0):
+            source = path if layout.is_checkpoint(path) else layout.current_point(path)
+            try:
+                described = manifest.read(source)
+                inventory.check(source, described)
+                rows = stack.enter_context(layout.mirrored(source / layout.ROWS))
+                break
+            except (Corruption, FileNotFoundError):
+                if not attempts_left or source == path:
+                    raise
+        yield rows, described

@@ -1,0 +1,305 @@
+"""Checkpoints of a table that goes on changing: the state of one instant, whatever is done while it is written."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import checkpointer, cut, inventory, layout, sizing
+from kvemb.backends import rocks
+from kvemb.checkpoint import Checkpoint
+from kvemb.cut import Cut
+from kvemb.errors import ColdStoreError, Corruption, Poisoned
+from kvemb.tools.model import Model
+from kvemb.tools.twin import Twin
+
+DIM = 3
+KEYS = np.arange(900)
+
+
+@pytest.fixture
+def small_piles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piles, files and the room at the side so small that every wait and every file boundary is met."""
+    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 24)
+    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 24)
+    monkeypatch.setattr(cut, "TAKE_BYTES", 1)
+    monkeypatch.setattr(rocks, "CROWDED_FILES", 10_000)
+
+
+def twin_of(store: kvemb.Store, hot_rows: int, devices: Any = None, name: str = "table") -> Twin:
+    optimizer, policy = kvemb.optimizers.Adagrad(0.5), kvemb.TimestampRestrictPolicy(clock="steps")
+    variable = store.get_variable(
+        name, dim=DIM, hot_rows=hot_rows, devices=devices, optimizer=optimizer, restrict_policy=policy
+    )
+    model = Model(KEYS, variable.value_dtype, DIM, initializer=variable.initializer, optimizer=optimizer, policy=policy)
+    return Twin(variable, model)
+
+
+def change(twin: Twin, chance: np.random.Generator) -> None:
+    """One operation, on both."""
+    keys = chance.choice(KEYS, chance.integers(1, 120))
+    values = chance.standard_normal((len(keys), DIM)).astype(np.float32)
+    what = chance.choice(["upsert", "lookup", "train", "remove", "restrict", "accum", "clear", "export"], p=WEIGHTS)
+    if what == "upsert":
+        twin.upsert(keys, values)
+    elif what == "lookup":
+        twin.lookup(keys, touch=bool(chance.integers(2)))
+    elif what == "train":
+        twin.apply_gradients(keys, values)
+    elif what == "remove":
+        twin.remove(keys[:20])
+    elif what == "restrict":
+        twin.restrict(int(chance.integers(300, 900)))
+    elif what == "accum":
+        distinct = np.unique(keys)
+        old, exists = twin.variable.lookup(distinct, return_exists=True, touch=False)
+        twin.accum(distinct, old, values[: len(distinct)], exists)
+    elif what == "clear":
+        twin.clear()
+    else:
+        twin.check_export()
+
+
+WEIGHTS = [0.3, 0.25, 0.2, 0.1, 0.04, 0.08, 0.01, 0.02]
+
+
+def check_checkpoint(checkpoint: Checkpoint, models: dict[str, Model]) -> None:
+    """Compare every row of a checkpoint with the models of its instant, and its counts."""
+    with kvemb.open(checkpoint, read_only=True, memory_budget="4MiB") as store:
+        assert sorted(store.variables) == sorted(models)
+        for name, model in models.items():
+            twin = Twin(store.variables[name], model)
+            twin.check_size()
+            twin.check_export()
+            assert checkpoint.variables[name].step == model.step
+    assert list(inventory.damages(checkpoint.path, checkpoint._manifest, deep=True)) == []
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "12"))))
+@pytest.mark.parametrize("hot_rows", [32, 640])
+def test_a_checkpoint_has_the_state_of_its_instant(small_piles, monkeypatch, open_store, tmp_path, seed, hot_rows):
+    """The writing is slow, so that every operation meets it at every stage."""
+    chance = np.random.default_rng([seed, hot_rows])
+    real_take, real_write = Cut._take, cut._write_file
+
+    def slow(real: Any) -> Any:
+        def call(*args: Any) -> Any:
+            result = real(*args)
+            time.sleep(0.001 * (args[0] is not None))
+            return result
+
+        return call
+
+    monkeypatch.setattr(Cut, "_take", slow(real_take))
+    monkeypatch.setattr(cut, "_write_file", slow(real_write))
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    twins = {"table": twin_of(store, hot_rows), "other": twin_of(store, 64, ["cpu", "cpu"], "other")}
+    states = []
+    for turn in range(5):
+        for _ in range(int(chance.integers(1, 12))):
+            change(twins[chance.choice(list(twins))], chance)
+        states.append({name: twin.model.copy() for name, twin in twins.items()})
+        pending = store.checkpoint(tmp_path / f"{turn}", block=False)
+        for _ in range(int(chance.integers(1, 30))):
+            change(twins[chance.choice(list(twins))], chance)
+        if turn == 2:
+            twins["late"] = twin_of(store, 32, name="late")
+            twins["late"].upsert(KEYS[:100], np.ones((100, DIM), np.float32))
+            twins["late"].check_export()
+        if chance.integers(2):
+            store.flush()
+        else:
+            pending.result()
+    for turn, models in enumerate(states):
+        check_checkpoint(Checkpoint(tmp_path / f"{turn}"), models)
+    for twin in twins.values():
+        twin.check_export()
+    store.close()
+    with open_store(tmp_path / "store", memory_budget="4MiB") as again:
+        for name, twin in twins.items():
+            Twin(again.variables[name], twin.model).check_export()
+
+
+def test_rows_change_from_many_threads_while_a_checkpoint_is_written(small_piles, open_store, tmp_path):
+    """Each row's columns are equal and only grow, so a torn or a later row shows."""
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    table = store.get_variable("table", dim=DIM, hot_rows=400)
+    table.upsert(KEYS, np.zeros((len(KEYS), DIM), np.float32))
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def add(seed: int) -> None:
+        chance = np.random.default_rng(seed)
+        try:
+            while not stop.is_set():
+                keys = chance.choice(KEYS, 50, replace=False)
+                rows = table.lookup(keys)
+                table.accum(keys, rows, rows + 1, np.ones(50, np.bool_))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=add, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    sums = []
+    try:
+        for turn in range(6):
+            low = table.export()[1]
+            pending = store.checkpoint(tmp_path / f"{turn}", block=False)
+            high = table.lookup(KEYS, touch=False)
+            with kvemb.open(pending.result(), read_only=True, memory_budget="4MiB") as read:
+                keys, values = read.variables["table"].export()
+            assert (keys == KEYS).all()
+            assert (values == values[:, :1]).all()
+            assert (low <= values).all()
+            assert (values <= high).all()
+            sums.append(values.sum())
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert sums == sorted(sums)
+    assert sums[-1] > sums[0]
+
+
+def test_a_checkpoint_behind_returns_before_it_is_written(monkeypatch, store, tmp_path):
+    go = threading.Event()
+    real = checkpointer.Checkpointer._write_rows
+    monkeypatch.setattr(checkpointer.Checkpointer, "_write_rows", lambda *args: (go.wait(), real(*args))[1])
+    table = store.get_variable("table", dim=DIM)
+    table.upsert([1, 2], np.ones((2, DIM), np.float32))
+    pending = store.checkpoint(tmp_path / "checkpoint", block=False)
+    assert not pending.done()
+    assert not (tmp_path / "checkpoint").exists()
+    with pytest.raises(TimeoutError):
+        pending.result(timeout=0.01)
+    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
+    go.set()
+    assert pending.result().path == tmp_path / "checkpoint"
+    assert pending.done()
+    with kvemb.open(pending.result(), read_only=True) as read:
+        keys, values = read.variables["table"].export()
+    assert keys.tolist() == [1, 2]
+    assert (values == 1).all()
+
+
+def too_full(*args: Any) -> None:
+    raise ColdStoreError("too full")
+
+
+@pytest.mark.parametrize("call", ["flush", "checkpoint", "close"])
+def test_what_a_checkpoint_behind_failed_with_is_raised_by_the_next_call(monkeypatch, open_store, tmp_path, call):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=DIM)
+    table.upsert([1], np.ones((1, DIM), np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "unpack", too_full)
+        pending = store.checkpoint(tmp_path / "first", block=False)
+        while not pending.done():
+            time.sleep(0.001)
+    with pytest.raises(ColdStoreError, match="too full"):
+        {"flush": store.flush, "close": store.close, "checkpoint": lambda: store.checkpoint(tmp_path / "x")}[call]()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
+    if call == "close":
+        store = open_store(tmp_path / "store")
+        table = store.variables["table"]
+    assert store.health.cause is None, "the store itself is sound"
+    store.checkpoint(tmp_path / "second")
+    assert table.size() == 1
+
+
+def test_an_error_that_result_told_is_not_told_again(monkeypatch, store, tmp_path):
+    store.get_variable("table", dim=DIM).upsert([1], np.ones((1, DIM), np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "unpack", too_full)
+        pending = store.checkpoint(tmp_path / "first", block=False)
+        with pytest.raises(ColdStoreError, match="too full"):
+            pending.result()
+    store.flush()
+    store.checkpoint(tmp_path / "first")
+
+
+@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "amend", "sorted_file"])
+def test_a_store_whose_disk_refuses_a_point_is_poisoned_and_reads_on(monkeypatch, open_store, tmp_path, stage):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=DIM)
+    table.upsert([1, 2], np.ones((2, DIM), np.float32))
+    store.flush()
+    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
+
+    def fail(*args: Any) -> None:
+        raise ColdStoreError(28, "no space left on device")
+
+    monkeypatch.setattr(rocks.RocksDatabase, stage, fail)
+    with pytest.raises(Poisoned, match="no space left"):
+        store.checkpoint(tmp_path / "checkpoint")
+    monkeypatch.undo()
+    assert table.lookup([1, 2, 3])[:, 0].tolist() == [1, 0, 0]
+    with pytest.raises(Poisoned):
+        table.upsert([4], np.ones((1, DIM), np.float32))
+    with pytest.raises(Poisoned):
+        store.flush()
+    store.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
+    again = open_store(tmp_path / "store")
+    assert again.variables["table"].export()[0].tolist() == [1, 2]
+
+
+def test_only_what_changed_is_written(store, tmp_path):
+    table = store.get_variable("table", dim=32)
+    table.upsert(np.arange(20_000), np.ones((20_000, 32), np.float32))
+    first = store.checkpoint(tmp_path / "first")
+    second = store.checkpoint(tmp_path / "second")
+    table.upsert(np.arange(100), np.zeros((100, 32), np.float32))
+    third = store.checkpoint(tmp_path / "third")
+
+    def new_bytes(checkpoint: Checkpoint, before: Checkpoint) -> int:
+        seen = {path.stat().st_ino for path in before.path.rglob("*")}
+        new = [path for path in checkpoint.path.rglob("*") if path.is_file() and path.stat().st_ino not in seen]
+        return sum(path.stat().st_size for path in new)
+
+    assert new_bytes(second, first) < 100_000
+    assert new_bytes(third, second) < 100_000 + 2 * 100 * (8 + 17 + 128)
+    assert first.nbytes > 20_000 * 128
+    assert (second.parent, third.parent) == (first.id, second.id)
+
+
+def test_a_checkpoint_knows_itself(store, tmp_path):
+    store.get_variable("table", dim=DIM).upsert([1], np.ones((1, DIM), np.float32))
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    again = Checkpoint(tmp_path / "checkpoint")
+    assert Path(taken) == again.path == tmp_path / "checkpoint"
+    assert again.id == taken.id != taken.parent
+    assert again.variables["table"].rows == 1
+    assert "1 variables, 1 rows" in repr(again)
+    with pytest.raises(kvemb.errors.CheckpointNotFound):
+        Checkpoint(tmp_path)
+
+
+def test_a_damaged_table_file_does_not_become_a_sound_one_by_copying(monkeypatch, store, tmp_path):
+    table = store.get_variable("table", dim=DIM)
+    table.upsert(KEYS, np.ones((len(KEYS), DIM), np.float32))
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    (file,) = (taken.path / "rows").glob("*.sst")
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 3] ^= 4
+    file.write_bytes(damaged)
+
+    def refuse(*paths: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        with pytest.raises(Corruption, match=file.name):
+            kvemb.restore(taken, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    damaged[len(damaged) // 3] ^= 4
+    file.write_bytes(damaged)  # the store's own file too
