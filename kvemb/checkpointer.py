@@ -86,9 +86,10 @@ class Checkpointer:
         if last is not None and not last.told:
             last._wait()
 
-    def start(self, parts: list[Part], target: Path | None) -> PendingCheckpoint:
+    def start(self, parts: list[Part], target: Path | None, *, last: bool = False) -> PendingCheckpoint:
         """Cut, and start to write a point and, if there is a target, a checkpoint there.
 
+        last: the store is closed from the cut on, so that nothing is acknowledged that it does not hold.
         REQUIRES: settled. Raises FileExistsError, ColdStoreError, Poisoned, Closed.
         """
         if target is not None and target.exists():
@@ -113,6 +114,7 @@ class Checkpointer:
                     undo.callback(part.tiered.end_cut)
                     cuts.append((part, part.tiered.begin_cut()))
                 base = self._in_order.submit(self._database.checkpoint, scratch / layout.ROWS)
+                self._health.closed = last
             writing = self._behind.submit(self._write, undo.pop_all(), base, cuts, described, scratch, target)
         self._last = PendingCheckpoint(writing)
         return self._last
@@ -137,7 +139,7 @@ class Checkpointer:
             raise failed.error from failed.error.__cause__
         except ColdStoreError as error:
             self._health.poison(error)
-            self._health.check_writable()
+            self._health.check_sound()
         return None if target is None else Checkpoint(target)
 
     def _write_rows(self, base: Future[None], cuts: list[tuple[Part, Cut]], scratch: Path) -> None:

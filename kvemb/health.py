@@ -25,6 +25,10 @@ class Health:
         self.check_open()
         if self.read_only:
             raise ReadOnly(f"the store {self.name} is read-only; open it without read_only=True to change it")
+        self.check_sound()
+
+    def check_sound(self) -> None:
+        """Raise Poisoned after a failed write, of a closed store too."""
         if self.cause is not None:
             raise Poisoned(
                 f"the store {self.name} refuses writes since a write to disk failed: {self.cause}; reads go on; "

@@ -131,12 +131,12 @@ class Store:
         pending = self._start(Path(path))
         return pending.result() if block else pending
 
-    def _start(self, target: Path | None) -> PendingCheckpoint:
+    def _start(self, target: Path | None, *, last: bool = False) -> PendingCheckpoint:
         with self._lock:
             self.health.check_writable()
             self._checkpointer.settle()
             parts = [variable._part() for variable in self._opened.values() if variable.persistent]
-            return self._checkpointer.start(parts, target)
+            return self._checkpointer.start(parts, target, last=last)
 
     def close(self) -> None:
         """Flush, and release the directory. A poisoned or read-only store is released as it is. Idempotent."""
@@ -151,7 +151,7 @@ class Store:
 
     def _flush_if_sound(self) -> None:
         if self.health.cause is None:
-            self.flush()
+            self._start(None, last=True)._wait()
 
     def _release(self) -> None:
         if not self.health.read_only:
