@@ -139,13 +139,14 @@ class RocksDatabase:
         with translated(f"checkpoint to {path}"):
             rd.Checkpoint(self._db).create_checkpoint(str(path))
 
-    def amend(self, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
+    @classmethod
+    def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
         """See contracts.ColdDatabase. The copy is opened for as long as it takes; files come in by hard link."""
         if drop or files:
             with translated(f"amend {path}"):
                 names = [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
             families = {name: RocksDBCreator() for name in names}
-            copy = RocksDatabase(path, families, cache_bytes=1 << 20, write_buffer_bytes=1 << 20, read_only=False)
+            copy = cls(path, families, cache_bytes=1 << 20, write_buffer_bytes=1 << 20, read_only=False)
             try:
                 for name in drop:
                     copy.drop(name)

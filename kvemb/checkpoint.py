@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from kvemb import inventory, layout, manifest
+from kvemb import inventory, layout, manifest, registry
+from kvemb.delta import Change, differences, epochs_since, opened
 from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
 from kvemb.manifest import FileEntry, Manifest, VariableEntry
 
@@ -58,6 +59,25 @@ class Checkpoint(os.PathLike[str]):
         """Bytes of its files, shared ones included."""
         return sum(entry.bytes for entry in self.files.values())
 
+    def changes(self, since: str | os.PathLike[str], *, variables: Collection[str] | None = None) -> Iterator[Change]:
+        """Yield what changed since an earlier checkpoint of the same store, exactly, batch by batch in key order.
+
+        since: that checkpoint, which must still be there. variables: their names, None for all. A row counts as changed
+        when its embedding, slots, score or step of last change did; one that went and came back, when it differs.
+        Reads what was recorded as changed, not the tables. Raises CheckpointNotFound, also where the two are not of one
+        line or too far apart; Corruption, ColdStoreError; KeyError for a name.
+        """
+        earlier = Checkpoint(since)
+        names = sorted(self.variables if variables is None else variables)
+        if strange := [name for name in names if name not in self.variables]:
+            raise KeyError(f"{self.path} has no variable {strange[0]!r}; it has {', '.join(sorted(self.variables))}")
+        epochs_since(self.path, self._manifest, earlier.id)
+        return self._changes(earlier, names)
+
+    def _changes(self, earlier: Checkpoint, names: list[str]) -> Iterator[Change]:
+        with opened(earlier.path, earlier._manifest) as before, opened(self.path, self._manifest) as after:
+            yield from differences(before, after, names)
+
     def __repr__(self) -> str:
         rows = sum(entry.rows for entry in self.variables.values())
         return f"<kvemb.Checkpoint {self.path}, {len(self.variables)} variables, {rows:,} rows>"
@@ -99,10 +119,11 @@ def complete(directory: Path, described: Manifest, before: Path | None = None, *
     return described
 
 
-def install(checkpoint: Path, store: Path) -> None:
+def install(checkpoint: Path, store: Path, variables: Collection[str] | None = None) -> None:
     """Make a new store directory whose durable point is the checkpoint. Neither ever changes the other.
 
-    Raises CheckpointNotFound, FileExistsError or ColdStoreError; then there is no store.
+    variables: those to take, None for all. Raises CheckpointNotFound, FileExistsError, KeyError or ColdStoreError; then
+    there is no store.
     """
     if not layout.is_checkpoint(checkpoint):
         raise CheckpointNotFound(f"there is no checkpoint at {checkpoint}")
@@ -110,9 +131,16 @@ def install(checkpoint: Path, store: Path) -> None:
     inventory.check(checkpoint, described)
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise FileExistsError(f"{store} exists and is not empty; name a new directory to restore to")
+    names = set(described.variables if variables is None else variables)
+    if strange := sorted(names - set(described.variables)):
+        known = ", ".join(sorted(described.variables))
+        raise KeyError(f"{checkpoint} has no variable {strange[0]!r}; it has {known}")
+    left_out = sorted(set(described.variables) - names)
+    described = described.only(names)
     try:
         with appearing(layout.point(store, described.point)) as point:
-            layout.unpack(checkpoint, point)
+            layout.unpack(checkpoint, point, described.key_files)
+            registry.cold_backend("rocks").amend(point / layout.ROWS, left_out, {})
             complete(point, described.following(described.id), checkpoint, same_names=True)
         layout.set_current(store, described.point)
     except BaseException:

@@ -15,19 +15,23 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvemb import layout, manifest
+from kvemb.changes import ChangeLog
 from kvemb.checkpoint import Checkpoint, appearing, complete
 from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.health import Health
-from kvemb.manifest import Manifest, VariableEntry
+from kvemb.keyfile import Ordered, write_keys
+from kvemb.manifest import Epoch, Manifest, VariableEntry
 from kvemb.points import Points
 from kvemb.schema import Schema
 from kvemb.tiered import Tiered
@@ -75,8 +79,11 @@ class PendingCheckpoint:
 class Checkpointer:
     """Writes one point at a time. in_order: the thread of all writes to the cold database in use."""
 
-    def __init__(self, database: ColdDatabase, points: Points, health: Health, in_order: Executor) -> None:
-        self._database, self._points, self._health, self._in_order = database, points, health, in_order
+    def __init__(
+        self, database: ColdDatabase, points: Points, changes: ChangeLog, health: Health, in_order: Executor
+    ) -> None:
+        self._database, self._points, self._changes = database, points, changes
+        self._health, self._in_order = health, in_order
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
         self._last: PendingCheckpoint | None = None
 
@@ -103,6 +110,7 @@ class Checkpointer:
         self._health.check_writable()
         number = self._points.next_number()
         cuts: list[tuple[Part, Cut]] = []
+        hot: dict[str, Ordered] = {}
         with ExitStack() as undo:
             scratch = undo.enter_context(self._points.advancing(number))
             with ExitStack() as held:
@@ -113,27 +121,41 @@ class Checkpointer:
                 for part in parts:
                     undo.callback(part.tiered.end_cut)
                     cuts.append((part, part.tiered.begin_cut()))
-                base = self._in_order.submit(self._database.checkpoint, scratch / layout.ROWS)
+                    if target is not None:
+                        hot[part.name] = part.tiered.hot_keys()
+                base = self._in_order.submit(self._base, cuts, scratch / layout.ROWS)
                 self._health.closed = last
-            writing = self._behind.submit(self._write, undo.pop_all(), base, cuts, described, scratch, target)
+            writing = self._behind.submit(self._write, undo.pop_all(), base, cuts, hot, described, scratch, target)
         self._last = PendingCheckpoint(writing)
         return self._last
+
+    def _base(self, cuts: list[tuple[Part, Cut]], rows: Path) -> list[Epoch]:
+        """Write the cold database as it is, in order with its writes; returns the epochs until this cut."""
+        for part, cut in cuts:
+            self._changes.record(part.name, cut.keys())
+        self._database.checkpoint(rows)
+        return self._changes.settle()
 
     def _write(
         self,
         whole: ExitStack,
-        base: Future[None],
+        base: Future[list[Epoch]],
         cuts: list[tuple[Part, Cut]],
+        hot: dict[str, Ordered],
         described: Manifest,
         scratch: Path,
         target: Path | None,
     ) -> Checkpoint | None:
         try:
             with whole:
-                self._write_rows(base, cuts, scratch)
+                epochs = base.result()
+                self._write_rows(cuts, scratch)
+                self._changes.link_to(scratch / layout.CHANGES, epochs)
+                described = replace(described, changes=epochs, hot=_write_hot(hot, scratch / layout.HOT))
                 described = self._points.complete(scratch, described)
                 if target is not None:
                     self._write_checkpoint(described, scratch, target)
+                    self._changes.begin(described.id, epochs)
                     manifest.write(described.following(described.id), scratch)
         except _TargetFailed as failed:
             raise failed.error from failed.error.__cause__
@@ -142,9 +164,8 @@ class Checkpointer:
             self._health.check_sound()
         return None if target is None else Checkpoint(target)
 
-    def _write_rows(self, base: Future[None], cuts: list[tuple[Part, Cut]], scratch: Path) -> None:
-        """Fill scratch/rows with the state of the cut."""
-        base.result()
+    def _write_rows(self, cuts: list[tuple[Part, Cut]], scratch: Path) -> None:
+        """Bring scratch/rows to the state of the cut."""
         numbers = count()
         files: dict[str, list[Path]] = {}
 
@@ -167,16 +188,27 @@ class Checkpointer:
         left_out = [name for name, entry in described.variables.items() if not entry.checkpoint]
         try:
             with appearing(target) as scratch:
-                layout.unpack(point, scratch)
+                described = described.only([name for name, entry in described.variables.items() if entry.checkpoint])
+                layout.unpack(point, scratch, described.key_files)
                 self._database.amend(scratch / layout.ROWS, left_out, {})
-                kept = {name: entry for name, entry in described.variables.items() if entry.checkpoint}
-                complete(scratch, described.only(kept), point, same_names=True)
+                complete(scratch, described, point, same_names=True)
         except (KvembError, FileExistsError) as error:
             raise _TargetFailed(error) from error
 
     def close(self) -> None:
         """Wait for the one under way."""
         self._behind.shutdown(wait=True)
+
+
+def _write_hot(hot: dict[str, Ordered], folder: Path) -> dict[str, str]:
+    """Write each variable's keys to a file of its own; returns their names."""
+    names: dict[str, str] = {}
+    for name, keys in hot.items():
+        if len(keys):
+            folder.mkdir(exist_ok=True)
+            names[name] = f"{len(names) + 1:06d}.keys"
+            write_keys(folder / names[name], [np.sort(keys)])
+    return names
 
 
 class _TargetFailed(Exception):

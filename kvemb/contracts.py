@@ -113,6 +113,16 @@ class ColdStore(Protocol):
         """Bytes its files take now, roughly."""
 
 
+class Recorder(Protocol):
+    """Keeps which rows of one variable changed."""
+
+    def record(self, keys: npt.NDArray[np.uint64]) -> None:
+        """Rows of these keys (codec.order_keys), in any order, change in the cold store. Raises OSError."""
+
+    def record_cleared(self) -> None:
+        """Every row went."""
+
+
 class SortedFile(Protocol):
     """Rows of one variable in key order, in a file that cold stores take in whole."""
 
@@ -141,7 +151,8 @@ class ColdDatabase(Protocol):
     def checkpoint(self, path: Path) -> None:
         """Write all cold stores as they are to path, which must not exist, durably. Raises ColdStoreError."""
 
-    def amend(self, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
+    @classmethod
+    def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
         """Finish what checkpoint() wrote: drop cold stores, and take in sorted files, later ones over earlier ones.
 
         The files are moved.

@@ -56,6 +56,7 @@ class Cut:
         self._room = threading.Event()
         self._room.set()
         self._keys: list[Keys] = []
+        self._ordered: npt.NDArray[np.uint64] | None = None
 
     # By the tier, under its lock.
 
@@ -104,8 +105,10 @@ class Cut:
         self._room.wait()
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        """Return the keys of the cut, ascending by codec.order_keys."""
-        return np.sort(order_keys(np.concatenate(self._keys), self._schema))
+        """Return the keys of the cut, ascending by codec.order_keys. One caller at a time."""
+        if self._ordered is None:
+            self._ordered, self._keys = np.sort(order_keys(np.concatenate(self._keys), self._schema)), []
+        return self._ordered
 
     def write(self, new_file: Callable[[], SortedFile], take_in: Callable[[SortedFile], None]) -> Iterator[SortedFile]:
         """Write the rows of the cut; yields finished files, whose keys are all distinct.
@@ -114,7 +117,6 @@ class Cut:
         every write of the time before the cut was given to the executor.
         """
         ordered = self.keys()
-        self._keys = []
         for start in range(0, len(ordered), self._pile_rows):
             keys = unordered_keys(ordered[start : start + self._pile_rows], self._schema)
             with self._lock:

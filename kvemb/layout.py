@@ -14,7 +14,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -121,17 +121,18 @@ def check_rows(rows: Path) -> None:
         raise Corruption(f"{rows} is damaged: it has no file CURRENT; restore from another checkpoint")
 
 
-def unpack(checkpoint: Path, target: Path) -> None:
-    """Make target a copy of a checkpoint's files but its manifest: hard links where files never change, else copies.
+def unpack(checkpoint: Path, target: Path, key_files: Collection[str]) -> None:
+    """Make target a copy of a checkpoint's rows and key files: hard links where files never change, else copies.
 
     Raises Corruption or ColdStoreError; then there is no target.
     """
     check_rows(checkpoint / ROWS)
     try:
-        for folder in (ROWS, CHANGES, HOT):
-            (target / folder).mkdir(parents=True)
-            if (checkpoint / folder).is_dir():
-                _link_files(checkpoint / folder, target / folder)
+        (target / ROWS).mkdir(parents=True)
+        _link_files(checkpoint / ROWS, target / ROWS)
+        for name in key_files:
+            (target / name).parent.mkdir(exist_ok=True)
+            link_or_copy(checkpoint / name, target / name)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ColdStoreError(f"cannot copy {checkpoint} to {target}: {error}") from error
@@ -139,7 +140,7 @@ def unpack(checkpoint: Path, target: Path) -> None:
 
 def _link_files(source: Path, target: Path) -> None:
     for file in source.iterdir():
-        if file.suffix in (".sst", ".blob", ".keys"):
+        if file.suffix in (".sst", ".blob"):
             link_or_copy(file, target / file.name)
         elif not file.name.startswith("LOG"):
             shutil.copyfile(file, target / file.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,30 @@ class FileEntry:
     sha256: str
 
 
+@dataclass
+class Changed:
+    """What changed of one variable in one epoch. cleared: all rows went first. files: key files in changes/."""
+
+    cleared: bool = False
+    files: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Epoch:
+    """The time from one checkpoint, or from the store's beginning, to the next (kvemb.changes). since: its id."""
+
+    since: str
+    variables: dict[str, Changed] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The description of a checkpoint, or of a durable point, which is a checkpoint inside its store.
 
     store: the store's identity. id: this checkpoint's. parent: the checkpoint before it, None for the first.
     point: the number of the durable point of its store, counted from 1. created: seconds since 1970.
-    hot: a variable's key file of the rows that were hot. changes: which keys changed since which checkpoint
-    (kvemb.changes). files: by path below the directory, all but the manifest itself.
+    hot: by variable, the key file in hot/ of the rows that were hot. changes: which keys changed since which
+    checkpoint, oldest first. files: by path below the directory, all but the manifest itself.
     """
 
     store: str
@@ -70,20 +87,27 @@ class Manifest:
     created: float
     variables: dict[str, VariableEntry] = field(default_factory=dict)
     hot: dict[str, str] = field(default_factory=dict)
-    changes: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[Epoch] = field(default_factory=list)
     files: dict[str, FileEntry] = field(default_factory=dict)
 
-    def only(self, variables: dict[str, VariableEntry]) -> Manifest:
+    def only(self, names: Collection[str]) -> Manifest:
         """Return the description of a checkpoint of some of the variables."""
-        return replace(
-            self,
-            variables=variables,
-            hot={name: file for name, file in self.hot.items() if name in variables},
-        )
+
+        def some(of_all: dict[str, Any]) -> dict[str, Any]:
+            return {name: of_all[name] for name in of_all if name in names}
+
+        epochs = [Epoch(epoch.since, some(epoch.variables)) for epoch in self.changes]
+        return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs)
 
     def following(self, checkpoint: str) -> Manifest:
         """Return the description of the same state as the first one after that checkpoint."""
-        return replace(self, parent=checkpoint)
+        return replace(self, parent=checkpoint, changes=[*self.changes, Epoch(checkpoint)])
+
+    @property
+    def key_files(self) -> set[str]:
+        """The paths, below the directory, of the key files it names."""
+        changed = {file for epoch in self.changes for change in epoch.variables.values() for file in change.files}
+        return {f"changes/{file}" for file in changed} | {f"hot/{file}" for file in self.hot.values()}
 
 
 def write(manifest: Manifest, directory: Path) -> None:
@@ -125,15 +149,29 @@ def parse(text: str, path: str) -> Manifest:
         del data["format"]
         data["variables"] = {name: _entry(entry) for name, entry in data["variables"].items()}
         data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
-        return Manifest(**data)
+        data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
+        manifest = Manifest(**data)
+        if strange := [name for name in manifest.files if not _is_below(name)]:
+            raise ValueError(f"{strange[0]!r} is not below it")
+        if missing := manifest.key_files - set(manifest.files):
+            raise ValueError(f"it names {min(missing)} and does not list it")
+        return manifest
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         names = ", ".join(f.name for f in fields(VariableEntry))
         raise Corruption(f"{path} is damaged: {error}; a variable has {names}") from error
 
 
+def _is_below(name: str) -> bool:
+    return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
 def _checksum(data: dict[str, Any]) -> str:
     """The sha256 of the manifest's other fields, as compact JSON with sorted names."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _epoch(since: str, variables: dict[str, Any]) -> Epoch:
+    return Epoch(since, {name: Changed(**changed) for name, changed in variables.items()})
 
 
 def _entry(data: dict[str, Any]) -> VariableEntry:

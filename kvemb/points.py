@@ -17,7 +17,7 @@ from pathlib import Path
 from kvemb import inventory, layout, manifest
 from kvemb.checkpoint import appearing, complete
 from kvemb.errors import ColdStoreError, Corruption
-from kvemb.manifest import Manifest, VariableEntry
+from kvemb.manifest import Epoch, Manifest, VariableEntry
 
 
 class Points:
@@ -39,19 +39,24 @@ class Points:
             point = layout.current_point(store)
             self.current = manifest.read(point)
             inventory.check(point, self.current)
-            layout.unpack(point, self.live)
+            layout.unpack(point, self.live, self.current.key_files)
             self._drop_points_but(point.name)
         else:
-            self.current = Manifest(uuid.uuid4().hex, uuid.uuid4().hex, None, 0, time.time())
+            identity = uuid.uuid4().hex
+            self.current = Manifest(identity, identity, None, 0, time.time(), changes=[Epoch(identity)])
             shutil.rmtree(store / layout.POINTS, ignore_errors=True)
-            for folder in (layout.ROWS, layout.CHANGES, layout.HOT):
-                (self.live / folder).mkdir(parents=True)
+            (self.live / layout.ROWS).mkdir(parents=True)
+        (self.live / layout.CHANGES).mkdir(exist_ok=True)
         self._last_number = self.current.point
 
     def next_number(self) -> int:
         """Return a number for a point that no point ever had."""
         self._last_number += 1
         return self._last_number
+
+    def adopt(self, checkpoint: str) -> None:
+        """The next point follows this checkpoint, of whatever store."""
+        self.current = replace(self.current, parent=checkpoint)
 
     def describe(self, number: int, variables: dict[str, VariableEntry]) -> Manifest:
         """Return the description of a point: the current one's, with these entries new."""

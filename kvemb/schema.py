@@ -123,6 +123,11 @@ def as_values(
     return np.ascontiguousarray(array).reshape(-1, expected[-1])
 
 
+def public_keys(keys: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return keys (n,), as the tiers hold them, in the key dtype."""
+    return keys.view(np.uint64) if dtype == np.uint64 else keys.astype(dtype)
+
+
 def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
     typed = isinstance(data, (np.ndarray, np.generic))
     array = np.asarray(data) if typed else _from_python(data, dtype, what)

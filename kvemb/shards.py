@@ -15,6 +15,7 @@ from kvemb.budget import Budget
 from kvemb.contracts import HotTable
 from kvemb.hashing import Keys, Positions
 from kvemb.rows import RowBlock
+from kvemb.schema import public_keys
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
 
@@ -49,8 +50,7 @@ class Shards:
         count = len(self.tables)
         if count == 1 and self._partitioner is default_partitioner:
             return None
-        public = keys.view(np.uint64) if self._public_dtype == np.uint64 else keys.astype(self._public_dtype)
-        given = np.asarray(self._partitioner(public, count))
+        given = np.asarray(self._partitioner(public_keys(keys, self._public_dtype), count))
         if given.shape != keys.shape or given.dtype.kind not in "iu":
             raise ValueError(
                 f"partitioner must return an integer array of shape {keys.shape}, got {given.dtype} {given.shape}"

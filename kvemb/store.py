@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kvemb import layout, registry
 from kvemb.budget import Budget
+from kvemb.changes import ChangeLog
 from kvemb.checkpoint import Checkpoint, install
 from kvemb.checkpointer import Checkpointer, PendingCheckpoint
 from kvemb.errors import KvembError, StoreNotFound
 from kvemb.health import Health
+from kvemb.keyfile import Ordered, read_keys
 from kvemb.manifest import VariableEntry
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
 from kvemb.points import Points, reading
+from kvemb.replica import bring_to, common
 from kvemb.stats import Stats
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ class Store:
         self._lock = threading.RLock()
         self._opened: dict[str, Variable] = {}
         self._collections: dict[str, list[Any]] = {}
+        self._warm = False
         with ExitStack() as undo:
             if read_only:
                 rows, self._manifest = undo.enter_context(reading(path))
@@ -69,7 +73,10 @@ class Store:
             self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
             self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
             if not read_only:
-                self._checkpointer = Checkpointer(self._database, self._points, self.health, self.spiller)
+                self._changes = ChangeLog(self._points.live / layout.CHANGES, self._manifest.changes)
+                self._checkpointer = Checkpointer(
+                    self._database, self._points, self._changes, self.health, self.spiller
+                )
                 if not layout.is_store(path):
                     self._checkpointer.start([], None)
                     self._checkpointer.settle()
@@ -87,6 +94,11 @@ class Store:
     def variables(self) -> Mapping[str, Variable]:
         """The store's variables by name. Getting one that is not open yet opens it, as it is stored."""
         return _Variables(self)
+
+    def _open_stored(self, name: str, entry: VariableEntry) -> Variable:
+        from kvemb.variable import open_stored
+
+        return open_stored(self, name, entry)
 
     def get_collection(self, name: str) -> list[Any]:
         """Return what was added under a GraphKeys name, in order, a copy."""
@@ -130,6 +142,35 @@ class Store:
         """
         pending = self._start(Path(path))
         return pending.result() if block else pending
+
+    def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:
+        """Bring this store to a later checkpoint of the store it follows, at the cost of what changed there.
+
+        checkpoint: one that follows a checkpoint this store was restored from, made, or brought to. Rows that changed
+        there since become what they are there, new variables are made, and the result is durable when this returns;
+        rows that changed only here stay. A checkpoint that this store holds already changes nothing. What an
+        interrupted call left undone the next one does.
+
+        Raises CheckpointNotFound, also when it does not follow; SchemaMismatch; Corruption, ColdStoreError, Poisoned,
+        Closed, ReadOnly.
+        """
+        taken = Checkpoint(checkpoint)
+        with self._lock:
+            self.health.check_writable()
+            self._checkpointer.settle()
+            ancestors = self._changes.ancestors()
+            if taken.id in ancestors:
+                return
+            position = common(taken, ancestors)
+            bring_to(self, taken, position)
+            self._changes.adopt(taken.id, position)
+            self._points.adopt(taken.id)
+            self._start(None)._wait()
+
+    def _hot_keys(self, name: str) -> Iterator[Ordered]:
+        """The keys of a variable that shall be hot when it is opened."""
+        if self._warm and name in self._manifest.hot:
+            yield from read_keys(self._points.live / layout.HOT / self._manifest.hot[name])
 
     def _start(self, target: Path | None, *, last: bool = False) -> PendingCheckpoint:
         with self._lock:
@@ -216,13 +257,10 @@ class _Variables(Mapping[str, "Variable"]):
         self._store = store
 
     def __getitem__(self, name: str) -> Variable:
-        from kvemb.variable import open_stored
-
         with self._store._lock:
             if name in self._store._opened:
                 return self._store._opened[name]
-            entry: VariableEntry = self._store._manifest.variables[name]
-            return open_stored(self._store, name, entry)
+            return self._store._open_stored(name, self._store._manifest.variables[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._store._names())
@@ -245,17 +283,27 @@ def open(path: str | os.PathLike[str], *, memory_budget: int | str = "1GiB", rea
 
 
 def restore(
-    checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *, memory_budget: int | str = "1GiB"
+    checkpoint: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    memory_budget: int | str = "1GiB",
+    variables: Collection[str] | None = None,
+    warm: bool = False,
 ) -> Store:
     """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
 
-    Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, and what open
-    does.
+    variables: take only these. warm: what was hot when the checkpoint was made becomes so again, each variable when it
+    is opened; otherwise rows become hot as they are used. Devices may be others than they were.
+
+    Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
+    name, and what open does.
     """
     parse_budget(memory_budget)
-    install(Path(checkpoint), Path(path))
+    install(Path(checkpoint), Path(path), variables)
     try:
-        return open(path, memory_budget=memory_budget)
+        store = open(path, memory_budget=memory_budget)
+        store._warm = bool(warm)
+        return store
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise

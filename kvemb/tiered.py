@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.codec import order_keys, unordered_keys
-from kvemb.contracts import ColdStore, Mask, RowKernels, Values
+from kvemb.contracts import ColdStore, Mask, Recorder, RowKernels, Values
 from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.hashing import Keys, Positions, Unique, kernel
@@ -51,9 +51,9 @@ def _sum_rows(inverse: Any, grads: Any, out: Any) -> None:
 class Tiered:
     """Rows by key over both tiers.
 
-    executor: the one thread that writes spills behind. readers: threads that read ahead. spill_rows: rows a spill pile
-    holds.
-    scratch: a folder for temporary files. size: rows in both tiers, exact. step: calls that recorded uses, ever.
+    executor: the one thread that writes spills behind. readers: threads that read ahead. spill_rows: of a spill pile.
+    scratch: a folder for temporary files. recorder: told which rows change in the cold store. size: rows in both tiers,
+    exact. step: calls that recorded uses, ever.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Tiered:
         readers: Executor,
         spill_rows: int,
         scratch: Path | None = None,
+        recorder: Recorder | None = None,
         size: int = 0,
         step: int = 0,
     ) -> None:
@@ -78,7 +79,7 @@ class Tiered:
         self._initializer, self._optimizer = initializer, optimizer
         # Without a policy the hot tier still needs an order to evict by: the number of uses does best (DESIGN).
         self._policy = policy or FrequencyRestrictPolicy()
-        self._health, self._scratch = health, scratch
+        self._health, self._scratch, self._recorder = health, scratch, recorder
         self._lock = threading.Lock()
         self._stats = Stats()
         self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._written)
@@ -172,6 +173,12 @@ class Tiered:
             self._health.check_open()
             self._where.read_ahead(Unique(keys).keys)
 
+    def warm(self, keys: Keys) -> None:
+        """Make rows hot, as far as they outscore what is. Keys are distinct; those that do not exist are ignored."""
+        for start in range(0, len(keys), CHUNK_ROWS):
+            with self._reading("lookup"), self._located(keys[start : start + CHUNK_ROWS]) as at:
+                self._admit(at.rows.select(at.exists), by_score=True)
+
     # Writing.
 
     def upsert(self, keys: Keys, values: Values) -> None:
@@ -253,6 +260,21 @@ class Tiered:
                 self._kernels.apply(at.rows, rows, self._optimizer, part[at.cold], self.step)
                 self._admit(at.rows)
 
+    def put(self, rows: RowBlock, step: int) -> None:
+        """Replace whole rows, of distinct keys: embedding, slots, score, step of last change. step: of the tier."""
+        for start in range(0, len(rows), CHUNK_ROWS):
+            part = rows.part(start, min(start + CHUNK_ROWS, len(rows)))
+            part.flags[:] = DIRTY
+            with self._writing(), self._located(part.keys) as at:
+                for table, places in self.shards.split(at.keys):
+                    cells = at.cells[places]
+                    hot = np.arange(len(part))[places][cells >= 0]
+                    table.block.put(cells[cells >= 0], part.select(hot))
+                self.size += int(np.sum(~at.exists))
+                self.step = max(self.step, step)
+                with self._poisoning():
+                    self._spill.append([part.select(at.cold)])
+
     def remove(self, keys: Keys) -> None:
         """Drop rows with their slots and scores; missing keys are ignored."""
         distinct = Unique(keys).keys
@@ -281,6 +303,8 @@ class Tiered:
                 # In this order a failure loses nothing.
                 self._spill.settle()
                 self.cold.clear()
+                if self._recorder is not None:
+                    self._recorder.record_cleared()
                 self._spill.clear()
             for table in self.shards.tables:
                 table.clear()
@@ -354,6 +378,11 @@ class Tiered:
         self._cut_over.clear()
         self._cut = cut
         return cut
+
+    def hot_keys(self) -> npt.NDArray[np.uint64]:
+        """Return the keys (codec.order_keys) of all hot rows, in no order. REQUIRES: held."""
+        keys = [table.block.keys[table.occupied()] for table in self.shards.tables]
+        return order_keys(np.concatenate(keys), self.schema)
 
     def end_cut(self) -> None:
         """Forget the cut, if there is one."""
@@ -513,6 +542,8 @@ class Tiered:
     def _write(self, rows: RowBlock) -> None:
         try:
             with self._stats.timed("spill"):
+                if self._recorder is not None:
+                    self._recorder.record(order_keys(rows.keys, self.schema))
                 self.cold.write(rows)
         except ColdStoreError:
             raise

@@ -17,14 +17,15 @@ import numpy.typing as npt
 from kvemb import registry
 from kvemb.arguments import at_least, check_name, check_stored, checked, creator_for, parse_devices, stored_optimizer
 from kvemb.checkpointer import Part
+from kvemb.codec import unordered_keys
 from kvemb.contracts import ColdStore, HotTable
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.manifest import VariableEntry
 from kvemb.optimizers import Optimizer, as_optimizer
-from kvemb.options import Creator, MemoryCreator, format_bytes
+from kvemb.options import Creator, MemoryCreator, RocksDBCreator, format_bytes
 from kvemb.restrict import RestrictPolicy, as_policy, policy_from_json
 from kvemb.rows import RowBlock
-from kvemb.schema import Schema, as_keys, as_values
+from kvemb.schema import Schema, as_keys, as_values, public_keys
 from kvemb.schema import key_dtype as as_key_dtype
 from kvemb.schema import value_dtype as as_value_dtype
 from kvemb.shards import Partitioner, Shards, default_partitioner
@@ -126,13 +127,19 @@ class Variable:
                 readers=store.readers,
                 spill_rows=spill_rows,
                 scratch=None if store.health.read_only else store.path,
+                recorder=store._changes.of(name) if self.persistent and not store.health.read_only else None,
                 size=stored.rows if stored else 0,
                 step=stored.step if stored else 0,
             )
+            self._warm(store, name)
             store._opened[name] = self
             store._add_to_collection(GraphKeys.GLOBAL_VARIABLES, self)
             if self._trainable:
                 store._add_to_collection(GraphKeys.TRAINABLE_VARIABLES, self)
+
+    def _warm(self, store: Store, name: str) -> None:
+        for ordered in store._hot_keys(name):
+            self._tiered.warm(unordered_keys(ordered, self._schema))
 
     def _cold(self, stored: VariableEntry | None) -> ColdStore:
         if isinstance(self._creator, MemoryCreator):
@@ -357,8 +364,7 @@ class Variable:
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:
         self._store.health.check_open()
-        keys = rows.keys.view(np.uint64) if self.key_dtype == np.uint64 else rows.keys.astype(self.key_dtype)
-        batch: tuple[Any, ...] = (keys, rows.embeddings())
+        batch: tuple[Any, ...] = (public_keys(rows.keys, self.key_dtype), rows.embeddings())
         if with_slots:
             batch += ({name: rows.slot(at).copy() for at, name in enumerate(self._schema.slots)},)
         return (*batch, rows.scores) if with_scores else batch
@@ -408,12 +414,16 @@ class Variable:
 
 
 def open_stored(store: Store, name: str, entry: VariableEntry) -> Variable:
-    """Open a stored variable as it is stored."""
+    """Open a stored variable as it is stored; or make an empty one as it is stored elsewhere."""
     return Variable(
         entry.key_dtype,
         entry.value_dtype,
         entry.dim,
         name=name,
+        initializer=initializer_from_json(entry.initializer),
+        optimizer=stored_optimizer(entry),
+        restrict_policy=policy_from_json(entry.policy),
+        kv_creator=RocksDBCreator.from_json(entry.creator),
         trainable=entry.trainable,
         checkpoint=entry.checkpoint,
         bp_v2=entry.bp_v2,

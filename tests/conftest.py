@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import kvemb
+from kvemb import cut, sizing
+from kvemb.backends import rocks
 
 BUDGET = "8MiB"
 Opener = Callable[..., kvemb.Store]
@@ -60,3 +62,12 @@ def open_store() -> Iterator[Opener]:
 def store(open_store: Opener, tmp_path: Path) -> kvemb.Store:
     """An empty store, also the path tmp_path / "store"."""
     return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def small_piles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piles, files and the room at the side so small that every wait and every file boundary is met."""
+    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 24)
+    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 24)
+    monkeypatch.setattr(cut, "TAKE_BYTES", 1)
+    monkeypatch.setattr(rocks, "CROWDED_FILES", 10_000)

@@ -12,62 +12,14 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb import checkpointer, cut, inventory, layout, sizing
+from kvemb import checkpointer, cut, inventory, layout
 from kvemb.backends import rocks
 from kvemb.checkpoint import Checkpoint
 from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, Corruption, Poisoned
 from kvemb.tools.model import Model
 from kvemb.tools.twin import Twin
-
-DIM = 3
-KEYS = np.arange(900)
-
-
-@pytest.fixture
-def small_piles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Piles, files and the room at the side so small that every wait and every file boundary is met."""
-    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 24)
-    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 24)
-    monkeypatch.setattr(cut, "TAKE_BYTES", 1)
-    monkeypatch.setattr(rocks, "CROWDED_FILES", 10_000)
-
-
-def twin_of(store: kvemb.Store, hot_rows: int, devices: Any = None, name: str = "table") -> Twin:
-    optimizer, policy = kvemb.optimizers.Adagrad(0.5), kvemb.TimestampRestrictPolicy(clock="steps")
-    variable = store.get_variable(
-        name, dim=DIM, hot_rows=hot_rows, devices=devices, optimizer=optimizer, restrict_policy=policy
-    )
-    model = Model(KEYS, variable.value_dtype, DIM, initializer=variable.initializer, optimizer=optimizer, policy=policy)
-    return Twin(variable, model)
-
-
-def change(twin: Twin, chance: np.random.Generator) -> None:
-    """One operation, on both."""
-    keys = chance.choice(KEYS, chance.integers(1, 120))
-    values = chance.standard_normal((len(keys), DIM)).astype(np.float32)
-    what = chance.choice(["upsert", "lookup", "train", "remove", "restrict", "accum", "clear", "export"], p=WEIGHTS)
-    if what == "upsert":
-        twin.upsert(keys, values)
-    elif what == "lookup":
-        twin.lookup(keys, touch=bool(chance.integers(2)))
-    elif what == "train":
-        twin.apply_gradients(keys, values)
-    elif what == "remove":
-        twin.remove(keys[:20])
-    elif what == "restrict":
-        twin.restrict(int(chance.integers(300, 900)))
-    elif what == "accum":
-        distinct = np.unique(keys)
-        old, exists = twin.variable.lookup(distinct, return_exists=True, touch=False)
-        twin.accum(distinct, old, values[: len(distinct)], exists)
-    elif what == "clear":
-        twin.clear()
-    else:
-        twin.check_export()
-
-
-WEIGHTS = [0.3, 0.25, 0.2, 0.1, 0.04, 0.08, 0.01, 0.02]
+from tests.histories import DIM, KEYS, change, twin_of
 
 
 def check_checkpoint(checkpoint: Checkpoint, models: dict[str, Model]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvemb import manifest
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
-from kvemb.manifest import FileEntry, Manifest, VariableEntry
+from kvemb.manifest import Changed, Epoch, FileEntry, Manifest, VariableEntry
 
 ENTRY = VariableEntry(
     key_dtype="uint64",
@@ -33,9 +33,13 @@ EXAMPLE = Manifest(
     point=12,
     created=1763.25,
     variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9)},
-    hot={"users": "hot/000000.keys"},
-    changes=[{"since": "c0ffee", "variables": {}}],
-    files={"rows/000012.sst": FileEntry(3, "ab" * 32)},
+    hot={"users": "000001.keys"},
+    changes=[Epoch("c0ffee", {"users": Changed(cleared=True, files=["000007.keys"])}), Epoch("decaf")],
+    files={
+        "rows/000012.sst": FileEntry(3, "ab" * 32),
+        "changes/000007.keys": FileEntry(90, "cd" * 32),
+        "hot/000001.keys": FileEntry(80, "ef" * 32),
+    },
 )
 
 

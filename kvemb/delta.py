@@ -1,0 +1,138 @@
+"""What changed between two checkpoints of one store, at a cost that follows the change.
+
+The recorded keys (kvemb.changes) say where to look; the rows in both checkpoints say what changed. After the
+incremental checkpoints of Check-N-Run (Eisenman et al., NSDI 2022). Batches keep memory bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb import changes, inventory, layout, registry
+from kvemb.codec import order_keys, unordered_keys
+from kvemb.contracts import ColdDatabase, ColdStore, Mask
+from kvemb.errors import CheckpointNotFound
+from kvemb.hashing import Keys
+from kvemb.keyfile import Ordered, merged
+from kvemb.manifest import Epoch, Manifest
+from kvemb.options import RocksDBCreator
+from kvemb.rows import RowBlock
+from kvemb.schema import Schema, public_keys
+
+CACHE_BYTES = 8 << 20
+BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Change:
+    """Some of what changed of one variable, in key order.
+
+    keys (n,), ascending: rows that are new, or differ in embedding, slots, score or step of last change; values
+    (n, dim); slots: by name (n, dim); scores (n,). removed (m,), ascending: keys of rows that are gone.
+    """
+
+    variable: str
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+    slots: dict[str, npt.NDArray[Any]]
+    scores: npt.NDArray[np.float64]
+    removed: npt.NDArray[Any]
+
+
+class Readable:
+    """A checkpoint opened in place: its rows by variable, and what it says of itself."""
+
+    def __init__(self, path: Path, described: Manifest, database: ColdDatabase) -> None:
+        self.path, self.described = path, described
+        self._database = database
+        self._stores: dict[str, ColdStore] = {}
+
+    def rows(self, variable: str) -> ColdStore | None:
+        """Return a variable's rows, None where it has no such variable."""
+        if variable not in self.described.variables:
+            return None
+        if variable not in self._stores:
+            schema = self.described.variables[variable].schema
+            self._stores[variable] = self._database.attach(variable, schema)
+        return self._stores[variable]
+
+    def recorded(self, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
+        """See changes.recorded; batches of at most BATCH_ROWS."""
+        cleared, batches = changes.recorded(self.path / layout.CHANGES, epochs, variable)
+        return cleared, (batch[at : at + BATCH_ROWS] for batch in batches for at in range(0, len(batch), BATCH_ROWS))
+
+
+@contextmanager
+def opened(path: Path, described: Manifest) -> Iterator[Readable]:
+    """Open a checkpoint's rows in place. Raises Corruption, ColdStoreError."""
+    inventory.check(path, described)
+    families = {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()}
+    with layout.mirrored(path / layout.ROWS) as rows:
+        database = registry.cold_backend("rocks")(
+            rows, families, cache_bytes=CACHE_BYTES, write_buffer_bytes=1 << 20, read_only=True
+        )
+        try:
+            yield Readable(path, described, database)
+        finally:
+            database.close()
+
+
+def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
+    """Return a checkpoint's epochs from the checkpoint with the id `before` on. Raises CheckpointNotFound."""
+    if described.id == before:
+        return []
+    epochs = changes.since(described.changes, before)
+    if epochs is None:
+        raise CheckpointNotFound(
+            f"{path} does not record what changed since checkpoint {before}: that is no checkpoint it follows, or one "
+            f"too long ago; the oldest it knows is {described.changes[0].since}. Compare whole tables, or restore"
+        )
+    return epochs
+
+
+def differences(before: Readable, after: Readable, variables: list[str]) -> Iterator[Change]:
+    """Yield what changed of these variables of `after`. Raises CheckpointNotFound, Corruption, ColdStoreError."""
+    epochs = epochs_since(after.path, after.described, before.described.id)
+    for name in variables:
+        schema, old, new = after.described.variables[name].schema, before.rows(name), after.rows(name)
+        assert new is not None
+        cleared, recorded = after.recorded(epochs, name)
+        if cleared and old is not None:
+            recorded = merged([recorded, (order_keys(rows.keys, schema) for rows in old.scan(BATCH_ROWS))])
+        for ordered in recorded:
+            keys = unordered_keys(ordered, schema)
+            rows, exists = new.read(keys)
+            if old is None:
+                changed, gone = rows, keys[:0]
+            else:
+                then, existed = old.read(keys)
+                changed = rows.select(~_unchanged(rows, exists, then, existed))
+                gone = keys[existed & ~exists]
+            if len(changed) or len(gone):
+                yield _change(name, schema, changed, gone)
+
+
+def _unchanged(rows: RowBlock, exists: Mask, then: RowBlock, existed: Mask) -> Mask:
+    """Which rows are bit for bit as they were. exists, existed: which keys `rows` and `then` are of."""
+    both = exists & existed
+    same = np.zeros(len(rows), np.bool_)
+    here, there = both[exists], both[existed]
+    same[here] = (
+        (rows.words[here] == then.words[there]).all(axis=1)
+        & (rows.scores[here].view(np.uint64) == then.scores[there].view(np.uint64))
+        & (rows.steps[here] == then.steps[there])
+    )
+    return same
+
+
+def _change(name: str, schema: Schema, rows: RowBlock, gone: Keys) -> Change:
+    slots = {slot: rows.slot(at).copy() for at, slot in enumerate(schema.slots)}
+    keys, removed = public_keys(rows.keys, schema.key_dtype), public_keys(gone, schema.key_dtype)
+    return Change(name, keys, rows.embeddings(), slots, rows.scores, removed)

@@ -1,0 +1,50 @@
+"""Bringing a store to a later checkpoint of the store it follows: what changed there replaces what is here.
+
+REQUIRES the store's lock. Rows go through the tiers as any change does, so a crash half-way leaves the durable point
+before, and the same call again completes the work.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvemb.checkpoint import Checkpoint
+from kvemb.codec import unordered_keys
+from kvemb.delta import Readable, epochs_since, opened
+from kvemb.errors import SchemaMismatch
+from kvemb.manifest import Epoch
+
+if TYPE_CHECKING:
+    from kvemb.store import Store
+    from kvemb.variable import Variable
+
+
+def common(taken: Checkpoint, ancestors: list[str]) -> str:
+    """Return the last of a store's ancestors that a checkpoint follows; its last if there is none."""
+    followed = {epoch.since for epoch in taken._manifest.changes}
+    return next((checkpoint for checkpoint in ancestors if checkpoint in followed), ancestors[0])
+
+
+def bring_to(store: Store, taken: Checkpoint, position: str) -> None:
+    """Apply what changed from the checkpoint with the id `position` to `taken`. See Store.apply_delta."""
+    epochs = epochs_since(taken.path, taken._manifest, position)
+    for name, entry in taken.variables.items():
+        if name in store.variables and (mine := store.variables[name]._entry().schema) != entry.schema:
+            raise SchemaMismatch(name, "schema", mine, entry.schema)
+    with opened(taken.path, taken._manifest) as after:
+        for name, entry in taken.variables.items():
+            variable = store.variables[name] if name in store.variables else store._open_stored(name, entry)
+            _bring(variable, name, after, epochs, entry.step)
+
+
+def _bring(variable: Variable, name: str, after: Readable, epochs: list[Epoch], step: int) -> None:
+    source, tiered = after.rows(name), variable._tiered
+    assert source is not None
+    cleared, recorded = after.recorded(epochs, name)
+    if cleared:
+        tiered.clear()
+    for ordered in recorded:
+        keys = unordered_keys(ordered, tiered.schema)
+        rows, exists = source.read(keys)
+        tiered.put(rows, step)
+        tiered.remove(keys[~exists])

@@ -1,0 +1,59 @@
+"""Random histories of a small table beside its model, for tests of what outlives an instant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb.tools.model import Model
+from kvemb.tools.twin import Twin
+
+DIM = 3
+KEYS = np.arange(900)
+_WEIGHTS = {
+    "upsert": 0.3,
+    "lookup": 0.25,
+    "train": 0.2,
+    "remove": 0.1,
+    "restrict": 0.04,
+    "accum": 0.08,
+    "clear": 0.01,
+    "export": 0.02,
+}
+
+
+def twin_of(store: kvemb.Store, hot_rows: int, devices: Any = None, name: str = "table") -> Twin:
+    """A new variable with slots and a policy, and its model."""
+    optimizer, policy = kvemb.optimizers.Adagrad(0.5), kvemb.TimestampRestrictPolicy(clock="steps")
+    variable = store.get_variable(
+        name, dim=DIM, hot_rows=hot_rows, devices=devices, optimizer=optimizer, restrict_policy=policy
+    )
+    model = Model(KEYS, variable.value_dtype, DIM, initializer=variable.initializer, optimizer=optimizer, policy=policy)
+    return Twin(variable, model)
+
+
+def change(twin: Twin, chance: np.random.Generator) -> None:
+    """One operation, on both."""
+    keys = chance.choice(KEYS, chance.integers(1, 120))
+    values = chance.standard_normal((len(keys), DIM)).astype(np.float32)
+    what = chance.choice(list(_WEIGHTS), p=list(_WEIGHTS.values()))
+    if what == "upsert":
+        twin.upsert(keys, values)
+    elif what == "lookup":
+        twin.lookup(keys, touch=bool(chance.integers(2)))
+    elif what == "train":
+        twin.apply_gradients(keys, values)
+    elif what == "remove":
+        twin.remove(keys[:20])
+    elif what == "restrict":
+        twin.restrict(int(chance.integers(300, 900)))
+    elif what == "accum":
+        distinct = np.unique(keys)
+        old, exists = twin.variable.lookup(distinct, return_exists=True, touch=False)
+        twin.accum(distinct, old, values[: len(distinct)], exists)
+    elif what == "clear":
+        twin.clear()
+    else:
+        twin.check_export()
