@@ -11,6 +11,7 @@ with kvemb.open("store") as store:
 from kvemb import errors, initializers, optimizers
 from kvemb.checkpoint import Checkpoint
 from kvemb.checkpointer import PendingCheckpoint
+from kvemb.delta import Change
 from kvemb.errors import KvembError
 from kvemb.initializers import (
     Constant,
@@ -22,16 +23,18 @@ from kvemb.initializers import (
     TruncatedNormal,
     Zeros,
 )
+from kvemb.opening import default_store, open, restore
 from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from kvemb.scope import get_variable
 from kvemb.stats import Stats
-from kvemb.store import GraphKeys, Store, default_store, open, restore
+from kvemb.store import GraphKeys, Store
 from kvemb.variable import Variable
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Change",
     "Checkpoint",
     "Constant",
     "FrequencyRestrictPolicy",

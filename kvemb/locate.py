@@ -141,9 +141,14 @@ class Locator:
             fetch.invalidate(keys)
 
     def settle(self) -> None:
-        """Wait for the reads of calls that gave up the lock. They need no lock to end."""
-        for fetch in self._reads:
+        """Wait for reads that are under way. They need no lock to end."""
+        for fetch in (*self._reads, *self._ahead):
             fetch.wait()
+
+    def show(self, cold: ColdStore) -> None:
+        """Find cold rows in another store from now on."""
+        self._cold = cold
+        self.forget(None)
 
     def _fetch(self, keys: Keys) -> Fetch:
         return Fetch(keys[np.argsort(order_keys(keys, self._schema))])

@@ -9,14 +9,15 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from kvemb import inventory, layout, manifest
 from kvemb.checkpoint import appearing, complete
-from kvemb.errors import ColdStoreError, Corruption
+from kvemb.contracts import ColdDatabase
+from kvemb.errors import ColdStoreError, KvembError
 from kvemb.manifest import Epoch, Manifest, VariableEntry
 
 
@@ -97,20 +98,27 @@ class Points:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Yield the rows of a checkpoint, or of a store's last durable point, to be read in place, and its manifest.
+def reading(
+    path: Path, open_database: Callable[[Path, Manifest], ColdDatabase]
+) -> Iterator[tuple[ColdDatabase, Manifest]]:
+    """Open a checkpoint, or a store's last durable point, to be read in place; yields its rows and its manifest.
 
-    The owner of a store may replace the point meanwhile. Raises StoreNotFound, Corruption, UnsupportedFormat.
+    open_database: opens the rows. The owner of a store may replace the point at any time: before it is open, the next
+    one is tried; after, the files stay readable. Raises StoreNotFound, Corruption, ColdStoreError, UnsupportedFormat.
     """
     with ExitStack() as stack:
-        for attempts_left in (2, 1, 0):
+        while True:
             source = path if layout.is_checkpoint(path) else layout.current_point(path)
             try:
                 described = manifest.read(source)
                 inventory.check(source, described)
-                rows = stack.enter_context(layout.mirrored(source / layout.ROWS))
+                with ExitStack() as opened:
+                    rows = opened.enter_context(layout.mirrored(source / layout.ROWS))
+                    database = open_database(rows, described)
+                    opened.callback(database.close)
+                    stack.push(opened.pop_all())
                 break
-            except (Corruption, FileNotFoundError):
-                if not attempts_left or source == path:
+            except (KvembError, FileNotFoundError):
+                if source == path or layout.current_point(path) == source:
                     raise
-        yield rows, described
+        yield database, described

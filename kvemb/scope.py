@@ -9,13 +9,14 @@ from typing import Any
 
 from kvemb.arguments import at_least, check_name, check_stored, checked
 from kvemb.initializers import as_initializer
+from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import Creator
 from kvemb.restrict import as_policy
 from kvemb.schema import key_dtype as as_key_dtype
 from kvemb.schema import value_dtype as as_value_dtype
 from kvemb.shards import Partitioner, default_partitioner
-from kvemb.store import Store, default_store
+from kvemb.store import Store
 from kvemb.variable import Variable
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kvemb import layout, registry
 from kvemb.budget import Budget
 from kvemb.changes import ChangeLog
-from kvemb.checkpoint import Checkpoint, install
+from kvemb.checkpoint import Checkpoint
 from kvemb.checkpointer import Checkpointer, PendingCheckpoint
-from kvemb.errors import KvembError, StoreNotFound
+from kvemb.contracts import ColdDatabase
+from kvemb.errors import StoreNotFound
 from kvemb.health import Health
 from kvemb.keyfile import Ordered, read_keys
-from kvemb.manifest import VariableEntry
+from kvemb.manifest import Manifest, VariableEntry
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
 from kvemb.points import Points, reading
 from kvemb.replica import bring_to, common
@@ -48,8 +48,10 @@ class Store:
     A context manager: inside `with`, module-level functions use it; leaving flushes and closes it.
     """
 
-    def __init__(self, path: Path, *, memory_budget: int | str = "1GiB", read_only: bool = False) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, *, memory_budget: int | str = "1GiB", read_only: bool = False, follow: bool = False
+    ) -> None:
+        self.path, self.follows = path, follow
         self.budget = Budget(parse_budget(memory_budget))
         self.health = Health(str(path), read_only=read_only)
         self._lock = threading.RLock()
@@ -58,18 +60,14 @@ class Store:
         self._warm = False
         with ExitStack() as undo:
             if read_only:
-                rows, self._manifest = undo.enter_context(reading(path))
+                self._view = ExitStack()
+                undo.callback(lambda: self._view.close())
+                self._database, self._manifest = self._view.enter_context(reading(path, self._open_database))
             else:
                 self._points = Points(path, undo)
-                rows, self._manifest = self._points.live / layout.ROWS, self._points.current
-            self._database = registry.cold_backend("rocks")(
-                rows,
-                {name: RocksDBCreator.from_json(entry.creator) for name, entry in self._manifest.variables.items()},
-                cache_bytes=self.budget.cache_bytes,
-                write_buffer_bytes=self.budget.write_buffer_bytes,
-                read_only=read_only,
-            )
-            undo.callback(self._database.close)
+                self._manifest = self._points.current
+                self._database = self._open_database(self._points.live / layout.ROWS, self._manifest)
+                undo.callback(self._database.close)
             self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
             self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
             if not read_only:
@@ -81,6 +79,16 @@ class Store:
                     self._checkpointer.start([], None)
                     self._checkpointer.settle()
             self._undo = undo.pop_all()
+
+    def _open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
+        database: ColdDatabase = registry.cold_backend("rocks")(
+            rows,
+            {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()},
+            cache_bytes=self.budget.cache_bytes,
+            write_buffer_bytes=self.budget.write_buffer_bytes,
+            read_only=self.health.read_only,
+        )
+        return database
 
     # Variables.
 
@@ -179,6 +187,33 @@ class Store:
             parts = [variable._part() for variable in self._opened.values() if variable.persistent]
             return self._checkpointer.start(parts, target, last=last)
 
+    def refresh(self) -> bool:
+        """Show the last durable point of the store that this one follows; returns whether it is a newer one.
+
+        All variables move at once. What was hot becomes so again as it is used; a scan under way raises Closed. Raises
+        ValueError unless opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
+        """
+        with self._lock:
+            self.health.check_open()
+            if not self.follows:
+                raise ValueError(f"{self.path} was not opened with follow=True; it shows what it showed at first")
+            with ExitStack() as view:
+                database, described = view.enter_context(reading(self.path, self._open_database))
+                if described.id == self._manifest.id:
+                    return False
+                if described.store != self._manifest.store:
+                    raise StoreNotFound(f"another store is at {self.path} now; close this one, and open that")
+                with ExitStack() as paused:
+                    for variable in self._opened.values():
+                        paused.enter_context(variable._tiered.closing())
+                    for name, variable in self._opened.items():
+                        entry = described.variables[name]
+                        variable._tiered.show(database.attach(name, entry.schema), entry.rows, entry.step)
+                self._database, self._manifest = database, described
+                before, self._view = self._view, view.pop_all()
+            before.close()
+            return True
+
     def close(self) -> None:
         """Flush, and release the directory. A poisoned or read-only store is released as it is. Idempotent."""
         with self._lock:
@@ -219,22 +254,22 @@ class Store:
 
     def __enter__(self) -> Store:
         self.health.check_open()
-        _defaults.append(self)
+        DEFAULTS.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _defaults.remove(self)
+        DEFAULTS.remove(self)
         self.close()
 
     @contextmanager
     def as_default(self) -> Iterator[Store]:
         """Make module-level functions use this store inside the block; it stays open after."""
         self.health.check_open()
-        _defaults.append(self)
+        DEFAULTS.append(self)
         try:
             yield self
         finally:
-            _defaults.remove(self)
+            DEFAULTS.remove(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.health.closed else "read-only" if self.health.read_only else "open"
@@ -272,71 +307,5 @@ class _Variables(Mapping[str, "Variable"]):
         return f"<variables {', '.join(self)}>"
 
 
-def open(path: str | os.PathLike[str], *, memory_budget: int | str = "1GiB", read_only: bool = False) -> Store:
-    """Open the store at path, making it if the directory is missing or empty.
-
-    memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory.
-    read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
-    Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
-    """
-    return Store(Path(path), memory_budget=memory_budget, read_only=read_only)
-
-
-def restore(
-    checkpoint: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    memory_budget: int | str = "1GiB",
-    variables: Collection[str] | None = None,
-    warm: bool = False,
-) -> Store:
-    """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
-
-    variables: take only these. warm: what was hot when the checkpoint was made becomes so again, each variable when it
-    is opened; otherwise rows become hot as they are used. Devices may be others than they were.
-
-    Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
-    name, and what open does.
-    """
-    parse_budget(memory_budget)
-    install(Path(checkpoint), Path(path), variables)
-    try:
-        store = open(path, memory_budget=memory_budget)
-        store._warm = bool(warm)
-        return store
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-
-
-_defaults: list[Store] = []
-
-
-def default_store() -> Store:
-    """Return the innermost default store; with none, a temporary one, deleted at exit, of which a warning tells
-    once.
-    """
-    if _defaults:
-        return _defaults[-1]
-    import atexit
-    import tempfile
-
-    directory = tempfile.mkdtemp(prefix="kvemb-")
-    warnings.warn(
-        f"no default store is set: using a temporary one in {directory}, deleted at exit; "
-        "use `with kvemb.open(path):` to keep rows",
-        stacklevel=3,
-    )
-    store = Store(Path(directory))
-    _defaults.append(store)
-
-    def discard() -> None:
-        with suppress(KvembError):
-            store._release()
-        shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(discard)
-    return store
-
-
-__all__ = ["Store", "StoreNotFound", "default_store", "open", "restore"]
+# The default stores, the innermost last (kvemb.opening).
+DEFAULTS: list[Store] = []

@@ -399,6 +399,13 @@ class Tiered:
             yield
             self._where.settle()
 
+    def show(self, cold: ColdStore, size: int, step: int) -> None:
+        """Be the rows of another cold store. REQUIRES: closing(), and no row that is dirty."""
+        for table in self.shards.tables:
+            table.clear()
+        self.cold, self.size, self.step = cold, size, step
+        self._where.show(cold)
+
     def scan(self, batch_rows: int) -> Iterator[RowBlock]:
         """Return all rows in key order, batch by batch, as they are now. The lock is free while they are consumed."""
         with self._uncut(), uninterrupted():

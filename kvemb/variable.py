@@ -21,6 +21,7 @@ from kvemb.codec import unordered_keys
 from kvemb.contracts import ColdStore, HotTable
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.manifest import VariableEntry
+from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator, format_bytes
 from kvemb.restrict import RestrictPolicy, as_policy, policy_from_json
@@ -31,7 +32,7 @@ from kvemb.schema import value_dtype as as_value_dtype
 from kvemb.shards import Partitioner, Shards, default_partitioner
 from kvemb.sizing import make_tables
 from kvemb.stats import Stats
-from kvemb.store import GraphKeys, Store, default_store
+from kvemb.store import GraphKeys, Store
 from kvemb.tiered import Tiered
 
 EXPORT_ROWS = 65_536

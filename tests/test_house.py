@@ -40,7 +40,7 @@ LAYERS = [
         "arguments",
         "sizing",
     ),
-    *("checkpointer", "replica", "store", "variable", "scope", "__init__"),
+    *("checkpointer", "replica", "store", "opening", "variable", "scope", "__init__"),
 ]
 # A store opens variables when it is asked for them: it imports them then; a replica is handed them.
 LATE = {("store", "variable"), ("store", "scope"), ("replica", "store"), ("replica", "variable")}

@@ -479,8 +479,10 @@ def test_a_store_says_what_it_holds(store):
 
 
 @pytest.fixture
-def no_default(monkeypatch):
-    monkeypatch.setattr(store_module, "_defaults", [])
+def no_default():
+    before, store_module.DEFAULTS[:] = store_module.DEFAULTS[:], []
+    yield
+    store_module.DEFAULTS[:] = before
 
 
 def test_with_makes_a_store_the_default_and_closes_it(no_default, tmp_path):
@@ -501,7 +503,7 @@ def test_as_default_leaves_the_store_open(no_default, store):
     with store.as_default() as same:
         assert same is store is kvemb.default_store()
     assert not store.health.closed
-    assert store_module._defaults == []
+    assert store_module.DEFAULTS == []
 
 
 def test_an_error_inside_with_closes_the_store(no_default, tmp_path):

@@ -1,0 +1,89 @@
+"""Ways to a store: open one, restore one from a checkpoint, or the default one. See kvemb.store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from kvemb import layout
+from kvemb.checkpoint import install
+from kvemb.errors import KvembError
+from kvemb.options import parse_budget
+from kvemb.store import DEFAULTS, Store
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    memory_budget: int | str = "1GiB",
+    read_only: bool = False,
+    follow: bool = False,
+) -> Store:
+    """Open the store at path, making it if the directory is missing or empty.
+
+    memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory.
+    read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
+    follow: the same for a store that another process trains, whose newer points refresh() shows.
+    Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
+    """
+    if follow and layout.is_checkpoint(Path(path)):
+        raise ValueError(f"{path} is a checkpoint, which never changes; follow the store, or use read_only=True")
+    return Store(Path(path), memory_budget=memory_budget, read_only=bool(read_only or follow), follow=bool(follow))
+
+
+def restore(
+    checkpoint: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    memory_budget: int | str = "1GiB",
+    variables: Collection[str] | None = None,
+    warm: bool = False,
+) -> Store:
+    """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
+
+    variables: take only these. warm: what was hot when the checkpoint was made becomes so again, each variable when it
+    is opened; otherwise rows become hot as they are used. Devices may be others than they were.
+
+    Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
+    name, and what open does.
+    """
+    parse_budget(memory_budget)
+    install(Path(checkpoint), Path(path), variables)
+    try:
+        store = open(path, memory_budget=memory_budget)
+        store._warm = bool(warm)
+        return store
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def default_store() -> Store:
+    """Return the innermost default store; with none, a temporary one, deleted at exit, of which a warning tells
+    once.
+    """
+    if DEFAULTS:
+        return DEFAULTS[-1]
+    import atexit
+    import tempfile
+
+    directory = tempfile.mkdtemp(prefix="kvemb-")
+    warnings.warn(
+        f"no default store is set: using a temporary one in {directory}, deleted at exit; "
+        "use `with kvemb.open(path):` to keep rows",
+        stacklevel=3,
+    )
+    store = Store(Path(directory))
+    DEFAULTS.append(store)
+
+    def discard() -> None:
+        with suppress(KvembError):
+            store._release()
+        shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(discard)
+    return store
