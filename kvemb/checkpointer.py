@@ -30,6 +30,7 @@ from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.health import Health
+from kvemb.journal import Journal
 from kvemb.keyfile import Ordered, write_keys
 from kvemb.manifest import Epoch, Manifest, VariableEntry
 from kvemb.points import Points
@@ -80,9 +81,15 @@ class Checkpointer:
     """Writes one point at a time. in_order: the thread of all writes to the cold database in use."""
 
     def __init__(
-        self, database: ColdDatabase, points: Points, changes: ChangeLog, health: Health, in_order: Executor
+        self,
+        database: ColdDatabase,
+        points: Points,
+        changes: ChangeLog,
+        log: Journal | None,
+        health: Health,
+        in_order: Executor,
     ) -> None:
-        self._database, self._points, self._changes = database, points, changes
+        self._database, self._points, self._changes, self._log = database, points, changes, log
         self._health, self._in_order = health, in_order
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
         self._last: PendingCheckpoint | None = None
@@ -105,10 +112,12 @@ class Checkpointer:
             for part in parts:
                 part.tiered.ease()
             self._database.flush()
+            number = self._points.next_number()
+            if self._log is not None and not last:
+                self._log.prepare(number)
         except ColdStoreError as error:
             self._health.poison(error)
         self._health.check_writable()
-        number = self._points.next_number()
         cuts: list[tuple[Part, Cut]] = []
         hot: dict[str, Ordered] = {}
         with ExitStack() as undo:
@@ -124,6 +133,8 @@ class Checkpointer:
                     if target is not None:
                         hot[part.name] = part.tiered.hot_keys()
                 base = self._in_order.submit(self._base, cuts, scratch / layout.ROWS)
+                if self._log is not None and not last:
+                    self._log.rotate()
                 self._health.closed = last
             writing = self._behind.submit(self._write, undo.pop_all(), base, cuts, hot, described, scratch, target)
         self._last = PendingCheckpoint(writing)
@@ -157,6 +168,8 @@ class Checkpointer:
                     self._write_checkpoint(described, scratch, target)
                     self._changes.begin(described.id, epochs)
                     manifest.write(described.following(described.id), scratch)
+            if self._log is not None:
+                self._log.drop_before(described.point + self._health.closed)
         except _TargetFailed as failed:
             raise failed.error from failed.error.__cause__
         except ColdStoreError as error:

@@ -52,13 +52,18 @@ def record_dtype(schema: Schema) -> np.dtype[Any]:
 
 def encode_records(block: RowBlock) -> list[bytes]:
     """Return each row's record."""
+    records = _records(block)
+    encoded: list[bytes] = records.view(f"V{records.itemsize}").tolist()
+    return encoded
+
+
+def _records(block: RowBlock) -> npt.NDArray[Any]:
     layout = record_dtype(block.schema)
     records = np.empty(len(block), layout)
     records["score"], records["step"] = block.scores, block.steps
     records["flags"] = block.flags & ~np.uint8(MEMORY_FLAGS)
     records["row"] = block.words.view(layout["row"]).reshape(-1)
-    encoded: list[bytes] = records.view(f"V{layout.itemsize}").tolist()
-    return encoded
+    return records
 
 
 def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Schema) -> RowBlock:
@@ -68,9 +73,26 @@ def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Sc
         raise Corruption(
             f"records must be {layout.itemsize} bytes each, got one of {min(strange)}; run kvemb verify on the store"
         )
-    records = np.frombuffer(b"".join(encoded), layout)
-    block = RowBlock(schema, len(encoded))
+    return _block(keys, np.frombuffer(b"".join(encoded), layout), schema)
+
+
+def pack_rows(block: RowBlock) -> bytes:
+    """Return all rows as one piece: the keys, 8 bytes each, then the records."""
+    return order_keys(block.keys, block.schema).astype(">u8").tobytes() + _records(block).tobytes()
+
+
+def unpack_rows(packed: bytes, count: int, schema: Schema) -> RowBlock:
+    """Return the rows of pack_rows. Raises Corruption when they are not `count` rows of the schema."""
+    layout = record_dtype(schema)
+    if len(packed) != count * (KEY_BYTES + layout.itemsize):
+        raise Corruption(f"{count} rows of {layout.itemsize} bytes cannot be in {len(packed)} bytes")
+    keys = unordered_keys(np.frombuffer(packed, ">u8", count).astype(np.uint64), schema)
+    return _block(keys, np.frombuffer(packed, layout, count, KEY_BYTES * count), schema)
+
+
+def _block(keys: npt.NDArray[np.int64], records: npt.NDArray[Any], schema: Schema) -> RowBlock:
+    block = RowBlock(schema, len(records))
     block.keys[:] = keys
     block.scores[:], block.steps[:], block.flags[:] = records["score"], records["step"], records["flags"]
-    block.words.view(layout["row"]).reshape(-1)[:] = records["row"]
+    block.words.view(records.dtype["row"]).reshape(-1)[:] = records["row"]
     return block

@@ -123,6 +123,22 @@ class Recorder(Protocol):
         """Every row went."""
 
 
+class WriteLog(Protocol):
+    """Makes the writes of one variable durable one by one."""
+
+    def rows(self, rows: RowBlock, step: int) -> None:
+        """These rows were written; step: the tier's. Raises ColdStoreError."""
+
+    def removed(self, keys: npt.NDArray[np.uint64], step: int) -> None:
+        """Rows of these keys (codec.order_keys) were removed. Raises ColdStoreError."""
+
+    def cleared(self, step: int) -> None:
+        """Every row was removed. Raises ColdStoreError."""
+
+    def commit(self) -> None:
+        """Wait until what was logged is on disk. Not under the tier's lock. Raises ColdStoreError."""
+
+
 class SortedFile(Protocol):
     """Rows of one variable in key order, in a file that cold stores take in whole."""
 

@@ -3,6 +3,7 @@
     STORE/LOCK               held by the process that has the store open for writing
     STORE/CURRENT            the name of the durable point to open
     STORE/points/000007/     a durable point: a checkpoint, of the last flush
+    STORE/log/000007.log     the writes since that point, where they are durable one by one (kvemb.journal)
     STORE/live/              scratch: the durable point unpacked and in use, remade whenever the store is opened
 
 A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files.
@@ -22,9 +23,9 @@ from typing import IO
 from kvemb import manifest
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
 
-LOCK, CURRENT, POINTS, LIVE = "LOCK", "CURRENT", "points", "live"
+LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
 ROWS, CHANGES, HOT = "rows", "changes", "hot"
-_OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LIVE}
+_OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from kvemb import layout
 from kvemb.checkpoint import install
@@ -22,17 +23,29 @@ def open(
     memory_budget: int | str = "1GiB",
     read_only: bool = False,
     follow: bool = False,
+    durability: Literal["checkpoint", "write"] = "checkpoint",
 ) -> Store:
     """Open the store at path, making it if the directory is missing or empty.
 
     memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
     follow: the same for a store that another process trains, whose newer points refresh() shows.
+    durability: what a crash goes back to. "checkpoint": the last completed flush() or checkpoint(). "write": the last
+    call that changed rows and returned; each waits for an fsync, which calls of several threads share. Uses that
+    lookups record are as durable as with "checkpoint".
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
     if follow and layout.is_checkpoint(Path(path)):
         raise ValueError(f"{path} is a checkpoint, which never changes; follow the store, or use read_only=True")
-    return Store(Path(path), memory_budget=memory_budget, read_only=bool(read_only or follow), follow=bool(follow))
+    if durability not in ("checkpoint", "write"):
+        raise ValueError(f"durability must be 'checkpoint' or 'write', got {durability!r}")
+    return Store(
+        Path(path),
+        memory_budget=memory_budget,
+        read_only=bool(read_only or follow),
+        follow=bool(follow),
+        durability=durability,
+    )
 
 
 def restore(
@@ -42,11 +55,13 @@ def restore(
     memory_budget: int | str = "1GiB",
     variables: Collection[str] | None = None,
     warm: bool = False,
+    durability: Literal["checkpoint", "write"] = "checkpoint",
 ) -> Store:
     """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
 
     variables: take only these. warm: what was hot when the checkpoint was made becomes so again, each variable when it
-    is opened; otherwise rows become hot as they are used. Devices may be others than they were.
+    is opened; otherwise rows become hot as they are used. Devices may be others than they were. durability: as for
+    open.
 
     Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
     name, and what open does.
@@ -54,7 +69,7 @@ def restore(
     parse_budget(memory_budget)
     install(Path(checkpoint), Path(path), variables)
     try:
-        store = open(path, memory_budget=memory_budget)
+        store = open(path, memory_budget=memory_budget, durability=durability)
         store._warm = bool(warm)
         return store
     except BaseException:

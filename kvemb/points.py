@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from kvemb import inventory, layout, manifest
+from kvemb import inventory, journal, layout, manifest
 from kvemb.checkpoint import appearing, complete
 from kvemb.contracts import ColdDatabase
 from kvemb.errors import ColdStoreError, KvembError
@@ -24,8 +24,8 @@ from kvemb.manifest import Epoch, Manifest, VariableEntry
 class Points:
     """One store's directory, held for writing.
 
-    current: the last durable point's manifest. live: the unpacked files. crashed: whether the last owner did not close
-    the store. undo: gets what gives the directory free again.
+    current: the last durable point's manifest. live: the unpacked files. log: segments that go on from there. crashed:
+    whether the last owner did not close the store. undo: gets what gives the directory free again.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
@@ -48,7 +48,9 @@ class Points:
             shutil.rmtree(store / layout.POINTS, ignore_errors=True)
             (self.live / layout.ROWS).mkdir(parents=True)
         (self.live / layout.CHANGES).mkdir(exist_ok=True)
-        self._last_number = self.current.point
+        self.log = journal.segments(store / layout.LOG, self.current.point)
+        # A point that was not completed may have begun a segment.
+        self._last_number = max([self.current.point, *(int(path.stem) for path in self.log)])
 
     def next_number(self) -> int:
         """Return a number for a point that no point ever had."""
@@ -58,6 +60,10 @@ class Points:
     def adopt(self, checkpoint: str) -> None:
         """The next point follows this checkpoint, of whatever store."""
         self.current = replace(self.current, parent=checkpoint)
+
+    def amend(self, variables: dict[str, VariableEntry]) -> None:
+        """The state is that of the current point with these variables; the next point has it."""
+        self.current = replace(self.current, variables=variables)
 
     def describe(self, number: int, variables: dict[str, VariableEntry]) -> Manifest:
         """Return the description of a point: the current one's, with these entries new."""

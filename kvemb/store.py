@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from kvemb import layout, registry
+from kvemb import journal, layout, registry
 from kvemb.budget import Budget
 from kvemb.changes import ChangeLog
 from kvemb.checkpoint import Checkpoint
@@ -23,10 +23,12 @@ from kvemb.checkpointer import Checkpointer, PendingCheckpoint
 from kvemb.contracts import ColdDatabase
 from kvemb.errors import StoreNotFound
 from kvemb.health import Health
+from kvemb.journal import Journal
 from kvemb.keyfile import Ordered, read_keys
 from kvemb.manifest import Manifest, VariableEntry
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
 from kvemb.points import Points, reading
+from kvemb.recovery import Recovery, replay
 from kvemb.replica import bring_to, common
 from kvemb.stats import Stats
 
@@ -49,7 +51,13 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, *, memory_budget: int | str = "1GiB", read_only: bool = False, follow: bool = False
+        self,
+        path: Path,
+        *,
+        memory_budget: int | str = "1GiB",
+        read_only: bool = False,
+        follow: bool = False,
+        durability: str = "checkpoint",
     ) -> None:
         self.path, self.follows = path, follow
         self.budget = Budget(parse_budget(memory_budget))
@@ -58,6 +66,8 @@ class Store:
         self._opened: dict[str, Variable] = {}
         self._collections: dict[str, list[Any]] = {}
         self._warm = False
+        self.recovery: Recovery | None = None
+        self._log: Journal | None = None
         with ExitStack() as undo:
             if read_only:
                 self._view = ExitStack()
@@ -72,12 +82,11 @@ class Store:
             self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
             if not read_only:
                 self._changes = ChangeLog(self._points.live / layout.CHANGES, self._manifest.changes)
-                self._checkpointer = Checkpointer(
-                    self._database, self._points, self._changes, self.health, self.spiller
-                )
-                if not layout.is_store(path):
-                    self._checkpointer.start([], None)
-                    self._checkpointer.settle()
+                self.recovery = self._recover()
+                self._log = Journal(path / layout.LOG, self._manifest.point) if durability == "write" else None
+                if self._log is not None:
+                    undo.callback(self._log.close)
+                self._checkpointer = self._checkpointer_with(self._log)
             self._undo = undo.pop_all()
 
     def _open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
@@ -89,6 +98,26 @@ class Store:
             read_only=self.health.read_only,
         )
         return database
+
+    def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
+        return Checkpointer(self._database, self._points, self._changes, log, self.health, self.spiller)
+
+    def _recover(self) -> Recovery | None:
+        """Bring what a crash left to a durable point; make the first one of a new store. Returns what it was."""
+        points, recovery = self._points, None
+        if points.crashed or points.log:
+            variables, rows = replay(points.log, points.current, self._database, self._changes)
+            recovery = Recovery(self.path, points.current.created, rows)
+            points.amend(variables)
+        if points.log or points.current.point == 0:
+            first = self._checkpointer_with(None)
+            first.start([], None)._wait()
+            first.close()
+        self._manifest = points.current
+        journal.drop_before(self.path / layout.LOG, points.current.point)
+        if recovery is not None:
+            recovery.tell()
+        return recovery
 
     # Variables.
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.codec import order_keys, unordered_keys
-from kvemb.contracts import ColdStore, Mask, Recorder, RowKernels, Values
+from kvemb.contracts import ColdStore, Mask, Recorder, RowKernels, Values, WriteLog
 from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.hashing import Keys, Positions, Unique, kernel
@@ -52,8 +52,8 @@ class Tiered:
     """Rows by key over both tiers.
 
     executor: the one thread that writes spills behind. readers: threads that read ahead. spill_rows: of a spill pile.
-    scratch: a folder for temporary files. recorder: told which rows change in the cold store. size: rows in both tiers,
-    exact. step: calls that recorded uses, ever.
+    scratch: a folder for temporary files. recorder: told which rows change in the cold store. log: makes each write
+    durable before its call returns. size: rows in both tiers, exact. step: calls that recorded uses, ever.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Tiered:
         spill_rows: int,
         scratch: Path | None = None,
         recorder: Recorder | None = None,
+        log: WriteLog | None = None,
         size: int = 0,
         step: int = 0,
     ) -> None:
@@ -79,7 +80,7 @@ class Tiered:
         self._initializer, self._optimizer = initializer, optimizer
         # Without a policy the hot tier still needs an order to evict by: the number of uses does best (DESIGN).
         self._policy = policy or FrequencyRestrictPolicy()
-        self._health, self._scratch, self._recorder = health, scratch, recorder
+        self._health, self._scratch, self._recorder, self._log = health, scratch, recorder, log
         self._lock = threading.Lock()
         self._stats = Stats()
         self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._written)
@@ -193,17 +194,23 @@ class Tiered:
             cells = np.empty(len(keys), np.int64)
             for table, places in self.shards.split(keys):
                 cells[places] = table.upsert(keys[places], values[places], self.step)
+                if self._log is not None:
+                    changed = np.unique(cells[places])
+                    self._log_rows(table.block.select(changed[changed >= 0]))
             missing = np.flatnonzero(cells < 0)
-            if len(missing) == 0:
-                return
-            distinct = Unique(keys[missing])
-            values = values[missing[distinct.last]]
-            with self._located(distinct.keys) as at:
-                for table, places in self.shards.split(at.keys):
-                    table.assign(table.block, at.cells[places], values[places], self.step)
-                self._create(at, score)
-                self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], self.step)
-                self._admit(at.rows)
+            if len(missing):
+                self._upsert_missing(keys[missing], values[missing], score)
+
+    def _upsert_missing(self, keys: Keys, values: Values, score: float) -> None:
+        distinct = Unique(keys)
+        values = values[distinct.last]
+        with self._located(distinct.keys) as at:
+            for table, places in self.shards.split(at.keys):
+                table.assign(table.block, at.cells[places], values[places], self.step)
+            self._create(at, score)
+            self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], self.step)
+            self._log_located(at)
+            self._admit(at.rows)
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         """Add new - old to keys that exist as the caller believes; insert new where both say absent; else ignore."""
@@ -238,6 +245,7 @@ class Tiered:
             row_of = np.full(len(at.keys), -1, np.int64)
             row_of[at.cold] = np.arange(len(at.cold))
             self._kernels.add(at.rows, row_of[inverse[adding]], old[adding], new[adding], self.step)
+            self._log_located(at)
             self._admit(at.rows)
 
     def apply_gradients(self, keys: Keys, grads: Values) -> None:
@@ -258,6 +266,7 @@ class Tiered:
                 self._create(at, score)
                 rows = np.arange(len(at.rows))
                 self._kernels.apply(at.rows, rows, self._optimizer, part[at.cold], self.step)
+                self._log_located(at)
                 self._admit(at.rows)
 
     def put(self, rows: RowBlock, step: int) -> None:
@@ -274,6 +283,7 @@ class Tiered:
                 self.step = max(self.step, step)
                 with self._poisoning():
                     self._spill.append([part.select(at.cold)])
+                self._log_rows(part)
 
     def remove(self, keys: Keys) -> None:
         """Drop rows with their slots and scores; missing keys are ignored."""
@@ -295,6 +305,8 @@ class Tiered:
         self.size -= len(keys)
         with self._poisoning():
             self._spill.append([removals])
+            if self._log is not None:
+                self._log.removed(order_keys(keys, self.schema), self.step)
 
     def clear(self) -> None:
         """Drop every row."""
@@ -310,6 +322,9 @@ class Tiered:
                 table.clear()
             self._where.forget(None)
             self.size = 0
+            with self._poisoning():
+                if self._log is not None:
+                    self._log.cleared(self.step)
 
     def use(self, keys: Keys) -> None:
         """Record one use of each occurrence of keys that exist."""
@@ -325,6 +340,7 @@ class Tiered:
                 rows = at.rows.select(at.exists)
                 self._use_rows(rows, now, counts[at.cold[at.exists]])
                 self._use_hot(at.keys[hot], now, counts[hot])
+                self._log_located(replace(at, rows=rows))
                 self._admit(rows)
 
     def restrict(self, keep_rows: int, trigger_rows: int | None) -> int:
@@ -471,6 +487,23 @@ class Tiered:
             with self._poisoning():
                 self._spill.poll()
             yield
+        if self._log is not None:
+            with self._poisoning():
+                self._log.commit()
+
+    def _log_rows(self, rows: RowBlock) -> None:
+        if self._log is not None:
+            with self._poisoning():
+                self._log.rows(rows, self.step)
+
+    def _log_located(self, at: Located) -> None:
+        """Log the rows that were just changed where they are: hot, or on their way there."""
+        if self._log is not None:
+            for table, places in self.shards.split(at.keys):
+                cells = at.cells[places]
+                if len(hot := cells[cells >= 0]):
+                    self._log_rows(table.block.select(hot))
+            self._log_rows(at.rows)
 
     @contextmanager
     def _poisoning(self) -> Iterator[None]:

@@ -129,6 +129,7 @@ class Variable:
                 spill_rows=spill_rows,
                 scratch=None if store.health.read_only else store.path,
                 recorder=store._changes.of(name) if self.persistent and not store.health.read_only else None,
+                log=store._log.of(name) if self.persistent and store._log else None,
                 size=stored.rows if stored else 0,
                 step=stored.step if stored else 0,
             )
@@ -137,6 +138,8 @@ class Variable:
             store._add_to_collection(GraphKeys.GLOBAL_VARIABLES, self)
             if self._trainable:
                 store._add_to_collection(GraphKeys.TRAINABLE_VARIABLES, self)
+            if stored is None and store._log is not None:
+                store.flush()  # the log names only variables that the point before it has
 
     def _warm(self, store: Store, name: str) -> None:
         for ordered in store._hot_keys(name):

@@ -34,15 +34,15 @@ def twin_of(store: kvemb.Store, hot_rows: int, devices: Any = None, name: str = 
     return Twin(variable, model)
 
 
-def change(twin: Twin, chance: np.random.Generator) -> None:
-    """One operation, on both."""
+def change(twin: Twin, chance: np.random.Generator, *, touching: bool = True) -> None:
+    """One operation, on both. touching: lookups may count as uses."""
     keys = chance.choice(KEYS, chance.integers(1, 120))
     values = chance.standard_normal((len(keys), DIM)).astype(np.float32)
     what = chance.choice(list(_WEIGHTS), p=list(_WEIGHTS.values()))
     if what == "upsert":
         twin.upsert(keys, values)
     elif what == "lookup":
-        twin.lookup(keys, touch=bool(chance.integers(2)))
+        twin.lookup(keys, touch=touching and bool(chance.integers(2)))
     elif what == "train":
         twin.apply_gradients(keys, values)
     elif what == "remove":

