@@ -21,8 +21,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kvemb import layout, manifest
 from kvemb.changes import ChangeLog
 from kvemb.checkpoint import Checkpoint, appearing, complete
@@ -30,8 +28,9 @@ from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.health import Health
+from kvemb.hotset import write_hot
 from kvemb.journal import Journal
-from kvemb.keyfile import Ordered, write_keys
+from kvemb.keyfile import Ordered
 from kvemb.manifest import Epoch, Manifest, VariableEntry
 from kvemb.points import Points
 from kvemb.schema import Schema
@@ -162,8 +161,9 @@ class Checkpointer:
                 epochs = base.result()
                 self._write_rows(cuts, scratch)
                 self._changes.link_to(scratch / layout.CHANGES, epochs)
-                described = replace(described, changes=epochs, hot=_write_hot(hot, scratch / layout.HOT))
-                described = self._points.complete(scratch, described)
+                before = self._points.folder / layout.HOT
+                sets = write_hot(scratch / layout.HOT, described.point, hot, before, described.hot)
+                described = self._points.complete(scratch, replace(described, changes=epochs, hot=sets))
                 if target is not None:
                     self._write_checkpoint(described, scratch, target)
                     self._changes.begin(described.id, epochs)
@@ -211,17 +211,6 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the one under way."""
         self._behind.shutdown(wait=True)
-
-
-def _write_hot(hot: dict[str, Ordered], folder: Path) -> dict[str, str]:
-    """Write each variable's keys to a file of its own; returns their names."""
-    names: dict[str, str] = {}
-    for name, keys in hot.items():
-        if len(keys):
-            folder.mkdir(exist_ok=True)
-            names[name] = f"{len(names) + 1:06d}.keys"
-            write_keys(folder / names[name], [np.sort(keys)])
-    return names
 
 
 class _TargetFailed(Exception):

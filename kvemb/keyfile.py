@@ -88,6 +88,18 @@ def _keys(payload: bytes, number: int, first: int) -> Ordered:
 
 def merged(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
     """Yield the union of ascending streams, ascending and each key once, in memory of one batch a stream."""
+    return map(np.unique, _together(streams))
+
+
+def odd(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
+    """Yield the keys that an odd number of streams have, as merged does: of two streams, those in which they differ."""
+    for keys in _together(streams):
+        distinct, counts = np.unique(keys, return_counts=True)
+        yield distinct[counts % 2 == 1]
+
+
+def _together(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
+    """Yield the keys of all streams: batches ascend, in a batch keys have no order and come as often as they are."""
     heads: list[tuple[Ordered, Iterator[Ordered]]] = []
     for stream in streams:
         _refill(heads, stream)
@@ -105,7 +117,7 @@ def merged(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
         heads = left
         for stream in ended:
             _refill(heads, stream)
-        yield np.unique(np.concatenate(given))
+        yield np.concatenate(given)
 
 
 def _refill(heads: list[tuple[Ordered, Iterator[Ordered]]], stream: Iterator[Ordered]) -> None:

@@ -76,8 +76,8 @@ class Manifest:
 
     store: the store's identity. id: this checkpoint's. parent: the checkpoint before it, None for the first.
     point: the number of the durable point of its store, counted from 1. created: seconds since 1970.
-    hot: by variable, the key file in hot/ of the rows that were hot. changes: which keys changed since which
-    checkpoint, oldest first. files: by path below the directory, all but the manifest itself.
+    hot: by variable, the key files in hot/ that say which rows were hot (kvemb.hotset). changes: which keys changed
+    since which checkpoint, oldest first. files: by path below the directory, all but the manifest itself.
     """
 
     store: str
@@ -86,7 +86,7 @@ class Manifest:
     point: int
     created: float
     variables: dict[str, VariableEntry] = field(default_factory=dict)
-    hot: dict[str, str] = field(default_factory=dict)
+    hot: dict[str, list[str]] = field(default_factory=dict)
     changes: list[Epoch] = field(default_factory=list)
     files: dict[str, FileEntry] = field(default_factory=dict)
 
@@ -107,7 +107,9 @@ class Manifest:
     def key_files(self) -> set[str]:
         """The paths, below the directory, of the key files it names."""
         changed = {file for epoch in self.changes for change in epoch.variables.values() for file in change.files}
-        return {f"changes/{file}" for file in changed} | {f"hot/{file}" for file in self.hot.values()}
+        return {f"changes/{file}" for file in changed} | {
+            f"hot/{file}" for files in self.hot.values() for file in files
+        }
 
 
 def write(manifest: Manifest, directory: Path) -> None:

@@ -52,6 +52,11 @@ class Points:
         # A point that was not completed may have begun a segment.
         self._last_number = max([self.current.point, *(int(path.stem) for path in self.log)])
 
+    @property
+    def folder(self) -> Path:
+        """The current point's."""
+        return layout.point(self._store, self.current.point)
+
     def next_number(self) -> int:
         """Return a number for a point that no point ever had."""
         self._last_number += 1
@@ -73,7 +78,6 @@ class Points:
             point=number,
             created=time.time(),
             variables={**self.current.variables, **variables},
-            hot={},
         )
 
     @contextmanager
@@ -94,8 +98,7 @@ class Points:
 
     def complete(self, scratch: Path, described: Manifest) -> Manifest:
         """Describe the folder of a point; what it shares with the current one is not read again."""
-        before = layout.point(self._store, self.current.point)
-        return complete(scratch, described, before if layout.is_checkpoint(before) else None)
+        return complete(scratch, described, self.folder if layout.is_checkpoint(self.folder) else None)
 
     def _drop_points_but(self, name: str) -> None:
         for other in (self._store / layout.POINTS).iterdir():

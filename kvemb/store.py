@@ -23,8 +23,9 @@ from kvemb.checkpointer import Checkpointer, PendingCheckpoint
 from kvemb.contracts import ColdDatabase
 from kvemb.errors import StoreNotFound
 from kvemb.health import Health
+from kvemb.hotset import read_hot
 from kvemb.journal import Journal
-from kvemb.keyfile import Ordered, read_keys
+from kvemb.keyfile import Ordered
 from kvemb.manifest import Manifest, VariableEntry
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
 from kvemb.points import Points, reading
@@ -164,6 +165,8 @@ class Store:
     @overload
     def checkpoint(self, path: str | os.PathLike[str], *, block: Literal[True] = True) -> Checkpoint: ...
     @overload
+    def checkpoint(self, path: str | os.PathLike[str], *, block: Literal[False]) -> PendingCheckpoint: ...
+    @overload
     def checkpoint(self, path: str | os.PathLike[str], *, block: bool) -> Checkpoint | PendingCheckpoint: ...
 
     def checkpoint(self, path: str | os.PathLike[str], *, block: bool = True) -> Checkpoint | PendingCheckpoint:
@@ -207,7 +210,7 @@ class Store:
     def _hot_keys(self, name: str) -> Iterator[Ordered]:
         """The keys of a variable that shall be hot when it is opened."""
         if self._warm and name in self._manifest.hot:
-            yield from read_keys(self._points.live / layout.HOT / self._manifest.hot[name])
+            yield from read_hot(self._points.live / layout.HOT, self._manifest.hot[name])
 
     def _start(self, target: Path | None, *, last: bool = False) -> PendingCheckpoint:
         with self._lock:

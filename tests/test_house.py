@@ -28,6 +28,7 @@ LAYERS = [
         "inventory",
         "journal",
         "keyfile",
+        "hotset",
         "changes",
         "delta",
         "checkpoint",

@@ -72,12 +72,13 @@ def checkpoint(path):
     for name in ("000004.sst", "000005.blob", "MANIFEST-1", "CURRENT", "LOG", "LOG.old.3"):
         (path / "rows" / name).write_text(name)
     (path / "hot" / "1.keys").write_text("keys")
+    (path / "hot" / "2.keys").write_text("named by no manifest")
     return path
 
 
 def test_files_that_never_change_are_linked_and_the_rest_copied(tmp_path):
     source = checkpoint(tmp_path / "source")
-    layout.unpack(source, tmp_path / "deep" / "copy")
+    layout.unpack(source, tmp_path / "deep" / "copy", {"hot/1.keys"})
     copies = {path.name: path for path in (tmp_path / "deep" / "copy").rglob("*.*") if path.is_file()}
     assert sorted(copies) == ["000004.sst", "000005.blob", "1.keys"]
     for path in copies.values():
@@ -87,7 +88,7 @@ def test_files_that_never_change_are_linked_and_the_rest_copied(tmp_path):
     for name, path in rest.items():
         assert path.read_text() == name
         assert not os.path.samefile(path, source / "rows" / name)
-    assert (tmp_path / "deep" / "copy" / "changes").is_dir()
+    assert not (tmp_path / "deep" / "copy" / "changes").exists()
 
 
 def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
@@ -97,7 +98,7 @@ def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    layout.unpack(source, tmp_path / "copy")
+    layout.unpack(source, tmp_path / "copy", {"hot/1.keys"})
     assert (tmp_path / "copy" / "rows" / "000004.sst").read_text() == "000004.sst"
     assert not os.path.samefile(tmp_path / "copy" / "rows" / "000004.sst", source / "rows" / "000004.sst")
 
@@ -105,7 +106,7 @@ def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
 def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "source").mkdir()
     with pytest.raises(Corruption, match="rows is damaged: it has no file CURRENT"):
-        layout.unpack(tmp_path / "source", tmp_path / "copy")
+        layout.unpack(tmp_path / "source", tmp_path / "copy", set())
 
     def refuse(*paths):
         raise OSError(28, "No space left on device")
@@ -113,7 +114,7 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
     source = checkpoint(tmp_path / "sound")
     monkeypatch.setattr(shutil, "copyfile", refuse)
     with pytest.raises(ColdStoreError, match=r"cannot copy .* No space left"):
-        layout.unpack(source, tmp_path / "copy")
+        layout.unpack(source, tmp_path / "copy", {"hot/1.keys"})
     assert not (tmp_path / "copy").exists()
 
 

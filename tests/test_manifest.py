@@ -33,7 +33,7 @@ EXAMPLE = Manifest(
     point=12,
     created=1763.25,
     variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9)},
-    hot={"users": "000001.keys"},
+    hot={"users": ["000001.keys"]},
     changes=[Epoch("c0ffee", {"users": Changed(cleared=True, files=["000007.keys"])}), Epoch("decaf")],
     files={
         "rows/000012.sst": FileEntry(3, "ab" * 32),

@@ -131,3 +131,20 @@ def spill(
     from kvemb.tools.bench_spill import run
 
     run(rows, record_bytes, batch, batches, reads, cache_mib, folder).show(json)
+
+
+@app.command()
+def checkpoint(
+    rows: Rows = 4_000_000,
+    dim: Dim = 32,
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the rows that changes.")] = 0.01,
+    hot_mib: Annotated[int, typer.Option(min=1, help="Hot tier that is wholly dirty, for the pause.")] = 512,
+    batch: Batch = 8_192,
+    runs: Runs = 3,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Take checkpoints: bytes written, the pause of training, restores against np.load and torch.load."""
+    from kvemb.tools.bench_checkpoint import run
+
+    run(rows, dim, share, hot_mib, batch, runs, folder).show(json)

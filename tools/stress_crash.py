@@ -157,7 +157,8 @@ def _mixture(variable: kvemb.Variable, before: Model, after: Model) -> Model:
     """Return the state of a variable each of whose rows is as in one of two models. Raises Difference."""
     found = before.copy()
     found.clear()
-    keys, values, slots, scores = variable.export(with_slots=True, with_scores=True)
+    exported: tuple[Any, ...] = variable.export(with_slots=True, with_scores=True)
+    keys, values, slots, scores = exported
     at = np.searchsorted(UNIVERSE, keys)
     found.present[at], found.values[at], found.scores[at] = True, values, scores
     for name, slot in slots.items():
@@ -207,6 +208,12 @@ def run(rounds: int, seed: int, durability: str | None, *, quiet: bool, as_json:
     outcome = "every row as promised, after every kill" if difference is None else f"a difference: {difference}"
     seconds = time.perf_counter() - started
     lines = [("outcome", outcome), ("replay", replay), *((name, f"{count:,}") for name, count in totals.items())]
-    summary = {"agreed": difference is None, "difference": difference, "replay": replay, **totals, "seconds": seconds}
+    summary: dict[str, object] = {
+        "agreed": difference is None,
+        "difference": difference,
+        "replay": replay,
+        **totals,
+        "seconds": seconds,
+    }
     screen.close("kvemb stress crash", [*lines, ("seconds", f"{seconds:.0f}")], summary)
     return difference is None
