@@ -36,6 +36,8 @@ PARALLEL_KEYS = 512
 WRITE_ROWS = 4096
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002
+# Between calls that hold the GIL, so that who waits for it need not ask for it.
+BREATH_SECONDS = 0.001
 CROWDED_FILES = 14
 
 _COMPRESSION = {
@@ -51,6 +53,7 @@ class RocksDatabase:
 
     families: the column families in it and their options. cache_bytes: the block cache all of them use, index and
     filter blocks included, so that memory does not grow with the table. write_buffer_bytes: all memtables together.
+    compacting: whether files are merged as they come.
     """
 
     def __init__(
@@ -61,8 +64,9 @@ class RocksDatabase:
         cache_bytes: int,
         write_buffer_bytes: int,
         read_only: bool,
+        compacting: bool = True,
     ) -> None:
-        self.path = path
+        self.path, self._compacting = path, compacting
         self._cache = rd.Cache(cache_bytes)
         self._write_buffer_bytes = write_buffer_bytes
         self._read_only = read_only
@@ -106,6 +110,7 @@ class RocksDatabase:
             options.set_compaction_style(rd.DBCompactionStyle.universal())
         else:
             options.set_level_zero_file_num_compaction_trigger(8)
+        options.set_disable_auto_compactions(not self._compacting)
         options.set_max_background_jobs(creator.background_jobs)
         options.set_allow_mmap_reads(creator.read_mode == "mmap")
         options.set_use_direct_reads(creator.read_mode == "direct")
@@ -141,18 +146,25 @@ class RocksDatabase:
 
     @classmethod
     def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
-        """See contracts.ColdDatabase. The copy is opened for as long as it takes; files come in by hard link."""
+        """See contracts.ColdDatabase. The copy is opened for as long as it takes; files come in by hard link.
+
+        Compacting it would be work for nothing, and rocksdict waits for that with the GIL.
+        """
         if drop or files:
             with translated(f"amend {path}"):
                 names = [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
             families = {name: RocksDBCreator() for name in names}
-            copy = cls(path, families, cache_bytes=1 << 20, write_buffer_bytes=1 << 20, read_only=False)
+            small = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
+            copy = cls(path, families, **small, read_only=False, compacting=False)
             try:
                 for name in drop:
                     copy.drop(name)
                 for name, given in files.items():
                     with translated(f"amend {path}"):
-                        _ingest(copy._db.get_column_family(name), given)
+                        family = copy._db.get_column_family(name)
+                        for file in given:
+                            _ingest(family, file)
+                            time.sleep(BREATH_SECONDS)
             finally:
                 copy.close()
         for scratch in (*path.glob("LOG*"), path / "LOCK"):
@@ -173,7 +185,7 @@ class RocksDatabase:
         link = path.with_suffix(".link.sst")
         with translated(f"take {path} into {name!r}"):
             os.link(path, link)
-            _ingest(self._stores[name].family, [link])
+            _ingest(self._stores[name].family, link)
 
     def crowded(self, name: str) -> bool:
         """See contracts.ColdDatabase. RocksDB slows writers down at 20 files of level 0."""
@@ -306,10 +318,13 @@ class SortedFile:
     def finish(self) -> None:
         """See contracts.SortedFile."""
         with translated(f"write {self.path}"):
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())  # RocksDB does it too, but with the GIL
             self._writer.finish()
 
 
-def _ingest(family: rd.Rdict, files: list[Path]) -> None:
+def _ingest(family: rd.Rdict, file: Path) -> None:
+    """Take one file in. rocksdict holds the GIL meanwhile; several at once would stop every thread for long."""
     options = rd.IngestExternalFileOptions()
     options.set_move_files(True)
-    family.ingest_external_file([str(path) for path in files], options)
+    family.ingest_external_file([str(file)], options)

@@ -95,6 +95,17 @@ class ChangeLog:
             self._forget_oldest()
             return deepcopy(self._epochs)
 
+    def add(self, settled: list[Epoch], variable: str, keys: Ordered) -> None:
+        """These keys (n,), distinct and ascending, changed before settle() was called, which gave `settled`."""
+        if len(keys) == 0:
+            return
+        with self._lock:
+            path = self._new_path()
+        write_keys(path, [keys])
+        with self._lock:
+            for epochs in (settled, self._epochs):
+                epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
+
     def begin(self, checkpoint: str, settled: list[Epoch]) -> None:
         """A checkpoint was made of what settle() returned: the epoch after it began then."""
         before = settled[-1]

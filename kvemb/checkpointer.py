@@ -131,7 +131,7 @@ class Checkpointer:
                     cuts.append((part, part.tiered.begin_cut()))
                     if target is not None:
                         hot[part.name] = part.tiered.hot_keys()
-                base = self._in_order.submit(self._base, cuts, scratch / layout.ROWS)
+                base = self._in_order.submit(self._base, scratch / layout.ROWS)
                 if self._log is not None and not last:
                     self._log.rotate()
                 self._health.closed = last
@@ -139,10 +139,8 @@ class Checkpointer:
         self._last = PendingCheckpoint(writing)
         return self._last
 
-    def _base(self, cuts: list[tuple[Part, Cut]], rows: Path) -> list[Epoch]:
-        """Write the cold database as it is, in order with its writes; returns the epochs until this cut."""
-        for part, cut in cuts:
-            self._changes.record(part.name, cut.keys())
+    def _base(self, rows: Path) -> list[Epoch]:
+        """Write the cold database as it is, in order with its writes; returns the epochs until then."""
         self._database.checkpoint(rows)
         return self._changes.settle()
 
@@ -160,6 +158,8 @@ class Checkpointer:
             with whole:
                 epochs = base.result()
                 self._write_rows(cuts, scratch)
+                for part, cut in cuts:
+                    self._changes.add(epochs, part.name, cut.keys())
                 self._changes.link_to(scratch / layout.CHANGES, epochs)
                 before = self._points.folder / layout.HOT
                 sets = write_hot(scratch / layout.HOT, described.point, hot, before, described.hot)

@@ -26,8 +26,8 @@ from kvemb.rows import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.schema import Schema
 from kvemb.shards import Shards
 
-# Bytes of rows taken at a time, at least: one sorted file each.
-TAKE_BYTES = 4 << 20
+# Bytes of rows taken at a time: one sorted file each, whose writing is what callers may have to wait for.
+TAKE_BYTES = 2 << 20
 
 _MARKS = np.uint8(PENDING | WRITING)
 
@@ -36,7 +36,7 @@ class Cut:
     """One cut of one variable.
 
     executor: the one thread that writes to the cold store in use. forget: called with keys whose rows have changed
-    there. pile_rows: rows taken at a time; twice as many may wait at the side before callers wait for the disk.
+    there. room_rows: rows that may wait at the side before callers wait for the disk.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Cut:
         lock: threading.Lock,
         executor: Executor,
         forget: Callable[[Keys], None],
-        pile_rows: int,
+        room_rows: int,
     ) -> None:
         self._schema, self._shards, self._lock = schema, shards, lock
         self._executor, self._forget = executor, forget
-        self._pile_rows = max(pile_rows, TAKE_BYTES // RowBlock.bytes_per_row(schema))
+        self._pile_rows = max(1, min(room_rows // 2, TAKE_BYTES // RowBlock.bytes_per_row(schema)))
         self._kept: list[RowBlock] = []
-        self._kept_rows, self._room_rows = 0, 2 * self._pile_rows
+        self._kept_rows, self._room_rows = 0, room_rows
         self._room = threading.Event()
         self._room.set()
         self._keys: list[Keys] = []
@@ -117,8 +117,10 @@ class Cut:
         every write of the time before the cut was given to the executor.
         """
         ordered = self.keys()
-        for start in range(0, len(ordered), self._pile_rows):
-            keys = unordered_keys(ordered[start : start + self._pile_rows], self._schema)
+        # Where all of it may wait at the side nobody waits for the disk, and one file is less to compact than many.
+        pile_rows = self._pile_rows if len(ordered) > self._room_rows else max(1, len(ordered))
+        for start in range(0, len(ordered), pile_rows):
+            keys = unordered_keys(ordered[start : start + pile_rows], self._schema)
             with self._lock:
                 rows = self._take(keys)
                 # Given to the executor under the lock: a later change of a row, spilled, is written after this one.
@@ -126,8 +128,8 @@ class Cut:
             if writing is not None:
                 yield writing.result()
                 self._mark_clean(keys)
-            yield from self._write_aside(new_file, at_least=self._room_rows // 2)
-        yield from self._write_aside(new_file, at_least=1)
+            yield from self._write_aside(new_file, more_than=self._room_rows // 2)
+        yield from self._write_aside(new_file, more_than=0)
 
     def _take(self, keys: Keys) -> RowBlock:
         """Return the rows of keys that are still pending, in that order."""
@@ -151,19 +153,29 @@ class Cut:
                 table.block.flags[cells] &= ~np.uint8(WRITING | DIRTY)
             self._forget(keys)
 
-    def _write_aside(self, new_file: Callable[[], SortedFile], at_least: int) -> Iterator[SortedFile]:
-        """Write what lies at the side, if it is that many rows, in a file for nobody but the checkpoint."""
-        with self._lock:
-            if self._kept_rows < at_least:
-                return
-            rows = RowBlock(self._schema, self._kept_rows)
-            at = 0
-            for part in self._kept:
-                rows.put(slice(at, at + len(part)), part)
-                at += len(part)
-            self._kept, self._kept_rows = [], 0
+    def _write_aside(self, new_file: Callable[[], SortedFile], more_than: int) -> Iterator[SortedFile]:
+        """While more rows lie at the side, write some to a file for nobody but the checkpoint."""
+        while True:
+            with self._lock:
+                if self._kept_rows <= more_than:
+                    return
+                rows = self._some_kept()
+            yield _write_file(rows.select(np.argsort(order_keys(rows.keys, self._schema))), new_file, lambda file: None)
+
+    def _some_kept(self) -> RowBlock:
+        """Take a pile of rows, or what there is, from the side."""
+        taken, count = [], 0
+        while self._kept and count < self._pile_rows:
+            taken.append(self._kept.pop())
+            count += len(taken[-1])
+        rows, at = RowBlock(self._schema, count), 0
+        for part in taken:
+            rows.put(slice(at, at + len(part)), part)
+            at += len(part)
+        self._kept_rows -= count
+        if self._kept_rows < self._room_rows:
             self._room.set()
-        yield _write_file(rows.select(np.argsort(order_keys(rows.keys, self._schema))), new_file, lambda file: None)
+        return rows
 
 
 def _write_file(

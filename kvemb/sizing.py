@@ -13,8 +13,8 @@ from kvemb.schema import Schema
 DEFAULT_INIT_ROWS = 8192
 # A pile of the spill buffer: enough for RocksDB to take in one run; beyond that nothing is gained.
 MAX_SPILL_ROWS, MIN_SPILL_ROWS = 65_536, 64
-# Two piles that wait to be written, and two reads ahead of half a pile each.
-_SPILL_BLOCKS = 3
+# Two piles that wait to be written, two reads ahead of half a pile each, and a pile at the side of a cut.
+_SPILL_BLOCKS = 4
 
 
 def make_tables(

@@ -69,5 +69,5 @@ def small_piles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Piles, files and the room at the side so small that every wait and every file boundary is met."""
     monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 24)
     monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 24)
-    monkeypatch.setattr(cut, "TAKE_BYTES", 1)
+    monkeypatch.setattr(cut, "TAKE_BYTES", 1200)
     monkeypatch.setattr(rocks, "CROWDED_FILES", 10_000)

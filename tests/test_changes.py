@@ -170,7 +170,7 @@ def test_a_replica_with_another_schema_is_refused_before_anything_changes(open_s
 
 @pytest.mark.usefixtures("small_batches")
 def test_old_epochs_are_forgotten_but_never_the_last(monkeypatch, open_store, tmp_path):
-    monkeypatch.setattr(changes, "MOST_BYTES", 300)
+    monkeypatch.setattr(changes, "MOST_BYTES", 180)
     store = open_store(tmp_path / "store")
     taken = []
     for turn in range(6):

@@ -205,7 +205,8 @@ def test_a_store_whose_disk_refuses_a_point_is_poisoned_and_reads_on(monkeypatch
     assert again.variables["table"].export()[0].tolist() == [1, 2]
 
 
-def test_only_what_changed_is_written(store, tmp_path):
+def test_only_what_changed_is_written(open_store, tmp_path):
+    store = open_store(tmp_path / "store", memory_budget="64MiB")
     table = store.get_variable("table", dim=32)
     table.upsert(np.arange(20_000), np.ones((20_000, 32), np.float32))
     first = store.checkpoint(tmp_path / "first")

@@ -56,6 +56,8 @@ def _bytes_and_restore(report: Report, place: Path, rows: int, dim: int, share: 
     with kvemb.open(place / "store", memory_budget="512MiB") as store:
         table = _table(store, dim)
         _load(table, rows, dim)
+        store.flush()
+        until_idle()  # what loading left to compact
         before = store.checkpoint(place / "0")
         for number in range(1, runs + 1):
             ids = ids_of(chance.choice(rows, changed_rows, replace=False))
