@@ -155,6 +155,7 @@ class RocksDatabase:
                 names = [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
             families = {name: RocksDBCreator() for name in names}
             small = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
+            family: rd.Rdict | None = None
             copy = cls(path, families, **small, read_only=False, compacting=False)
             try:
                 for name in drop:
@@ -166,6 +167,7 @@ class RocksDatabase:
                             _ingest(family, file)
                             time.sleep(BREATH_SECONDS)
             finally:
+                family = None  # a handle that is left keeps the database open
                 copy.close()
         for scratch in (*path.glob("LOG*"), path / "LOCK"):
             scratch.unlink(missing_ok=True)

@@ -11,12 +11,16 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from kvemb import inventory, layout, manifest, registry
 from kvemb.delta import Change, differences, epochs_since, opened
 from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
 from kvemb.manifest import FileEntry, Manifest, VariableEntry
+
+# A name is used once: of an attempt that failed, its error may keep a database open.
+_attempts = count(1)
 
 
 class Checkpoint(os.PathLike[str]):
@@ -91,7 +95,7 @@ def appearing(target: Path) -> Iterator[Path]:
     """
     if target.exists():
         raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{next(_attempts)}.tmp")
     try:
         layout.make_directory(target.parent)
         shutil.rmtree(temporary, ignore_errors=True)

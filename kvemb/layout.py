@@ -16,16 +16,27 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from kvemb import manifest
-from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
+from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
 ROWS, CHANGES, HOT = "rows", "changes", "hot"
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn the system's errors, which come of a disk that is full or fails, into ColdStoreError."""
+    try:
+        yield
+    except KvembError:
+        raise
+    except OSError as error:
+        raise ColdStoreError(f"cannot {what}: {error}") from error
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -113,6 +124,8 @@ def make_directory(path: Path) -> None:
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
+    # One that was there may be what a crash left before this line; those above it were synced before it was made.
+    with suppress(PermissionError):
         sync_directory(path.parent)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from kvemb import inventory, journal, layout, manifest
 from kvemb.checkpoint import appearing, complete
 from kvemb.contracts import ColdDatabase
-from kvemb.errors import ColdStoreError, KvembError
+from kvemb.errors import KvembError
 from kvemb.manifest import Epoch, Manifest, VariableEntry
 
 
@@ -31,6 +31,10 @@ class Points:
     def __init__(self, store: Path, undo: ExitStack) -> None:
         self._store = store
         layout.check_place_for_store(store)
+        with layout.refusing(f"open {store}"):
+            self._take(store, undo)
+
+    def _take(self, store: Path, undo: ExitStack) -> None:
         layout.make_directory(store)
         undo.enter_context(layout.lock(store))
         self.live = store / layout.LIVE
@@ -90,10 +94,8 @@ class Points:
         with appearing(point) as scratch:
             yield scratch
         self.current = manifest.read(point)
-        try:
+        with layout.refusing(f"write {self._store / layout.CURRENT}"):
             layout.set_current(self._store, number)
-        except OSError as error:
-            raise ColdStoreError(f"cannot write {self._store / layout.CURRENT}: {error}") from error
         self._drop_points_but(point.name)
 
     def complete(self, scratch: Path, described: Manifest) -> Manifest:

@@ -1,0 +1,194 @@
+"""A process on a disk that fails: tests/faults.c, compiled and preloaded, and the trials it runs (tests/trials.py).
+
+One process imports everything once and forks for each trial. `survivors` builds what a crash of the machine leaves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def compiled(folder: Path) -> Path:
+    """Compile the library; skip the test where that cannot be done."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("faults are injected by a C library on Linux, and there is no C compiler here")
+    library = folder / "faults.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-U_FORTIFY_SOURCE", "-o", str(library), str(HERE / "faults.c")]
+    done = subprocess.run([*command, "-lpthread"], capture_output=True, text=True, timeout=60)
+    if "fatal error" in done.stderr:
+        pytest.skip(f"the C compiler has no headers of libc: {done.stderr.splitlines()[0]}")
+    assert done.returncode == 0, done.stderr
+    return library
+
+
+class Disk:
+    """The library in this process, which must have been started with it."""
+
+    def __init__(self) -> None:
+        self._library: Any = ctypes.CDLL(os.environ["LD_PRELOAD"])
+
+    def begin(self, root: Path, shadow: Path) -> None:
+        """Record from now on what survives of root, in shadow. Neither need exist; root is empty, and durable."""
+        root.mkdir(parents=True)
+        for name in ("inodes", "dirs", "kept", "partial"):
+            (shadow / name).mkdir(parents=True)
+        self._library.faults_begin(os.fsencode(root), os.fsencode(shadow))
+
+    def fail(self, at: int, error: int = 0, *, forever: bool = False, only: str = "") -> None:
+        """Let the at-th operation from now fail with an errno; error 0 kills the process; at 0: none fails.
+
+        only: count operations on paths with this ending.
+        """
+        self._library.faults_arm(ctypes.c_long(at), ctypes.c_long(error), ctypes.c_long(forever), os.fsencode(only))
+
+    def fill_up(self, nbytes: int) -> None:
+        """Be full after nbytes more; -1: never."""
+        self._library.faults_quota(ctypes.c_longlong(nbytes))
+
+    @property
+    def seen(self) -> int:
+        """Operations since the last call of fail, had it an `at`."""
+        return int(self._library.faults_seen())
+
+    @property
+    def hits(self) -> int:
+        """How many of them failed."""
+        return int(self._library.faults_hits())
+
+
+def survivors(shadow: Path, root: Path, target: Path, *, names: str = "synced") -> Path:
+    """Build at target what a crash of the machine leaves of root.
+
+    Files have the content of their last fsync, or none. names "synced": a directory has the entries of its own last
+    fsync, as POSIX allows; "all": every entry is there, as where metadata is written sooner than data.
+    """
+    target.mkdir()
+    if names == "all":
+        for entry in os.scandir(root):
+            if entry.is_dir(follow_symlinks=False):
+                survivors(shadow, Path(entry.path), target / entry.name, names=names)
+            else:
+                _put(shadow, entry.inode(), target / entry.name)
+        return target
+    _list(shadow, root.stat().st_ino, target)
+    return target
+
+
+def _list(shadow: Path, inode: int, target: Path) -> None:
+    listing = shadow / "dirs" / str(inode)
+    for line in listing.read_text().splitlines() if listing.exists() else []:
+        kind, number, name = line.split(" ", 2)
+        if kind == "d":
+            (target / name).mkdir()
+            _list(shadow, int(number), target / name)
+        else:
+            _put(shadow, int(number), target / name)
+
+
+def _put(shadow: Path, inode: int, target: Path) -> None:
+    content = shadow / "inodes" / str(inode)
+    if content.exists():
+        shutil.copyfile(content, target)
+    else:
+        target.touch()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a history in `folder`: root/ is the disk, shadow/ what survives, events and state-N the log.
+
+    seen: operations on the disk; None where the process was killed.
+    """
+
+    folder: Path
+    killed: bool
+    hung: bool
+    error: str
+    seen: int | None = None
+    hits: int | None = None
+
+    @property
+    def root(self) -> Path:
+        """The disk, as the process left it."""
+        return self.folder / "root"
+
+    def survivors(self, names: str) -> Path:
+        """The disk, as a crash of the machine leaves it."""
+        return survivors(self.folder / "shadow", self.root, self.folder / f"survivors-{names}", names=names)
+
+    @property
+    def what_failed(self) -> str:
+        """The operations that failed, in order."""
+        hits = self.folder / "shadow" / "hits"
+        return hits.read_text() if hits.exists() else ""
+
+    def places(self) -> dict[str, Promise]:
+        """What each directory below the root must hold."""
+        promises: dict[str, Promise] = {}
+        for line in (self.folder / "events").read_text().splitlines():
+            event, place, number = line.split()
+            promise = promises.setdefault(place, Promise())
+            state = pickle.loads((self.folder / f"state-{number}").read_bytes())
+            promise.pending = [*promise.pending, state] if event == "begin" else []
+            if event == "done":
+                promise.kept = state
+        return promises
+
+
+@dataclass
+class Promise:
+    """What a directory holds: `kept`, once a call that made it has returned, or one of `pending`, under way since."""
+
+    kept: Any = None
+    pending: list[Any] = field(default_factory=list)
+
+    @property
+    def allowed(self) -> list[Any]:
+        """All states it may hold; a state is a dict from a variable's name to its Model."""
+        return ([] if self.kept is None else [self.kept]) + self.pending
+
+
+class Laboratory:
+    """The process that forks for each trial."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "trials.py")],
+            env={**os.environ, "LD_PRELOAD": str(library)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, name: str = "history", *, timeout: float = 30, folder: Path | None = None, **arguments: Any) -> Trial:
+        """Run trials.NAME(folder, **arguments) in a process of its own, in a new folder."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._count += 1
+        place = folder or self._folder / str(self._count)
+        place.mkdir(exist_ok=True)
+        request = {"name": name, "folder": str(place), "arguments": arguments, "timeout": timeout}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return Trial(place, **answer)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
