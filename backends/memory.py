@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvemb.codec import decode_keys, decode_records, encode_keys, encode_records
-from kvemb.contracts import Mask
+from kvemb.contracts import Gap, Mask
 from kvemb.hashing import Keys
 from kvemb.rows import REMOVED, RowBlock
 from kvemb.schema import Schema
@@ -36,6 +36,10 @@ class MemoryStore:
             self._records.pop(key, None)
         kept = rows.select(~removed)
         self._records.update(zip(encode_keys(kept.keys, self._schema), encode_records(kept), strict=True))
+
+    def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
+        """See contracts.ColdStore. Memory has no gaps."""
+        return self.scan(batch_rows)
 
     def scan(self, batch_rows: int) -> Iterator[RowBlock]:
         """See contracts.ColdStore."""

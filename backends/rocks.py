@@ -21,9 +21,10 @@ from weakref import WeakSet
 import numpy as np
 import rocksdict as rd
 
+from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
 from kvemb.codec import decode_records, encode_keys, encode_records, order_keys
-from kvemb.contracts import Mask
+from kvemb.contracts import Gap, Mask
 from kvemb.errors import ColdStoreError
 from kvemb.hashing import Keys
 from kvemb.options import RocksDBCreator
@@ -39,6 +40,7 @@ STALL_SECONDS = 0.002
 # Between calls that hold the GIL, so that who waits for it need not ask for it.
 BREATH_SECONDS = 0.001
 CROWDED_FILES = 14
+SALVAGE_FILES = 50
 
 _COMPRESSION = {
     "none": rd.DBCompressionType.none,
@@ -53,7 +55,7 @@ class RocksDatabase:
 
     families: the column families in it and their options. cache_bytes: the block cache all of them use, index and
     filter blocks included, so that memory does not grow with the table. write_buffer_bytes: all memtables together.
-    compacting: whether files are merged as they come.
+    compacting: whether files are merged as they come. salvaging: open what is damaged or lacks files too.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class RocksDatabase:
         write_buffer_bytes: int,
         read_only: bool,
         compacting: bool = True,
+        salvaging: bool = False,
     ) -> None:
-        self.path, self._compacting = path, compacting
+        self.path, self._compacting, self._salvaging = path, compacting, salvaging
         self._cache = rd.Cache(cache_bytes)
         self._write_buffer_bytes = write_buffer_bytes
         self._read_only = read_only
@@ -75,7 +78,7 @@ class RocksDatabase:
         options = self._options(RocksDBCreator())
         columns = {name: self._options(creator) for name, creator in families.items()}
         access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
-        with translated(f"open {path}"):
+        with translated(f"open {(path / 'CURRENT').resolve().parent}"):
             self._db = rd.Rdict(str(path), options, columns or None, access)
 
     def _options(self, creator: RocksDBCreator) -> rd.Options:
@@ -111,6 +114,10 @@ class RocksDatabase:
         else:
             options.set_level_zero_file_num_compaction_trigger(8)
         options.set_disable_auto_compactions(not self._compacting)
+        if self._salvaging:
+            # Table files are opened when they are asked for, and not all of them at once.
+            options.set_paranoid_checks(False)
+            options.set_max_open_files(SALVAGE_FILES)
         options.set_max_background_jobs(creator.background_jobs)
         options.set_allow_mmap_reads(creator.read_mode == "mmap")
         options.set_use_direct_reads(creator.read_mode == "direct")
@@ -145,15 +152,19 @@ class RocksDatabase:
             rd.Checkpoint(self._db).create_checkpoint(str(path))
 
     @classmethod
+    def families(cls, path: Path) -> list[str]:
+        """See contracts.ColdDatabase."""
+        with translated(f"read {path}"):
+            return [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
+
+    @classmethod
     def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
         """See contracts.ColdDatabase. The copy is opened for as long as it takes; files come in by hard link.
 
         Compacting it would be work for nothing, and rocksdict waits for that with the GIL.
         """
         if drop or files:
-            with translated(f"amend {path}"):
-                names = [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
-            families = {name: RocksDBCreator() for name in names}
+            families = {name: RocksDBCreator() for name in cls.families(path)}
             small = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
             family: rd.Rdict | None = None
             copy = cls(path, families, **small, read_only=False, compacting=False)
@@ -286,6 +297,10 @@ class RocksStore:
         scan = Scan(self._name, self._schema, items, check, batch_rows)
         self._scans.add(scan)
         return scan
+
+    def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
+        """See contracts.ColdStore."""
+        return rescue(self.family, self._schema, batch_rows)
 
     def clear(self) -> None:
         """See contracts.ColdStore."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +24,8 @@ def translated(what: str) -> Iterator[None]:
     except (Corruption, ColdStoreError, Closed, StopIteration):
         raise
     except Exception as error:
-        text = str(error)
+        # A database that is read in place shows its files through links: name the files themselves.
+        text = re.sub(r"/\S+/[\w.-]+", lambda path: os.path.realpath(path[0]), str(error))
         if text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text:
             raise Corruption(f"{what}: {text}; run kvemb verify, and restore from a checkpoint") from error
         raise ColdStoreError(f"{what}: {text}") from error

@@ -26,10 +26,12 @@ from kvemb.initializers import (
 from kvemb.opening import default_store, open, restore
 from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
+from kvemb.salvage import Repair, Saved, repair
 from kvemb.scope import get_variable
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
 from kvemb.variable import Variable
+from kvemb.verification import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -47,13 +49,16 @@ __all__ = [
     "PendingCheckpoint",
     "RandomNormal",
     "RandomUniform",
+    "Repair",
     "RestrictPolicy",
     "RocksDBCreator",
+    "Saved",
     "Stats",
     "Store",
     "TimestampRestrictPolicy",
     "TruncatedNormal",
     "Variable",
+    "Verification",
     "Zeros",
     "default_store",
     "errors",
@@ -61,5 +66,7 @@ __all__ = [
     "initializers",
     "open",
     "optimizers",
+    "repair",
     "restore",
+    "verify",
 ]

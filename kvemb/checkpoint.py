@@ -144,7 +144,8 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     try:
         with appearing(layout.point(store, described.point)) as point:
             layout.unpack(checkpoint, point, described.key_files)
-            registry.cold_backend("rocks").amend(point / layout.ROWS, left_out, {})
+            with inventory.naming(checkpoint, described):
+                registry.cold_backend("rocks").amend(point / layout.ROWS, left_out, {})
             complete(point, described.following(described.id), checkpoint, same_names=True)
         layout.set_current(store, described.point)
     except BaseException:

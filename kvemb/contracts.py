@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,13 @@ class HotTable(RowKernels, Protocol):
         """Return the cells in use, ascending."""
 
 
+class Gap(NamedTuple):
+    """A range of keys (codec.order_keys), both ends included."""
+
+    first: int
+    last: int
+
+
 class ColdStore(Protocol):
     """Rows of one variable by key, durable only as the store that owns it makes them."""
 
@@ -105,6 +112,12 @@ class ColdStore(Protocol):
 
     def scan(self, batch_rows: int) -> Iterator[RowBlock]:
         """Yield all rows in key order, as they are when scan is called, whatever is written meanwhile."""
+
+    def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
+        """Yield what can be read of all rows in key order, and the key ranges of which nothing can be said.
+
+        A row that may be older than one that cannot be read is not given. The database was opened with salvaging=True.
+        """
 
     def clear(self) -> None:
         """Delete every row."""
@@ -166,6 +179,10 @@ class ColdDatabase(Protocol):
 
     def checkpoint(self, path: Path) -> None:
         """Write all cold stores as they are to path, which must not exist, durably. Raises ColdStoreError."""
+
+    @classmethod
+    def families(cls, path: Path) -> list[str]:
+        """Return the names of the cold stores in a database. Raises Corruption, ColdStoreError."""
 
     @classmethod
     def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:

@@ -75,9 +75,10 @@ def opened(path: Path, described: Manifest) -> Iterator[Readable]:
     inventory.check(path, described)
     families = {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()}
     with layout.mirrored(path / layout.ROWS) as rows:
-        database = registry.cold_backend("rocks")(
-            rows, families, cache_bytes=CACHE_BYTES, write_buffer_bytes=1 << 20, read_only=True
-        )
+        with inventory.naming(path, described):
+            database = registry.cold_backend("rocks")(
+                rows, families, cache_bytes=CACHE_BYTES, write_buffer_bytes=1 << 20, read_only=True
+            )
         try:
             yield Readable(path, described, database)
         finally:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvemb import manifest
@@ -18,6 +19,8 @@ from kvemb.manifest import FileEntry, Manifest
 # Read whenever a checkpoint is opened only as far as rows are asked for; blocks of table files and frames of key files
 # have checksums of their own.
 CHECKED_ON_READ = (".sst", ".blob", ".keys")
+# What is read at most to find out which file is damaged: some seconds.
+NAMING_BYTES = 8 << 30
 
 
 def take(
@@ -55,13 +58,18 @@ def measure(path: Path) -> FileEntry:
         return FileEntry(file.tell(), digest)
 
 
-def damages(directory: Path, described: Manifest, *, deep: bool) -> Iterator[str]:
+def damages(
+    directory: Path, described: Manifest, *, deep: bool, progress: Callable[[int], None] | None = None
+) -> Iterator[str]:
     """Yield what is wrong with the files of a checkpoint, a line for each: missing, cut, changed.
 
-    deep: read every file; else only sizes, and the small files whose damage RocksDB might not notice.
+    deep: read every file; else only sizes, and the small files whose damage RocksDB might not notice. progress(bytes):
+    called after each file.
     """
     for name, entry in sorted(described.files.items()):
         path = directory / name
+        if progress is not None:
+            progress(entry.bytes)
         try:
             size = path.stat().st_size
             if size != entry.bytes:
@@ -80,6 +88,20 @@ def check(directory: Path, described: Manifest) -> None:
     """Raise Corruption naming the first damaged file; costs a look at each file, not its reading."""
     for damage in damages(directory, described, deep=False):
         raise Corruption(f"{damage}; run kvemb verify, and restore from another checkpoint")
+
+
+@contextmanager
+def naming(directory: Path, described: Manifest) -> Iterator[None]:
+    """Make a Corruption that RocksDB finds in a checkpoint name the table file, where RocksDB itself does not."""
+    try:
+        yield
+    except Corruption as error:
+        files = [name for name in described.files if name.endswith(".sst")]
+        small = sum(described.files[name].bytes for name in files) <= NAMING_BYTES
+        if small and not any(Path(name).name in str(error) for name in files):
+            for damage in damages(directory, described, deep=True):
+                raise Corruption(f"{damage}: {error}") from error
+        raise
 
 
 def _same_file(one: Path, other: Path) -> bool:

@@ -119,6 +119,22 @@ def lock(store: Path) -> IO[bytes]:
     return file
 
 
+@contextmanager
+def held_still(store: Path) -> Iterator[None]:
+    """Keep everybody from opening a store for writing, and change nothing in it. Raises Locked."""
+    try:
+        file = open(store / LOCK, "rb")  # noqa: SIM115 -- the open file is the lock
+    except FileNotFoundError:
+        yield  # a copy of a store, which nobody opened yet
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Locked(f"the store {store} is open for writing elsewhere; close it there") from error
+        yield
+
+
 def make_directory(path: Path) -> None:
     """Make a directory and its parents, each durably."""
     if not path.is_dir():

@@ -125,7 +125,8 @@ def reading(
                 inventory.check(source, described)
                 with ExitStack() as opened:
                     rows = opened.enter_context(layout.mirrored(source / layout.ROWS))
-                    database = open_database(rows, described)
+                    with inventory.naming(source, described):
+                        database = open_database(rows, described)
                     opened.callback(database.close)
                     stack.push(opened.pop_all())
                 break

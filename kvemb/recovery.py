@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,17 +49,17 @@ class Recovery:
 
 
 def replay(
-    paths: list[Path], current: Manifest, database: ColdDatabase, changes: ChangeLog
+    entries: Iterable[Entry], current: Manifest, database: ColdDatabase, changes: ChangeLog
 ) -> tuple[dict[str, VariableEntry], int]:
-    """Write what segments of the log hold to the cold database.
+    """Write what the log holds to the cold database.
 
     Returns the variables as they are then, and how many rows that were. Raises Corruption, ColdStoreError.
     """
     variables, rows = dict(current.variables), 0
     stores: dict[str, ColdStore] = {}
-    for entry in journal.read(paths):
+    for entry in entries:
         if entry.variable not in variables:
-            raise Corruption(f"{paths[0].parent} holds writes of {entry.variable!r}, which the store does not have")
+            raise Corruption(f"the log holds writes of {entry.variable!r}, which the store does not have")
         described = variables[entry.variable]
         if entry.variable not in stores:
             stores[entry.variable] = database.attach(entry.variable, described.schema)

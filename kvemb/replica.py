@@ -27,13 +27,15 @@ def common(taken: Checkpoint, ancestors: list[str]) -> str:
 
 def bring_to(store: Store, taken: Checkpoint, position: str) -> None:
     """Apply what changed from the checkpoint with the id `position` to `taken`. See Store.apply_delta."""
+    from kvemb.variable import open_stored
+
     epochs = epochs_since(taken.path, taken._manifest, position)
     for name, entry in taken.variables.items():
         if name in store.variables and (mine := store.variables[name]._entry().schema) != entry.schema:
             raise SchemaMismatch(name, "schema", mine, entry.schema)
     with opened(taken.path, taken._manifest) as after:
         for name, entry in taken.variables.items():
-            variable = store.variables[name] if name in store.variables else store._open_stored(name, entry)
+            variable = store.variables[name] if name in store.variables else open_stored(store, name, entry)
             _bring(variable, name, after, epochs, entry.step)
 
 

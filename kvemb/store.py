@@ -15,18 +15,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from kvemb import journal, layout, registry
+from kvemb import inventory, journal, layout, manifest, registry
 from kvemb.budget import Budget
+from kvemb.by_name import ByName
 from kvemb.changes import ChangeLog
+from kvemb.checking import checkpoint_findings
 from kvemb.checkpoint import Checkpoint
 from kvemb.checkpointer import Checkpointer, PendingCheckpoint
 from kvemb.contracts import ColdDatabase
-from kvemb.errors import StoreNotFound
+from kvemb.errors import Corruption, StoreNotFound
 from kvemb.health import Health
 from kvemb.hotset import read_hot
 from kvemb.journal import Journal
 from kvemb.keyfile import Ordered
-from kvemb.manifest import Manifest, VariableEntry
+from kvemb.manifest import Manifest
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
 from kvemb.points import Points, reading
 from kvemb.recovery import Recovery, replay
@@ -77,7 +79,8 @@ class Store:
             else:
                 self._points = Points(path, undo)
                 self._manifest = self._points.current
-                self._database = self._open_database(self._points.live / layout.ROWS, self._manifest)
+                with inventory.naming(self._points.folder, self._manifest):
+                    self._database = self._open_database(self._points.live / layout.ROWS, self._manifest)
                 undo.callback(self._database.close)
             self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
             self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
@@ -107,7 +110,7 @@ class Store:
         """Bring what a crash left to a durable point; make the first one of a new store. Returns what it was."""
         points, recovery = self._points, None
         if points.crashed or points.log:
-            variables, rows = replay(points.log, points.current, self._database, self._changes)
+            variables, rows = replay(journal.read(points.log), points.current, self._database, self._changes)
             recovery = Recovery(self.path, points.current.created, rows)
             points.amend(variables)
         if points.log or points.current.point == 0:
@@ -131,12 +134,13 @@ class Store:
     @property
     def variables(self) -> Mapping[str, Variable]:
         """The store's variables by name. Getting one that is not open yet opens it, as it is stored."""
-        return _Variables(self)
+        return ByName(self._names, self._opened_variable)
 
-    def _open_stored(self, name: str, entry: VariableEntry) -> Variable:
+    def _opened_variable(self, name: str) -> Variable:
         from kvemb.variable import open_stored
 
-        return open_stored(self, name, entry)
+        with self._lock:
+            return self._opened.get(name) or open_stored(self, name, self._manifest.variables[name])
 
     def get_collection(self, name: str) -> list[Any]:
         """Return what was added under a GraphKeys name, in order, a copy."""
@@ -274,6 +278,22 @@ class Store:
         if not self.health.read_only:
             shutil.rmtree(self.path / layout.LIVE, ignore_errors=True)
 
+    def check(self, *, deep: bool = False) -> None:
+        """Raise Corruption with a line for everything that is wrong with the last durable point and the open variables.
+
+        deep: read every file of the point. Open variables are compared row by row, the hot tier with the cold one, in
+        any case; a read-only store has only the point. Raises Closed, Poisoned, ColdStoreError.
+        """
+        with self._lock:
+            self.health.check_open()
+            source = self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
+            found = list(checkpoint_findings(source, manifest.read(source), deep=deep))
+            if not self.health.read_only:
+                for name, variable in self._opened.items():
+                    found += [f"variable {name!r}: {line}" for line in variable._tiered.check()]
+        if found:
+            raise Corruption("\n".join(found))
+
     @property
     def stats(self) -> Stats:
         """Counts of all open variables together."""
@@ -315,28 +335,6 @@ class Store:
                 entry = self._manifest.variables[name]
                 lines.append(f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet")
         return "\n".join(lines)
-
-
-class _Variables(Mapping[str, "Variable"]):
-    """A view of a store's variables; opens one when it is asked for."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getitem__(self, name: str) -> Variable:
-        with self._store._lock:
-            if name in self._store._opened:
-                return self._store._opened[name]
-            return self._store._open_stored(name, self._store._manifest.variables[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._store._names())
-
-    def __len__(self) -> int:
-        return len(self._store._names())
-
-    def __repr__(self) -> str:
-        return f"<variables {', '.join(self)}>"
 
 
 # The default stores, the innermost last (kvemb.opening).

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.checking import tier_findings
 from kvemb.codec import order_keys, unordered_keys
 from kvemb.contracts import ColdStore, Mask, Recorder, RowKernels, Values, WriteLog
 from kvemb.cut import Cut
@@ -414,6 +415,13 @@ class Tiered:
         with self._lock, uninterrupted():
             yield
             self._where.settle()
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the rows of both tiers. Dirty rows are written first."""
+        with self._uncut(), uninterrupted():
+            self._health.check_writable()
+            self._write_dirty()
+            return list(tier_findings(self.shards, self.cold, self.size, self.schema))
 
     def show(self, cold: ColdStore, size: int, step: int) -> None:
         """Be the rows of another cold store. REQUIRES: closing(), and no row that is dirty."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kvemb
@@ -15,27 +14,6 @@ from kvemb.backends import rocks
 
 BUDGET = "8MiB"
 Opener = Callable[..., kvemb.Store]
-
-
-def check(store: kvemb.Store) -> None:
-    """Assert what must hold for every open variable of a healthy store, whatever was done to it."""
-    for variable in store._opened.values():
-        keys, values, scores = variable.export(with_scores=True)
-        assert len(keys) == variable.size() == variable.stats.rows
-        assert (keys[1:] > keys[:-1]).all(), "keys are exported ascending, each once"
-        assert not np.isnan(scores).any()
-        held = {int(key): row.tobytes() for key, row in zip(keys, values, strict=True)}
-        hot: list[int] = []
-        for table in variable.tables:
-            cells = table.occupied()
-            rows = table.block.select(cells)
-            assert table.size == len(cells) <= table.capacity_rows
-            np.testing.assert_array_equal(table.find(rows.keys), cells)
-            public = rows.keys.astype(variable.key_dtype, casting="unsafe").tolist()
-            hot += public
-            for key, row in zip(public, rows.embeddings(), strict=True):
-                assert held[key] == row.tobytes()
-        assert len(set(hot)) == len(hot) == variable.stats.rows_hot
 
 
 @pytest.fixture
@@ -53,7 +31,7 @@ def open_store() -> Iterator[Opener]:
         if not store.health.closed:
             try:
                 if store.health.cause is None:
-                    check(store)
+                    store.check()
             finally:
                 store.close()
 

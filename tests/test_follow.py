@@ -102,10 +102,12 @@ def test_a_damaged_point_is_an_error_and_the_follower_stays_where_it_is(open_sto
     fill(trainer, [2], 1)
     trainer.close()
     (file,) = (tmp_path / "store").glob("points/*/rows/MANIFEST*")
-    file.write_bytes(file.read_bytes()[:-1])
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-1])
     with pytest.raises(kvemb.errors.Corruption, match=str(file)):
         follower.refresh()
     assert follower.variables["table"].export()[0].tolist() == [1]
+    file.write_bytes(sound)
 
 
 def test_refreshing_beside_lookups_never_shows_a_mixture(open_store, tmp_path):

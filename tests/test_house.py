@@ -31,25 +31,30 @@ LAYERS = [
         "hotset",
         "changes",
         "delta",
+        "shards",
+        "checking",
         "checkpoint",
         "points",
         "fetch",
         "spill",
-        "shards",
         "cut",
         "locate",
         "tiered",
         "arguments",
         "sizing",
     ),
-    *("checkpointer", "recovery", "replica", "store", "opening", "variable", "scope", "__init__"),
+    *("checkpointer", "recovery", "replica", "by_name", "store", "opening", "variable", "scope"),
+    *("verification", "salvage", "__init__"),
 ]
 # A store opens variables when it is asked for them: it imports them then; a replica is handed them.
-LATE = {("store", "variable"), ("store", "scope"), ("replica", "store"), ("replica", "variable")}
+LATE = {
+    *(("by_name", "variable"), ("store", "variable"), ("store", "scope")),
+    *(("replica", "store"), ("replica", "variable")),
+}
 
 MOST_LINES = 350
 # The actor that moves rows and the public face of a table: one idea each, and long. They may shrink.
-LONGER = {"tiered.py": 625, "variable.py": 445}
+LONGER = {"tiered.py": 632, "variable.py": 445}
 
 
 def sources(package: str) -> list[Path]:

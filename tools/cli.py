@@ -13,15 +13,19 @@ from kvemb.tools.bench import app as bench
 from kvemb.tools.demo import demo
 from kvemb.tools.failures import OK, explain
 from kvemb.tools.stress import app as stress
+from kvemb.tools.verify import repair, verify
 
 app = typer.Typer(
     name="kvemb",
     help="A persistent embedding store: tables larger than memory.",
-    epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage, 3 store in use, 4 the disk refused, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 bad input or damage, 2 wrong usage, 3 store in use, 4 the disk refused, "
+    "130 interrupted.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(verify)
+app.command()(repair)
 app.add_typer(bench, name="bench")
 app.add_typer(stress, name="stress")
 

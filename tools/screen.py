@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 Summary = dict[str, object]
@@ -27,6 +35,10 @@ class Screen:
         self._closing = Console(highlight=False)
         self._console = None if quiet or as_json else self._closing
 
+    @property
+    def _has_bar(self) -> bool:
+        return self._console is not None and self._console.is_terminal and sys.stdout.isatty()
+
     def say(self, line: str) -> None:
         """Print a milestone."""
         if self._console is not None:
@@ -35,13 +47,29 @@ class Screen:
     @contextmanager
     def progress(self, task: str, total: int) -> Iterator[Advance]:
         """Give `advance(done, note)`: so many of `total` are done by now, and what to say beside the bar."""
-        if self._console is None or not (self._console.is_terminal and sys.stdout.isatty()):
+        if not self._has_bar:
             yield lambda done, note: None
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console) as bar:
             number = bar.add_task(task, total=total, note="")
             yield lambda done, note: bar.update(number, completed=done, note=note)
+
+    @contextmanager
+    def reading(self, task: str) -> Iterator[Callable[[int, int], None]]:
+        """Give `tell(done, total)` for bytes that are read, of a total that is known once the reading begins."""
+        if not self._has_bar:
+            yield lambda done, total: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bar:
+            number = bar.add_task(task, total=None)
+            yield lambda done, total: bar.update(number, completed=done, total=total)
+
+    def tell(self, line: str) -> None:
+        """Print a line of the outcome: with --quiet too, not with --json, whose summary has it."""
+        if not self._as_json:
+            self._closing.print(line, markup=False, soft_wrap=True)
 
     def close(self, title: str, lines: list[tuple[str, str]], summary: Summary) -> None:
         """Print the closing table of (what, value) lines, or with --json the summary as one JSON object."""
