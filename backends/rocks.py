@@ -165,9 +165,10 @@ class RocksDatabase:
         """
         if drop or files:
             families = {name: RocksDBCreator() for name in cls.families(path)}
-            small = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
             family: rd.Rdict | None = None
-            copy = cls(path, families, **small, read_only=False, compacting=False)
+            copy = cls(
+                path, families, cache_bytes=1 << 20, write_buffer_bytes=1 << 20, read_only=False, compacting=False
+            )
             try:
                 for name in drop:
                     copy.drop(name)

@@ -28,8 +28,10 @@ from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from kvemb.salvage import Repair, Saved, repair
 from kvemb.scope import get_variable
+from kvemb.series import CheckpointManager
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
+from kvemb.transfer import Transfer
 from kvemb.variable import Variable
 from kvemb.verification import Verification, verify
 
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Change",
     "Checkpoint",
+    "CheckpointManager",
     "Constant",
     "FrequencyRestrictPolicy",
     "GlorotUniform",
@@ -56,6 +59,7 @@ __all__ = [
     "Stats",
     "Store",
     "TimestampRestrictPolicy",
+    "Transfer",
     "TruncatedNormal",
     "Variable",
     "Verification",

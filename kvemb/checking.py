@@ -5,7 +5,7 @@ Streams: memory does not grow with the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +17,12 @@ from kvemb.delta import opened
 from kvemb.errors import ColdStoreError, Corruption
 from kvemb.keyfile import read_keys
 from kvemb.manifest import NAME, Manifest
+from kvemb.meter import Meter, Progress
 from kvemb.rows import PENDING, WRITING, RowBlock
 from kvemb.schema import Schema
 from kvemb.shards import Shards
 
 BATCH_ROWS = 65_536
-Progress = Callable[[int, int], None]
-
-
-class Meter:
-    """Counts bytes that are read up to a total, and tells."""
-
-    def __init__(self, total: int, tell: Progress | None) -> None:
-        self._done, self._total, self._tell = 0, total, tell
-
-    def __call__(self, nbytes: int) -> None:
-        """Count bytes that were read now."""
-        self._done = min(self._done + nbytes, self._total)
-        if self._tell is not None:
-            self._tell(self._done, self._total)
 
 
 def table_bytes(described: Manifest) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvemb import inventory, layout, manifest, registry
 from kvemb.delta import Change, differences, epochs_since, opened
-from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
+from kvemb.errors import ColdStoreError, KvembError
 from kvemb.manifest import FileEntry, Manifest, VariableEntry
 
 # A name is used once: of an attempt that failed, its error may keep a database open.
@@ -129,8 +129,6 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     variables: those to take, None for all. Raises CheckpointNotFound, FileExistsError, KeyError or ColdStoreError; then
     there is no store.
     """
-    if not layout.is_checkpoint(checkpoint):
-        raise CheckpointNotFound(f"there is no checkpoint at {checkpoint}")
     described = manifest.read(checkpoint)
     inventory.check(checkpoint, described)
     if store.exists() and (not store.is_dir() or any(store.iterdir())):

@@ -70,5 +70,9 @@ class ColdStoreError(KvembError, OSError):
     """The cold store could not read or write: a full disk, an I/O error."""
 
 
+class TransferError(KvembError, OSError):
+    """Another filesystem, or the way there, did not take or give a file."""
+
+
 class Poisoned(KvembError, RuntimeError):
     """An earlier write to disk failed, so writes are refused; reads go on. The failed write is the __cause__."""

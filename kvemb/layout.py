@@ -51,7 +51,7 @@ def is_store(path: Path) -> bool:
 
 def check_place_for_store(path: Path) -> None:
     """Raise StoreNotFound unless path is a store, or can become one: missing, empty, or left by a crash while it was
-    made.
+    made. Raises Corruption where CURRENT alone is missing.
     """
     if not path.exists() or is_store(path):
         return
@@ -61,6 +61,10 @@ def check_place_for_store(path: Path) -> None:
         raise StoreNotFound(
             f"{path} is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path"
         )
+    if held := [
+        point for point in (path / POINTS).glob("*") if is_checkpoint(point) and manifest.read(point).variables
+    ]:
+        raise Corruption(f"{path / CURRENT} is missing, and {held[0]} is there; run kvemb repair")
     strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
     if strange:
         raise StoreNotFound(
@@ -71,13 +75,16 @@ def check_place_for_store(path: Path) -> None:
 def current_point(store: Path) -> Path:
     """Return the durable point that CURRENT names. Raises StoreNotFound or Corruption."""
     try:
-        name = (store / CURRENT).read_text(encoding="ascii").strip()
+        text = (store / CURRENT).read_text(encoding="ascii")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreNotFound(f"there is no store at {store}") from error
+        raise StoreNotFound(f"there is no store at {store}: it has neither {CURRENT} nor {manifest.NAME}") from error
     except UnicodeDecodeError as error:
         raise Corruption(f"{store / CURRENT} is damaged: it must name a folder in {POINTS}") from error
-    if not name.isdigit() or not (store / POINTS / name).is_dir():
-        raise Corruption(f"{store / CURRENT} is damaged: it names {name!r}, which is not in {store / POINTS}")
+    name = text.removesuffix("\n")
+    if not text.endswith("\n") or not name.isdecimal() or not (store / POINTS / name).is_dir():
+        raise Corruption(
+            f"{store / CURRENT} is damaged: it names {text!r}, which is not in {store / POINTS}; run kvemb repair"
+        )
     return store / POINTS / name
 
 

@@ -128,7 +128,7 @@ def read(directory: Path) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointNotFound(f"{directory} is not a checkpoint: it has no {NAME}") from error
+        raise CheckpointNotFound(f"there is no checkpoint at {directory}: it has no {NAME}") from error
     except ValueError as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     return parse(text, str(path))
@@ -146,6 +146,8 @@ def parse(text: str, path: str) -> Manifest:
             f"{path} has format {version!r}, this kvemb reads format {FORMAT}; use the kvemb that wrote it"
         )
     try:
+        if not text.endswith("}\n"):
+            raise ValueError("it ends early")
         if data.pop("checksum") != _checksum(data):
             raise ValueError("its checksum does not fit its text")
         del data["format"]

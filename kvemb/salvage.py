@@ -20,13 +20,14 @@ import numpy as np
 
 from kvemb import inventory, journal, layout, manifest, registry
 from kvemb.changes import ChangeLog
-from kvemb.checking import Meter, Progress, table_bytes
+from kvemb.checking import table_bytes
 from kvemb.checkpoint import appearing, complete
 from kvemb.codec import record_dtype
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.journal import Entry
 from kvemb.manifest import Epoch, Manifest
+from kvemb.meter import Meter, Progress
 from kvemb.options import RocksDBCreator
 from kvemb.recovery import replay
 from kvemb.schema import Schema

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvemb import journal, layout, manifest
-from kvemb.checking import Progress, checkpoint_findings
+from kvemb.checking import checkpoint_findings
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
 from kvemb.manifest import Manifest
+from kvemb.meter import Progress
 
 
 @dataclass

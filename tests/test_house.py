@@ -21,31 +21,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.tools": ROOT / "tools"}
 
 # Each imports only what stands before it.
-LAYERS = [
-    *("errors", "options", "numeric", "schema", "hashing", "draws", "rows", "initializers", "restrict", "optimizers"),
-    *("contracts", "codec", "manifest", "registry", "stats", "health", "layout", "selection", "budget", "interrupts"),
-    *(
-        "inventory",
-        "journal",
-        "keyfile",
-        "hotset",
-        "changes",
-        "delta",
-        "shards",
-        "checking",
-        "checkpoint",
-        "points",
-        "fetch",
-        "spill",
-        "cut",
-        "locate",
-        "tiered",
-        "arguments",
-        "sizing",
-    ),
-    *("checkpointer", "recovery", "replica", "by_name", "store", "opening", "variable", "scope"),
-    *("verification", "salvage", "__init__"),
-]
+LAYERS = " ".join(
+    [
+        "errors options numeric schema hashing draws rows initializers restrict optimizers",
+        "contracts codec manifest registry stats health layout selection budget interrupts meter",
+        "inventory journal keyfile hotset changes delta shards checking checkpoint points",
+        "fetch spill cut locate tiered arguments sizing checkpointer recovery replica",
+        "by_name store opening variable scope verification salvage transfer series __init__",
+    ]
+).split()
 # A store opens variables when it is asked for them: it imports them then; a replica is handed them.
 LATE = {
     *(("by_name", "variable"), ("store", "variable"), ("store", "scope")),

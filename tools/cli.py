@@ -13,6 +13,7 @@ from kvemb.tools.bench import app as bench
 from kvemb.tools.demo import demo
 from kvemb.tools.failures import OK, explain
 from kvemb.tools.stress import app as stress
+from kvemb.tools.travel import pull, push
 from kvemb.tools.verify import repair, verify
 
 app = typer.Typer(
@@ -23,9 +24,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(verify)
-app.command()(repair)
+for command in (demo, verify, repair, push, pull):
+    app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(stress, name="stress")
 

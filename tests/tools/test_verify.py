@@ -1,0 +1,119 @@
+"""`kvemb verify`, `repair`, `push` and `pull` as their users run them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.tools.cli import run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A series of two checkpoints."""
+    with (
+        kvemb.open(tmp_path / "store", memory_budget="8MiB") as store,
+        kvemb.CheckpointManager(tmp_path / "series") as manager,
+    ):
+        table = store.get_variable("table", dim=4)
+        for start in (0, 5000):
+            table.upsert(np.arange(start, start + 5000), np.ones((5000, 4), np.float32))
+            manager.save(store)
+    return tmp_path / "series"
+
+
+def damage(checkpoint: Path) -> Path:
+    """Flip a bit in the middle of the largest table file, in a copy of its own."""
+    path = max(checkpoint.glob("rows/*.sst"), key=lambda file: file.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    return path
+
+
+def test_a_sound_checkpoint_and_a_sound_store(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(root / "00000002"), "--deep"]) == 0
+    out = capsys.readouterr().out
+    assert "sound; every byte was read" in out
+    assert "10,000 rows" in out
+    assert run(["verify", str(root.parent / "store"), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["sound"], summary["findings"], summary["rows"]) == (True, [], {"table": 10_000})
+
+
+def test_damage_is_named_and_gives_exit_code_1(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = damage(root / "00000002")
+    assert run(["verify", str(root / "00000002")]) == 0
+    assert "--deep reads them" in capsys.readouterr().out
+    assert run(["verify", str(root / "00000002"), "--deep", "--quiet"]) == 1
+    assert f"{path} is damaged: its checksum is not that of the manifest" in capsys.readouterr().out
+    assert run(["verify", str(root / "00000002"), "--deep", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["sound"] is False
+
+
+def test_repair_tells_what_is_lost(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = damage(root / "00000002")
+    assert run(["repair", str(root / "00000002"), str(tmp_path / "out"), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    saved = summary["variables"]["table"]
+    assert saved["rows"] + saved["lost"] == 10_000
+    assert 0 < saved["lost"] < 500
+    with kvemb.open(tmp_path / "out", read_only=True) as store:
+        assert store.variables["table"].size() == saved["rows"]
+    assert run(["repair", str(root / "00000002"), str(tmp_path / "again")]) == 0
+    out = capsys.readouterr().out
+    assert str(path) in out
+    assert f"{saved['rows']:,} rows saved, {saved['lost']:,} lost" in out
+    (first, last), *_ = saved["gaps"]
+    assert f"keys {first} to {last} left out" in out
+    assert run(["repair", str(root / "00000002"), str(tmp_path / "out")]) == 1
+    assert "name a new directory to repair to" in capsys.readouterr().err
+
+
+def test_a_series_goes_and_comes_back(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fsspec")
+    url = str(tmp_path / "remote")
+    assert run(["push", str(root), url, "--number", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shared"] == 0
+    assert run(["push", str(root), url]) == 0
+    assert "there already" in capsys.readouterr().out
+    shutil.rmtree(root)
+    assert run(["pull", url, str(root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 10_000
+    assert run(["pull", url, str(root), "--number", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(root / "00000001")
+    assert run(["verify", str(root / "00000001"), "--deep", "--quiet"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["verify", "nowhere"], "nowhere is neither a checkpoint nor a store; name one"),
+        (["repair", "nowhere", "out"], "nowhere is neither a checkpoint nor a store; name one"),
+        (["push", "nowhere", "url"], "there is no checkpoint in nowhere; it has none"),
+        (["pull", "nowhere", "series"], "there is no checkpoint in nowhere; it has none"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    line: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 1
+    assert capsys.readouterr().err == f"kvemb: {line}\n"
+
+
+def test_a_store_in_use_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kvemb.open(tmp_path / "store", memory_budget="8MiB"):
+        assert run(["verify", str(tmp_path / "store")]) == 3
+    assert "is open for writing elsewhere; close it there" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""`kvemb push` and `kvemb pull`: a series of checkpoints to and from anywhere that fsspec reaches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import kvemb
+from kvemb.tools.figures import size
+from kvemb.tools.screen import Screen
+
+Number = Annotated[int | None, typer.Option(min=1, help="The checkpoint's number; the newest without it.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Files that travel at once.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+def push(
+    root: Annotated[Path, typer.Argument(help="A series of checkpoints here (kvemb.CheckpointManager).")],
+    url: Annotated[str, typer.Argument(help="Where to: a folder, s3://bucket/prefix, ...")],
+    number: Number = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="How many of the newest stay there.")] = None,
+    jobs: Jobs = 8,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a checkpoint elsewhere: only files that are not there travel, and it appears there last.
+
+    Example: kvemb push checkpoints s3://bucket/model
+    """
+    screen = Screen(quiet, as_json)
+    with screen.reading("push") as tell:
+        done = kvemb.CheckpointManager(root).push(url, number=number, keep=keep, jobs=jobs, progress=tell)
+    lines = [
+        ("checkpoint", f"{done.number:08d}"),
+        ("sent", f"{done.files:,} files, {size(done.nbytes)}"),
+        ("there already", f"{done.shared:,} files"),
+    ]
+    screen.close(f"kvemb push {root} {url}", lines, asdict(done))
+
+
+def pull(
+    url: Annotated[str, typer.Argument(help="Where from: a folder, s3://bucket/prefix, ...")],
+    root: Annotated[Path, typer.Argument(help="The series here that it becomes part of; made if it is missing.")],
+    number: Number = None,
+    jobs: Jobs = 8,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a checkpoint from elsewhere: only files that no checkpoint here has travel, and each is verified.
+
+    Example: kvemb pull s3://bucket/model checkpoints
+    """
+    screen = Screen(quiet, as_json)
+    with screen.reading("pull") as tell, kvemb.CheckpointManager(root) as manager:
+        found = manager.pull(url, number=number, jobs=jobs, progress=tell)
+    rows = sum(entry.rows for entry in found.variables.values())
+    lines = [("checkpoint", str(found.path)), ("holds", f"{rows:,} rows, {size(found.nbytes)}")]
+    summary = {"path": str(found.path), "id": found.id, "rows": rows, "nbytes": found.nbytes}
+    screen.close(f"kvemb pull {url} {root}", lines, summary)
