@@ -14,7 +14,7 @@ from kvemb import inventory, layout, registry
 from kvemb.codec import order_keys, record_dtype
 from kvemb.contracts import ColdStore
 from kvemb.delta import opened
-from kvemb.errors import ColdStoreError, Corruption
+from kvemb.errors import ColdStoreError, Corruption, KvembError
 from kvemb.keyfile import read_keys
 from kvemb.manifest import NAME, Manifest
 from kvemb.meter import Meter, Progress
@@ -92,7 +92,7 @@ def _key_findings(path: Path, described: Manifest) -> Iterator[str]:
         try:
             for _ in read_keys(path / file):
                 pass
-        except (Corruption, OSError) as error:
+        except (KvembError, OSError) as error:
             yield str(error)
 
 

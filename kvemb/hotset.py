@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvemb import layout
-from kvemb.errors import Corruption
+from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.keyfile import Ordered, odd, read_keys, write_keys
 
 # Files of one set before it is written whole again.
@@ -52,7 +52,7 @@ def _next(path: Path, keys: Ordered, before: Path, files: list[str]) -> list[str
     """Write keys (n,), ascending, as a file at path, whole or as the difference to a set; returns the names of all."""
     try:
         differing = list(odd([read_hot(before, files), iter([keys])]))
-    except Corruption:
+    except (Corruption, UnsupportedFormat):
         differing, files = [keys], []
     count = sum(map(len, differing))
     if files and not count:

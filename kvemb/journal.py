@@ -21,10 +21,11 @@ import numpy.typing as npt
 
 from kvemb import layout
 from kvemb.codec import pack_rows
-from kvemb.errors import ColdStoreError, Corruption
+from kvemb.errors import ColdStoreError, Corruption, UnsupportedFormat
 from kvemb.rows import RowBlock
 
-_MAGIC = b"kvemblog\x00\x00\x00\x01"  # on disk, the version last
+_MAGIC, VERSION = b"kvemblog", 1  # on disk
+_HEAD = struct.Struct(">8sI")
 _MARK = b"\xf0kv\x0f"  # begins an entry
 # mark, kind, bytes of the name, rows, payload bytes, number, number up to which all was synced, step
 _ENTRY = struct.Struct("<4sBxHIIQQq")
@@ -131,7 +132,7 @@ class Journal:
         path = self._directory / _name(number)
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            _write(file, _MAGIC)
+            _write(file, _HEAD.pack(_MAGIC, VERSION))
             os.fsync(file)
             layout.sync_directory(self._directory)
         except OSError as error:
@@ -199,7 +200,7 @@ def read(paths: list[Path]) -> Iterator[Entry]:
     last = 0
     for at, path in enumerate(paths):
         data = _mapped(path)
-        good = len(_MAGIC) if data[: len(_MAGIC)] == _MAGIC else 0
+        good = _begin(path, data)
         while good and (entry := _entry_at(data, good)) is not None and (last == 0 or entry.number == last + 1):
             yield entry
             last = entry.number
@@ -214,6 +215,17 @@ def read(paths: list[Path]) -> Iterator[Entry]:
                         f"{last:,} can be read; run kvemb verify, or restore from a checkpoint"
                     )
         return
+
+
+def _begin(path: Path, data: Data) -> int:
+    """Return where a segment's entries begin, 0 where a crash tore its head. Raises UnsupportedFormat."""
+    if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
+        return 0
+    if (version := _HEAD.unpack_from(data)[1]) != VERSION:
+        raise UnsupportedFormat(
+            f"{path} has format {version}, this kvemb reads format {VERSION}; use the kvemb that wrote it"
+        )
+    return _HEAD.size
 
 
 def _mapped(path: Path) -> Data:

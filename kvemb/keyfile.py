@@ -16,12 +16,13 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.errors import Corruption
+from kvemb.errors import Corruption, UnsupportedFormat
 
 Ordered = npt.NDArray[np.uint64]
 
 FRAME_KEYS = 8192
-_MAGIC = b"kvembkeys\x00\x00\x01"  # on disk, the version last
+_MAGIC, VERSION = b"kvembkeys\x00", 1  # on disk
+_HEAD = struct.Struct(">10sH")
 _FRAME = struct.Struct("<IIQ")  # keys, payload bytes, first key
 _CHECKSUM = struct.Struct("<I")
 _MOST_PAYLOAD = 9 * FRAME_KEYS
@@ -34,7 +35,7 @@ def write_keys(path: Path, batches: Iterable[Ordered]) -> int:
     """
     count = 0
     with open(path, "xb") as file:
-        file.write(_MAGIC)
+        file.write(_HEAD.pack(_MAGIC, VERSION))
         for batch in batches:
             for at in range(0, len(batch), FRAME_KEYS):
                 keys = batch[at : at + FRAME_KEYS]
@@ -54,8 +55,13 @@ def read_keys(path: Path) -> Iterator[Ordered]:
     """Yield the keys of a file, frame by frame. Raises Corruption, naming it; OSError."""
     count, last = 0, -1
     with open(path, "rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
+        begins = file.read(_HEAD.size)
+        if begins[: len(_MAGIC)] != _MAGIC or len(begins) < _HEAD.size:
             raise _damaged(path, "does not begin as a key file does")
+        if (version := _HEAD.unpack(begins)[1]) != VERSION:
+            raise UnsupportedFormat(
+                f"{path} has format {version}, this kvemb reads format {VERSION}; use the kvemb that wrote it"
+            )
         while True:
             head = file.read(_FRAME.size)
             if len(head) < _FRAME.size:
