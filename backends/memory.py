@@ -13,7 +13,7 @@ from kvemb.codec import decode_keys, decode_records, encode_keys, encode_records
 from kvemb.contracts import Gap, Mask
 from kvemb.hashing import Keys
 from kvemb.rows import REMOVED, RowBlock
-from kvemb.schema import Schema
+from kvemb.schema import LAST_KEY, Schema
 
 
 class MemoryStore:
@@ -41,9 +41,21 @@ class MemoryStore:
         """See contracts.ColdStore. Memory has no gaps."""
         return self.scan(batch_rows)
 
-    def scan(self, batch_rows: int) -> Iterator[RowBlock]:
+    def cuts(self, parts: int) -> list[int]:
+        """See contracts.ColdStore; this one knows."""
+        keys = sorted(self._records)
+        return [
+            int.from_bytes(keys[at], "big")
+            for at in sorted({len(keys) * part // parts for part in range(1, parts)} - {0})
+        ]
+
+    def compact(self) -> None:
+        """See contracts.ColdStore; there is nothing to drop."""
+
+    def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """See contracts.ColdStore."""
-        items = sorted(self._records.items())
+        bounds = first.to_bytes(8, "big"), last.to_bytes(8, "big")
+        items = sorted(item for item in self._records.items() if bounds[0] <= item[0] <= bounds[1])
         return (self._decode(items[at : at + batch_rows]) for at in range(0, len(items), batch_rows))
 
     def _decode(self, items: list[tuple[bytes, bytes]]) -> RowBlock:

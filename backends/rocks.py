@@ -8,12 +8,13 @@ translated here, once.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -29,7 +30,7 @@ from kvemb.errors import ColdStoreError
 from kvemb.hashing import Keys
 from kvemb.options import RocksDBCreator
 from kvemb.rows import REMOVED, RowBlock
-from kvemb.schema import Schema
+from kvemb.schema import LAST_KEY, Schema
 
 # Below this many keys a second reading thread costs more than it gives.
 PARALLEL_KEYS = 512
@@ -41,6 +42,9 @@ STALL_SECONDS = 0.002
 BREATH_SECONDS = 0.001
 CROWDED_FILES = 14
 SALVAGE_FILES = 50
+COMPACT_PARTS = 64
+# One table file in RocksDB's listing: its size, and its first and last key in hexadecimal.
+_FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]+)' seq:\d+, type:\d+ \.\. '([0-9A-F]+)' seq")
 
 _COMPRESSION = {
     "none": rd.DBCompressionType.none,
@@ -289,19 +293,47 @@ class RocksStore:
             return False
         return True
 
-    def scan(self, batch_rows: int) -> Iterator[RowBlock]:
+    def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """See contracts.ColdStore. What it shows is kept on disk until it is exhausted or dropped."""
         options = rd.ReadOptions()
         options.set_readahead_size(READAHEAD_BYTES)
         # Both show the instant they are made. rocksdict's Snapshot would not help: its iterators see later writes.
-        items, check = self.family.items(read_opt=options), self.family.iter(options)
-        scan = Scan(self._name, self._schema, items, check, batch_rows)
+        # Its bounds would not either: rocksdict encodes them as if keys were not raw.
+        start = first.to_bytes(8, "big")
+        items, check = self.family.items(from_key=start, read_opt=options), self.family.iter(options)
+        scan = Scan(self._name, self._schema, items, check, batch_rows, (start, last.to_bytes(8, "big")))
         self._scans.add(scan)
         return scan
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
         """See contracts.ColdStore."""
         return rescue(self.family, self._schema, batch_rows)
+
+    def cuts(self, parts: int) -> list[int]:
+        """See contracts.ColdStore. As if rows stood evenly between the first and the last key of each file."""
+        listed = str(self.family.property_value("rocksdb.sstables") or "")
+        # A range that was deleted may end beyond all keys.
+        files = [
+            (int(size), *(min(int(end, 16), LAST_KEY) for end in ends)) for size, *ends in _FILE_LISTED.findall(listed)
+        ]
+        if not files or parts == 1:
+            return []
+        places = np.unique(np.array([end for _, *ends in files for end in ends], np.float64))
+        below = np.zeros(len(places))
+        for size, first, last in files:
+            below += size * np.clip((places - first) / max(1, last - first), 0.0, 1.0)
+        wanted = below[-1] * np.arange(1, parts) / parts
+        cuts = {int(cut) for cut in np.interp(wanted, below, places)}
+        return sorted(cut for cut in cuts if 0 < cut <= LAST_KEY)
+
+    def compact(self) -> None:
+        """See contracts.ColdStore. A range at a time: rocksdict holds the GIL meanwhile, and others want their turn."""
+        with translated(f"compact {self._name!r}"):
+            bounds = [None, *(cut.to_bytes(8, "big") for cut in self.cuts(COMPACT_PARTS)), None]
+            options = rd.CompactOptions()
+            options.set_bottommost_level_compaction(rd.BottommostLevelCompaction.force_optimized())
+            for first, last in pairwise(bounds):
+                self.family.compact_range(first, last, options)
 
     def clear(self) -> None:
         """See contracts.ColdStore."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from kvemb.codec import decode_keys, decode_records
@@ -34,11 +36,21 @@ def translated(what: str) -> Iterator[None]:
 class Scan(Iterator[RowBlock]):
     """The rows of one instant, batch by batch. It keeps the database open, so the store closes it before itself.
 
-    check: an iterator of the same instant, which tells at the end whether `items` stopped for an error.
+    items: pairs from the first key on. check: an iterator of the same instant, which tells at the end whether `items`
+    stopped for an error. bounds: the first and the last key, included.
     """
 
-    def __init__(self, name: str, schema: Schema, items: Iterator[Any], check: Any, batch_rows: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        schema: Schema,
+        items: Iterator[Any],
+        check: Any,
+        batch_rows: int,
+        bounds: tuple[bytes, bytes],
+    ) -> None:
         self._name, self._schema, self._batch_rows = name, schema, batch_rows
+        self._first_key, self._last_key = bounds
         self._items = items
         self._check: Any | None = check
         self._last: bytes | None = None
@@ -50,9 +62,12 @@ class Scan(Iterator[RowBlock]):
             if self._closed:
                 raise Closed(f"the store of {self._name!r} was closed during this scan; open it, and scan again")
             batch = list(islice(self._items, self._batch_rows))
+            if not batch and self._check is not None:
+                _raise_if_cut_short(self._check, self._first_key, self._last)
+            if batch and batch[-1][0] > self._last_key:
+                del batch[bisect_right(batch, self._last_key, key=itemgetter(0)) :]
+                self._release()
             if not batch:
-                if self._check is not None:
-                    _raise_if_cut_short(self._check, self._last)
                 self._release()
                 raise StopIteration
         keys, records = zip(*batch, strict=True)
@@ -69,10 +84,10 @@ class Scan(Iterator[RowBlock]):
         self._check, self._items = None, iter(())
 
 
-def _raise_if_cut_short(check: Any, last: bytes | None) -> None:
+def _raise_if_cut_short(check: Any, first: bytes, last: bytes | None) -> None:
     """Raise when items() ended for an error: it ends the same way for that as at the last key."""
     if last is None:
-        check.seek_to_first()
+        check.seek(first)
     else:
         check.seek(last)
         if check.valid():

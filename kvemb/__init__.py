@@ -8,7 +8,7 @@ with kvemb.open("store") as store:
     users.apply_gradients([17, 42], rows - 1)
 """
 
-from kvemb import errors, initializers, optimizers
+from kvemb import bulk, errors, initializers, optimizers
 from kvemb.checkpoint import Checkpoint
 from kvemb.checkpointer import PendingCheckpoint
 from kvemb.delta import Change
@@ -64,6 +64,7 @@ __all__ = [
     "Variable",
     "Verification",
     "Zeros",
+    "bulk",
     "default_store",
     "errors",
     "get_variable",

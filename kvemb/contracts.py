@@ -16,7 +16,7 @@ from kvemb.hashing import Keys, Positions
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
 from kvemb.rows import RowBlock
-from kvemb.schema import Schema
+from kvemb.schema import LAST_KEY, Schema
 
 Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
@@ -110,8 +110,20 @@ class ColdStore(Protocol):
     def write(self, rows: RowBlock) -> None:
         """Replace rows; those flagged REMOVED are deleted. Raises ColdStoreError when not all of it was taken."""
 
-    def scan(self, batch_rows: int) -> Iterator[RowBlock]:
-        """Yield all rows in key order, as they are when scan is called, whatever is written meanwhile."""
+    def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
+        """Yield the rows between two keys (codec.order_keys), both included, in key order.
+
+        They are as they are when scan is called, whatever is written meanwhile.
+        """
+
+    def cuts(self, parts: int) -> list[int]:
+        """Return at most parts - 1 keys (codec.order_keys), ascending, that cut the rows into parts of like size.
+
+        A guess from what is known without reading rows. A key belongs to the part that it begins.
+        """
+
+    def compact(self) -> None:
+        """Drop what was replaced and removed from its files. Raises ColdStoreError."""
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
         """Yield what can be read of all rows in key order, and the key ranges of which nothing can be said.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 KEY_DTYPES = ("int64", "int32", "uint64")
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 WORD_BYTES = 8
+LAST_KEY = 2**64 - 1  # of codec.order_keys
 
 
 def key_dtype(spec: Any) -> np.dtype[Any]:

@@ -10,7 +10,7 @@ Every method takes checked arguments (kvemb.variable): keys int64 (n,), values c
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -33,7 +33,7 @@ from kvemb.locate import Located, Locator
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, ScoreRule
 from kvemb.rows import DIRTY, REMOVED, RowBlock
-from kvemb.schema import Schema
+from kvemb.schema import LAST_KEY, Schema
 from kvemb.selection import Spool
 from kvemb.shards import Shards
 from kvemb.spill import SpillBuffer
@@ -430,14 +430,49 @@ class Tiered:
         self.cold, self.size, self.step = cold, size, step
         self._where.show(cold)
 
-    def scan(self, batch_rows: int) -> Iterator[RowBlock]:
-        """Return all rows in key order, batch by batch, as they are now. The lock is free while they are consumed."""
+    @contextmanager
+    def taking_in(self) -> Iterator[ColdStore]:
+        """Hold every other call, and yield the cold store, which has all rows, for what goes past the hot tier."""
+        with self._uncut():
+            self._health.check_writable()
+            with uninterrupted():
+                self._write_dirty()
+            yield self.cold
+
+    def take_in(self, give: Callable[[], None], added: int, step: int) -> None:
+        """Let the cold store have rows that were recorded; nothing is hot after. REQUIRES: taking_in()."""
+        with uninterrupted(), self._poisoning():
+            give()
+            for table in self.shards.tables:
+                table.clear()
+            self._where.forget(None)
+            self.size, self.step = self.size + added, max(self.step, step)
+
+    def record(self, keys: Keys) -> None:
+        """These rows are about to change in the cold store."""
+        if self._recorder is not None:
+            self._recorder.record(order_keys(keys, self.schema))
+
+    def new_rows(self, keys: Keys, values: Values) -> RowBlock:
+        """Return rows with the slots and the score of one that is made now."""
+        rows = RowBlock(self.schema, len(keys))
+        rows.keys[:] = keys
+        self._kernels.assign(rows, np.arange(len(keys)), values, self.step)
+        rows.flags[:] = 0
+        self._begin(rows, self._first_score())
+        return rows
+
+    def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
+        """Return rows in key order, batch by batch, as they are now. The lock is free while they are consumed.
+
+        first, last: bounds (codec.order_keys), both included.
+        """
         with self._uncut(), uninterrupted():
             self._health.check_open()
             if not self._health.read_only:
                 self._health.check_writable()
                 self._write_dirty()
-            return self.cold.scan(batch_rows)
+            return self.cold.scan(batch_rows, first, last)
 
     def stats(self) -> Stats:
         """Return the counts so far, a copy."""
@@ -541,11 +576,15 @@ class Tiered:
         fresh.keys[:] = at.rows.keys[made]
         rows = self._initializer.rows(fresh.keys, self.schema.dim, self.schema.value_dtype)
         self._kernels.assign(fresh, np.arange(len(made)), rows, self.step)
-        for number, value in enumerate(self._optimizer.slot_initial() if self._optimizer else ()):
-            fresh.slot(number)[:] = value
-        fresh.scores[:] = score
+        self._begin(fresh, score)
         at.rows.put(made, fresh)
         self.size += len(made)
+
+    def _begin(self, rows: RowBlock, score: float) -> None:
+        """Give new rows their slots and their score."""
+        for number, value in enumerate(self._optimizer.slot_initial() if self._optimizer else ()):
+            rows.slot(number)[:] = value
+        rows.scores[:] = score
 
     def _use_rows(self, rows: RowBlock, now: float, counts: Positions) -> None:
         if len(rows):
@@ -590,8 +629,7 @@ class Tiered:
     def _write(self, rows: RowBlock) -> None:
         try:
             with self._stats.timed("spill"):
-                if self._recorder is not None:
-                    self._recorder.record(order_keys(rows.keys, self.schema))
+                self.record(rows.keys)
                 self.cold.write(rows)
         except ColdStoreError:
             raise
