@@ -8,7 +8,6 @@ translated here, once.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from weakref import WeakSet
 import numpy as np
 import rocksdict as rd
 
+from kvemb.backends.rocks_files import WRITE_ROWS, SortedFile, cuts
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
 from kvemb.codec import decode_records, encode_keys, encode_records, order_keys
@@ -34,8 +34,6 @@ from kvemb.schema import LAST_KEY, Schema
 
 # Below this many keys a second reading thread costs more than it gives.
 PARALLEL_KEYS = 512
-# Rows put into one WriteBatch. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
-WRITE_ROWS = 4096
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002
 # Between calls that hold the GIL, so that who waits for it need not ask for it.
@@ -43,8 +41,6 @@ BREATH_SECONDS = 0.001
 CROWDED_FILES = 14
 SALVAGE_FILES = 50
 COMPACT_PARTS = 64
-# One table file in RocksDB's listing: its size, and its first and last key in hexadecimal.
-_FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]+)' seq:\d+, type:\d+ \.\. '([0-9A-F]+)' seq")
 
 _COMPRESSION = {
     "none": rd.DBCompressionType.none,
@@ -196,7 +192,7 @@ class RocksDatabase:
 
     def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> SortedFile:
         """See contracts.ColdDatabase."""
-        return SortedFile(path, schema, self._options(creator))
+        return SortedFile(path, schema, rd.SstFileWriter(self._options(creator)))
 
     def ingest(self, name: str, path: Path) -> None:
         """See contracts.ColdDatabase. Costs a hard link, whatever the file's size."""
@@ -310,21 +306,8 @@ class RocksStore:
         return rescue(self.family, self._schema, batch_rows)
 
     def cuts(self, parts: int) -> list[int]:
-        """See contracts.ColdStore. As if rows stood evenly between the first and the last key of each file."""
-        listed = str(self.family.property_value("rocksdb.sstables") or "")
-        # A range that was deleted may end beyond all keys.
-        files = [
-            (int(size), *(min(int(end, 16), LAST_KEY) for end in ends)) for size, *ends in _FILE_LISTED.findall(listed)
-        ]
-        if not files or parts == 1:
-            return []
-        places = np.unique(np.array([end for _, *ends in files for end in ends], np.float64))
-        below = np.zeros(len(places))
-        for size, first, last in files:
-            below += size * np.clip((places - first) / max(1, last - first), 0.0, 1.0)
-        wanted = below[-1] * np.arange(1, parts) / parts
-        cuts = {int(cut) for cut in np.interp(wanted, below, places)}
-        return sorted(cut for cut in cuts if 0 < cut <= LAST_KEY)
+        """See contracts.ColdStore."""
+        return cuts(self.family, parts)
 
     def compact(self) -> None:
         """See contracts.ColdStore. A range at a time: rocksdict holds the GIL meanwhile, and others want their turn."""
@@ -344,33 +327,6 @@ class RocksStore:
         """See contracts.ColdStore."""
         names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(self.family.property_int_value(name) or 0 for name in names)
-
-
-class SortedFile:
-    """contracts.SortedFile: a table file written row after row, and taken whole by any database."""
-
-    def __init__(self, path: Path, schema: Schema, options: rd.Options) -> None:
-        self.path, self._schema = path, schema
-        self.rows = 0
-        with translated(f"write {path}"):
-            self._writer = rd.SstFileWriter(options)
-            self._writer.open(str(path))
-
-    def append(self, rows: RowBlock) -> None:
-        """See contracts.SortedFile."""
-        with translated(f"write {self.path}"):
-            for at in range(0, len(rows), WRITE_ROWS):
-                part = rows.part(at, min(at + WRITE_ROWS, len(rows)))
-                records = encode_records(part)
-                deque(map(self._writer.__setitem__, encode_keys(part.keys, self._schema), records), maxlen=0)
-        self.rows += len(rows)
-
-    def finish(self) -> None:
-        """See contracts.SortedFile."""
-        with translated(f"write {self.path}"):
-            with open(self.path, "rb") as file:
-                os.fsync(file.fileno())  # RocksDB does it too, but with the GIL
-            self._writer.finish()
 
 
 def _ingest(family: rd.Rdict, file: Path) -> None:

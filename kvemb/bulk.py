@@ -7,8 +7,8 @@ finished files in key order, which it takes as they are. Memory follows RUN_BYTE
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +19,11 @@ from kvemb import layout
 from kvemb.arguments import at_least
 from kvemb.codec import order_keys, unordered_keys
 from kvemb.contracts import SortedFile
+from kvemb.manifest import entry_of
 from kvemb.rows import RowBlock
 from kvemb.schema import LAST_KEY, Schema, as_keys, as_values, public_keys
 from kvemb.store import Store
-from kvemb.variable import Variable
+from kvemb.variable import Variable, open_stored
 
 BATCH_ROWS = 65_536
 # Rows that are sorted in memory at once; and of a file that the cold store takes.
@@ -54,6 +55,33 @@ class Loaded:
     added: int = 0
     replaced: int = 0
     kept: int = 0
+
+
+def described(variable: Variable) -> dict[str, Any]:
+    """Return all that a variable is beside its rows, as JSON can hold it: what make() takes."""
+    entry = asdict(variable._entry())
+    return {"name": variable.name, **entry, "slots": list(entry["slots"])}
+
+
+def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
+    """Make a variable as described() tells, the count of its steps included, or open one that is so.
+
+    Raises UnsupportedFormat where the description cannot be read; SchemaMismatch; ValueError for a policy of a user's
+    own, which has to be passed to get_variable.
+    """
+    entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
+    if entry.policy is not None and entry.policy.get("kind") == "custom":
+        raise ValueError(
+            f"{name!r} has a restrict policy of its own, {entry.policy['class']}; make it with get_variable first"
+        )
+    variable = open_stored(store, name, entry)
+    variable._tiered.advance(entry.step)
+    return variable
+
+
+def slot_dtype(variable: Variable) -> np.dtype[Any]:
+    """Return the dtype of the optimizer's slots."""
+    return variable._schema.slot_dtype
 
 
 def scan(

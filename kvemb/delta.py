@@ -35,7 +35,8 @@ class Change:
     """Some of what changed of one variable, in key order.
 
     keys (n,), ascending: rows that are new, or differ in embedding, slots, score or step of last change; values
-    (n, dim); slots: by name (n, dim); scores (n,). removed (m,), ascending: keys of rows that are gone.
+    (n, dim); slots: by name (n, dim); scores (n,); steps (n,) of the last change. removed (m,), ascending: keys of rows
+    that are gone.
     """
 
     variable: str
@@ -43,6 +44,7 @@ class Change:
     values: npt.NDArray[Any]
     slots: dict[str, npt.NDArray[Any]]
     scores: npt.NDArray[np.float64]
+    steps: npt.NDArray[np.int64]
     removed: npt.NDArray[Any]
 
 
@@ -136,4 +138,4 @@ def _unchanged(rows: RowBlock, exists: Mask, then: RowBlock, existed: Mask) -> M
 def _change(name: str, schema: Schema, rows: RowBlock, gone: Keys) -> Change:
     slots = {slot: rows.slot(at).copy() for at, slot in enumerate(schema.slots)}
     keys, removed = public_keys(rows.keys, schema.key_dtype), public_keys(gone, schema.key_dtype)
-    return Change(name, keys, rows.embeddings(), slots, rows.scores, removed)
+    return Change(name, keys, rows.embeddings(), slots, rows.scores, rows.steps, removed)

@@ -194,3 +194,11 @@ def _entry(data: dict[str, Any]) -> VariableEntry:
     if not sound:
         raise ValueError(f"no variable can be {data!r}")
     return entry
+
+
+def entry_of(data: dict[str, Any], what: str) -> VariableEntry:
+    """Return a variable's entry, given as JSON. Raises UnsupportedFormat."""
+    try:
+        return _entry(data)
+    except (TypeError, KeyError, ValueError) as error:
+        raise UnsupportedFormat(f"{what!r} is described in a way this kvemb cannot read: {error}") from error

@@ -250,15 +250,19 @@ class Store:
             before.close()
             return True
 
-    def close(self) -> None:
-        """Flush, and release the directory. A poisoned or read-only store is released as it is. Idempotent."""
+    def close(self, *, flush: bool = True) -> None:
+        """Flush, and release the directory. A poisoned or read-only store is released as it is. Idempotent.
+
+        flush=False: leave the last durable point as it is; what came after it, and is in no log, is lost.
+        """
         with self._lock:
             if self.health.closed:
                 return
             with ExitStack() as last:
                 last.callback(self._release)
                 if not self.health.read_only:
-                    last.callback(self._flush_if_sound)
+                    if flush:
+                        last.callback(self._flush_if_sound)
                     self._checkpointer.settle()
 
     def _flush_if_sound(self) -> None:

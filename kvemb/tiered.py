@@ -448,6 +448,11 @@ class Tiered:
             self._where.forget(None)
             self.size, self.step = self.size + added, max(self.step, step)
 
+    def advance(self, step: int) -> None:
+        """Count steps on from this one, if it is a later one."""
+        with self._lock:
+            self.step = max(self.step, step)
+
     def record(self, keys: Keys) -> None:
         """These rows are about to change in the cold store."""
         if self._recorder is not None:

@@ -1,0 +1,65 @@
+"""RocksDB's table files: written in key order, taken in whole, and what their names and sizes say of a table."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvemb.backends.rocks_scan import translated
+from kvemb.codec import encode_keys, encode_records
+from kvemb.rows import RowBlock
+from kvemb.schema import LAST_KEY, Schema
+
+# Rows written at once. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
+WRITE_ROWS = 4096
+# One table file in RocksDB's listing: its size, and its first and last key in hexadecimal.
+_FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]+)' seq:\d+, type:\d+ \.\. '([0-9A-F]+)' seq")
+
+
+class SortedFile:
+    """contracts.SortedFile: a table file written row after row, and taken whole by any database."""
+
+    def __init__(self, path: Path, schema: Schema, writer: Any) -> None:
+        self.path, self._schema, self._writer = path, schema, writer
+        self.rows = 0
+        with translated(f"write {path}"):
+            self._writer.open(str(path))
+
+    def append(self, rows: RowBlock) -> None:
+        """See contracts.SortedFile."""
+        with translated(f"write {self.path}"):
+            for at in range(0, len(rows), WRITE_ROWS):
+                part = rows.part(at, min(at + WRITE_ROWS, len(rows)))
+                records = encode_records(part)
+                deque(map(self._writer.__setitem__, encode_keys(part.keys, self._schema), records), maxlen=0)
+        self.rows += len(rows)
+
+    def finish(self) -> None:
+        """See contracts.SortedFile."""
+        with translated(f"write {self.path}"):
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())  # RocksDB does it too, but with the GIL
+            self._writer.finish()
+
+
+def cuts(family: Any, parts: int) -> list[int]:
+    """See contracts.ColdStore. As if rows stood evenly between the first and the last key of each file."""
+    listed = str(family.property_value("rocksdb.sstables") or "")
+    # A range that was deleted may end beyond all keys.
+    files = [
+        (int(size), *(min(int(end, 16), LAST_KEY) for end in ends)) for size, *ends in _FILE_LISTED.findall(listed)
+    ]
+    if not files or parts == 1:
+        return []
+    places = np.unique(np.array([end for _, *ends in files for end in ends], np.float64))
+    below = np.zeros(len(places))
+    for size, first, last in files:
+        below += size * np.clip((places - first) / max(1, last - first), 0.0, 1.0)
+    wanted = below[-1] * np.arange(1, parts) / parts
+    cuts = {int(cut) for cut in np.interp(wanted, below, places)}
+    return sorted(cut for cut in cuts if 0 < cut <= LAST_KEY)

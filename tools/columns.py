@@ -1,0 +1,60 @@
+"""A table as named columns, which is all that a file format sees of it.
+
+A batch is a dict from a column's name to an array: (n,) where the column has no width, (n, width) where it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Batch = dict[str, npt.NDArray[Any]]
+
+KEY, VALUE, SCORE, STEP, SCALE, SLOT = "key", "value", "score", "step", "scale", "slot_"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. width: numbers in a row, None for one that is no list."""
+
+    name: str
+    dtype: np.dtype[Any]
+    width: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * (1 if self.width is None else self.width)
+
+    def empty(self, rows: int = 0) -> npt.NDArray[Any]:
+        """An array of it."""
+        return np.empty(rows if self.width is None else (rows, self.width), self.dtype)
+
+
+@dataclass
+class Table:
+    """Columns, and what is known beside them. rows: how many, None where nobody knows yet."""
+
+    columns: list[Column]
+    rows: int | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def column(self, name: str) -> Column | None:
+        """The column of a name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of all columns."""
+        return sum(column.nbytes for column in self.columns)
+
+
+def in_batches(arrays: Batch, n: int) -> Iterator[Batch]:
+    """Cut arrays of equal length into batches of at most n rows."""
+    length = len(next(iter(arrays.values())))
+    for at in range(0, length, n):
+        yield {name: array[at : at + n] for name, array in arrays.items()}

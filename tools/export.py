@@ -1,0 +1,306 @@
+"""Exporting a variable of a checkpoint, or of a store that is read, to what others read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Column, Table
+from kvemb.tools.failures import BadInput
+from kvemb.tools.formats import Format, format_of
+from kvemb.tools.places import PIPE, appearing
+from kvemb.tools.where import Where, parse_where
+
+Progress = Callable[[int, int], None]
+BUDGET = "32MiB"
+BATCH_ROWS = 65_536
+ABOUT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What of each row is exported, and how. dtype: of the values, None as they are."""
+
+    with_slots: bool = False
+    with_scores: bool = False
+    dtype: str | None = None
+    normalize: bool = False
+    where: Where = Where()  # noqa: RUF009 -- frozen
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. removed: keys beside it, with since."""
+
+    rows: int
+    removed: int
+    out: str
+    format: str
+    variable: str
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], variable: str | None) -> Iterator[kvemb.Variable]:
+    """Open a checkpoint or a store to be read, and give a variable of it: the only one there is, or the one named."""
+    with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
+        yield store.variables[chosen(path, list(store.variables), variable)]
+
+
+def chosen(path: object, known: list[str], variable: str | None) -> str:
+    """Return the variable that is meant. Raises BadInput."""
+    name = known[0] if variable is None and len(known) == 1 else variable
+    if name is None:
+        raise BadInput(f"{path} has the variables {', '.join(known) or '(none)'}; name one with --variable")
+    if name not in known:
+        raise BadInput(f"{path} has no variable {name!r}; it has {', '.join(known) or 'none'}")
+    return name
+
+
+def export(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str] | IO[bytes],
+    *,
+    variable: str | None = None,
+    format: str | None = None,
+    where: str | list[str] = (),  # type: ignore[assignment]
+    since: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+    normalize: bool = False,
+    with_slots: bool = False,
+    with_scores: bool = False,
+    partitions: int = 1,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a variable of a checkpoint or store at path to out, in key order, in memory that does not follow its size.
+
+    out: a new file or folder, a URL that fsspec reaches, or a binary file that is open, such as a pipe. format: one of
+    formats.FORMATS; None: as out ends. where: conditions, all of which must hold. since: a checkpoint that path, a
+    checkpoint, follows: only rows that changed since, and beside out the keys that were removed, in NAME.removed.npy.
+    dtype: float16, bfloat16 or int8, the last with a column `scale` by which to multiply. normalize: each row to the
+    length 1. with_slots, with_scores: columns for the optimizer's slots, and for score and step of the last change.
+    partitions: files, of ranges of keys, in a folder. jobs: processes that write them. progress(done, total): rows.
+
+    Raises BadInput, FileExistsError, and what opening path does; then there is no out.
+    """
+    conditions = parse_where([where] if isinstance(where, str) else list(where))
+    wish = Wish(with_slots, with_scores, dtype, normalize, conditions)
+    if dtype not in (None, "float16", "bfloat16", "int8"):
+        raise BadInput(f"--dtype must be float16, bfloat16 or int8, got {dtype!r}")
+    place = out if not isinstance(out, (str, os.PathLike)) else os.fspath(out)
+    kind = format_of(format, place if isinstance(place, str) else PIPE)
+    if kind.name == "dynamicemb":  # it has files for slots and scores, always
+        wish = replace(wish, with_slots=True, with_scores=True)
+    if partitions < 1 or jobs < 1:
+        raise BadInput(f"--partitions and --jobs must be at least 1, got {partitions} and {jobs}")
+    with opened(path, variable) as source:
+        table = described(source, path, wish)
+        if kind.name == "dynamicemb":
+            table = Table([column for column in table.columns if column.name != STEP], table.rows, table.about)
+        table = widened(table, kind)
+        kind.check(table)
+        if since is not None:
+            return _export_changes(path, source, place, kind, table, wish, since, progress)
+        if not isinstance(place, str):
+            if not kind.pipe:
+                raise BadInput(f"{kind.name} cannot be written to a pipe; name a file")
+            return _export_to_pipe(source, place, kind, table, wish, progress)
+        if partitions > 1 or jobs > 1:
+            from kvemb.tools.export_parts import export_parts
+
+            rows = export_parts(path, source, place, kind, table, wish, max(partitions, jobs), jobs, progress)
+            return Exported(rows, 0, place, kind.name, source.name)
+        with appearing(place, folder=kind.folder) as made:
+            rows = write(made, kind, table, scanned(source, wish, progress), source, wish)
+    return Exported(rows, 0, place, kind.name, source.name)
+
+
+def described(source: kvemb.Variable, path: object, wish: Wish) -> Table:
+    """Return the table that a variable gives, with what is known of it."""
+    about: dict[str, Any] = {"format": ABOUT_FORMAT, **bulk.described(source)}
+    given = source.value_dtype if wish.dtype is None else np.dtype(_numpy(wish.dtype))
+    columns = [Column(KEY, source.key_dtype), Column(VALUE, given, source.dim)]
+    if wish.dtype == "int8":
+        columns.append(Column(SCALE, np.dtype(np.float32)))
+    if wish.with_slots:
+        columns += [Column(slot, bulk.slot_dtype(source), source.dim) for slot in about["slots"]]
+    if wish.with_scores:
+        columns += [Column(SCORE, np.dtype(np.float64)), Column(STEP, np.dtype(np.int64))]
+    if wish.dtype is None and not wish.normalize and not wish.where:
+        about["whole"] = wish.with_slots and wish.with_scores
+    return Table(columns, None if wish.where else source.size(), about)
+
+
+def _numpy(name: str) -> Any:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return name
+
+
+def widened(table: Table, kind: Format) -> Table:
+    """Return a table as a format holds it: bfloat16 as float32 where it has no such, which brings back every bit."""
+    narrow = [column.name for column in table.columns if column.dtype.name == "bfloat16"]
+    if not narrow or (kind.dtypes is not None and "bfloat16" in kind.dtypes):
+        return table
+    columns = [
+        replace(column, dtype=np.dtype(np.float32)) if column.name in narrow else column for column in table.columns
+    ]
+    return Table(columns, table.rows, {**table.about, "bfloat16": narrow})
+
+
+def widen(array: Any) -> Any:
+    """Return bfloat16 numbers as float32, bit for bit: NaNs too."""
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(array: Any) -> Any:
+    """Return what widen() was given."""
+    return (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16).view(_numpy("bfloat16"))
+
+
+def scanned(
+    source: kvemb.Variable, wish: Wish, progress: Progress | None, ends: tuple[int, int] | None = None
+) -> Iterator[bulk.Rows]:
+    """Yield the rows that are wished for. ends: the range of keys, None for all."""
+    limits = np.iinfo(source.key_dtype)
+    first, last = wish.where.narrowed(*(ends or (int(limits.min), int(limits.max))))
+    if first > last:
+        return
+    total, done = source.size(), 0
+    for rows in bulk.scan(source, BATCH_ROWS, first=first, last=last):
+        done += len(rows)
+        part = picked(rows, wish.where.chosen(rows)) if wish.where.clauses else rows
+        if len(part):
+            yield part
+        if progress is not None:
+            progress(done, total)
+
+
+def picked(rows: bulk.Rows, mask: Any) -> bulk.Rows:
+    """Return some of the rows."""
+    slots = {name: slot[mask] for name, slot in (rows.slots or {}).items()}
+    assert rows.scores is not None
+    assert rows.steps is not None
+    return bulk.Rows(rows.keys[mask], rows.values[mask], slots, rows.scores[mask], rows.steps[mask])
+
+
+def batch_of(rows: bulk.Rows, table: Table, wish: Wish) -> Batch:
+    """Return rows as columns of a table."""
+    values = rows.values
+    if wish.normalize:
+        wide = values.astype(np.float64)
+        norms = np.sqrt(np.sum(wide * wide, axis=1, keepdims=True))
+        values = np.divide(wide, norms, out=np.zeros_like(wide), where=norms > 0)
+        values = values.astype(rows.values.dtype if wish.dtype is None else np.float32)
+    batch: Batch = {KEY: rows.keys, **(rows.slots or {}), SCORE: rows.scores, STEP: rows.steps}  # type: ignore[dict-item]
+    if wish.dtype == "int8":
+        wide = values.astype(np.float32)
+        scale = np.max(np.abs(wide), axis=1, initial=0.0) / np.float32(127)
+        ratio = np.divide(wide, scale[:, None], out=np.zeros_like(wide), where=scale[:, None] > 0)
+        values, batch[SCALE] = np.rint(ratio).astype(np.int8), scale.astype(np.float32)
+    elif wish.dtype is not None:
+        values = values.astype(_numpy(wish.dtype))
+    batch[VALUE] = values
+    bits = table.about.get("bfloat16", [])
+    return {
+        column.name: widen(batch[column.name]) if column.name in bits else batch[column.name]
+        for column in table.columns
+    }
+
+
+def write(
+    place: Path | IO[bytes],
+    kind: Format,
+    table: Table,
+    rows: Iterator[bulk.Rows],
+    source: kvemb.Variable,
+    wish: Wish,
+) -> int:
+    """Write rows in a format; returns how many."""
+    count = 0
+
+    def batches() -> Iterator[Batch]:
+        nonlocal count
+        for part in rows:
+            count += len(part)
+            yield batch_of(part, table, wish)
+
+    if table.rows is None and kind.name.startswith("word2vec"):
+        # It begins with their number, so they are counted first.
+        table = Table(table.columns, sum(map(len, scanned(source, wish, None))), table.about)
+    kind.write(place, table, batches())
+    return count
+
+
+def _export_to_pipe(
+    source: kvemb.Variable, pipe: IO[bytes], kind: Format, table: Table, wish: Wish, progress: Progress | None
+) -> Exported:
+    rows = write(pipe, kind, table, scanned(source, wish, progress), source, wish)
+    pipe.flush()
+    return Exported(rows, 0, PIPE, kind.name, source.name)
+
+
+def _export_changes(
+    path: str | os.PathLike[str],
+    source: kvemb.Variable,
+    place: Any,
+    kind: Format,
+    table: Table,
+    wish: Wish,
+    since: str | os.PathLike[str],
+    progress: Progress | None,
+) -> Exported:
+    """Write what changed since a checkpoint, and the keys that were removed beside it."""
+    if not isinstance(place, str):
+        raise BadInput("--since writes two files, and a pipe takes one; name a file")
+    changes = kvemb.Checkpoint(path).changes(since, variables=[source.name])
+    removed: list[Any] = [np.empty(0, source.key_dtype)]
+    table = Table(table.columns, None, {**table.about, "whole": False})
+
+    def rows() -> Iterator[bulk.Rows]:
+        done = 0
+        for change in changes:
+            removed.append(change.removed)
+            part = bulk.Rows(change.keys, change.values, change.slots, change.scores, change.steps)
+            inside = np.ones(len(part), np.bool_)
+            if wish.where.first is not None:
+                inside &= change.keys >= wish.where.first
+            if wish.where.last is not None:
+                inside &= change.keys <= wish.where.last
+            if wish.where:
+                part = picked(part, inside & wish.where.chosen(part))
+            if len(part):
+                yield part
+            done += len(change.keys)
+            if progress is not None:
+                progress(done, done)
+
+    if kind.name.startswith("word2vec"):
+        raise BadInput(f"{kind.name} begins with the number of rows, which --since cannot know; choose another format")
+    beside = removed_beside(place)
+    with appearing(beside, folder=False) as gone, appearing(place, folder=kind.folder) as made:
+        count = write(made, kind, table, rows(), source, wish)
+        with open(gone, "wb") as file:
+            np.save(file, np.concatenate(removed))
+    return Exported(count, sum(map(len, removed)), place, kind.name, source.name)
+
+
+def removed_beside(out: str) -> str:
+    """Where the removed keys of an export go."""
+    stem, dot, _ = out.rstrip("/").rpartition(".")
+    return f"{stem if dot and '/' not in _ else out.rstrip('/')}.removed.npy"
+
+
+def about_json(exported: Exported) -> dict[str, object]:
+    """What was exported, for machines."""
+    return asdict(exported)

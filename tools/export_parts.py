@@ -1,0 +1,70 @@
+"""Exporting by parts: files of ranges of keys in one folder, written by several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools.columns import Table
+from kvemb.tools.export import Wish, opened, scanned, write
+from kvemb.tools.failures import BadInput
+from kvemb.tools.formats import FORMATS, Format
+from kvemb.tools.places import appearing
+
+
+def export_parts(
+    path: str | os.PathLike[str],
+    source: kvemb.Variable,
+    place: str,
+    kind: Format,
+    table: Table,
+    wish: Wish,
+    parts: int,
+    jobs: int,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Write at most `parts` files to the folder `place`, in key order by their names; returns how many rows."""
+    if kind.folder:
+        raise BadInput(f"{kind.name} is a folder already and cannot be written in parts; leave out --partitions")
+    ranges = bulk.ranges(source, parts)
+    total, done = source.size(), 0
+    about = Table(table.columns, None, table.about)
+    with appearing(place, folder=True) as folder:
+        files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{kind.suffix}" for at in range(len(ranges))]
+        if jobs == 1:
+            for file, ends in zip(files, ranges, strict=True):
+                done += _write_part(path, source.name, file, kind.name, about, wish, ends)
+                if progress is not None:
+                    progress(done, total)
+            return done
+        context = multiprocessing.get_context("forkserver")
+        with ProcessPoolExecutor(min(jobs, len(ranges)), mp_context=context) as pool:
+            work = [
+                pool.submit(_write_part, path, source.name, file, kind.name, about, wish, ends)
+                for file, ends in zip(files, ranges, strict=True)
+            ]
+            for finished in as_completed(work):
+                done += finished.result()
+                if progress is not None:
+                    progress(done, total)
+    return done
+
+
+def _write_part(
+    path: str | os.PathLike[str],
+    variable: str,
+    file: Path,
+    kind: str,
+    table: Table,
+    wish: Wish,
+    ends: tuple[int, int],
+) -> int:
+    with opened(path, variable) as source:
+        if kind.startswith("word2vec"):
+            table = Table(table.columns, sum(map(len, scanned(source, wish, None, ends))), table.about)
+        return write(file, FORMATS[kind], table, scanned(source, wish, None, ends), source, wish)

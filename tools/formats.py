@@ -1,0 +1,191 @@
+"""The formats that tables are exported to and imported from, by name: what each can hold, who writes and reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Table
+from kvemb.tools.failures import BadInput
+
+Place = Path | IO[bytes]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format. folder: its output is a folder. pipe: it can be written to one, and read from one.
+
+    more: it can hold columns beside key and value. dtypes: of values that it can hold, None for all; bfloat16 is
+    widened to float32 unless it is among them. describes: it says what the table was, so that importing makes it again.
+    """
+
+    name: str
+    suffix: str
+    what: str
+    writer: str | None
+    reader: str
+    folder: bool = False
+    pipe: bool = False
+    more: bool = True
+    describes: bool = False
+    dtypes: tuple[str, ...] | None = None
+
+    def write(self, place: Place, table: Table, batches: Iterator[Batch]) -> None:
+        """Write a table to a file, a folder that is there, or a pipe."""
+        assert self.writer is not None
+        _load(self, self.writer)(place, table, batches)
+
+    def reading(self) -> Callable[..., tuple[Table, Iterator[Batch]]]:
+        """Return its reader."""
+        found: Callable[..., tuple[Table, Iterator[Batch]]] = _load(self, self.reader)
+        return found
+
+    def check(self, table: Table) -> None:
+        """Raise BadInput unless it can hold these columns."""
+        if self.writer is None:
+            raise BadInput(f"{self.name} can be imported, not exported; choose {names(written=True)}")
+        value = table.column(VALUE)
+        assert value is not None
+        if self.dtypes is not None and value.dtype.name not in self.dtypes:
+            raise BadInput(
+                f"{self.name} holds {' or '.join(self.dtypes)}, the values are {value.dtype.name}; "
+                "choose another format, or --dtype"
+            )
+        key = table.column(KEY)
+        if self.name in ("hugectr", "dynamicemb") and key is not None and key.dtype == np.uint64:
+            raise BadInput(f"{self.name} holds int64 keys, these are uint64; choose another format")
+        extra = [column.name for column in table.columns if column.name not in (KEY, VALUE)]
+        slots = table.about.get("slots", [])
+        refused = [name for name in extra if not self.more or (name not in (*self._named, *slots))]
+        if refused:
+            raise BadInput(f"{self.name} has no place for {refused[0]!r}; choose another format, or leave it out")
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return {"tfra": (), "dynamicemb": (SCORE,)}.get(self.name, (SCORE, STEP, SCALE))
+
+
+def _load(kind: Format, place: str) -> Any:
+    module, name = place.split(":")
+    try:
+        return getattr(import_module(f"kvemb.tools.{module}"), name)
+    except ImportError as error:
+        raise BadInput(f"{kind.name} needs {error.name}; install it: pip install 'kvemb[tools]'") from error
+
+
+_NUMBERS = ("float32", "float64", "float16", "int8", "int32", "int64")
+FORMATS = {
+    kind.name: kind
+    for kind in (
+        Format(
+            "parquet",
+            ".parquet",
+            "Parquet, a file or with --partitions a folder of files",
+            "format_arrow:write_parquet",
+            "format_arrow:read_parquet",
+            describes=True,
+        ),
+        Format(
+            "arrow",
+            ".arrow",
+            "Arrow IPC, a file, or a stream in a pipe",
+            "format_arrow:write_arrow",
+            "format_arrow:read_arrow",
+            pipe=True,
+            describes=True,
+        ),
+        Format(
+            "safetensors",
+            ".safetensors",
+            "safetensors, a tensor a column",
+            "format_arrays:write_safetensors",
+            "format_arrays:read_safetensors",
+            describes=True,
+            dtypes=(*_NUMBERS, "bfloat16"),
+        ),
+        Format(
+            "npy",
+            ".npy",
+            "a folder of .npy files, a file a column, to be memory-mapped",
+            "format_arrays:write_npy",
+            "format_arrays:read_npy",
+            folder=True,
+            describes=True,
+        ),
+        Format("csv", ".csv", "CSV, a column a number", "format_arrow:write_csv", "format_arrow:read_csv", pipe=True),
+        Format(
+            "hugectr",
+            ".model",
+            "HugeCTR's sparse model, a folder with key and emb_vector",
+            "format_arrays:write_hugectr",
+            "format_arrays:read_hugectr",
+            folder=True,
+            more=False,
+            dtypes=("float32",),
+        ),
+        Format(
+            "tfra",
+            "",
+            "TFRA's file system saver, a folder",
+            "format_arrays:write_tfra",
+            "format_arrays:read_tfra",
+            folder=True,
+            dtypes=(*_NUMBERS, "bfloat16"),
+        ),
+        Format(
+            "dynamicemb",
+            "",
+            "NVIDIA dynamicemb's dump, a folder; its scores are integers",
+            "format_arrays:write_dynamicemb",
+            "format_arrays:read_dynamicemb",
+            folder=True,
+            dtypes=("float32",),
+        ),
+        Format(
+            "word2vec",
+            ".w2v",
+            "word2vec's text",
+            "format_words:write_words",
+            "format_words:read_words",
+            pipe=True,
+            more=False,
+            dtypes=("float32", "float16"),
+        ),
+        Format(
+            "word2vec-binary",
+            ".w2v.bin",
+            "word2vec's binary format",
+            "format_words:write_words_binary",
+            "format_words:read_words_binary",
+            pipe=True,
+            more=False,
+            dtypes=("float32",),
+        ),
+        Format("torch", ".pt", "a PyTorch state dict, to import", None, "format_words:read_state_dict", more=False),
+    )
+}
+
+
+def names(*, written: bool = False) -> str:
+    """The formats' names, for people. written: those that can be exported to."""
+    return ", ".join(kind.name for kind in FORMATS.values() if kind.writer is not None or not written)
+
+
+def format_of(name: str | None, place: str) -> Format:
+    """Return the format of a name, or the one that a path's ending says. Raises BadInput."""
+    if name is not None:
+        if name not in FORMATS:
+            raise BadInput(f"there is no format {name!r}; choose {names()}")
+        return FORMATS[name]
+    ending = place.rstrip("/").lower()
+    fitting = [kind for kind in FORMATS.values() if kind.suffix and ending.endswith(kind.suffix)]
+    if ending.endswith(".pth"):
+        fitting = [FORMATS["torch"]]
+    if not fitting:
+        raise BadInput(f"the ending of {place} names no format; say --format, one of {names()}")
+    return max(fitting, key=lambda kind: len(kind.suffix))

@@ -1,0 +1,188 @@
+"""Importing a table of any of the formats into a variable of a store, new or there already."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Table
+from kvemb.tools.export import narrow
+from kvemb.tools.failures import BadInput
+from kvemb.tools.formats import Format, format_of
+from kvemb.tools.places import PIPE, fetched
+
+Conflict = Literal["replace", "keep", "error"]
+Progress = Callable[[int, int], None]
+BUDGET = "128MiB"
+# What an export adds to the description of a variable.
+_OURS = ("format", "whole", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was loaded: rows that were not there, that were replaced, and that stayed as they were."""
+
+    variable: str
+    added: int
+    replaced: int
+    kept: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller says of a source. See import_table."""
+
+    variable: str | None = None
+    key_column: str | None = None
+    value_column: str | None = None
+    key_dtype: str | None = None
+    value_dtype: str | None = None
+
+
+def import_table(
+    source: str | os.PathLike[str] | IO[bytes],
+    path: str | os.PathLike[str],
+    *,
+    variable: str | None = None,
+    format: str | None = None,
+    on_conflict: Conflict = "error",
+    key_column: str | None = None,
+    value_column: str | None = None,
+    key_dtype: str | None = None,
+    value_dtype: str | None = None,
+    progress: Progress | None = None,
+) -> Imported:
+    """Load a file, a folder, a URL or an open binary file into a variable of the store at path, made if need be.
+
+    A file that kvemb exported with slots and scores makes the variable as it was. variable: its name; None: the one in
+    the file, or the file's. format: one of formats.FORMATS; None: as source ends. on_conflict: what becomes of rows
+    that are there, as for kvemb.bulk.load. key_column, value_column: of a Parquet, Arrow, CSV, npy, safetensors or
+    PyTorch source. key_dtype, value_dtype: of a new variable, and of formats that do not say; None: as the source has
+    them. progress(done, total): rows; total is 0 where nobody knows.
+
+    Raises BadInput, FileNotFoundError, and what kvemb.open and kvemb.bulk.load do; then the store is as it was.
+    """
+    place = source if not isinstance(source, (str, os.PathLike)) else os.fspath(source)
+    kind = format_of(format, place if isinstance(place, str) else PIPE)
+    given = Given(variable, key_column, value_column, key_dtype, value_dtype)
+    if not isinstance(place, str):
+        if not kind.pipe:
+            raise BadInput(f"{kind.name} cannot be read from a pipe; name a file")
+        return _import(place, "table", kind, path, given, on_conflict, progress)
+    with fetched(place) as here:
+        if not here.exists():
+            raise FileNotFoundError(f"{place} is not there")
+        return _import(here, here.name.split(".")[0], kind, path, given, on_conflict, progress)
+
+
+def _import(
+    place: Path | IO[bytes],
+    stem: str,
+    kind: Format,
+    path: str | os.PathLike[str],
+    given: Given,
+    on_conflict: Conflict,
+    progress: Progress | None,
+) -> Imported:
+    table, batches = read(place, kind, given)
+    name = given.variable or table.about.get("name") or stem
+    existed = Path(path).exists()
+    store = kvemb.open(path, memory_budget=BUDGET)
+    try:
+        target = store.variables[name] if name in store.variables else _made(store, name, table, given)
+        loaded = bulk.load(target, _rows(batches, table, target, progress), on_conflict=on_conflict)
+        rows = target.size()
+    except BaseException:
+        store.close(flush=False)  # a variable that was made for this goes with it
+        if not existed:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    store.close()
+    return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows)
+
+
+def read(place: Path | IO[bytes], kind: Format, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Return what a source says of itself, and its batches. Raises BadInput."""
+    reading = kind.reading()
+    if kind.name in ("parquet", "arrow", "csv", "npy", "safetensors"):
+        return reading(place, given.key_column, given.value_column)
+    if kind.name == "torch":
+        return reading(place, given.value_column)
+    if kind.name == "tfra":
+        return reading(place, given.variable, given.key_dtype or "int64", given.value_dtype or "float32")
+    if kind.name == "dynamicemb":
+        return reading(place, given.variable)
+    if kind.name.startswith("word2vec"):
+        return reading(place, np.dtype(given.key_dtype or "int64"))
+    return reading(place)
+
+
+def _made(store: kvemb.Store, name: str, table: Table, given: Given) -> kvemb.Variable:
+    """Make a variable as the source describes it, or as its columns are."""
+    key, value, about = table.column(KEY), table.column(VALUE), table.about
+    assert key is not None
+    assert value is not None
+    if about.get("whole"):
+        return bulk.make(store, name, {field: about[field] for field in about if field not in _OURS})
+    keys = given.key_dtype or ("uint64" if key.dtype == np.uint64 else "int32" if key.dtype == np.int32 else "int64")
+    values = given.value_dtype or about.get("value_dtype") or value.dtype.name
+    if table.column(SCALE) is not None:
+        values = given.value_dtype or "float32"
+    if not value.width:
+        raise BadInput(f"the source has no rows and does not say how long one is; make the variable {name!r} first")
+    return store.get_variable(name, keys, values, value.width)
+
+
+def _rows(
+    batches: Iterator[Batch], table: Table, target: kvemb.Variable, progress: Progress | None
+) -> Iterator[bulk.Rows]:
+    """Turn batches of columns into rows of a variable. Raises BadInput where they do not fit."""
+    slots = list(target.optimizer.slots) if target.optimizer else []
+    has_slots = bool(slots) and all(table.column(slot) is not None for slot in slots)
+    done = 0
+    for batch in batches:
+        for name in table.about.get("bfloat16", []):
+            batch[name] = narrow(batch[name])
+        values = batch[VALUE]
+        if SCALE in batch:
+            values = values.astype(np.float32) * batch[SCALE][:, None]
+        if values.shape[1] != target.dim:
+            raise BadInput(
+                f"the source has rows of {values.shape[1]} values, variable {target.name!r} has {target.dim}"
+            )
+        yield bulk.Rows(
+            _converted(batch[KEY], target.key_dtype, "keys", target.name),
+            _converted(values, target.value_dtype, "values", target.name),
+            {slot: batch[slot] for slot in slots} if has_slots else None,
+            batch.get(SCORE),
+            batch.get(STEP),
+        )
+        done += len(batch[KEY])
+        if progress is not None:
+            progress(done, table.rows or 0)
+
+
+def _converted(array: Any, dtype: np.dtype[Any], what: str, name: str) -> Any:
+    """Return numbers in a variable's dtype. Floats may lose digits; whole numbers must not change."""
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind in "iu" or dtype.kind in "iu":
+        with np.errstate(invalid="ignore"):
+            changed = array.astype(dtype)
+        back = changed.astype(array.dtype)
+        wrong = (back != array) | ((changed < 0) != (array < 0))
+        if wrong.any():
+            raise BadInput(
+                f"{what} of the source do not fit {dtype.name}, as variable {name!r} has: {array[wrong].reshape(-1)[0]}"
+            )
+        return changed
+    return array.astype(dtype)

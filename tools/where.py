@@ -1,0 +1,85 @@
+"""Which rows: conditions on key, score and step, as people write them."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.bulk import Rows
+from kvemb.tools.failures import BadInput
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "=": operator.eq,
+}
+_CLAUSE = re.compile(r"\s*(key|score|step)\s*(<=|>=|==|!=|<|>|=)\s*(\S+)\s*")
+_RANGE = re.compile(r"\s*key\s+in\s+(-?\d+)\s*\.\.\s*(-?\d+)\s*")
+
+
+@dataclass(frozen=True)
+class Where:
+    """All of the clauses hold. first, last: the range of keys outside of which no row is meant, None for no bound."""
+
+    clauses: tuple[tuple[str, str, float], ...] = ()
+    first: int | None = None
+    last: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.clauses) or self.first is not None or self.last is not None
+
+    def chosen(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which rows are meant, of those in the range of keys."""
+        mask = np.ones(len(rows), np.bool_)
+        for name, sign, number in self.clauses:
+            mask &= _COMPARE[sign](getattr(rows, f"{name}s"), number)
+        return mask
+
+    def narrowed(self, first: int, last: int) -> tuple[int, int]:
+        """The part of a range of keys that is meant; empty where its first is beyond its last."""
+        return (
+            first if self.first is None else max(first, self.first),
+            last if self.last is None else min(last, self.last),
+        )
+
+
+def parse_where(texts: list[str]) -> Where:
+    """Return conditions such as "score >= 3 and step < 100", "key in 0..999". Raises BadInput."""
+    clauses: list[tuple[str, str, float]] = []
+    first: int | None = None
+    last: int | None = None
+    for text in (part for each in texts for part in re.split(r"\band\b", each)):
+        if found := _RANGE.fullmatch(text):
+            low, high = int(found[1]), int(found[2])
+            first = low if first is None else max(first, low)
+            last = high if last is None else min(last, high)
+            continue
+        found = _CLAUSE.fullmatch(text)
+        try:
+            if found is None:
+                raise ValueError
+            number: float = int(found[3]) if found[1] != "score" else float(found[3])
+        except ValueError:
+            raise BadInput(
+                f"--where {text.strip()!r} is no condition; write such as 'score >= 3', 'step < 100', 'key in 0..999'"
+            ) from None
+        if found[1] == "key" and found[2] in ("<=", ">=", "<", ">", "==", "="):
+            if found[2] in (">", ">=", "==", "="):
+                low = int(number) + (found[2] == ">")
+                first = low if first is None else max(first, low)
+            if found[2] in ("<", "<=", "==", "="):
+                high = int(number) - (found[2] == "<")
+                last = high if last is None else min(last, high)
+        else:
+            clauses.append((found[1], found[2], number))
+    return Where(tuple(clauses), first, last)
