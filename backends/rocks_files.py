@@ -56,10 +56,12 @@ def cuts(family: Any, parts: int) -> list[int]:
     ]
     if not files or parts == 1:
         return []
+    base = min(first for _, first, _ in files)  # floats hold distances from it better than keys
+    files = [(size, first - base, last - base) for size, first, last in files]
     places = np.unique(np.array([end for _, *ends in files for end in ends], np.float64))
     below = np.zeros(len(places))
     for size, first, last in files:
         below += size * np.clip((places - first) / max(1, last - first), 0.0, 1.0)
     wanted = below[-1] * np.arange(1, parts) / parts
-    cuts = {int(cut) for cut in np.interp(wanted, below, places)}
+    cuts = {base + int(cut) for cut in np.interp(wanted, below, places)}
     return sorted(cut for cut in cuts if 0 < cut <= LAST_KEY)

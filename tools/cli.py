@@ -12,6 +12,7 @@ import typer
 from kvemb.tools.bench import app as bench
 from kvemb.tools.demo import demo
 from kvemb.tools.failures import OK, explain
+from kvemb.tools.moving import export, import_
 from kvemb.tools.stress import app as stress
 from kvemb.tools.travel import pull, push
 from kvemb.tools.verify import repair, verify
@@ -21,11 +22,11 @@ app = typer.Typer(
     help="A persistent embedding store: tables larger than memory.",
     epilog="Exit codes: 0 done, 1 bad input or damage, 2 wrong usage, 3 store in use, 4 the disk refused, "
     "130 interrupted.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
-for command in (demo, verify, repair, push, pull):
-    app.command()(command)
+for command in (demo, export, import_, verify, repair, push, pull):
+    app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(bench, name="bench")
 app.add_typer(stress, name="stress")
 

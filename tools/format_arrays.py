@@ -129,7 +129,6 @@ def write_safetensors(place: Path, table: Table, batches: Iterator[Batch]) -> No
 
 def read_safetensors(place: Path, key: str | None, value: str | None) -> tuple[Table, Iterator[Batch]]:
     """Read tensors of a safetensors file. key, value: their names."""
-    import ml_dtypes  # noqa: F401 -- safetensors gives bfloat16 with it
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -140,6 +139,15 @@ def read_safetensors(place: Path, key: str | None, value: str | None) -> tuple[T
     return _of_arrays(str(place), {name: _Slices(file.get_slice(name)) for name in file.keys()}, about, key, value)  # noqa: SIM118
 
 
+def _dtype_of(name: str) -> Any:
+    import ml_dtypes
+
+    found = {short: dtype for dtype, short in _SAFE.items()}.get(name)
+    if found is None:
+        raise BadInput(f"a tensor holds {name}, which no variable can")
+    return ml_dtypes.bfloat16 if found == "bfloat16" else found
+
+
 class _Slices:
     """A tensor of a file, read as far as it is asked for."""
 
@@ -147,7 +155,7 @@ class _Slices:
         self._tensor = tensor
         self.shape = tuple(tensor.get_shape())
         self.ndim = len(self.shape)
-        self.dtype = tensor[0:0].dtype
+        self.dtype = np.dtype(_dtype_of(tensor.get_dtype()))
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -212,7 +220,7 @@ def read_tfra(folder: Path, variable: str | None, key_dtype: str, value_dtype: s
         arrays = _shaped(folder, arrays)
         keys.append(arrays[KEY])
         values.append(arrays[VALUE])
-    return _joined(str(folder), [{KEY: key, VALUE: value} for key, value in zip(keys, values, strict=True)])
+    return _joined(str(folder), name, [{KEY: key, VALUE: value} for key, value in zip(keys, values, strict=True)])
 
 
 def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
@@ -251,14 +259,14 @@ def read_dynamicemb(folder: Path, variable: str | None) -> tuple[Table, Iterator
         if _sibling(path, "scores").is_file():
             arrays[SCORE] = _raw(_sibling(path, "scores"), np.int64).astype(np.float64)
         parts.append(_shaped(folder, arrays))
-    return _joined(str(folder), parts)
+    return _joined(str(folder), name, parts)
 
 
 def _sibling(keys: Path, what: str) -> Path:
     return keys.with_name(keys.name.replace("_emb_keys.", f"_emb_{what}."))
 
 
-def _joined(place: str, parts: list[Batch]) -> tuple[Table, Iterator[Batch]]:
+def _joined(place: str, name: str, parts: list[Batch]) -> tuple[Table, Iterator[Batch]]:
     widths = {part[VALUE].shape[1] for part in parts if len(part[KEY])} or {0}
     if len(widths) > 1:
         raise BadInput(f"{place} has parts whose rows have {min(widths)} and {max(widths)} values")
@@ -271,7 +279,7 @@ def _joined(place: str, parts: list[Batch]) -> tuple[Table, Iterator[Batch]]:
             for at in range(0, len(part[KEY]), READ_ROWS):
                 yield {column.name: np.array(part[column.name][at : at + READ_ROWS]) for column in columns}
 
-    return Table(columns, sum(len(part[KEY]) for part in parts)), batches()
+    return Table(columns, sum(len(part[KEY]) for part in parts), {"name": name}), batches()
 
 
 def _raw(path: Path, dtype: Any) -> Any:

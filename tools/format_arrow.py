@@ -129,7 +129,8 @@ def read_arrow(place: Place, key: str | None, value: str | None) -> tuple[Table,
             file = _opened(pa.ipc.open_file, pa.memory_map(str(place)), str(place))
             parts = (file.get_batch(at) for at in range(file.num_record_batches))
             return _table(str(place), file.schema, None, lambda: parts, key, value)
-    stream = _opened(pa.ipc.open_stream, str(place) and (pa.OSFile(str(place)) if isinstance(place, Path) else place))
+    source = pa.OSFile(str(place)) if isinstance(place, Path) else place
+    stream = _opened(pa.ipc.open_stream, source, place)
     return _table(str(place), stream.schema, None, lambda: iter(stream), key, value)
 
 

@@ -54,6 +54,7 @@ def _read_head(file: IO[bytes], place: object) -> tuple[int, int]:
         if rows < 0 or dim < 1:
             raise ValueError
     except ValueError:
+        file.close()
         raise BadInput(f"{place} is not a word2vec file: it must begin with two numbers, got {line[:40]!r}") from None
     return rows, dim
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -23,6 +26,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Summary = dict[str, object]
 Advance = Callable[[int, str], None]
 
@@ -65,6 +70,23 @@ class Screen:
         with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bar:
             number = bar.add_task(task, total=None)
             yield lambda done, total: bar.update(number, completed=done, total=total)
+
+    @contextmanager
+    def counting(self, task: str) -> Iterator[Callable[[int, int], None]]:
+        """Give `tell(done, total)` for rows, of a total that is 0 where nobody knows it."""
+        if not self._has_bar:
+            yield lambda done, total: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
+        rate = TextColumn("{task.fields[rate]}")
+        with Progress(*columns, rate, TimeRemainingColumn(), console=self._console, transient=True) as bar:
+            number, began = bar.add_task(task, total=None, rate=""), time.perf_counter()
+
+            def tell(done: int, total: int) -> None:
+                rate = f"{done / max(1e-9, time.perf_counter() - began):,.0f}/s"
+                bar.update(number, completed=done, total=total or None, rate=rate)
+
+            yield tell
 
     def tell(self, line: str) -> None:
         """Print a line of the outcome: with --quiet too, not with --json, whose summary has it."""

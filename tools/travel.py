@@ -10,12 +10,10 @@ import typer
 
 import kvemb
 from kvemb.tools.figures import size
-from kvemb.tools.screen import Screen
+from kvemb.tools.screen import AsJson, Quiet, Screen
 
 Number = Annotated[int | None, typer.Option(min=1, help="The checkpoint's number; the newest without it.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Files that travel at once.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
 def push(

@@ -10,10 +10,8 @@ import typer
 
 import kvemb
 from kvemb.tools.figures import size
-from kvemb.tools.screen import Screen
+from kvemb.tools.screen import AsJson, Quiet, Screen
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 # Key ranges of a variable that are told one by one.
 TOLD_GAPS = 5
 
