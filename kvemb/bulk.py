@@ -1,13 +1,16 @@
 """Whole rows in and out, past the hot tier: what offline tools are made of.
 
 load() sorts what it is given beside the store, in runs on disk where memory would not hold it, and hands the cold store
-finished files in key order, which it takes as they are. Memory follows RUN_BYTES, not the table.
+finished files in key order, which it takes as they are. Memory does not follow the table.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,17 +20,18 @@ import numpy.typing as npt
 
 from kvemb import layout
 from kvemb.arguments import at_least
-from kvemb.codec import order_keys, unordered_keys
+from kvemb.codec import order_keys
 from kvemb.contracts import SortedFile
 from kvemb.manifest import entry_of
 from kvemb.rows import RowBlock
 from kvemb.schema import LAST_KEY, Schema, as_keys, as_values, public_keys
+from kvemb.sorter import Sorter
 from kvemb.store import Store
 from kvemb.variable import Variable, open_stored
 
 BATCH_ROWS = 65_536
-# Rows that are sorted in memory at once; and of a file that the cold store takes.
-RUN_BYTES, FILE_BYTES = 64 << 20, 64 << 20
+# Of a file that the cold store takes.
+FILE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,8 @@ def load(
 
     batches: in any order; of equal keys the last wins. on_conflict: what becomes of a row that is there already:
     "replace" it with slots, score and step; "keep" it; "error" changes nothing and raises ValueError. Fastest where
-    keys ascend. The hot tier is empty afterwards. Other calls wait for the last part of it. A batch that is refused,
-    or fails to come, changes nothing.
+    keys ascend and the variable is empty; then nobody else may write to it meanwhile. The hot tier is empty
+    afterwards. Other calls wait for the last part of it. A batch that is refused, or fails to come, changes nothing.
 
     Raises TypeError, ValueError for a batch that does not fit; Poisoned, Closed, ReadOnly, ColdStoreError.
     """
@@ -135,24 +139,41 @@ def load(
         raise ValueError(f"on_conflict must be 'replace', 'keep' or 'error', got {on_conflict!r}")
     store = variable._store
     store.health.check_writable()
-    with tempfile.TemporaryDirectory(prefix="load-", dir=store._points.live) as folder:
-        sorter = _Sorter(variable._schema, Path(folder))
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=store._points.live))
+        files = stack.enter_context(closing(_Files(variable, Path(folder))))
+        sorter = Sorter(variable._schema, Path(folder))
+        # Into an empty variable rows that ascend go to files as they come: there is nothing to compare them with.
+        ascending = variable.size() == 0
         for batch in batches:
-            sorter.add(_block_of(batch, variable))
-        done = _take_in(variable, sorter, on_conflict)
+            block = _block_of(batch, variable)
+            ascending = ascending and files.follows(block)
+            if ascending:
+                files.append(block)
+            else:
+                sorter.add(block)
+        done = _take_in(variable, files, sorter, on_conflict)
     store.flush()
     return done
 
 
-def _take_in(variable: Variable, sorter: _Sorter, on_conflict: str) -> Loaded:
+def _take_in(variable: Variable, files: _Files, sorter: Sorter, on_conflict: str) -> Loaded:
     tiered, schema = variable._tiered, variable._schema
-    added = replaced = kept = step = 0
+    added, replaced, kept = files.rows, 0, 0
     with tiered.taking_in() as cold:
-        files = _Files(variable, sorter.folder)
         anew = tiered.size == 0
+        if files.rows:
+            if not anew:
+                raise ValueError(f"{variable.name!r} was empty, and was written to during the load; load again")
+            files.finish()
+            tiered.take_in(files.give, files.rows, files.step)
         for block in sorter.blocks():
-            exists = np.zeros(len(block), np.bool_) if anew else cold.read(block.keys)[1]
+            exists = np.zeros(len(block), np.bool_) if anew and not added else cold.read(block.keys)[1]
             there = int(exists.sum())
+            if anew:  # what is there came with this load, and the last of equal keys wins
+                added += len(block) - there
+                files.append(block)
+                continue
             if there and on_conflict == "error":
                 key = public_keys(block.keys[exists], schema.key_dtype)[0]
                 raise ValueError(f"key {key} is in {variable.name!r} already; use on_conflict='replace' or 'keep'")
@@ -162,107 +183,46 @@ def _take_in(variable: Variable, sorter: _Sorter, on_conflict: str) -> Loaded:
                 block = block.select(~exists)
             else:
                 replaced += there
-            if len(block):
-                step = max(step, int(block.steps.max()))
-                tiered.record(block.keys)
-                files.append(block)
+            files.append(block)
         files.finish()
-        tiered.take_in(files.give, added, step)
+        tiered.take_in(files.give, added - tiered.size if anew else added, files.step)
     return Loaded(added, replaced, kept)
-
-
-class _Sorter:
-    """Rows in any order, given back in key order, of equal keys the last: runs of RUN_BYTES on disk, then merged."""
-
-    def __init__(self, schema: Schema, folder: Path) -> None:
-        self.folder, self._schema = folder, schema
-        columns = [("key", "<u8"), ("score", "<f8"), ("step", "<i8"), ("words", "<u8", (schema.row_words,))]
-        self._layout = np.dtype(columns)
-        self._waiting: list[npt.NDArray[Any]] = []
-        self._runs: list[Path] = []
-
-    def add(self, block: RowBlock) -> None:
-        """Take rows."""
-        rows = np.empty(len(block), self._layout)
-        rows["key"], rows["words"] = order_keys(block.keys, self._schema), block.words
-        rows["score"], rows["step"] = block.scores, block.steps
-        self._waiting.append(rows)
-        if sum(map(len, self._waiting)) * self._layout.itemsize >= RUN_BYTES:
-            self._write_run()
-
-    def _write_run(self) -> None:
-        path = self.folder / f"{len(self._runs)}.run"
-        with layout.refusing(f"write {path}"):
-            _last_of_each(self._waiting).tofile(path)
-        self._runs.append(path)
-        self._waiting = []
-
-    def blocks(self) -> Iterator[RowBlock]:
-        """Yield all rows, keys ascending. REQUIRES: called once, at the end."""
-        for rows in self._merged() if self._runs else [_last_of_each(self._waiting)] if self._waiting else []:
-            for at in range(0, len(rows), BATCH_ROWS):
-                yield self._block(rows[at : at + BATCH_ROWS])
-
-    def _merged(self) -> Iterator[npt.NDArray[Any]]:
-        """Merge the runs: in each round all that is not above the least last key of what was read of each."""
-        if self._waiting:
-            self._write_run()
-        size = self._layout.itemsize
-        left = [path.stat().st_size // size for path in self._runs]
-        read = [0] * len(left)
-        window = max(1024, RUN_BYTES // size // len(left))
-        heads = [np.empty(0, self._layout)] * len(left)
-        while True:
-            for run, path in enumerate(self._runs):
-                if len(heads[run]) < window // 2 and left[run]:
-                    count = min(window, left[run])
-                    more = np.fromfile(path, self._layout, count, offset=read[run] * size)
-                    heads[run] = np.concatenate([heads[run], more])
-                    read[run] += count
-                    left[run] -= count
-            if not any(map(len, heads)):
-                return
-            ends = [head["key"][-1] for head, more in zip(heads, left, strict=True) if more]
-            stops = [len(head) if not ends else int(np.searchsorted(head["key"], min(ends), "right")) for head in heads]
-            parts = [head[:stop] for head, stop in zip(heads, stops, strict=True)]
-            heads = [head[stop:] for head, stop in zip(heads, stops, strict=True)]
-            yield _last_of_each(parts)
-
-    def _block(self, rows: npt.NDArray[Any]) -> RowBlock:
-        block = RowBlock(self._schema, len(rows))
-        block.keys[:] = unordered_keys(np.ascontiguousarray(rows["key"]), self._schema)
-        block.words[:], block.scores[:], block.steps[:] = rows["words"], rows["score"], rows["step"]
-        return block
-
-
-def _last_of_each(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return rows in key order, of equal keys the last one."""
-    rows = np.concatenate(parts)
-    if (rows["key"][1:] <= rows["key"][:-1]).any():
-        rows = rows[np.argsort(rows["key"], kind="stable")]
-        last = np.ones(len(rows), np.bool_)
-        last[:-1] = rows["key"][1:] != rows["key"][:-1]
-        rows = rows[last]
-    return rows
 
 
 class _Files:
     """Files of rows in key order, one beyond the other, for the cold store of a variable."""
 
     def __init__(self, variable: Variable, folder: Path) -> None:
+        self.rows, self.step = 0, 0
+        self._last = -1
+        self._made = 0
+        self._behind = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")
+        self._recorded: list[Future[None]] = []
         self._variable, self._folder = variable, folder
         self._most_rows = max(1, FILE_BYTES // RowBlock.bytes_per_row(variable._schema))
         self._done: list[Path] = []
         self._open: SortedFile | None = None
         self._blocks: list[RowBlock] = []
 
+    def follows(self, block: RowBlock) -> bool:
+        """Whether the keys of rows ascend, beyond the last ones."""
+        ordered = order_keys(block.keys, self._variable._schema)
+        return len(ordered) == 0 or (int(ordered[0]) > self._last and bool((ordered[1:] > ordered[:-1]).all()))
+
     def append(self, block: RowBlock) -> None:
         """Write rows beyond the last ones."""
+        if len(block) == 0:
+            return
+        self.rows += len(block)
+        self.step = max(self.step, int(block.steps.max()))
+        self._last = int(order_keys(block.keys[-1:], self._variable._schema)[0])
+        self._recorded.append(self._behind.submit(self._variable._tiered.record, block.keys))
         if not self._variable.persistent:
             self._blocks.append(block)  # its cold store is memory anyway
             return
         if self._open is None:
-            path = self._folder / f"{len(self._done)}.sst"
+            path = self._folder / f"{self._made}.sst"
+            self._made += 1
             database = self._variable._store._database
             self._open = database.sorted_file(path, self._variable._schema, self._variable._creator)
         self._open.append(block)
@@ -274,15 +234,30 @@ class _Files:
         if self._open is not None:
             self._open.finish()
             self._done.append(self._open.path)
+            self._behind.submit(_sync, self._open.path)  # so that the disk is busy while the next one is made
             self._open = None
+
+    def close(self) -> None:
+        """Wait for the disk."""
+        self._behind.shutdown()
 
     def give(self) -> None:
         """Give all of it to the cold store. Raises ColdStoreError."""
+        with layout.refusing("record what changes"):
+            for recorded in self._recorded:
+                recorded.result()
+        self._recorded = []
         for path in self._done:
             self._variable._store._in_order(self._variable._store._database.ingest, self._variable.name, path)
             path.unlink()
         for block in self._blocks:
             self._variable._tiered.cold.write(block)
+        self._done, self._blocks, self._last = [], [], -1
+
+
+def _sync(path: Path) -> None:
+    with suppress(OSError), open(path, "rb") as file:  # what fails here fails again where the point is made
+        os.fsync(file.fileno())
 
 
 def _block_of(batch: Rows, variable: Variable) -> RowBlock:

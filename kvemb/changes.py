@@ -17,7 +17,7 @@ import numpy as np
 
 from kvemb import layout
 from kvemb.errors import Corruption
-from kvemb.keyfile import Ordered, merged, read_keys, write_keys
+from kvemb.keyfile import Ordered, distinct, merged, read_keys, write_keys
 from kvemb.manifest import Changed, Epoch
 
 # Keys of a variable in memory before they go to a file of their own.
@@ -154,7 +154,7 @@ class ChangeLog:
 
     def _write_out(self, variable: str) -> None:
         path = self._new_path()
-        write_keys(path, [np.unique(np.concatenate(self._buffers[variable]))])
+        write_keys(path, [distinct(np.concatenate(self._buffers[variable]))])
         del self._buffers[variable]
         self._epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
 

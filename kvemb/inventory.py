@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def take(
     before, known: a directory whose files were listed already, and that list. same_names: this is a copy of it, and
     files that never change must be as they were listed. Raises OSError; Corruption naming a file of `before`.
     """
-    entries = {}
+    entries: dict[str, FileEntry] = {}
+    new: dict[str, Path] = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if path.is_dir() or name == manifest.NAME:
@@ -43,9 +45,13 @@ def take(
         earlier = (known or {}).get(name)
         if earlier is not None and before is not None and _same_file(before / name, path):
             entries[name] = earlier
-            continue
-        entries[name] = measure(path)
-        if same_names and path.suffix in CHECKED_ON_READ and entries[name] != earlier:
+        else:
+            new[name] = path
+    # One waits for the disk while the other computes; neither needs the GIL.
+    with ThreadPoolExecutor(2, thread_name_prefix="kvemb-hash") as pool:
+        entries |= zip(new, pool.map(measure, new.values()), strict=True)
+    for name, path in new.items():
+        if same_names and path.suffix in CHECKED_ON_READ and entries[name] != (known or {}).get(name):
             raise Corruption(f"{(before or directory) / name} is damaged: its checksum is not that of the manifest")
     return entries
 

@@ -94,7 +94,15 @@ def _keys(payload: bytes, number: int, first: int) -> Ordered:
 
 def merged(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
     """Yield the union of ascending streams, ascending and each key once, in memory of one batch a stream."""
-    return map(np.unique, _together(streams))
+    return map(distinct, _together(streams))
+
+
+def distinct(keys: Ordered) -> Ordered:
+    """Return keys ascending, each once; as they are where they are so."""
+    if not (keys[1:] > keys[:-1]).all():
+        keys = np.sort(keys)
+        keys = keys[np.append(True, keys[1:] != keys[:-1])]
+    return keys
 
 
 def odd(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvemb
-from kvemb import bulk
+from kvemb import bulk, sorter
 from kvemb.bulk import Loaded, Rows
 from kvemb.errors import Closed, Poisoned, ReadOnly
 from kvemb.schema import KEY_DTYPES
@@ -73,9 +73,9 @@ def edges(dtype: str) -> Any:
 @given(data=st.data(), dtype=st.sampled_from(sorted(KEY_DTYPES)), conflict=st.sampled_from(["replace", "keep"]))
 def test_any_rows_in_any_order_come_back(tmp_path_factory, data, dtype, conflict):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk, "RUN_BYTES", 400)
+        patch.setattr(sorter, "RUN_BYTES", 400)
         patch.setattr(bulk, "FILE_BYTES", 400)
-        patch.setattr(bulk, "BATCH_ROWS", 7)
+        patch.setattr(sorter, "BATCH_ROWS", 7)
         keys = st.lists(edges(dtype), max_size=25)
         with kvemb.open(tmp_path_factory.mktemp("bulk") / "store", memory_budget="4MiB") as store:
             table, model, version = table_of(store, dtype), {}, 0
@@ -223,6 +223,7 @@ def test_rows_in_memory_alone_are_loaded_too(store):
 def test_training_goes_on_beside_a_load(store):
     """Threads write other keys meanwhile: nothing is lost on either side."""
     table = table_of(store, hot_rows=64)
+    bulk.load(table, [rows([10_000], 1)])
     stop, count = threading.Event(), [0]
 
     def write() -> None:
@@ -236,8 +237,28 @@ def test_training_goes_on_beside_a_load(store):
         bulk.load(table, [rows(np.arange(start, start + 1000), 1)])
     stop.set()
     thread.join()
-    assert table.size() == 3000 + count[0]
+    assert table.size() == 3001 + count[0]
     assert sum(map(len, bulk.scan(table))) == table.size()
+    store.check()
+
+
+def test_an_empty_table_that_is_written_to_meanwhile_is_told(store):
+    table = table_of(store)
+
+    def source() -> Any:
+        yield rows([1, 2], 1)
+        table.upsert([2], np.zeros((1, DIM), np.float32))
+
+    with pytest.raises(ValueError, match="was written to during the load; load again"):
+        bulk.load(table, source())
+    assert sum(map(len, bulk.scan(table))) == table.size() == 1
+
+
+def test_rows_that_ascend_and_then_do_not_are_one_load(store):
+    table = table_of(store)
+    batches = [rows(np.arange(0, 100), 1), rows(np.arange(100, 200), 2), rows(np.arange(50, 150), 3), rows([5], 4)]
+    assert bulk.load(table, batches) == Loaded(200, 0, 0)
+    assert model_of(bulk.scan(table)) == merged({}, batches, "replace")
     store.check()
 
 

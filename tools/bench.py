@@ -148,3 +148,17 @@ def checkpoint(
     from kvemb.tools.bench_checkpoint import run
 
     run(rows, dim, share, hot_mib, batch, runs, folder).show(json)
+
+
+@app.command()
+def export(
+    rows: Rows = 10_000_000,
+    dim: Dim = 32,
+    runs: Runs = 3,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Export to Parquet and import from it, against the same by hand; peak memory of both."""
+    from kvemb.tools.bench_export import run
+
+    run(rows, dim, runs, folder).show(json)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,7 +106,8 @@ def read_parquet(place: Place, key: str | None, value: str | None) -> tuple[Tabl
     files = sorted(place.rglob("*.parquet")) if isinstance(place, Path) and place.is_dir() else [place]
     if not files:
         raise BadInput(f"{place} holds no .parquet file")
-    readers = [_opened(pq.ParquetFile, file) for file in files]
+    # Its buffering ahead would read whole files into memory.
+    readers = [_opened(partial(pq.ParquetFile, pre_buffer=False), file) for file in files]
     schema = readers[0].schema_arrow
     for file, reader in zip(files, readers, strict=True):
         if reader.schema_arrow.remove_metadata() != schema.remove_metadata():

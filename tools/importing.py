@@ -13,6 +13,7 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
+from kvemb.tools.ahead import ahead
 from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Table
 from kvemb.tools.export import narrow
 from kvemb.tools.failures import BadInput
@@ -99,7 +100,7 @@ def _import(
     store = kvemb.open(path, memory_budget=BUDGET)
     try:
         target = store.variables[name] if name in store.variables else _made(store, name, table, given)
-        loaded = bulk.load(target, _rows(batches, table, target, progress), on_conflict=on_conflict)
+        loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
         rows = target.size()
     except BaseException:
         store.close(flush=False)  # a variable that was made for this goes with it
