@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +88,13 @@ def slot_dtype(variable: Variable) -> np.dtype[Any]:
     return variable._schema.slot_dtype
 
 
+def new_slots(variable: Variable, n: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the optimizer's slots as n rows that are made now have them, by name (n, dim)."""
+    schema = variable._schema
+    rows = variable._tiered.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
+    return {name: rows.slot(at).copy() for at, name in enumerate(schema.slots)}
+
+
 def scan(
     variable: Variable, n: int = BATCH_ROWS, *, first: int | None = None, last: int | None = None
 ) -> Iterator[Rows]:
@@ -98,6 +105,18 @@ def scan(
     schema, size = variable._schema, at_least(n, 1, "n")
     bounds = [0 if first is None else _ordered(first, schema), LAST_KEY if last is None else _ordered(last, schema)]
     return (_rows_of(block) for block in variable._tiered.scan(size, *bounds))
+
+
+def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
+    """Return the rows of distinct keys (n,) that exist, whole, in the order of keys. Records no use.
+
+    Dirty rows are written first. Raises TypeError, ValueError; Closed, Poisoned, Corruption.
+    """
+    schema = variable._schema
+    wanted = as_keys(keys, schema.key_dtype)
+    tiered = variable._tiered
+    with nullcontext(tiered.cold) if variable._store.health.read_only else tiered.taking_in() as cold:
+        return _rows_of(cold.read(wanted)[0])
 
 
 def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:

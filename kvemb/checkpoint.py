@@ -30,6 +30,12 @@ class Checkpoint(os.PathLike[str]):
         self.path = Path(path)
         self._manifest = manifest.read(self.path)
 
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Return the checkpoint at path, or the last durable point of the store there. Raises StoreNotFound too."""
+        place = Path(path)
+        return cls(place if layout.is_checkpoint(place) else layout.current_point(place))
+
     def __fspath__(self) -> str:
         return str(self.path)
 

@@ -39,31 +39,15 @@ def run(rows: int, dim: int, runs: int, folder: Path | None) -> Report:
         with kvemb.open(place / "store", memory_budget="256MiB") as store:
             bulk.load(store.get_variable("table", dim=dim), _rows(rows, dim))
             store.checkpoint(made)
-        sides = (
-            lambda _: _export(made, place / "ours.parquet"),
-            lambda _: _export_by_hand(made, place / "hand.parquet"),
-        )
-        report.lines.append(
-            compare("export to Parquet, rows/s", "rows/s", *_interleaved(sides, runs, rows), LEAST_EXPORT)
-        )
+        out, hand, into = place / "ours.parquet", place / "hand.parquet", place / "in"
+        ours, theirs = take_turns((lambda _: _export(made, out), lambda _: _export_by_hand(made, hand)), runs, rows)
+        report.lines.append(compare("export to Parquet", "rows/s", ours, "pyarrow by hand", theirs, LEAST_EXPORT))
         _export(made, file)
-        sides = (lambda _: _import(file, place / "in"), lambda _: _upsert(file, place / "in"))
-        report.lines.append(
-            compare(
-                "import of Parquet, rows/s",
-                "rows/s",
-                *_interleaved(sides, runs, rows, "upsert in batches"),
-                LEAST_IMPORT,
-            )
-        )
+        ours, theirs = take_turns((lambda _: _import(file, into), lambda _: _upsert(file, into)), runs, rows)
+        report.lines.append(compare("import of Parquet", "rows/s", ours, "upsert in batches", theirs, LEAST_IMPORT))
         for what, arguments in (("export", [made, place / "out.parquet"]), ("import", [file, place / "imported"])):
             report.lines.append(_peak(what, arguments))
     return report
-
-
-def _interleaved(sides: tuple, runs: int, rows: int, peer: str = "pyarrow by hand") -> tuple:  # type: ignore[type-arg]
-    ours, hand = take_turns(sides, runs, rows)
-    return ours, peer, hand
 
 
 def _rows(rows: int, dim: int) -> Iterator[bulk.Rows]:

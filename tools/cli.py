@@ -12,8 +12,10 @@ import typer
 from kvemb.tools.bench import app as bench
 from kvemb.tools.demo import demo
 from kvemb.tools.failures import OK, explain
+from kvemb.tools.looking import diff, info, ls, peek, stats
 from kvemb.tools.moving import export, import_
 from kvemb.tools.stress import app as stress
+from kvemb.tools.tending import compact, migrate, restrict
 from kvemb.tools.travel import pull, push
 from kvemb.tools.verify import repair, verify
 
@@ -25,7 +27,23 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-for command in (demo, export, import_, verify, repair, push, pull):
+for command in (
+    demo,
+    info,
+    ls,
+    peek,
+    stats,
+    verify,
+    diff,
+    export,
+    import_,
+    migrate,
+    restrict,
+    compact,
+    repair,
+    push,
+    pull,
+):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(bench, name="bench")
 app.add_typer(stress, name="stress")

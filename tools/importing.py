@@ -161,8 +161,8 @@ def _rows(
                 f"the source has rows of {values.shape[1]} values, variable {target.name!r} has {target.dim}"
             )
         yield bulk.Rows(
-            _converted(batch[KEY], target.key_dtype, "keys", target.name),
-            _converted(values, target.value_dtype, "values", target.name),
+            converted(batch[KEY], target.key_dtype, "keys", target.name),
+            converted(values, target.value_dtype, "values", target.name),
             {slot: batch[slot] for slot in slots} if has_slots else None,
             batch.get(SCORE),
             batch.get(STEP),
@@ -172,7 +172,7 @@ def _rows(
             progress(done, table.rows or 0)
 
 
-def _converted(array: Any, dtype: np.dtype[Any], what: str, name: str) -> Any:
+def converted(array: Any, dtype: np.dtype[Any], what: str, name: str) -> Any:
     """Return numbers in a variable's dtype. Floats may lose digits; whole numbers must not change."""
     if array.dtype == dtype:
         return np.ascontiguousarray(array)

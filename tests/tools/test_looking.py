@@ -1,0 +1,193 @@
+"""info, ls, peek, stats and diff, against what a dict and plain numpy say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools import inspect
+from kvemb.tools.cli import run
+from kvemb.tools.diff import diff
+from kvemb.tools.failures import BadInput
+
+pytest.importorskip("pyarrow")
+BUDGET = "4MiB"
+DIM = 4
+
+
+def values(seed: int, count: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A store, and two checkpoints of it: 1 and 2."""
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable(
+            "table", dim=DIM, optimizer=kvemb.optimizers.Adagrad(), restrict_policy=kvemb.FrequencyRestrictPolicy()
+        )
+        other = store.get_variable("other", "uint64", "float16", 2, initializer=kvemb.RandomUniform(-1, 1, seed=4))
+        other.upsert([2**64 - 1], np.ones((1, 2), np.float16))
+        table.upsert(np.arange(2000), values(0, 2000))
+        store.checkpoint(tmp_path / "1")
+        table.lookup([5, 5, 6])
+        table.upsert([7, 3000], values(1, 2))
+        table.remove([8, 9])
+        store.checkpoint(tmp_path / "2")
+    return tmp_path
+
+
+def test_info_and_ls_say_what_is_there(place, capsys):
+    found = inspect.info(place / "2")
+    assert (found.kind, found.parent) == ("checkpoint", kvemb.Checkpoint(place / "1").id)
+    assert {each.name: each.rows for each in found.variables} == {"table": 1999, "other": 1}
+    assert found.nbytes == sum((place / "2" / name).stat().st_size for name in found.files)
+    assert inspect.info(place / "store").kind == "store"
+    assert run(["info", str(place / "2")]) == 0
+    out = capsys.readouterr().out
+    for part in ("1,999 rows of 4 float32, keys int64", "adagrad(", "frequency(half_life=None)", found.id):
+        assert part in out
+    assert run(["info", str(place / "2"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["variables"][1]["described"]["dim"] == DIM
+    assert run(["ls", str(place / "2")]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["1", "other"], ["1,999", "table"]]
+    assert run(["ls", str(place / "2"), "--files", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found.files
+
+
+def test_peek_shows_rows_and_their_nearest(place, capsys):
+    found = inspect.peek(place / "2", "table", [5, 8], neighbours=3)
+    assert found.missing == [8]
+    assert found.rows.values.tolist() == values(0, 2000)[[5]].tolist()
+    with kvemb.open(place / "2", read_only=True, memory_budget=BUDGET) as store:
+        keys, rows = store.variables["table"].export()
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    near = unit @ unit[keys == 5][0]
+    near[keys == 5] = -2
+    best = np.argsort(-near)[:3]
+    assert [key for key, _ in found.neighbours[5]] == keys[best].tolist()
+    np.testing.assert_allclose([cosine for _, cosine in found.neighbours[5]], near[best], rtol=1e-5)
+    assert run(["peek", str(place / "2"), "other"]) == 0
+    assert str(2**64 - 1) in capsys.readouterr().out
+    assert run(["peek", str(place / "2"), "table", "8", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"rows": [], "missing": [8]}
+    assert run(["peek", str(place / "2"), "other", "--", "-1"]) == 1
+    assert "key -1 is not of uint64" in capsys.readouterr().err
+    assert run(["peek", str(place / "2"), "table", "--count", "3", "--json"]) == 0
+    assert [row["key"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0, 1, 2]
+
+
+def test_stats_are_those_of_numpy(tmp_path, capsys):
+    chance = np.random.default_rng(0)
+    rows = chance.standard_normal((1000, DIM)).astype(np.float32)
+    rows[500:520] = rows[0]
+    rows[3, 1], rows[4, 0] = np.nan, np.inf
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", dim=DIM, initializer=kvemb.RandomNormal(seed=2))
+        rows[10:17] = table.initializer.rows(np.arange(10, 17), DIM, np.float32)
+        table.upsert(np.arange(1000), rows)
+        steps = chance.integers(0, 50, 1000)
+        bulk.load(table, [bulk.Rows(np.arange(1000), rows, None, chance.random(1000), steps)])
+    found = inspect.stats(tmp_path / "store")
+    clean = rows.astype(np.float64)
+    clean[~np.isfinite(clean)] = np.nan
+    np.testing.assert_allclose(found.mean, np.nanmean(clean, axis=0))
+    np.testing.assert_allclose(found.spread, np.nanstd(clean, axis=0))
+    assert (found.rows, found.dead, found.duplicates) == (1000, 7, 20)
+    assert (found.not_finite, found.not_finite_keys) == (2, [3, 4])
+    norms = np.linalg.norm(np.nan_to_num(clean, nan=0.0), axis=1)
+    assert found.norms.counts == np.histogram(norms, found.norms.edges)[0].tolist()
+    assert found.ages.counts == np.histogram(found.step - steps, found.ages.edges)[0].tolist()
+    assert sum(found.scores.counts) == 1000
+    assert run(["stats", str(tmp_path / "store")]) == 0
+    assert "2 rows: 3, 4" in capsys.readouterr().out
+    with kvemb.open(tmp_path / "empty", memory_budget=BUDGET) as store:
+        store.get_variable("table", dim=DIM)
+    assert inspect.stats(tmp_path / "empty").rows == 0
+    assert run(["stats", str(tmp_path / "empty"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["duplicates"] == 0
+
+
+def test_diff_reads_what_was_recorded_and_finds_the_same_without(place, tmp_path, capsys):
+    with kvemb.restore(place / "2", tmp_path / "copy", memory_budget=BUDGET) as store:
+        other = bulk.described(store.variables["table"])
+        with kvemb.open(tmp_path / "stranger", memory_budget=BUDGET) as stranger:
+            for name in ("table", "other"):
+                like = bulk.described(store.variables[name])
+                bulk.load(bulk.make(stranger, name, like), bulk.scan(store.variables[name]))
+    assert other["rows"] == 1999
+    known, found = diff(place / "1", place / "2"), diff(place / "1", tmp_path / "stranger")
+    assert [each.recorded for each in known] == [True, True]
+    assert [each.recorded for each in found] == [False, False]
+    for one, two in zip(known, found, strict=True):
+        assert (one.added, one.removed, one.changed, one.moved) == (two.added, two.removed, two.changed, two.moved)
+        assert one.most == two.most
+        assert (one.l2, one.cosine) == (two.l2, two.cosine)
+    table = known[1]
+    # 5 and 6 were looked up, 7 was replaced.
+    assert (table.added, table.removed, table.changed, table.moved) == (1, 2, 3, 1)
+    assert [each.key for each in table.most] == [7]
+    before, after = values(0, 2000)[7].astype(float), values(1, 2)[0].astype(float)
+    assert table.most[0].l2 == pytest.approx(np.linalg.norm(after - before))
+    assert table.most[0].cosine == pytest.approx(before @ after / np.linalg.norm(before) / np.linalg.norm(after))
+    assert sum(table.l2.counts) == sum(table.cosine.counts) == 1
+    assert run(["diff", str(place / "1"), str(place / "2")]) == 0
+    assert "1 added, 2 removed, 3 changed; as recorded" in capsys.readouterr().out
+
+
+def test_diff_writes_the_rows_that_differ(place, tmp_path, capsys):
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "rows.parquet"
+    command = ["diff", str(place / "1"), str(place / "2"), "--format", "parquet", "--out", str(out)]
+    assert run(command) == 1
+    assert "name one with --variable" in capsys.readouterr().err
+    assert not out.exists()
+    assert run([*command, "--variable", "table"]) == 0
+    rows = {row["key"]: row for row in pq.read_table(out).to_pylist()}
+    assert {key: row["change"] for key, row in rows.items()} == {
+        **{5: "changed", 6: "changed", 7: "changed"},
+        **{8: "removed", 9: "removed", 3000: "added"},
+    }
+    assert rows[3000]["before"] is None
+    assert rows[8]["after"] is None
+    assert rows[7]["before"] == values(0, 2000)[7].tolist()
+    assert rows[5]["l2"] == 0.0
+    capsys.readouterr()
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_diff_of_any_two_tables(tmp_path_factory, data):
+    tables = []
+    place = tmp_path_factory.mktemp("diff")
+    for name in ("a", "b"):
+        model = data.draw(st.dictionaries(st.integers(-5, 30), st.integers(0, 2), max_size=20))
+        with kvemb.open(place / name, memory_budget=BUDGET) as store:
+            table = store.get_variable("table", dim=1)
+            keys = np.array(list(model), np.int64)
+            bulk.load(table, [bulk.Rows(keys, np.array(list(model.values()), np.float32).reshape(-1, 1))])
+        tables.append(model)
+    (found,) = diff(place / "a", place / "b", top=100)
+    both = tables[0].keys() & tables[1].keys()
+    assert found.added == len(tables[1].keys() - both)
+    assert found.removed == len(tables[0].keys() - both)
+    moved = {key: abs(tables[0][key] - tables[1][key]) for key in both if tables[0][key] != tables[1][key]}
+    assert {each.key: each.l2 for each in found.most} == moved
+
+
+def test_tables_of_other_shapes_are_refused(place, tmp_path):
+    with kvemb.open(tmp_path / "wide", memory_budget=BUDGET) as store:
+        store.get_variable("table", dim=9)
+    with pytest.raises(BadInput, match=r"has dim 4 in .* and 9 in .*; kvemb migrate"):
+        diff(place / "1", tmp_path / "wide", variable="table")
+    with pytest.raises(BadInput, match="has no variable 'other'"):
+        diff(place / "1", tmp_path / "wide")

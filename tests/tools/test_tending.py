@@ -1,0 +1,156 @@
+"""restrict, compact and migrate: what they say is what they do, and what fails changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools.cli import run
+from kvemb.tools.failures import BadInput
+from kvemb.tools.migrate import migrate, plan
+
+pytest.importorskip("pyarrow")
+BUDGET = "4MiB"
+DIM = 4
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store of 1,000 rows with slots and scores from 0 to 999, closed."""
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable(
+            "table",
+            dim=DIM,
+            optimizer=kvemb.optimizers.Adagrad(0.5, 0.25),
+            restrict_policy=kvemb.FrequencyRestrictPolicy(),
+        )
+        keys = np.arange(1000)
+        rows = np.random.default_rng(0).standard_normal((1000, DIM)).astype(np.float32)
+        bulk.load(table, [bulk.Rows(keys, rows, {"accumulator": rows * rows}, keys.astype(float), keys)])
+    return tmp_path / "store"
+
+
+def whole(path: Path) -> tuple[dict[str, Any], bulk.Rows]:
+    with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
+        table = store.variables["table"]
+        (rows,) = bulk.scan(table)
+        return bulk.described(table), rows
+
+
+def test_restrict_keeps_the_highest_scores(store, capsys):
+    assert run(["restrict", str(store), "300", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["rows_before"], summary["rows_after"]) == (1000, 300)
+    assert whole(store)[1].keys.tolist() == list(range(700, 1000))
+    assert run(["restrict", str(store), "300"]) == 0
+    assert "300 rows before, 300 after: 0 left" in capsys.readouterr().out
+
+
+def test_compact_gives_room_back(store, capsys):
+    with kvemb.open(store, memory_budget=BUDGET) as opened:
+        opened.variables["table"].remove(np.arange(900))
+    assert run(["compact", str(store), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["bytes_after"] < summary["bytes_before"] / 2
+    assert whole(store)[1].keys.tolist() == list(range(900, 1000))
+    assert kvemb.verify(store, deep=True)
+
+
+def test_another_optimizer(store, tmp_path):
+    found = plan(store, tmp_path / "sgd", optimizer="sgd")
+    assert found.steps == [
+        "optimizer: adagrad becomes sgd",
+        "slot 'accumulator' is dropped: training can not go on from it",
+    ]
+    assert migrate(found) == 1000
+    described, rows = whole(tmp_path / "sgd")
+    before = whole(store)[1]
+    assert (described["optimizer"]["name"], described["slots"], rows.slots) == ("sgd", [], {})
+    for name in ("keys", "values", "scores", "steps"):
+        np.testing.assert_array_equal(getattr(rows, name), getattr(before, name))
+    back = plan(tmp_path / "sgd", tmp_path / "back", optimizer="adagrad")
+    assert "slot 'accumulator' is added, as of new rows" in back.steps
+    migrate(back)
+    assert set(whole(tmp_path / "back")[1].slots["accumulator"].ravel().tolist()) == {0.0}
+    anew = plan(store, tmp_path / "anew", slots="anew")
+    assert anew.steps == ["slot 'accumulator' starts anew: what it had is lost"]
+    migrate(anew)
+    assert set(whole(tmp_path / "anew")[1].slots["accumulator"].ravel().tolist()) == {0.25}
+
+
+def test_another_dim_dtype_and_key_dtype(store, tmp_path):
+    before = whole(store)[1]
+    found = plan(store, tmp_path / "wide", dim=6, value_dtype="float16", key_dtype="int32", policy="timestamp")
+    assert found.steps == [
+        "value_dtype: float32 becomes float16: digits are lost",
+        "key_dtype: int64 becomes int32: keys that do not fit are refused",
+        "dim: 4 becomes 6: 2 zeros are added to each row",
+        "policy: frequency becomes timestamp; scores stay as they are",
+    ]
+    migrate(found)
+    described, rows = whole(tmp_path / "wide")
+    assert (described["dim"], described["value_dtype"], described["key_dtype"]) == (6, "float16", "int32")
+    assert described["policy"]["kind"] == "timestamp"
+    np.testing.assert_array_equal(rows.values[:, :4], before.values.astype(np.float16))
+    assert not rows.values[:, 4:].any()
+    np.testing.assert_array_equal(rows.slots["accumulator"][:, :4], before.slots["accumulator"])
+    assert set(rows.slots["accumulator"][:, 4:].ravel().tolist()) == {0.25}
+    cut = plan(store, tmp_path / "cut", dim=3)
+    assert cut.steps == ["dim: 4 becomes 3: the last 1 values of each row are lost"]
+    migrate(cut)
+    np.testing.assert_array_equal(whole(tmp_path / "cut")[1].values, before.values[:, :3])
+
+
+def test_it_asks_and_says_what_it_will_do(store, tmp_path, capsys):
+    command = ["migrate", str(store), str(tmp_path / "out"), "--dim", "2"]
+    assert run(command) == 1
+    told = capsys.readouterr()
+    assert "the last 2 values of each row are lost" in told.out
+    assert "give --yes" in told.err
+    assert not (tmp_path / "out").exists()
+    assert run([*command, "--yes"]) == 0
+    assert "1,000 rows" in capsys.readouterr().out
+    assert run([*command, "--yes"]) == 1
+    assert "exists; name a new directory" in capsys.readouterr().err
+
+
+def test_a_row_that_does_not_fit_leaves_no_store(store, tmp_path):
+    with pytest.raises(BadInput, match="values of the source do not fit int8"):
+        migrate(plan(store, tmp_path / "out", value_dtype="int8", optimizer="none"))
+    assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["migrate", "store", "out", "--yes"], "nothing is to be changed in 'table'"),
+        (["migrate", "nowhere", "out", "--dim", "2"], "there is no store at nowhere"),
+        (["compact", "nowhere"], "there is no store at nowhere"),
+        (["restrict", "nowhere", "5"], "there is no store at nowhere"),
+        (["restrict", "checkpoint", "5"], "is a checkpoint, not a store"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(store, tmp_path, monkeypatch, capsys, arguments, line):
+    with kvemb.open(store, memory_budget=BUDGET) as opened:
+        opened.checkpoint(tmp_path / "checkpoint")
+    monkeypatch.chdir(tmp_path)
+    before = whole(store)[1].keys.tolist(), sorted(os.listdir(tmp_path))
+    assert run(arguments) == 1
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
+    assert (whole(store)[1].keys.tolist(), sorted(os.listdir(tmp_path))) == before
+
+
+def test_a_variable_without_a_policy_cannot_be_restricted(tmp_path, capsys):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        store.get_variable("table", dim=2)
+    assert run(["restrict", str(tmp_path / "store"), "5"]) == 1
+    assert "kvemb migrate --policy frequency" in capsys.readouterr().err

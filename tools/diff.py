@@ -1,0 +1,284 @@
+"""What differs between two checkpoints: rows that came, went and moved, and how far.
+
+Where B follows A, what the store recorded as changed is read, not the tables; else both are read side by side.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb import bulk
+from kvemb.errors import CheckpointNotFound
+from kvemb.tools.export import chosen, opened
+from kvemb.tools.failures import BadInput
+from kvemb.tools.inspect import Histogram
+from kvemb.tools.places import appearing
+
+Progress = Callable[[int, int], None]
+# Upper edges of the distributions: of the length of a move, relative to the row before; of 1 - cosine.
+_EDGES = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, np.inf]
+
+
+@dataclass
+class Moved:
+    """A row in both whose values differ. l2: length of the difference; cosine: of the two."""
+
+    key: int
+    l2: float
+    cosine: float
+
+
+@dataclass
+class Difference:
+    """What differs of one variable. recorded: whether that was known, or found by reading both.
+
+    changed: rows in both whose values, slots, score or step differ, of which `moved` differ in values. l2, cosine:
+    how they moved: lengths of differences relative to the row before, and 1 - cosine. most: those that moved most.
+    """
+
+    variable: str
+    recorded: bool
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    moved: int = 0
+    l2: Histogram = field(default_factory=lambda: Histogram([], []))
+    cosine: Histogram = field(default_factory=lambda: Histogram([], []))
+    most: list[Moved] = field(default_factory=list)
+
+
+@dataclass
+class _Part:
+    """Some of the rows of both in key order, keys of one range: whole rows of each, None where there are none."""
+
+    before: bulk.Rows
+    after: bulk.Rows
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    variable: str | None = None,
+    top: int = 10,
+    out: str | None = None,
+    progress: Progress | None = None,
+) -> list[Difference]:
+    """Compare the variables of two checkpoints, or stores, or only one of them; returns a Difference for each.
+
+    top: how many of the rows that moved most to name. out: a new Parquet file for the rows that differ, with columns
+    key, change ("added", "removed", "changed"), before, after and l2; it takes one variable. progress(done, total):
+    rows.
+
+    Raises BadInput where a variable is in one alone or has another schema; FileExistsError.
+    """
+    first, second = kvemb.Checkpoint.at(a), kvemb.Checkpoint.at(b)
+    known = sorted(set(first.variables) | set(second.variables))
+    names = known if variable is None and out is None else [chosen(f"{a} and {b}", known, variable)]
+    for name in names:
+        _check(name, a, first, b, second)
+    found = []
+    for name in names:
+        with ExitStack() as stack:
+            writer = None if out is None else stack.enter_context(_Writer.opened(out, second.variables[name]))
+            found.append(_diff(first, second, name, top, writer, progress))
+    return found
+
+
+def _check(name: str, a: object, first: kvemb.Checkpoint, b: object, second: kvemb.Checkpoint) -> None:
+    for path, checkpoint in ((a, first), (b, second)):
+        if name not in checkpoint.variables:
+            raise BadInput(f"{path} has no variable {name!r}; name one that both have with --variable")
+    one, other = first.variables[name], second.variables[name]
+    for what in ("key_dtype", "value_dtype", "dim"):
+        if getattr(one, what) != getattr(other, what):
+            raise BadInput(
+                f"variable {name!r} has {what} {getattr(one, what)} in {a} and {getattr(other, what)} in {b}; "
+                "kvemb migrate brings one to the other"
+            )
+
+
+def _diff(
+    first: kvemb.Checkpoint,
+    second: kvemb.Checkpoint,
+    name: str,
+    top: int,
+    writer: _Writer | None,
+    progress: Progress | None,
+) -> Difference:
+    with opened(first.path, name) as before, opened(second.path, name) as after:
+        parts, recorded = _parts(first, second, name, before, after, progress)
+        found = Difference(name, recorded)
+        tallies = np.zeros((2, len(_EDGES)), np.int64)
+        most: list[Moved] = []
+        for part in parts:
+            _tell(part, found, tallies, most, writer)
+            most.sort(key=lambda each: -each.l2)
+            del most[top:]
+        found.most = most
+        edges = [*_EDGES]
+        found.l2, found.cosine = (Histogram(edges, tally.tolist()) for tally in tallies)
+        return found
+
+
+def _parts(
+    first: kvemb.Checkpoint,
+    second: kvemb.Checkpoint,
+    name: str,
+    before: kvemb.Variable,
+    after: kvemb.Variable,
+    progress: Progress | None,
+) -> tuple[Iterator[_Part], bool]:
+    try:
+        changes = second.changes(first.path, variables=[name])
+    except CheckpointNotFound:
+        return _side_by_side(before, after, progress), False
+    return _recorded(changes, before, progress), True
+
+
+def _recorded(changes: Iterator[kvemb.Change], before: kvemb.Variable, progress: Progress | None) -> Iterator[_Part]:
+    done = 0
+    for change in changes:
+        new = bulk.Rows(change.keys, change.values, change.slots, change.scores, change.steps)
+        keys = np.sort(np.concatenate([change.keys, change.removed]))
+        yield _Part(bulk.read(before, keys), new)
+        done += len(keys)
+        if progress is not None:
+            progress(done, 0)
+
+
+def _side_by_side(before: kvemb.Variable, after: kvemb.Variable, progress: Progress | None) -> Iterator[_Part]:
+    """Read both in key order, and give what differs of each range of keys."""
+    total, done = before.size() + after.size(), 0
+    streams = [bulk.scan(before), bulk.scan(after)]
+    heads = [next(stream, None) for stream in streams]
+    while any(head is not None for head in heads):
+        limit = min(head.keys[-1] for head in heads if head is not None)
+        parts = [_none(before), _none(after)]
+        for at, head in enumerate(heads):
+            if head is None:
+                continue
+            stop = int(np.searchsorted(head.keys, limit, "right"))
+            parts[at] = _cut(head, slice(0, stop))
+            done += stop
+            heads[at] = _cut(head, slice(stop, None)) if stop < len(head) else next(streams[at], None)
+        yield _differing(parts[0], parts[1])
+        if progress is not None:
+            progress(done, total)
+
+
+def _none(variable: kvemb.Variable) -> bulk.Rows:
+    return bulk.read(variable, np.empty(0, variable.key_dtype))
+
+
+def _cut(rows: bulk.Rows, which: Any) -> bulk.Rows:
+    slots = {name: slot[which] for name, slot in (rows.slots or {}).items()}
+    assert rows.scores is not None
+    assert rows.steps is not None
+    return bulk.Rows(rows.keys[which], rows.values[which], slots, rows.scores[which], rows.steps[which])
+
+
+def _differing(before: bulk.Rows, after: bulk.Rows) -> _Part:
+    """Leave out the rows that are the same in both."""
+    _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
+    same = _same(before.values[mine], after.values[theirs])
+    same &= _same(before.scores[mine], after.scores[theirs]) & (before.steps[mine] == after.steps[theirs])  # type: ignore[index]
+    if set(before.slots or {}) == set(after.slots or {}):
+        for name, slot in (before.slots or {}).items():
+            same &= _same(slot[mine], (after.slots or {})[name][theirs])
+    keep = np.ones(len(before), np.bool_), np.ones(len(after), np.bool_)
+    keep[0][mine[same]] = keep[1][theirs[same]] = False
+    return _Part(_cut(before, keep[0]), _cut(after, keep[1]))
+
+
+def _same(one: Any, other: Any) -> Any:
+    """Which rows are equal, bit for bit."""
+    width = int(np.prod(one.shape[1:])) * one.dtype.itemsize
+    raw = [np.frombuffer(each.tobytes(), np.uint8).reshape(len(each), width) for each in (one, other)]
+    return (raw[0] == raw[1]).all(axis=1)
+
+
+def _tell(part: _Part, found: Difference, tallies: Any, most: list[Moved], writer: _Writer | None) -> None:
+    before, after = part.before, part.after
+    _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
+    found.added += len(after) - len(theirs)
+    found.removed += len(before) - len(mine)
+    found.changed += len(mine)
+    old, new = before.values[mine].astype(np.float64), after.values[theirs].astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        lengths = np.linalg.norm(new - old, axis=1)
+        norms = np.linalg.norm(old, axis=1), np.linalg.norm(new, axis=1)
+        cosines = np.sum(old * new, axis=1) / (norms[0] * norms[1])
+        relative = lengths / norms[0]
+    moved = ~_same(before.values[mine], after.values[theirs])
+    found.moved += int(moved.sum())
+    for tally, numbers in zip(tallies, (relative, 1 - cosines), strict=True):
+        finite = np.nan_to_num(numbers[moved], nan=np.inf)
+        tally += np.bincount(np.searchsorted(_EDGES, np.maximum(finite, 0.0)), minlength=len(_EDGES))[: len(_EDGES)]
+    keys = before.keys[mine]
+    for at in np.argsort(-np.nan_to_num(np.where(moved, lengths, -1.0), nan=np.inf))[: max(len(most), 100)]:
+        if moved[at]:
+            most.append(Moved(int(keys[at]), float(lengths[at]), float(cosines[at])))
+    if writer is not None:
+        writer.write(before, after, mine, theirs, lengths)
+
+
+class _Writer:
+    """Writes rows that differ to a Parquet file."""
+
+    def __init__(self, path: Path, entry: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._pa, self._dim = pa, entry.dim
+        self._number = pa.from_numpy_dtype(np.dtype(_plain(entry.value_dtype)))
+        lists = pa.list_(self._number, entry.dim)
+        key = pa.from_numpy_dtype(np.dtype(entry.key_dtype))
+        self._schema = pa.schema(
+            [("key", key), ("change", pa.string()), ("before", lists), ("after", lists), ("l2", pa.float64())]
+        )
+        self._writer = pq.ParquetWriter(path, self._schema)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, out: str, entry: Any) -> Iterator[_Writer]:
+        """A writer whose file appears at out when all went well."""
+        with appearing(out, folder=False) as path:
+            writer = cls(path, entry)
+            with writer._writer:
+                yield writer
+
+    def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, theirs: Any, lengths: Any) -> None:
+        """Write what differs, in key order."""
+        pa = self._pa
+        keys = np.union1d(before.keys, after.keys)
+        if len(keys) == 0:
+            return
+        at = {"before": np.searchsorted(keys, before.keys), "after": np.searchsorted(keys, after.keys)}
+        change = np.full(len(keys), "changed")
+        columns = {}
+        for name, rows in (("before", before), ("after", after)):
+            values = np.zeros((len(keys), self._dim), _plain(rows.values.dtype.name))
+            values[at[name]] = rows.values.astype(values.dtype)
+            absent = np.ones(len(keys), np.bool_)
+            absent[at[name]] = False
+            change[absent] = "added" if name == "before" else "removed"
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), self._number), self._dim)
+            columns[name] = pa.compute.if_else(pa.array(~absent), lists, pa.scalar(None, lists.type))
+        far = np.full(len(keys), np.nan)
+        far[at["before"][mine]] = lengths
+        lengths_column = pa.array(far, mask=np.isnan(far))
+        table = [pa.array(keys), pa.array(change.tolist()), columns["before"], columns["after"], lengths_column]
+        self._writer.write_table(pa.table(table, schema=self._schema))
+
+
+def _plain(dtype: str) -> str:
+    return "float32" if dtype == "bfloat16" else dtype

@@ -1,0 +1,313 @@
+"""Looking into a checkpoint or a store: what is in it, its rows by key, the nearest of a row, and what its numbers are.
+
+Everything streams over the rows: memory does not follow the table. Each function is a command of the same name.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools.export import opened
+from kvemb.tools.failures import BadInput
+
+Progress = Callable[[int, int], None]
+# Keys of a kind that are told one by one.
+TOLD_KEYS = 10
+BINS = 20
+PARTS = 64  # a power of two
+
+
+@dataclass
+class VariableInfo:
+    """One variable at a glance. described: all that it is beside its rows (kvemb.bulk.described)."""
+
+    name: str
+    rows: int
+    row_bytes: int
+    described: dict[str, Any]
+
+
+@dataclass
+class Info:
+    """What is at a path. kind: "checkpoint" or "store". id, parent, created: of the checkpoint or the durable point."""
+
+    path: Path
+    kind: str
+    id: str
+    parent: str | None
+    created: float
+    step: int
+    variables: list[VariableInfo]
+    files: dict[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self.files.values())
+
+
+def info(path: str | os.PathLike[str]) -> Info:
+    """Return what is in a checkpoint, or in a store as of its last durable point. Reads no rows.
+
+    Raises StoreNotFound, Corruption, UnsupportedFormat.
+    """
+    point, kind = kvemb.Checkpoint.at(path), "store"
+    if Path(point.path) == Path(path):
+        kind = "checkpoint"
+    variables = []
+    for name, entry in sorted(point.variables.items()):
+        schema = entry.schema
+        about = {"name": name, **_as_json(entry)}
+        variables.append(VariableInfo(name, entry.rows, schema.row_bytes, about))
+    files = {name: entry.bytes for name, entry in sorted(point.files.items())}
+    step = max((entry.step for entry in point.variables.values()), default=0)
+    return Info(Path(path), kind, point.id, point.parent, point.created, step, variables, files)
+
+
+def _as_json(entry: Any) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(entry).items()}
+
+
+@dataclass
+class Peek:
+    """Rows by key. missing: keys that are not there. neighbours: by key, the nearest others with their cosine."""
+
+    rows: bulk.Rows
+    missing: list[int] = field(default_factory=list)
+    neighbours: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+
+
+def peek(
+    path: str | os.PathLike[str],
+    variable: str | None = None,
+    keys: list[int] | None = None,
+    *,
+    count: int = 10,
+    neighbours: int = 0,
+    progress: Progress | None = None,
+) -> Peek:
+    """Return rows of a variable: those of keys, or the first `count`.
+
+    neighbours: how many of the nearest other rows, by cosine, to find for each; exact, over all rows. Raises BadInput.
+    """
+    with opened(path, variable) as source:
+        if keys:
+            found = [_row(source, key) for key in keys]
+            rows = [row for row in found if row is not None]
+            missing = [key for key, row in zip(keys, found, strict=True) if row is None]
+        else:
+            rows, missing = [part for part in [next(bulk.scan(source, count), None)] if part is not None], []
+        joined = _joined(rows, source)
+        nearest = _neighbours(source, joined, neighbours, progress) if neighbours and len(joined) else {}
+        return Peek(joined, missing, nearest)
+
+
+def _row(source: kvemb.Variable, key: int) -> bulk.Rows | None:
+    limits = np.iinfo(source.key_dtype)
+    if not limits.min <= key <= limits.max:
+        raise BadInput(f"key {key} is not of {source.key_dtype.name}, as the keys of {source.name!r} are")
+    return next(bulk.scan(source, 1, first=key, last=key), None)
+
+
+def _joined(parts: list[bulk.Rows], source: kvemb.Variable) -> bulk.Rows:
+    if not parts:
+        empty = np.empty((0, source.dim), source.value_dtype)
+        return bulk.Rows(np.empty(0, source.key_dtype), empty, {}, np.empty(0), np.empty(0, np.int64))
+    slots = {name: np.concatenate([(part.slots or {})[name] for part in parts]) for name in parts[0].slots or {}}
+    columns = [
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "values", "scores", "steps")
+    ]
+    return bulk.Rows(columns[0], columns[1], slots, columns[2], columns[3])
+
+
+def _unit(values: Any) -> Any:
+    """Rows of length 1, float32; rows of zeros stay so."""
+    wide = values.astype(np.float32)
+    norms = np.linalg.norm(wide, axis=1, keepdims=True)
+    return np.divide(wide, norms, out=np.zeros_like(wide), where=norms > 0)
+
+
+def _neighbours(
+    source: kvemb.Variable, wanted: bulk.Rows, count: int, progress: Progress | None
+) -> dict[int, list[tuple[int, float]]]:
+    sought = _unit(wanted.values)
+    best = np.full((len(wanted), 0), 0.0, np.float32)
+    names = np.empty((len(wanted), 0), source.key_dtype)
+    total, done = source.size(), 0
+    for rows in bulk.scan(source):
+        near = sought @ _unit(rows.values).T
+        near[wanted.keys[:, None] == rows.keys[None, :]] = -np.inf
+        near[np.isnan(near)] = -np.inf
+        best = np.concatenate([best, near], axis=1)
+        names = np.concatenate([names, np.broadcast_to(rows.keys, near.shape)], axis=1)
+        order = np.argsort(-best, axis=1, kind="stable")[:, :count]
+        best, names = np.take_along_axis(best, order, axis=1), np.take_along_axis(names, order, axis=1)
+        done += len(rows)
+        if progress is not None:
+            progress(done, total)
+    return {
+        int(key): [(int(name), float(near)) for name, near in zip(names[at], best[at], strict=True) if near > -np.inf]
+        for at, key in enumerate(wanted.keys)
+    }
+
+
+@dataclass
+class Histogram:
+    """Counts between edges; edges has one more."""
+
+    edges: list[float]
+    counts: list[int]
+
+
+@dataclass
+class TableStats:
+    """The numbers of a variable.
+
+    mean, spread: by column, of finite numbers. dead: rows that are as their initializer made them; duplicates: rows
+    whose values another row has too, beyond the first of each; not_finite: rows with a NaN or an infinity, and some of
+    their keys. norms, scores, ages: distributions; an age is steps since the last change.
+    """
+
+    variable: str
+    rows: int
+    step: int
+    mean: list[float]
+    spread: list[float]
+    norms: Histogram
+    scores: Histogram
+    ages: Histogram
+    dead: int = 0
+    duplicates: int = 0
+    not_finite: int = 0
+    not_finite_keys: list[int] = field(default_factory=list)
+
+
+def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress: Progress | None = None) -> TableStats:
+    """Return the numbers of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
+    with opened(path, variable) as source:
+        step, total = int(bulk.described(source)["step"]), source.size()
+        first = _Ranges()
+        sums = np.zeros((3, source.dim))
+        found = TableStats(source.name, total, step, [], [], Histogram([], []), Histogram([], []), Histogram([], []))
+        done = 0
+        stack = ExitStack()
+        distinct = stack.enter_context(_Distinct())
+        for rows in bulk.scan(source):
+            wide = rows.values.astype(np.float64)
+            finite = np.isfinite(wide)
+            bad = ~finite.all(axis=1)
+            found.not_finite += int(bad.sum())
+            found.not_finite_keys += [int(key) for key in rows.keys[bad][: TOLD_KEYS - len(found.not_finite_keys)]]
+            clean = np.where(finite, wide, 0.0)
+            sums += [finite.sum(axis=0), clean.sum(axis=0), (clean * clean).sum(axis=0)]
+            found.dead += int(_dead(source, rows).sum())
+            distinct.add(_hashes(rows.values))
+            first.add(np.linalg.norm(clean, axis=1), rows.scores, step - _known(rows.steps))
+            done += len(rows)
+            if progress is not None:
+                progress(done, 2 * total)
+        counts = np.maximum(sums[0], 1)
+        mean = sums[1] / counts
+        found.mean, found.spread = mean.tolist(), np.sqrt(np.maximum(sums[2] / counts - mean * mean, 0)).tolist()
+        found.duplicates = total - distinct.count()
+        stack.close()
+        edges = first.edges()
+        tallies = [np.zeros(BINS, np.int64) for _ in edges]
+        for rows in bulk.scan(source):
+            wide = rows.values.astype(np.float64)
+            norms = np.linalg.norm(np.where(np.isfinite(wide), wide, 0.0), axis=1)
+            for tally, edge, numbers in zip(
+                tallies, edges, (norms, rows.scores, step - _known(rows.steps)), strict=True
+            ):
+                tally += np.histogram(numbers[np.isfinite(numbers)], edge)[0]
+            done += len(rows)
+            if progress is not None:
+                progress(done, 2 * total)
+        found.norms, found.scores, found.ages = (
+            Histogram(edge.tolist(), tally.tolist()) for edge, tally in zip(edges, tallies, strict=True)
+        )
+        return found
+
+
+class _Ranges:
+    """The least and the greatest finite number of norms, scores and ages."""
+
+    def __init__(self) -> None:
+        self._least, self._most = [np.inf] * 3, [-np.inf] * 3
+
+    def add(self, *columns: Any) -> None:
+        """Look at some more."""
+        for at, numbers in enumerate(columns):
+            numbers = numbers[np.isfinite(numbers)]
+            if len(numbers):
+                self._least[at] = min(self._least[at], float(numbers.min()))
+                self._most[at] = max(self._most[at], float(numbers.max()))
+
+    def edges(self) -> list[Any]:
+        """The edges of histograms."""
+        ends = [
+            (0.0, 1.0) if least > most else (least, most) for least, most in zip(self._least, self._most, strict=True)
+        ]
+        return [np.linspace(least, most if most > least else least + 1.0, BINS + 1) for least, most in ends]
+
+
+class _Distinct:
+    """Counts distinct hashes in the memory of a part of them: they wait on disk, by their leading bits."""
+
+    def __enter__(self) -> _Distinct:
+        self._files = [tempfile.TemporaryFile() for _ in range(PARTS)]  # noqa: SIM115 -- closed on leaving
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files:
+            file.close()
+
+    def add(self, hashes: Any) -> None:
+        """Take some more."""
+        part = (hashes >> np.uint64(64 - PARTS.bit_length() + 1)).astype(np.int64)
+        order = np.argsort(part, kind="stable")
+        ends = np.cumsum(np.bincount(part, minlength=PARTS))
+        for at, piece in enumerate(np.split(hashes[order], ends[:-1])):
+            self._files[at].write(piece.tobytes())
+
+    def count(self) -> int:
+        """How many distinct ones there were."""
+        total = 0
+        for file in self._files:
+            file.seek(0)
+            total += len(np.unique(np.frombuffer(file.read(), np.uint64)))
+        return total
+
+
+def _known(column: Any) -> Any:
+    """A column that scan() always gives."""
+    return column
+
+
+def _dead(source: kvemb.Variable, rows: bulk.Rows) -> Any:
+    keys = rows.keys.view(np.int64) if rows.keys.dtype == np.uint64 else rows.keys.astype(np.int64)
+    made = source.initializer.rows(keys, source.dim, source.value_dtype)
+    return (made.view(np.uint8).reshape(len(rows), -1) == rows.values.view(np.uint8).reshape(len(rows), -1)).all(axis=1)
+
+
+def _hashes(values: Any) -> Any:
+    """A 64-bit hash of each row's bytes: equal rows are told apart from others but for one in 2^64."""
+    raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+    padded = np.zeros((len(raw), -(-raw.shape[1] // 8) * 8), np.uint8)
+    padded[:, : raw.shape[1]] = raw
+    words = padded.view(np.uint64)
+    mixed = np.full(len(raw), 0x9E3779B97F4A7C15, np.uint64)
+    for column in range(words.shape[1]):
+        mixed = (mixed ^ words[:, column]) * np.uint64(0xFF51AFD7ED558CCD)
+        mixed ^= mixed >> np.uint64(33)
+    return mixed

@@ -1,0 +1,173 @@
+"""`kvemb info`, `ls`, `peek`, `stats` and `diff`: the commands of kvemb.tools.inspect and kvemb.tools.diff."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvemb.tools import diff as differing
+from kvemb.tools import inspect
+from kvemb.tools.figures import size
+from kvemb.tools.screen import AsJson, Quiet, Screen
+
+Place = Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is read as of its last durable point.")]
+Variable = Annotated[str | None, typer.Argument(help="The variable; needed where there are several.")]
+# Numbers of a row that are shown.
+SHOWN = 6
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def info(path: Place, as_json: AsJson = False) -> None:
+    """Say what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, step, parent.
+
+    Example: kvemb info checkpoints/00000042
+    """
+    found = inspect.info(path)
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created))
+    tables = sum(nbytes for name, nbytes in found.files.items() if name.endswith(".sst"))
+    lines = [
+        ("kind", f"{found.kind}, made {made}, step {found.step:,}"),
+        ("id", found.id),
+        ("parent", found.parent or "none"),
+        ("files", f"{len(found.files):,}, {size(found.nbytes)}, of which tables {size(tables)}"),
+    ]
+    for each in found.variables:
+        about = each.described
+        kind = f"{about['dim']} {about['value_dtype']}, keys {about['key_dtype']}"
+        lines.append((each.name, f"{each.rows:,} rows of {kind}"))
+        parts = [what for what in ("optimizer", "policy", "initializer") if about[what]]
+        lines += [("", f"{what}: {_brief(about[what])}") for what in parts]
+    summary = {**asdict(found), "path": str(path), "nbytes": found.nbytes}
+    Screen(False, as_json).close(f"kvemb info {path}", lines, summary)
+
+
+def _brief(described: dict[str, Any]) -> str:
+    name = described.get("kind") or described.get("name")
+    rest = ", ".join(f"{key}={value}" for key, value in described.items() if key not in ("kind", "name"))
+    return f"{name}({rest})"
+
+
+def ls(
+    path: Place,
+    files: Annotated[bool, typer.Option("--files", help="List files instead of variables.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the variables, or with --files the files, one a line: size, then name.
+
+    Example: kvemb ls store --files
+    """
+    found = inspect.info(path)
+    screen = Screen(False, as_json)
+    listed = found.files if files else {each.name: each.rows for each in found.variables}
+    if as_json:
+        screen.close("", [], dict(listed))
+        return
+    for name, number in listed.items():
+        screen.tell(f"{number:>15,}  {name}")
+
+
+def peek(
+    path: Place,
+    variable: Variable = None,
+    keys: Annotated[list[int] | None, typer.Argument(help="Keys; without them, the first rows.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many rows, where no key is given.")] = 10,
+    neighbours: Annotated[int, typer.Option(min=0, help="For each row, the nearest others by cosine.")] = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show rows by key, and with --neighbours the nearest to each; exit with 1 if a key is not there.
+
+    Example: kvemb peek checkpoints/00000042 users 17 42 --neighbours 5
+    """
+    screen = Screen(quiet, as_json)
+    with screen.counting("peek") as tell:
+        found = inspect.peek(path, variable, keys, count=count, neighbours=neighbours, progress=tell)
+    rows, lines, told = found.rows, [], []
+    for at, key in enumerate(rows.keys.tolist()):
+        numbers = rows.values[at].astype(float).tolist()
+        shown = " ".join(f"{number:.4g}" for number in numbers[:SHOWN]) + (" ..." if len(numbers) > SHOWN else "")
+        assert rows.scores is not None
+        assert rows.steps is not None
+        score, step = float(rows.scores[at]), int(rows.steps[at])
+        lines.append((str(key), f"{shown}   score {score:g}, step {step:,}"))
+        near = found.neighbours.get(key, [])
+        lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in near]
+        told.append({"key": key, "values": numbers, "score": score, "step": step, "neighbours": near})
+        for slot, array in (rows.slots or {}).items():
+            told[-1][slot] = array[at].astype(float).tolist()
+    lines += [(str(key), "not there") for key in found.missing]
+    screen.close(f"kvemb peek {path}", lines, {"rows": told, "missing": found.missing})
+    if found.missing:
+        raise typer.Exit(1)
+
+
+def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
+    """Say what the numbers of a variable are: norms, means, dead rows, duplicates, NaNs, scores, ages.
+
+    Example: kvemb stats checkpoints/00000042 users
+    """
+    screen = Screen(quiet, as_json)
+    with screen.counting("stats") as tell:
+        found = inspect.stats(path, variable, progress=tell)
+    mean, spread = found.mean, found.spread
+    keys = f": {', '.join(map(str, found.not_finite_keys))}" if found.not_finite else ""
+    lines = [
+        ("rows", f"{found.rows:,}, step {found.step:,}"),
+        ("as they were made", f"{found.dead:,} rows"),
+        ("equal to another", f"{found.duplicates:,} rows"),
+        ("NaN or infinite", f"{found.not_finite:,} rows{keys}"),
+        ("norm", _histogram(found.norms)),
+        ("score", _histogram(found.scores)),
+        ("age in steps", _histogram(found.ages)),
+        ("mean of a column", f"{min(mean):.4g} to {max(mean):.4g}" if mean else ""),
+        ("spread of a column", f"{min(spread):.4g} to {max(spread):.4g}" if spread else ""),
+    ]
+    screen.close(f"kvemb stats {path} {found.variable}", lines, asdict(found))
+
+
+def _histogram(found: inspect.Histogram) -> str:
+    most = max(found.counts, default=0)
+    if not most:
+        return "none"
+    bars = "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in found.counts)
+    return f"{found.edges[0]:.4g} {bars} {found.edges[-1]:.4g}"
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="A checkpoint, or a store.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")],
+    variable: Annotated[str | None, typer.Option(help="Only this one.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="How many of the rows that moved most to name.")] = 10,
+    format: Annotated[str, typer.Option(help="table, or parquet: the rows that differ, to --out.")] = "table",
+    out: Annotated[str, typer.Option(help="The Parquet file.")] = "diff.parquet",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what differs: rows that came, went and changed, how far they moved, and which moved most.
+
+    Example: kvemb diff checkpoints/00000041 checkpoints/00000042 --variable users
+    """
+    from kvemb.tools.failures import BadInput
+
+    if format not in ("table", "parquet"):
+        raise BadInput(f"--format must be table or parquet, got {format!r}")
+    screen = Screen(quiet, as_json)
+    target = out if format == "parquet" else None
+    with screen.counting("diff") as tell:
+        found = differing.diff(a, b, variable=variable, top=top, out=target, progress=tell)
+    lines = []
+    for each in found:
+        how = "as recorded" if each.recorded else "found by reading both"
+        counts = f"{each.added:,} added, {each.removed:,} removed, {each.changed:,} changed"
+        lines.append((each.variable, f"{counts}; {how}"))
+        lines.append(("", f"{each.moved:,} moved; relative to the row before:"))
+        names = ["0", *(f"to {edge:g}" for edge in each.l2.edges[1:-1]), "more"]
+        lines += [("", f"  {name:>9}: {count:,}") for name, count in zip(names, each.l2.counts, strict=True) if count]
+        lines += [("", f"key {row.key}: by {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
+    if target is not None:
+        lines.append(("rows", target))
+    screen.close(f"kvemb diff {a} {b}", lines, {"variables": [asdict(each) for each in found]})

@@ -1,0 +1,171 @@
+"""Bringing a variable to another optimizer, dtype, dim, key dtype or policy, in a new store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools.export import chosen
+from kvemb.tools.failures import BadInput
+from kvemb.tools.importing import converted
+
+Progress = Callable[[int, int], None]
+BUDGET = "128MiB"
+OPTIMIZERS = {"none": None, "sgd": kvemb.optimizers.SGD, "adagrad": kvemb.optimizers.Adagrad}
+POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp": kvemb.TimestampRestrictPolicy}
+
+
+@dataclass
+class Plan:
+    """What migrate() will do. steps: a line for each thing that changes; those that lose something say so."""
+
+    source: Path
+    out: Path
+    variable: str
+    rows: int
+    before: dict[str, Any]
+    after: dict[str, Any]
+    steps: list[str] = field(default_factory=list)
+
+
+def plan(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    variable: str | None = None,
+    optimizer: str | None = None,
+    slots: str = "keep",
+    value_dtype: str | None = None,
+    dim: int | None = None,
+    key_dtype: str | None = None,
+    policy: str | None = None,
+) -> Plan:
+    """Say what migrating a variable of a checkpoint or store to a new store would do; None leaves a thing as it is.
+
+    optimizer: "sgd", "adagrad" or "none", with its defaults. slots: "keep" those the new optimizer has too, or "anew".
+    value_dtype, key_dtype: as for get_variable. dim: rows are cut, or padded with zeros. policy: "frequency",
+    "timestamp" or "none". Reads no rows. Raises BadInput, FileExistsError, and what reading path does.
+    """
+    point = kvemb.Checkpoint.at(path)
+    name = chosen(path, sorted(point.variables), variable)
+    if Path(out).exists():
+        raise FileExistsError(f"{out} exists; name a new directory for the store")
+    with kvemb.open(point.path, read_only=True, memory_budget="32MiB") as store:
+        before = bulk.described(store.variables[name])
+        rows = store.variables[name].size()
+    found = Plan(Path(path), Path(out), name, rows, before, dict(before))
+    _plan_optimizer(found, optimizer, slots)
+    for what, asked in (("value_dtype", value_dtype), ("key_dtype", key_dtype), ("dim", dim)):
+        if asked is not None and asked != before[what]:
+            found.after[what] = asked
+            found.steps.append(f"{what}: {before[what]} becomes {asked}{_loss(what, before[what], asked)}")
+    if policy is not None:
+        made = _known("policy", policy, POLICIES)
+        found.after["policy"] = None if made is None else made().to_json()
+        found.steps.append(f"policy: {_name(before['policy'])} becomes {policy}; scores stay as they are")
+    if not found.steps:
+        raise BadInput(f"nothing is to be changed in {name!r}; say what, such as --optimizer sgd")
+    return found
+
+
+def _known(what: str, asked: str, known: dict[str, Any]) -> Any:
+    if asked not in known:
+        raise BadInput(f"--{what} must be {', '.join(known)}, got {asked!r}")
+    return known[asked]
+
+
+def _name(described: dict[str, Any] | None) -> str:
+    return "none" if described is None else str(described.get("name") or described.get("kind"))
+
+
+def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
+    if slots not in ("keep", "anew"):
+        raise BadInput(f"--slots must be keep or anew, got {slots!r}")
+    before = list(found.before["slots"])
+    if asked is None and slots == "keep":
+        return
+    if asked is not None:
+        made = _known("optimizer", asked, OPTIMIZERS)
+        found.after["optimizer"] = None if made is None else made().to_json()
+        found.after["slots"] = [] if made is None else list(made.slots)
+        found.steps.append(f"optimizer: {_name(found.before['optimizer'])} becomes {asked}")
+    for slot in before:
+        if slot not in found.after["slots"]:
+            found.steps.append(f"slot {slot!r} is dropped: training can not go on from it")
+    for slot in found.after["slots"]:
+        if slot not in before:
+            found.steps.append(f"slot {slot!r} is added, as of new rows")
+        elif slots == "anew":
+            found.steps.append(f"slot {slot!r} starts anew: what it had is lost")
+    found.after["slots_anew"] = slots == "anew"
+
+
+def _loss(what: str, before: Any, after: Any) -> str:
+    if what == "dim":
+        gone = f": the last {before - after} values of each row are lost" if after < before else ""
+        return gone or f": {after - before} zeros are added to each row"
+    if what == "key_dtype":
+        return ": keys that do not fit are refused"
+    one, other = (np.dtype("float32" if each == "bfloat16" else each) for each in (before, after))
+    if other.kind in "iu" and one.kind == "f":
+        return ": values that are no whole numbers are refused"
+    return ": digits are lost" if other.itemsize < one.itemsize or after == "bfloat16" else ""
+
+
+def migrate(found: Plan, *, progress: Progress | None = None) -> int:
+    """Do what plan() said; returns how many rows the new store has. Raises BadInput where a row does not fit.
+
+    Then, and on Ctrl-C, there is no new store.
+    """
+    anew = found.after.pop("slots_anew", False)
+    source = kvemb.Checkpoint.at(found.source)
+    try:
+        with kvemb.open(source.path, read_only=True, memory_budget="32MiB") as old:
+            store = kvemb.open(found.out, memory_budget=BUDGET)
+            try:
+                target = bulk.make(store, found.variable, found.after)
+                rows = _rows(old.variables[found.variable], target, anew, progress)
+                bulk.load(target, rows, on_conflict="error")
+                count = target.size()
+            except BaseException:
+                store.close(flush=False)
+                raise
+            store.close()
+            return count
+    except BaseException:
+        shutil.rmtree(found.out, ignore_errors=True)
+        raise
+
+
+def _rows(old: kvemb.Variable, target: kvemb.Variable, anew: bool, progress: Progress | None) -> Iterator[bulk.Rows]:
+    wanted = list(target.optimizer.slots) if target.optimizer else []
+    done, total = 0, old.size()
+    for rows in bulk.scan(old):
+        had = rows.slots or {}
+        fresh = bulk.new_slots(target, len(rows))
+        kept = {slot: had[slot] for slot in wanted if slot in had and not anew}
+        slots = {slot: fresh[slot] for slot in wanted}
+        for slot, numbers in kept.items():
+            part = min(numbers.shape[1], target.dim)
+            slots[slot][:, :part] = numbers[:, :part].astype(slots[slot].dtype)
+        values = np.zeros((len(rows), target.dim), rows.values.dtype)
+        part = min(rows.values.shape[1], target.dim)
+        values[:, :part] = rows.values[:, :part]
+        yield bulk.Rows(
+            converted(rows.keys, target.key_dtype, "keys", target.name),
+            converted(values, target.value_dtype, "values", target.name),
+            slots or None,
+            rows.scores,
+            rows.steps,
+        )
+        done += len(rows)
+        if progress is not None:
+            progress(done, total)

@@ -1,0 +1,117 @@
+"""`kvemb restrict`, `compact` and `migrate`: changing a store offline, with what it was before and is after."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools import migrate as migrating
+from kvemb.tools.export import chosen
+from kvemb.tools.failures import BadInput
+from kvemb.tools.figures import size
+from kvemb.tools.screen import AsJson, Quiet, Screen
+
+BUDGET = "128MiB"
+Store = Annotated[Path, typer.Argument(help="A store that nobody has open.")]
+
+
+def _bytes(path: Path) -> int:
+    """Bytes of a store's durable point."""
+    return kvemb.Checkpoint.at(path).nbytes
+
+
+def _open(path: Path) -> kvemb.Store:
+    kvemb.Checkpoint.at(path)  # a path where nothing is would become a store
+    return kvemb.open(path, memory_budget=BUDGET)
+
+
+def restrict(
+    path: Store,
+    keep: Annotated[int, typer.Argument(min=0, help="How many rows stay: those with the highest scores.")],
+    variable: Annotated[str | None, typer.Option(help="The variable; needed where there are several.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bound a variable by its policy: the rows with the lowest scores leave.
+
+    Example: kvemb restrict store 1000000 --variable users
+    """
+    before = _bytes(path)
+    with _open(path) as store:
+        table = store.variables[chosen(path, list(store.variables), variable)]
+        if table.restrict_policy is None:
+            raise BadInput(f"variable {table.name!r} has no policy; give it one with kvemb migrate --policy frequency")
+        rows = table.size()
+        left = table.restrict(keep)
+        now = table.size()
+    after = _bytes(path)
+    lines = [
+        (table.name, f"{rows:,} rows before, {now:,} after: {left:,} left"),
+        ("bytes", f"{size(before)} before, {size(after)} after; kvemb compact gives room back"),
+    ]
+    summary: dict[str, object] = {"variable": table.name, "rows_before": rows, "rows_after": now}
+    summary |= {"bytes_before": before, "bytes_after": after}
+    Screen(quiet, as_json).close(f"kvemb restrict {path}", lines, summary)
+
+
+def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
+    """Reclaim the room of rows that were replaced or removed.
+
+    Example: kvemb compact store
+    """
+    before = _bytes(path)
+    with _open(path) as store:
+        bulk.compact(store)
+    after = _bytes(path)
+    lines = [("bytes", f"{size(before)} before, {size(after)} after")]
+    Screen(quiet, as_json).close(f"kvemb compact {path}", lines, {"bytes_before": before, "bytes_after": after})
+
+
+def migrate(
+    path: Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is not changed.")],
+    out: Annotated[Path, typer.Argument(help="A new directory: the store that is made.")],
+    variable: Annotated[str | None, typer.Option(help="The variable; needed where there are several.")] = None,
+    optimizer: Annotated[Literal["sgd", "adagrad", "none"] | None, typer.Option(help="Another optimizer.")] = None,
+    slots: Annotated[Literal["keep", "anew"], typer.Option(help="Slots that both have.")] = "keep",
+    value_dtype: Annotated[str | None, typer.Option(help="Another dtype of values.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Longer rows get zeros, shorter ones are cut.")] = None,
+    key_dtype: Annotated[Literal["int64", "int32", "uint64"] | None, typer.Option(help="Of keys.")] = None,
+    policy: Annotated[Literal["frequency", "timestamp", "none"] | None, typer.Option(help="Another policy.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a new store with a variable of another optimizer, dtype, dim or policy: says what it will do, and asks.
+
+    Example: kvemb migrate checkpoints/00000042 smaller --value-dtype float16 --optimizer none --yes
+    """
+    found = migrating.plan(
+        path,
+        out,
+        variable=variable,
+        optimizer=optimizer,
+        slots=slots,
+        value_dtype=value_dtype,
+        dim=dim,
+        key_dtype=key_dtype,
+        policy=policy,
+    )
+    screen = Screen(quiet, as_json)
+    if not as_json:
+        screen.tell(f"{found.rows:,} rows of {found.variable!r} to {out}:")
+        for step in found.steps:
+            screen.tell(f"  {step}")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise BadInput("migrate asks before it writes, and nobody is there to answer; give --yes")
+        if not typer.confirm("Go on?"):
+            raise typer.Exit(1)
+    with screen.counting("migrate") as tell:
+        rows = migrating.migrate(found, progress=tell)
+    lines = [("made", f"{out}, {rows:,} rows")]
+    screen.close(f"kvemb migrate {path}", lines, {"out": str(out), "rows": rows, "steps": found.steps})
