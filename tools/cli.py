@@ -12,7 +12,7 @@ import typer
 from kvemb.tools.bench import app as bench
 from kvemb.tools.demo import demo
 from kvemb.tools.failures import OK, explain
-from kvemb.tools.looking import diff, info, ls, peek, stats
+from kvemb.tools.looking import diff, info, ls, peek, report, stats
 from kvemb.tools.moving import export, import_
 from kvemb.tools.stress import app as stress
 from kvemb.tools.tending import compact, migrate, restrict
@@ -27,23 +27,9 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-for command in (
-    demo,
-    info,
-    ls,
-    peek,
-    stats,
-    verify,
-    diff,
-    export,
-    import_,
-    migrate,
-    restrict,
-    compact,
-    repair,
-    push,
-    pull,
-):
+_LOOKING, _MOVING = (info, ls, peek, stats, diff, report, verify), (export, import_, migrate)
+_TENDING = (restrict, compact, repair, push, pull)
+for command in (demo, *_LOOKING, *_MOVING, *_TENDING):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(bench, name="bench")
 app.add_typer(stress, name="stress")

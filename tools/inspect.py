@@ -25,6 +25,7 @@ Progress = Callable[[int, int], None]
 TOLD_KEYS = 10
 BINS = 20
 PARTS = 64  # a power of two
+FAR = 1000.0
 
 
 @dataclass
@@ -259,6 +260,15 @@ class _Ranges:
             (0.0, 1.0) if least > most else (least, most) for least, most in zip(self._least, self._most, strict=True)
         ]
         return [np.linspace(least, most if most > least else least + 1.0, BINS + 1) for least, most in ends]
+
+
+def _edges(least: float, most: float) -> Any:
+    """Edges from the least to the most: by equal factors where they are that far apart, else by equal steps."""
+    if least > 0 and most > FAR * least:
+        edges = np.geomspace(least, most, BINS + 1)
+        edges[0], edges[-1] = least, most
+        return edges
+    return np.linspace(least, most if most > least else least + 1.0, BINS + 1)
 
 
 class _Distinct:

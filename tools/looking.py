@@ -171,3 +171,21 @@ def diff(
     if target is not None:
         lines.append(("rows", target))
     screen.close(f"kvemb diff {a} {b}", lines, {"variables": [asdict(each) for each in found]})
+
+
+def report(
+    path: Annotated[Path, typer.Argument(help="A checkpoint, a store, or the root of a series of checkpoints.")],
+    out: Annotated[str, typer.Option(help="The page.")] = "report.html",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML page to look at: growth and churn of a series, norms, scores, what moved, a projection.
+
+    Example: kvemb report checkpoints --out model.html
+    """
+    from kvemb.tools.report import report as write
+
+    screen = Screen(quiet, as_json)
+    with screen.counting("report") as tell:
+        made = write(path, out, progress=tell)
+    screen.close(f"kvemb report {path}", [("wrote", str(made))], {"out": str(made)})

@@ -100,7 +100,7 @@ class Screen:
             return
         table = Table(title=title, show_header=False)
         table.add_column(no_wrap=True)
-        table.add_column()
+        table.add_column(overflow="fold")
         for what, value in lines:
             table.add_row(what, value)
         self._closing.print(table)
