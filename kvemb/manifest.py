@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -157,6 +158,8 @@ def parse(text: str, path: str) -> Manifest:
         manifest = Manifest(**data)
         if strange := [name for name in manifest.files if not _is_below(name)]:
             raise ValueError(f"{strange[0]!r} is not below it")
+        if odd := [name for name, file in manifest.files.items() if not _is_measured(file)]:
+            raise ValueError(f"{odd[0]!r} has no size and sha256 that could be")
         if missing := manifest.key_files - set(manifest.files):
             raise ValueError(f"it names {min(missing)} and does not list it")
         return manifest
@@ -167,6 +170,16 @@ def parse(text: str, path: str) -> Manifest:
 
 def _is_below(name: str) -> bool:
     return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def _is_measured(file: FileEntry) -> bool:
+    """Whether a file's size and checksum can be one: the checksum also becomes a name (kvemb.transfer)."""
+    return (
+        type(file.bytes) is int
+        and file.bytes >= 0
+        and type(file.sha256) is str
+        and re.fullmatch("[0-9a-f]{64}", file.sha256) is not None
+    )
 
 
 def _checksum(data: dict[str, Any]) -> str:

@@ -374,6 +374,14 @@ def test_a_damaged_or_hostile_manifest_elsewhere_is_refused(store, manager, tmp_
         described.files[name] = described.files.pop(strange)
         with kvemb.CheckpointManager(tmp_path / "copy") as copy, pytest.raises(Corruption, match="not below it"):
             copy.pull(url)
+    for sha256 in ("../../escaped", "", "x" * 64, None, 7):
+        entry = described.files[name]
+        described.files[name] = manifest.FileEntry(entry.bytes, sha256)
+        manifest.write(described, tmp_path)
+        files.pipe_file(path, (tmp_path / manifest.NAME).read_bytes())
+        described.files[name] = entry
+        with kvemb.CheckpointManager(tmp_path / "copy") as copy, pytest.raises(Corruption, match="could be"):
+            copy.pull(url)
     for damaged in (text[:-2], b"\xff" + text[1:], text.replace(b'"rows": 1000', b'"rows": 1001')):
         files.pipe_file(path, damaged)
         with kvemb.CheckpointManager(tmp_path / "copy") as copy, pytest.raises(Corruption, match=r"00000001\.json"):
