@@ -186,6 +186,9 @@ def _take_in(variable: Variable, files: _Files, sorter: Sorter, on_conflict: str
                 raise ValueError(f"{variable.name!r} was empty, and was written to during the load; load again")
             files.finish()
             tiered.take_in(files.give, files.rows, files.step)
+            if tiered.turn() != files.turn:  # recorded for a checkpoint that these rows are not in
+                for block in cold.scan(BATCH_ROWS):
+                    tiered.record(block.keys)
         for block in sorter.blocks():
             exists = np.zeros(len(block), np.bool_) if anew and not added else cold.read(block.keys)[1]
             there = int(exists.sum())
@@ -213,6 +216,7 @@ class _Files:
 
     def __init__(self, variable: Variable, folder: Path) -> None:
         self.rows, self.step = 0, 0
+        self.turn = variable._tiered.turn()
         self._last = -1
         self._made = 0
         self._behind = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")

@@ -60,12 +60,16 @@ def _reading(path: Path) -> Iterator[Ordered]:
 
 
 class ChangeLog:
-    """The epochs of a store in use. directory: of its key files. epochs: as they are in the point it starts from."""
+    """The epochs of a store in use. directory: of its key files. epochs: as they are in the point it starts from.
+
+    settled: how often what was recorded was taken for a checkpoint.
+    """
 
     def __init__(self, directory: Path, epochs: list[Epoch]) -> None:
         self._directory, self._epochs = directory, epochs
         self._lock = threading.Lock()
         self._buffers: dict[str, list[Ordered]] = {}
+        self.settled = 0
         self._last_number = max((int(path.stem) for path in directory.glob("*.keys")), default=0)
 
     def record(self, variable: str, keys: Ordered) -> None:
@@ -87,6 +91,7 @@ class ChangeLog:
     def settle(self) -> list[Epoch]:
         """Write out what is in memory; returns all epochs as they are now, the one under way last. Raises OSError."""
         with self._lock:
+            self.settled += 1
             for variable in list(self._buffers):
                 self._write_out(variable)
             for changed in self._epochs[-1].variables.values():
@@ -193,6 +198,10 @@ class Recorder:
     def record_cleared(self) -> None:
         """See contracts.Recorder."""
         self._log.record_cleared(self._variable)
+
+    def turn(self) -> int:
+        """See contracts.Recorder."""
+        return self._log.settled
 
 
 def files_of(epochs: list[Epoch]) -> set[str]:

@@ -147,6 +147,9 @@ class Recorder(Protocol):
     def record_cleared(self) -> None:
         """Every row went."""
 
+    def turn(self) -> int:
+        """Return a number that differs once a checkpoint has taken what was recorded."""
+
 
 class WriteLog(Protocol):
     """Makes the writes of one variable durable one by one."""

@@ -458,6 +458,10 @@ class Tiered:
         if self._recorder is not None:
             self._recorder.record(order_keys(keys, self.schema))
 
+    def turn(self) -> int:
+        """See contracts.Recorder.turn."""
+        return 0 if self._recorder is None else self._recorder.turn()
+
     def new_rows(self, keys: Keys, values: Values) -> RowBlock:
         """Return rows with the slots and the score of one that is made now."""
         rows = RowBlock(self.schema, len(keys))

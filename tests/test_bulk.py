@@ -141,6 +141,20 @@ def test_what_is_loaded_is_durable_and_in_deltas(open_store, tmp_path):
 KEY, VALUE = np.zeros(1, np.int64), np.zeros((1, DIM), np.float32)
 
 
+def test_a_checkpoint_during_a_load_takes_no_key_from_the_delta(store, tmp_path):
+    table = table_of(store)
+
+    def source() -> Any:
+        yield rows([1, 2], 1)
+        store.checkpoint(tmp_path / "during")
+        yield rows([3], 1)
+
+    bulk.load(table, source())
+    after = store.checkpoint(tmp_path / "after")
+    changes = after.changes(tmp_path / "during")
+    assert sorted(key for change in changes for key in change.keys.tolist()) == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("batch", "error", "match"),
     [
