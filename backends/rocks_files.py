@@ -18,7 +18,7 @@ from kvemb.schema import LAST_KEY, Schema
 # Rows written at once. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
 WRITE_ROWS = 4096
 # One table file in RocksDB's listing: its size, and its first and last key in hexadecimal.
-_FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]+)' seq:\d+, type:\d+ \.\. '([0-9A-F]+)' seq")
+_FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]*)' seq:\d+, type:\d+ \.\. '([0-9A-F]*)' seq")
 
 
 class SortedFile:

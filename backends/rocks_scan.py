@@ -29,7 +29,7 @@ def translated(what: str) -> Iterator[None]:
         # A database that is read in place shows its files through links: name the files themselves.
         text = re.sub(r"/\S+/[\w.-]+", lambda path: os.path.realpath(path[0]), str(error))
         if text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text:
-            raise Corruption(f"{what}: {text}; run kvemb verify, and restore from a checkpoint") from error
+            raise Corruption(f"{what}: {text}; run kvemb verify --deep, and restore from a checkpoint") from error
         raise ColdStoreError(f"{what}: {text}") from error
 
 
@@ -94,4 +94,4 @@ def _raise_if_cut_short(check: Any, first: bytes, last: bytes | None) -> None:
             check.next()
     check.status()
     if check.valid():
-        raise Corruption(f"the scan ended after key {last!r} though more keys follow; run kvemb verify")
+        raise Corruption(f"the scan ended after key {last!r} though more keys follow; run kvemb verify --deep")

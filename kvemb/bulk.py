@@ -6,11 +6,10 @@ finished files in key order, which it takes as they are. Memory does not follow 
 
 from __future__ import annotations
 
-import os
+import operator
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,20 +17,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvemb import layout
 from kvemb.arguments import at_least
-from kvemb.codec import order_keys
-from kvemb.contracts import SortedFile
 from kvemb.manifest import entry_of
 from kvemb.rows import RowBlock
 from kvemb.schema import LAST_KEY, Schema, as_keys, as_values, public_keys
 from kvemb.sorter import Sorter
 from kvemb.store import Store
+from kvemb.tablefiles import TableFiles
 from kvemb.variable import Variable, open_stored
 
 BATCH_ROWS = 65_536
-# Of a file that the cold store takes.
-FILE_BYTES = 64 << 20
+MOST_STEPS = 2**62
 
 
 @dataclass(frozen=True)
@@ -83,6 +79,11 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
     return variable
 
 
+def point(variable: Variable) -> str:
+    """Return the id of the checkpoint, or of the durable point, that a read-only store shows."""
+    return variable._store._manifest.id
+
+
 def slot_dtype(variable: Variable) -> np.dtype[Any]:
     """Return the dtype of the optimizer's slots."""
     return variable._schema.slot_dtype
@@ -103,8 +104,14 @@ def scan(
     None: no bound. Dirty rows are written first, as by Variable.export_batches. Raises Closed, Poisoned, Corruption.
     """
     schema, size = variable._schema, at_least(n, 1, "n")
-    bounds = [0 if first is None else _ordered(first, schema), LAST_KEY if last is None else _ordered(last, schema)]
-    return (_rows_of(block) for block in variable._tiered.scan(size, *bounds))
+    limits = np.iinfo(schema.key_dtype)
+    least, most = int(limits.min), int(limits.max)
+    low = least if first is None else max(operator.index(first), least)
+    high = most if last is None else min(operator.index(last), most)
+    if low > high:
+        return iter(())
+    blocks = variable._tiered.scan(size, _ordered(low, schema), _ordered(high, schema))
+    return (_rows_of(block) for block in blocks)
 
 
 def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
@@ -160,13 +167,16 @@ def load(
     store.health.check_writable()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=store._points.live))
-        files = stack.enter_context(closing(_Files(variable, Path(folder))))
+        files = stack.enter_context(closing(TableFiles(variable, Path(folder))))
         sorter = Sorter(variable._schema, Path(folder))
         # Into an empty variable rows that ascend go to files as they come: there is nothing to compare them with.
         ascending = variable.size() == 0
         for batch in batches:
             block = _block_of(batch, variable)
-            ascending = ascending and files.follows(block)
+            if ascending and not files.follows(block):
+                ascending = False
+                for earlier in files.taken_back():
+                    sorter.add(earlier)
             if ascending:
                 files.append(block)
             else:
@@ -176,29 +186,23 @@ def load(
     return done
 
 
-def _take_in(variable: Variable, files: _Files, sorter: Sorter, on_conflict: str) -> Loaded:
+def _take_in(variable: Variable, files: TableFiles, sorter: Sorter, on_conflict: str) -> Loaded:
+    """Let the cold store have all of it at once, or nothing."""
     tiered, schema = variable._tiered, variable._schema
-    added, replaced, kept = files.rows, 0, 0
+    added = replaced = kept = 0
     with tiered.taking_in() as cold:
         anew = tiered.size == 0
-        if files.rows:
-            if not anew:
-                raise ValueError(f"{variable.name!r} was empty, and was written to during the load; load again")
-            files.finish()
-            tiered.take_in(files.give, files.rows, files.step)
-            if tiered.turn() != files.turn:  # recorded for a checkpoint that these rows are not in
-                for block in cold.scan(BATCH_ROWS):
-                    tiered.record(block.keys)
+        if files.rows and not anew:
+            raise ValueError(f"{variable.name!r} was empty, and was written to during the load; load again")
+        if files.rows and tiered.turn() != files.turn:
+            files.record_again()  # what was recorded went to a checkpoint that these rows are not in
+        added = files.rows
         for block in sorter.blocks():
-            exists = np.zeros(len(block), np.bool_) if anew and not added else cold.read(block.keys)[1]
+            exists = np.zeros(len(block), np.bool_) if anew else cold.read(block.keys)[1]
             there = int(exists.sum())
-            if anew:  # what is there came with this load, and the last of equal keys wins
-                added += len(block) - there
-                files.append(block)
-                continue
             if there and on_conflict == "error":
                 key = public_keys(block.keys[exists], schema.key_dtype)[0]
-                raise ValueError(f"key {key} is in {variable.name!r} already; use on_conflict='replace' or 'keep'")
+                raise ValueError(f"key {key} is in {variable.name!r} already; ask for on_conflict 'replace' or 'keep'")
             added += len(block) - there
             if on_conflict == "keep":
                 kept += there
@@ -207,80 +211,8 @@ def _take_in(variable: Variable, files: _Files, sorter: Sorter, on_conflict: str
                 replaced += there
             files.append(block)
         files.finish()
-        tiered.take_in(files.give, added - tiered.size if anew else added, files.step)
+        tiered.take_in(files.give, added, files.step)
     return Loaded(added, replaced, kept)
-
-
-class _Files:
-    """Files of rows in key order, one beyond the other, for the cold store of a variable."""
-
-    def __init__(self, variable: Variable, folder: Path) -> None:
-        self.rows, self.step = 0, 0
-        self.turn = variable._tiered.turn()
-        self._last = -1
-        self._made = 0
-        self._behind = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")
-        self._recorded: list[Future[None]] = []
-        self._variable, self._folder = variable, folder
-        self._most_rows = max(1, FILE_BYTES // RowBlock.bytes_per_row(variable._schema))
-        self._done: list[Path] = []
-        self._open: SortedFile | None = None
-        self._blocks: list[RowBlock] = []
-
-    def follows(self, block: RowBlock) -> bool:
-        """Whether the keys of rows ascend, beyond the last ones."""
-        ordered = order_keys(block.keys, self._variable._schema)
-        return len(ordered) == 0 or (int(ordered[0]) > self._last and bool((ordered[1:] > ordered[:-1]).all()))
-
-    def append(self, block: RowBlock) -> None:
-        """Write rows beyond the last ones."""
-        if len(block) == 0:
-            return
-        self.rows += len(block)
-        self.step = max(self.step, int(block.steps.max()))
-        self._last = int(order_keys(block.keys[-1:], self._variable._schema)[0])
-        self._recorded.append(self._behind.submit(self._variable._tiered.record, block.keys))
-        if not self._variable.persistent:
-            self._blocks.append(block)  # its cold store is memory anyway
-            return
-        if self._open is None:
-            path = self._folder / f"{self._made}.sst"
-            self._made += 1
-            database = self._variable._store._database
-            self._open = database.sorted_file(path, self._variable._schema, self._variable._creator)
-        self._open.append(block)
-        if self._open.rows >= self._most_rows:
-            self.finish()
-
-    def finish(self) -> None:
-        """Complete what was written. Raises ColdStoreError."""
-        if self._open is not None:
-            self._open.finish()
-            self._done.append(self._open.path)
-            self._behind.submit(_sync, self._open.path)  # so that the disk is busy while the next one is made
-            self._open = None
-
-    def close(self) -> None:
-        """Wait for the disk."""
-        self._behind.shutdown()
-
-    def give(self) -> None:
-        """Give all of it to the cold store. Raises ColdStoreError."""
-        with layout.refusing("record what changes"):
-            for recorded in self._recorded:
-                recorded.result()
-        self._recorded = []
-        for path in self._done:
-            self._variable._store._in_order(self._variable._store._database.ingest, self._variable.name, path)
-            path.unlink()
-        for block in self._blocks:
-            self._variable._tiered.cold.write(block)
-        self._done, self._blocks, self._last = [], [], -1
-
-
-def _sync(path: Path) -> None:
-    with suppress(OSError), open(path, "rb") as file:  # what fails here fails again where the point is made
-        os.fsync(file.fileno())
 
 
 def _block_of(batch: Rows, variable: Variable) -> RowBlock:
@@ -301,7 +233,10 @@ def _block_of(batch: Rows, variable: Variable) -> RowBlock:
         if np.isnan(block.scores).any():
             raise ValueError(f"the score of key {keys[np.isnan(block.scores)][0]} is not a number")
     if batch.steps is not None:
-        block.steps[:] = _column(batch.steps, np.int64, len(keys), "steps")
+        steps = _column(batch.steps, np.int64, len(keys), "steps")
+        if wrong := [step for step in (steps.min(initial=0), steps.max(initial=0)) if not 0 <= step < MOST_STEPS]:
+            raise ValueError(f"steps must be from 0 to 2**62 - 1, got {wrong[0]}")
+        block.steps[:] = steps
     return block
 
 
@@ -309,7 +244,7 @@ def _column(given: Any, dtype: Any, length: int, what: str) -> npt.NDArray[Any]:
     column = np.asarray(given)
     if column.shape != (length,):
         raise ValueError(f"{what} must have the shape ({length},), got {column.shape}")
-    if not np.can_cast(column.dtype, dtype, "same_kind"):
+    if not np.can_cast(column.dtype, dtype, "same_kind") or column.dtype == np.uint64:
         raise TypeError(f"{what} must be {np.dtype(dtype).name}, got {column.dtype.name}")
     return column.astype(dtype)
 
@@ -321,8 +256,8 @@ def _rows_of(block: RowBlock) -> Rows:
 
 
 def _ordered(key: int, schema: Schema) -> int:
-    """Return the place of a key in their order, of one beyond the dtype's range too."""
-    return min(max(int(key) + (0 if schema.key_dtype == np.uint64 else 2**63), 0), LAST_KEY)
+    """Return the place of a key in their order."""
+    return key + (0 if schema.key_dtype == np.uint64 else 2**63)
 
 
 def _key(ordered: int, schema: Schema) -> int:

@@ -16,6 +16,8 @@ class ByName(Mapping[str, "Variable"]):
         self._names, self._get = names, get
 
     def __getitem__(self, name: str) -> Variable:
+        if name not in self._names():
+            raise KeyError(f"there is no variable {name!r}; there is {', '.join(self._names()) or 'none'}")
         return self._get(name)
 
     def __iter__(self) -> Iterator[str]:

@@ -6,8 +6,10 @@ one.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +23,7 @@ from kvemb.manifest import FileEntry, Manifest, VariableEntry
 
 # A name is used once: of an attempt that failed, its error may keep a database open.
 _attempts = count(1)
+_logger = logging.getLogger("kvemb")
 
 
 class Checkpoint(os.PathLike[str]):
@@ -34,7 +37,11 @@ class Checkpoint(os.PathLike[str]):
     def at(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the checkpoint at path, or the last durable point of the store there. Raises StoreNotFound too."""
         place = Path(path)
-        return cls(place if layout.is_checkpoint(place) else layout.current_point(place))
+        if layout.is_checkpoint(place):
+            return cls(place)
+        point = cls(layout.current_point(place))
+        tell_if_left(place, point._manifest)
+        return point
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -91,6 +98,17 @@ class Checkpoint(os.PathLike[str]):
     def __repr__(self) -> str:
         rows = sum(entry.rows for entry in self.variables.values())
         return f"<kvemb.Checkpoint {self.path}, {len(self.variables)} variables, {rows:,} rows>"
+
+
+def tell_if_left(store: Path, shown: Manifest) -> None:
+    """Warn who reads a store's durable point where a crash may have left more: its log is not read."""
+    if layout.is_left(store):
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created))
+        _logger.warning(
+            "the store %s was not closed; this is its durable point of %s: opening it to write recovers the rest",
+            store,
+            when,
+        )
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def encode_keys(keys: npt.NDArray[np.int64], schema: Schema) -> list[bytes]:
 def decode_keys(encoded: list[bytes], schema: Schema) -> npt.NDArray[np.int64]:
     """Return keys (n,) int64 of encoded ones. Raises Corruption when one is not 8 bytes long."""
     if strange := set(map(len, encoded)) - {KEY_BYTES}:
-        raise Corruption(f"keys must be {KEY_BYTES} bytes each, got one of {min(strange)}; run kvemb verify")
+        raise Corruption(f"keys must be {KEY_BYTES} bytes each, got one of {min(strange)}; run kvemb verify --deep")
     return unordered_keys(np.frombuffer(b"".join(encoded), ">u8").astype(np.uint64), schema)
 
 
@@ -71,7 +71,7 @@ def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Sc
     layout = record_dtype(schema)
     if strange := set(map(len, encoded)) - {layout.itemsize}:
         raise Corruption(
-            f"records must be {layout.itemsize} bytes each, got one of {min(strange)}; run kvemb verify on the store"
+            f"records must be {layout.itemsize} bytes each, got one of {min(strange)}; run kvemb verify --deep"
         )
     return _block(keys, np.frombuffer(b"".join(encoded), layout), schema)
 

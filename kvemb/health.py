@@ -24,7 +24,7 @@ class Health:
         """Raise Closed, ReadOnly or Poisoned unless rows may change."""
         self.check_open()
         if self.read_only:
-            raise ReadOnly(f"the store {self.name} is read-only; open it without read_only=True to change it")
+            raise ReadOnly(f"the store {self.name} is read-only; open it without read_only or follow to change it")
         self.check_sound()
 
     def check_sound(self) -> None:

@@ -93,7 +93,7 @@ def damages(
 def check(directory: Path, described: Manifest) -> None:
     """Raise Corruption naming the first damaged file; costs a look at each file, not its reading."""
     for damage in damages(directory, described, deep=False):
-        raise Corruption(f"{damage}; run kvemb verify, and restore from another checkpoint")
+        raise Corruption(f"{damage}; run kvemb verify --deep, and restore from another checkpoint")
 
 
 @contextmanager

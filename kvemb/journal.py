@@ -212,7 +212,7 @@ def read(paths: list[Path]) -> Iterator[Entry]:
                 if entry.synced > last:
                     raise Corruption(
                         f"{path} is damaged at byte {good:,}: entries up to {entry.synced:,} had been synced, "
-                        f"{last:,} can be read; run kvemb verify, or restore from a checkpoint"
+                        f"{last:,} can be read; run kvemb verify --deep, or restore from a checkpoint"
                     )
         return
 

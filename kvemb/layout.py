@@ -77,7 +77,11 @@ def current_point(store: Path) -> Path:
     try:
         text = (store / CURRENT).read_text(encoding="ascii")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreNotFound(f"there is no store at {store}: it has neither {CURRENT} nor {manifest.NAME}") from error
+        numbered = sorted(path.name for path in store.glob("[0-9]*") if is_checkpoint(path))
+        hint = f"; it is a series of checkpoints: name one, such as {store / numbered[-1]}" if numbered else ""
+        raise StoreNotFound(
+            f"there is no store at {store}: it has neither {CURRENT} nor {manifest.NAME}{hint}"
+        ) from error
     except UnicodeDecodeError as error:
         raise Corruption(f"{store / CURRENT} is damaged: it must name a folder in {POINTS}") from error
     name = text.removesuffix("\n")
@@ -140,6 +144,15 @@ def held_still(store: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise Locked(f"the store {store} is open for writing elsewhere; close it there") from error
         yield
+
+
+def is_left(store: Path) -> bool:
+    """Whether the last owner of a store did not close it: there is more than its durable point, perhaps."""
+    if not (store / LIVE).exists():
+        return False
+    with suppress(Locked), held_still(store):
+        return True
+    return False  # it is open
 
 
 def make_directory(path: Path) -> None:

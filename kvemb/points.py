@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvemb import inventory, journal, layout, manifest
-from kvemb.checkpoint import appearing, complete
+from kvemb.checkpoint import appearing, complete, tell_if_left
 from kvemb.contracts import ColdDatabase
 from kvemb.errors import KvembError
 from kvemb.manifest import Epoch, Manifest, VariableEntry
@@ -133,4 +133,6 @@ def reading(
             except (KvembError, FileNotFoundError):
                 if source == path or layout.current_point(path) == source:
                     raise
+        if source != path:
+            tell_if_left(path, described)
         yield database, described

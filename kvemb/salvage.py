@@ -102,10 +102,13 @@ def _repair(source: Path, log: Path | None, out: Path, progress: Progress | None
     done = Repair(source, out, damages)
     identity = uuid.uuid4().hex
     fresh = Manifest(identity, uuid.uuid4().hex, None, described.point, time.time(), changes=[Epoch(identity)])
-    try:
-        with layout.refusing(f"write {out}"), appearing(layout.point(out, described.point)) as point:
-            live = out / layout.LIVE
+    with layout.refusing(f"write {out}"):
+        if out.exists():
+            out.rmdir()  # it is empty
+        with appearing(out) as store:
+            live, point = store / layout.LIVE, layout.point(store, described.point)
             (live / layout.CHANGES).mkdir(parents=True)
+            point.mkdir(parents=True)
             new: ColdDatabase = registry.cold_backend("rocks")(live / layout.ROWS, {}, **SIZES, read_only=False)
             try:
                 fresh = _fill(new, source, described, fresh, done, meter)
@@ -118,11 +121,8 @@ def _repair(source: Path, log: Path | None, out: Path, progress: Progress | None
                 new.close()
             registry.cold_backend("rocks").amend(point / layout.ROWS, [], {})
             complete(point, fresh)
-        layout.set_current(out, described.point)
-        shutil.rmtree(live)
-    except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
-        raise
+            layout.set_current(store, described.point)
+            shutil.rmtree(live)
     return done
 
 

@@ -133,10 +133,12 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
     typed = isinstance(data, (np.ndarray, np.generic))
     array = np.asarray(data) if typed else _from_python(data, dtype, what)
     if array.size and not np.can_cast(array.dtype, dtype, "safe"):
-        raise TypeError(
-            f"{what} must be {dtype.name}, got {array.dtype.name}, which would lose information; "
-            f"convert with {what}.astype({dtype.name!r})"
-        )
+        advice = f"convert with {what}.astype({dtype.name!r})"
+        if array.dtype.kind not in "biuf":
+            advice = "number them, or hash them to integers"
+        elif what == "keys" and array.dtype == np.uint64:
+            advice = "make the variable with key_dtype='uint64'"
+        raise TypeError(f"{what} must be {dtype.name}, got {array.dtype.name}, which would lose information; {advice}")
     return array.astype(dtype) if array.dtype != dtype else array
 
 

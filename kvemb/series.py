@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import shutil
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal, overload
 
@@ -21,12 +25,42 @@ from kvemb import layout
 from kvemb.arguments import at_least
 from kvemb.checkpoint import Checkpoint
 from kvemb.checkpointer import PendingCheckpoint
-from kvemb.errors import CheckpointNotFound, Locked
+from kvemb.errors import CheckpointNotFound, KvembError, Locked
 from kvemb.meter import Progress
 from kvemb.store import Store
 from kvemb.transfer import JOBS, Remote, Transfer, name_of
 
 _PULLED = ".pulled"
+# What a crash leaves: a checkpoint that was being made (kvemb.checkpoint.appearing), or dropped.
+_LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
+
+
+class Saving(PendingCheckpoint):
+    """A checkpoint of a series that is being written; with it those beyond `keep` go."""
+
+    def __init__(self, pending: PendingCheckpoint, drop_old: Callable[[], None]) -> None:
+        self._pending, self._drop_old = pending, drop_old
+        super().__init__(pending._future)
+        self._future.add_done_callback(self._complete)
+
+    def _complete(self, future: Future[Checkpoint | None]) -> None:
+        if future.exception() is None:
+            with suppress(KvembError):  # what could not be dropped now is by the next one
+                self._drop_old()
+
+    @property
+    def told(self) -> bool:
+        """Whether somebody was told how it ended: of one that is waited for twice, too."""
+        return self._pending.told
+
+    @told.setter
+    def told(self, told: bool) -> None:
+        self._pending.told = told
+
+    def _wait(self, timeout: float | None = None) -> Checkpoint | None:
+        checkpoint = self._pending._wait(timeout)
+        self._drop_old()
+        return checkpoint
 
 
 class CheckpointManager:
@@ -44,6 +78,7 @@ class CheckpointManager:
         self.keep = None if keep is None else at_least(keep, 1, "keep")
         self._lock: IO[bytes] | None = None
         self._pending: PendingCheckpoint | None = None
+        self._dropping = threading.Lock()
         self._begun: float | None = None
 
     def numbers(self) -> builtins.list[int]:
@@ -51,7 +86,8 @@ class CheckpointManager:
         if not self.root.is_dir():
             return []
         found = (path for path in self.root.iterdir() if path.name.isdecimal())
-        return sorted(int(path.name) for path in found if layout.is_checkpoint(path))
+        ours = (path for path in found if path.name == name_of(int(path.name)))
+        return sorted(int(path.name) for path in ours if layout.is_checkpoint(path))
 
     def path(self, number: int) -> Path:
         """Where the checkpoint of a number is, or would be."""
@@ -82,21 +118,17 @@ class CheckpointManager:
     def save(self, store: Store, *, block: bool = True) -> Checkpoint | PendingCheckpoint:
         """Write the next checkpoint of the series, as Store.checkpoint does, and drop those beyond `keep`.
 
-        With block=False those are dropped by the next save. Raises Locked where another process writes to the series,
-        and what Store.checkpoint does.
+        With block=False those are dropped when it is complete. Raises Locked where another process writes to the
+        series, and what Store.checkpoint does.
         """
         self._hold()
         if self._pending is not None and not self._pending.done():
             self._pending.result()
         self._drop_old()
         number = max(self.numbers(), default=0) + 1
-        pending = store.checkpoint(self.path(number), block=False)
+        pending = Saving(store.checkpoint(self.path(number), block=False), self._drop_old)
         self._pending, self._begun = pending, time.time()
-        if not block:
-            return pending
-        done = pending.result()
-        self._drop_old()
-        return done
+        return pending.result() if block else pending
 
     def save_if_due(self, store: Store, *, block: bool = False) -> Checkpoint | PendingCheckpoint | None:
         """Save when `every` seconds have gone since the last one was begun, by whatever process; else return None.
@@ -144,6 +176,10 @@ class CheckpointManager:
         """
         if keep is not None:
             keep = at_least(keep, 1, "keep")
+        if layout.is_checkpoint(self.root):
+            raise CheckpointNotFound(
+                f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
+            )
         number = self._number(number, self.numbers(), str(self.root))
         remote = Remote(url, options)
         done = remote.push(Checkpoint(self.path(number)), number, jobs=jobs, progress=progress)
@@ -166,9 +202,9 @@ class CheckpointManager:
         already is returned. Raises Locked, CheckpointNotFound, FileExistsError where another checkpoint has the number
         here, TransferError; Corruption naming the file; ColdStoreError, BackendUnavailable.
         """
-        self._hold()
         remote = Remote(url, options)
         number = self._number(number, remote.numbers(), url)
+        self._hold()
         if number in self.numbers():
             here = Checkpoint(self.path(number))
             if here.id != remote.id_of(number):
@@ -211,13 +247,14 @@ class CheckpointManager:
                     self._lock = layout.lock(self.root)
                 except Locked as error:
                     raise Locked(f"the series {self.root} is written to elsewhere; close it there") from error
-            for left in self.root.glob(".*"):
-                if left.name != _PULLED:
+            for left in self.root.iterdir():
+                if _LEFT.fullmatch(left.name):
                     shutil.rmtree(left, ignore_errors=True)
 
     def _drop_old(self) -> None:
-        for number in self.numbers()[: -self.keep] if self.keep is not None else []:
-            hidden = self.root / f".{name_of(number)}.dropped"
-            with layout.refusing(f"drop {self.path(number)}"):
-                os.rename(self.path(number), hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+        with self._dropping:
+            for number in self.numbers()[: -self.keep] if self.keep is not None else []:
+                hidden = self.root / f".{name_of(number)}.dropped"
+                with layout.refusing(f"drop {self.path(number)}"):
+                    os.rename(self.path(number), hidden)
+                shutil.rmtree(hidden, ignore_errors=True)

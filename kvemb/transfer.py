@@ -134,7 +134,7 @@ class Remote:
 
         def put(path: Path, entry: FileEntry) -> None:
             if path.stat().st_size != entry.bytes:
-                raise Corruption(f"{path} is damaged: it has not {entry.bytes:,} bytes; run kvemb verify")
+                raise Corruption(f"{path} is damaged: it has not {entry.bytes:,} bytes; run kvemb verify --deep")
             target = self._file_at(entry.sha256)
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._files.put_file(str(path), target)

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvemb
-from kvemb import bulk, sorter
+from kvemb import bulk, sorter, tablefiles
 from kvemb.bulk import Loaded, Rows
 from kvemb.errors import Closed, Poisoned, ReadOnly
 from kvemb.schema import KEY_DTYPES
 
 DIM = 2
+KEY, VALUE = np.zeros(1, np.int64), np.zeros((1, DIM), np.float32)
 Model = dict[int, tuple[bytes, ...]]
 
 
@@ -74,7 +75,7 @@ def edges(dtype: str) -> Any:
 def test_any_rows_in_any_order_come_back(tmp_path_factory, data, dtype, conflict):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sorter, "RUN_BYTES", 400)
-        patch.setattr(bulk, "FILE_BYTES", 400)
+        patch.setattr(tablefiles, "FILE_BYTES", 400)
         patch.setattr(sorter, "BATCH_ROWS", 7)
         keys = st.lists(edges(dtype), max_size=25)
         with kvemb.open(tmp_path_factory.mktemp("bulk") / "store", memory_budget="4MiB") as store:
@@ -136,9 +137,6 @@ def test_what_is_loaded_is_durable_and_in_deltas(open_store, tmp_path):
     assert sorted(key for change in after.changes(before) for key in change.keys.tolist()) == [5, 6, 7]
     with kvemb.restore(after, tmp_path / "copy", memory_budget="4MiB") as copy:
         assert model_of(bulk.scan(copy.variables["table"])) == model_of(bulk.scan(table))
-
-
-KEY, VALUE = np.zeros(1, np.int64), np.zeros((1, DIM), np.float32)
 
 
 def test_a_checkpoint_during_a_load_takes_no_key_from_the_delta(store, tmp_path):
@@ -274,6 +272,60 @@ def test_rows_that_ascend_and_then_do_not_are_one_load(store):
     assert bulk.load(table, batches) == Loaded(200, 0, 0)
     assert model_of(bulk.scan(table)) == merged({}, batches, "replace")
     store.check()
+
+
+@pytest.mark.parametrize("conflict", ["replace", "error"])
+def test_a_load_that_is_interrupted_changes_nothing(monkeypatch, store, tmp_path, conflict):
+    """Wherever it is: all rows come at once, or none."""
+    table = table_of(store)
+    before = store.checkpoint(tmp_path / "before")
+    batches = [rows([1, 2, 3], 1), rows([2, 9], 2)]
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place, name in (
+        (sorter.Sorter, "blocks"),
+        (tablefiles.TableFiles, "finish"),
+        (tablefiles.TableFiles, "taken_back"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                bulk.load(table, batches, on_conflict=conflict)
+        assert table.size() == 0
+    assert bulk.load(table, batches, on_conflict=conflict) == Loaded(4, 0, 0)
+    assert model_of(bulk.scan(table)) == merged({}, batches, "replace")
+    changes = store.checkpoint(tmp_path / "after").changes(before)
+    assert sorted(key for change in changes for key in change.keys.tolist()) == [1, 2, 3, 9]
+
+
+def test_bounds_beyond_every_key_are_no_keys(store):
+    table = table_of(store)
+    other = store.get_variable("other", "uint64", dim=DIM)
+    ends = np.array([-(2**63), 0, 2**63 - 1])
+    bulk.load(table, [rows(ends, 1)])
+    bulk.load(other, [Rows(np.array([0, 2**64 - 1], np.uint64), np.zeros((2, DIM), np.float32))])
+    for variable, bounds in (
+        (table, {"first": 2**63}),
+        (table, {"last": -(2**63) - 1}),
+        (other, {"last": -5}),
+        (other, {"first": 2**64}),
+        (table, {"first": 5, "last": 1}),
+    ):
+        assert list(bulk.scan(variable, **bounds)) == []
+    assert sum(map(len, bulk.scan(table, first=-(2**70), last=2**70))) == 3
+    with pytest.raises(TypeError):
+        bulk.scan(table, first=1.9)
+
+
+@pytest.mark.parametrize("step", [2**62, -1])
+def test_steps_beyond_what_can_be_counted_are_refused(store, step):
+    table = table_of(store)
+    with pytest.raises(ValueError, match=r"steps must be from 0 to 2\*\*62 - 1"):
+        bulk.load(table, [Rows(KEY, VALUE, steps=np.array([step]))])
+    with pytest.raises(TypeError, match="steps must be int64"):
+        bulk.load(table, [Rows(KEY, VALUE, steps=np.array([2**64 - 1], np.uint64))])
 
 
 def test_compacting_gives_room_back(store):

@@ -74,15 +74,16 @@ def test_what_is_dropped_takes_nothing_from_what_stays(store, tmp_path):
         assert sum(len(change.keys) for change in manager.list()[1].changes(manager.list()[0])) == 1000
 
 
-def test_saving_behind_drops_the_oldest_at_the_next_save(store, tmp_path):
-    with kvemb.CheckpointManager(tmp_path / "series", keep=1) as manager:
-        for version in range(3):
+def test_saving_behind_keeps_as_many_as_saving_does(store, tmp_path):
+    with kvemb.CheckpointManager(tmp_path / "series", keep=2) as manager:
+        for version in range(5):
             fill(store, version)
-            pending = manager.save(store, block=False)
-        assert pending.result().path == manager.path(3)
-        assert manager.numbers() == [2, 3]
-        manager.save(store)
-        assert manager.numbers() == [4]
+            assert manager.save(store, block=False).result().path == manager.path(version + 1)
+            assert manager.numbers() == [n for n in (version, version + 1) if n]
+        fill(store, 9)
+        pending = manager.save(store, block=False)
+        while manager.numbers() != [5, 6]:  # nobody asks for the result
+            assert not pending.told
 
 
 def test_what_a_save_behind_failed_with_is_raised_by_the_next(monkeypatch, open_store, tmp_path):
@@ -145,6 +146,7 @@ def test_one_process_writes_and_others_read(store, manager, tmp_path):
     assert other.latest().id == manager.latest().id
     with pytest.raises(Locked, match=f"the series {manager.root} is written to elsewhere"):
         other.save(store)
+    other.push(str(tmp_path / "elsewhere"))
     with pytest.raises(Locked, match="close it there"):
         other.pull(str(tmp_path / "elsewhere"))
     manager.close()
@@ -154,14 +156,17 @@ def test_one_process_writes_and_others_read(store, manager, tmp_path):
 
 
 def test_what_a_crash_left_goes_and_is_never_listed(store, manager):
-    for name in (".00000003.123-1.tmp", ".00000001.dropped"):
+    for name in (".00000003.123-1.tmp", ".00000001.dropped", ".ssh", ".git", "1"):
         (manager.root / name / "rows").mkdir(parents=True)
+    store.checkpoint(manager.root / "7")  # a user's own name, which is no number of the series
     (manager.root / "00000007" / "rows").mkdir(parents=True)  # not complete: it has no manifest
     (manager.root / "notes.txt").touch()
     assert manager.numbers() == []
     fill(store, 1)
     assert manager.save(store).path.name == "00000001"
-    assert sorted(path.name for path in manager.root.iterdir()) == ["00000001", "00000007", "LOCK", "notes.txt"]
+    assert sorted(path.name for path in manager.root.iterdir()) == [
+        *(".git", ".ssh", "00000001", "00000007", "1", "7", "LOCK", "notes.txt"),
+    ]
 
 
 def test_a_checkpoint_of_that_name_is_not_written_over(store, manager):

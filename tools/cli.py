@@ -30,7 +30,9 @@ app = typer.Typer(
 _LOOKING, _MOVING = (info, ls, peek, stats, diff, report, verify), (export, import_, migrate)
 _TENDING = (restrict, compact, repair, push, pull)
 for command in (demo, *_LOOKING, *_MOVING, *_TENDING):
-    app.command(command.__name__.rstrip("_"))(command)
+    # Keys may be negative, and are no options.
+    settings = {"ignore_unknown_options": command is peek}
+    app.command(command.__name__.rstrip("_"), context_settings=settings)(command)
 app.add_typer(bench, name="bench")
 app.add_typer(stress, name="stress")
 

@@ -5,12 +5,14 @@ A batch is a dict from a column's name to an array: (n,) where the column has no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kvemb.tools.failures import BadInput
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -53,8 +55,14 @@ class Table:
         return sum(column.nbytes for column in self.columns)
 
 
-def in_batches(arrays: Batch, n: int) -> Iterator[Batch]:
-    """Cut arrays of equal length into batches of at most n rows."""
-    length = len(next(iter(arrays.values())))
-    for at in range(0, length, n):
-        yield {name: array[at : at + n] for name, array in arrays.items()}
+def parse_about(text: str | bytes, place: object) -> dict[str, Any]:
+    """Return what a file says of its table. Raises BadInput where that is not what kvemb writes."""
+    try:
+        about = json.loads(text)
+        if not isinstance(about, dict) or not isinstance(about.get("name", ""), str):
+            raise ValueError("it must be an object with a name")
+        if about.get("whole") and not isinstance(about.get("slots"), list):
+            raise ValueError("it must list the slots")
+    except ValueError as error:
+        raise BadInput(f"{place} describes its table in a way that cannot be read: {error}") from error
+    return about

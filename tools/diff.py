@@ -120,7 +120,7 @@ def _diff(
         tallies = np.zeros((2, len(_EDGES)), np.int64)
         most: list[Moved] = []
         for part in parts:
-            _tell(part, found, tallies, most, writer)
+            _tell(part, found, tallies, most, top, writer)
             most.sort(key=lambda each: -each.l2)
             del most[top:]
         found.most = most
@@ -206,7 +206,7 @@ def _same(one: Any, other: Any) -> Any:
     return (raw[0] == raw[1]).all(axis=1)
 
 
-def _tell(part: _Part, found: Difference, tallies: Any, most: list[Moved], writer: _Writer | None) -> None:
+def _tell(part: _Part, found: Difference, tallies: Any, most: list[Moved], top: int, writer: _Writer | None) -> None:
     before, after = part.before, part.after
     _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     found.added += len(after) - len(theirs)
@@ -224,7 +224,7 @@ def _tell(part: _Part, found: Difference, tallies: Any, most: list[Moved], write
         finite = np.nan_to_num(numbers[moved], nan=np.inf)
         tally += np.bincount(np.searchsorted(_EDGES, np.maximum(finite, 0.0)), minlength=len(_EDGES))[: len(_EDGES)]
     keys = before.keys[mine]
-    for at in np.argsort(-np.nan_to_num(np.where(moved, lengths, -1.0), nan=np.inf))[: max(len(most), 100)]:
+    for at in np.argsort(-np.nan_to_num(np.where(moved, lengths, -1.0), nan=np.inf))[:top]:
         if moved[at]:
             most.append(Moved(int(keys[at]), float(lengths[at]), float(cosines[at])))
     if writer is not None:

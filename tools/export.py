@@ -58,7 +58,7 @@ def chosen(path: object, known: list[str], variable: str | None) -> str:
     """Return the variable that is meant. Raises BadInput."""
     name = known[0] if variable is None and len(known) == 1 else variable
     if name is None:
-        raise BadInput(f"{path} has the variables {', '.join(known) or '(none)'}; name one with --variable")
+        raise BadInput(f"{path} has the variables {', '.join(known) or '(none)'}; name one")
     if name not in known:
         raise BadInput(f"{path} has no variable {name!r}; it has {', '.join(known) or 'none'}")
     return name
@@ -99,12 +99,18 @@ def export(
     kind = format_of(format, place if isinstance(place, str) else PIPE)
     if kind.name == "dynamicemb":  # it has files for slots and scores, always
         wish = replace(wish, with_slots=True, with_scores=True)
+    if (partitions > 1 or jobs > 1) and (since is not None or not isinstance(place, str)):
+        raise BadInput("--partitions and --jobs make a folder of files; leave them out with --since and with a pipe")
     if partitions < 1 or jobs < 1:
         raise BadInput(f"--partitions and --jobs must be at least 1, got {partitions} and {jobs}")
     with opened(path, variable) as source:
         table = described(source, path, wish)
         if kind.name == "dynamicemb":
             table = Table([column for column in table.columns if column.name != STEP], table.rows, table.about)
+        if normalize and table.columns[1].dtype.kind in "iu" and dtype != "int8":
+            raise BadInput(
+                f"--normalize needs floats, the values are {table.columns[1].dtype.name}; add --dtype float16"
+            )
         table = widened(table, kind)
         kind.check(table)
         if since is not None:
@@ -198,16 +204,15 @@ def batch_of(rows: bulk.Rows, table: Table, wish: Wish) -> Batch:
     """Return rows as columns of a table."""
     values = rows.values
     if wish.normalize:
-        wide = values.astype(np.float64)
-        norms = np.sqrt(np.sum(wide * wide, axis=1, keepdims=True))
-        values = np.divide(wide, norms, out=np.zeros_like(wide), where=norms > 0)
-        values = values.astype(rows.values.dtype if wish.dtype is None else np.float32)
+        values = unit(values).astype(rows.values.dtype if wish.dtype is None else np.float32)
     batch: Batch = {KEY: rows.keys, **(rows.slots or {}), SCORE: rows.scores, STEP: rows.steps}  # type: ignore[dict-item]
     if wish.dtype == "int8":
         wide = values.astype(np.float32)
+        if not (finite := np.isfinite(wide).all(axis=1)).all():
+            raise BadInput(f"the row of key {rows.keys[~finite][0]} has a NaN or an infinity, which int8 cannot hold")
         scale = np.max(np.abs(wide), axis=1, initial=0.0) / np.float32(127)
         ratio = np.divide(wide, scale[:, None], out=np.zeros_like(wide), where=scale[:, None] > 0)
-        values, batch[SCALE] = np.rint(ratio).astype(np.int8), scale.astype(np.float32)
+        values, batch[SCALE] = np.clip(np.rint(ratio), -127, 127).astype(np.int8), scale.astype(np.float32)
     elif wish.dtype is not None:
         values = values.astype(_numpy(wish.dtype))
     batch[VALUE] = values
@@ -216,6 +221,24 @@ def batch_of(rows: bulk.Rows, table: Table, wish: Wish) -> Batch:
         column.name: widen(batch[column.name]) if column.name in bits else batch[column.name]
         for column in table.columns
     }
+
+
+def lengths(values: Any) -> Any:
+    """Return each row's length; no square overflows on the way."""
+    wide = values.astype(np.float64)
+    most = np.max(np.abs(wide), axis=1, initial=0.0)
+    scaled = np.divide(wide, most[:, None], out=np.zeros_like(wide), where=most[:, None] > 0)
+    with np.errstate(over="ignore"):
+        return most * np.linalg.norm(scaled, axis=1)
+
+
+def unit(values: Any) -> Any:
+    """Return rows as float64 of length 1, rows of zeros as they are; no square overflows on the way."""
+    wide = values.astype(np.float64)
+    most = np.max(np.abs(wide), axis=1, keepdims=True, initial=0.0)
+    scaled = np.divide(wide, most, out=np.zeros_like(wide), where=most > 0)
+    norms = np.linalg.norm(scaled, axis=1, keepdims=True)
+    return np.divide(scaled, norms, out=np.zeros_like(wide), where=norms > 0)
 
 
 def write(
@@ -270,7 +293,9 @@ def _export_changes(
     def rows() -> Iterator[bulk.Rows]:
         done = 0
         for change in changes:
-            removed.append(change.removed)
+            low = -np.inf if wish.where.first is None else wish.where.first
+            high = np.inf if wish.where.last is None else wish.where.last
+            removed.append(np.array([key for key in change.removed.tolist() if low <= key <= high], source.key_dtype))
             part = bulk.Rows(change.keys, change.values, change.slots, change.scores, change.steps)
             inside = np.ones(len(part), np.bool_)
             if wish.where.first is not None:

@@ -28,7 +28,10 @@ def export_parts(
     jobs: int,
     progress: Callable[[int, int], None] | None,
 ) -> int:
-    """Write at most `parts` files to the folder `place`, in key order by their names; returns how many rows."""
+    """Write at most `parts` files to the folder `place`, in key order by their names; returns how many rows.
+
+    All parts are of one durable point: a store that moves on between two jobs is told, by BadInput.
+    """
     if kind.folder:
         raise BadInput(f"{kind.name} is a folder already and cannot be written in parts; leave out --partitions")
     ranges = bulk.ranges(source, parts)
@@ -38,14 +41,14 @@ def export_parts(
         files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{kind.suffix}" for at in range(len(ranges))]
         if jobs == 1:
             for file, ends in zip(files, ranges, strict=True):
-                done += _write_part(path, source.name, file, kind.name, about, wish, ends)
+                done += _write(source, file, kind.name, about, wish, ends)
                 if progress is not None:
                     progress(done, total)
             return done
         context = multiprocessing.get_context("forkserver")
         with ProcessPoolExecutor(min(jobs, len(ranges)), mp_context=context) as pool:
             work = [
-                pool.submit(_write_part, path, source.name, file, kind.name, about, wish, ends)
+                pool.submit(_write_part, path, bulk.point(source), source.name, file, kind.name, about, wish, ends)
                 for file, ends in zip(files, ranges, strict=True)
             ]
             for finished in as_completed(work):
@@ -57,6 +60,7 @@ def export_parts(
 
 def _write_part(
     path: str | os.PathLike[str],
+    point: str,
     variable: str,
     file: Path,
     kind: str,
@@ -65,6 +69,12 @@ def _write_part(
     ends: tuple[int, int],
 ) -> int:
     with opened(path, variable) as source:
-        if kind.startswith("word2vec"):
-            table = Table(table.columns, sum(map(len, scanned(source, wish, None, ends))), table.about)
-        return write(file, FORMATS[kind], table, scanned(source, wish, None, ends), source, wish)
+        if bulk.point(source) != point:
+            raise BadInput(f"{path} is in use and moved on meanwhile; export a checkpoint, or with --jobs 1")
+        return _write(source, file, kind, table, wish, ends)
+
+
+def _write(source: kvemb.Variable, file: Path, kind: str, table: Table, wish: Wish, ends: tuple[int, int]) -> int:
+    if kind.startswith("word2vec"):
+        table = Table(table.columns, sum(map(len, scanned(source, wish, None, ends))), table.about)
+    return write(file, FORMATS[kind], table, scanned(source, wish, None, ends), source, wish)

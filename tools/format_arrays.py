@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from kvemb.tools.columns import KEY, SCORE, VALUE, Batch, Column, Table
+from kvemb.tools.columns import KEY, SCORE, VALUE, Batch, Column, Table, parse_about
 from kvemb.tools.failures import BadInput
 
 ABOUT = "about.json"
@@ -71,7 +71,7 @@ def read_npy(folder: Path, key: str | None, value: str | None) -> tuple[Table, I
             raise BadInput(f"{path} cannot be read: {error}") from error
     about = {}
     if (folder / ABOUT).is_file():
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about = parse_about((folder / ABOUT).read_text(encoding="utf-8"), folder / ABOUT)
     return _of_arrays(str(folder), arrays, about, key, value)
 
 
@@ -135,7 +135,7 @@ def read_safetensors(place: Path, key: str | None, value: str | None) -> tuple[T
         file = safe_open(str(place), framework="np")
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{place} cannot be read: {error}") from error
-    about = json.loads((file.metadata() or {}).get("kvemb", "{}"))
+    about = parse_about((file.metadata() or {}).get("kvemb", "{}"), place)
     return _of_arrays(str(place), {name: _Slices(file.get_slice(name)) for name in file.keys()}, about, key, value)  # noqa: SIM118
 
 
@@ -181,7 +181,16 @@ def read_hugectr(folder: Path) -> tuple[Table, Iterator[Batch]]:
 
 def tfra_name(table: str, what: str) -> str:
     """The name of a file of TFRA's file system saver, of one worker."""
-    return f"{table}_mht_1of1_rank0_size1-{what}"
+    return f"{_in_a_name(table)}_mht_1of1_rank0_size1-{what}"
+
+
+def _in_a_name(table: str) -> str:
+    """A variable's name as a part of a file's."""
+    return table.replace("%", "%25").replace("/", "%2F")
+
+
+def _out_of_a_name(text: str) -> str:
+    return text.replace("%2F", "/").replace("%25", "%")
 
 
 def write_tfra(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
@@ -206,7 +215,8 @@ def read_tfra(folder: Path, variable: str | None, key_dtype: str, value_dtype: s
     """Read a table of TFRA's file system saver, of all ranks; slots are tables of their own, and stay out."""
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*_mht_*of*_rank*_size*-keys")) if folder.is_dir() else []:
-        found.setdefault(re.split(r"_mht_\d+of\d+_rank\d+_size\d+-keys$", path.name)[0], []).append(path)
+        stem = re.split(r"_mht_\d+of\d+_rank\d+_size\d+-keys$", path.name)[0]
+        found.setdefault(_out_of_a_name(stem), []).append(path)
     main = {name: paths for name, paths in found.items() if not any(name.startswith(f"{other}-") for other in found)}
     name = variable if variable in found else next(iter(main)) if len(main) == 1 else None
     if name is None:
@@ -229,7 +239,7 @@ def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> No
     with ExitStack() as stack:
 
         def begin(what: str) -> IO[bytes]:
-            return stack.enter_context(open(folder / f"{name}_emb_{what}.rank_0.world_size_1", "wb"))
+            return stack.enter_context(open(folder / f"{_in_a_name(name)}_emb_{what}.rank_0.world_size_1", "wb"))
 
         keys, values, scores, opt_values = (begin(what) for what in ("keys", "values", "scores", "opt_values"))
         for batch in batches:
@@ -240,7 +250,7 @@ def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> No
                 opt_values.write(np.concatenate([batch[slot] for slot in slots], axis=1).astype("<f4").tobytes())
     optimizer = dict(table.about.get("optimizer") or {})
     args = {"opt_type": optimizer.pop("name", None), **optimizer}
-    (folder / f"{name}_opt_args.json").write_text(json.dumps(args, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{_in_a_name(name)}_opt_args.json").write_text(json.dumps(args, indent=1) + "\n", encoding="utf-8")
 
 
 def read_dynamicemb(folder: Path, variable: str | None) -> tuple[Table, Iterator[Batch]]:
@@ -249,7 +259,7 @@ def read_dynamicemb(folder: Path, variable: str | None) -> tuple[Table, Iterator
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if match := pattern.fullmatch(path.name):
-            found.setdefault(match[1], []).append(path)
+            found.setdefault(_out_of_a_name(match[1]), []).append(path)
     name = variable if variable in found else next(iter(found)) if len(found) == 1 else None
     if name is None:
         raise BadInput(f"{folder} has the tables {', '.join(sorted(found)) or '(none)'}; name one with --variable")

@@ -5,6 +5,7 @@ Parquet and Arrow have a list column of fixed size for each column that has a wi
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from kvemb.tools.columns import KEY, VALUE, Batch, Column, Table
+from kvemb.tools.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Table, parse_about
 from kvemb.tools.failures import BadInput
 
 ABOUT = b"kvemb"
@@ -136,10 +137,15 @@ def read_arrow(place: Place, key: str | None, value: str | None) -> tuple[Table,
     return _table(str(place), stream.schema, None, lambda: iter(stream), key, value)
 
 
-def read_csv(place: Place, key: str | None, value: str | None) -> tuple[Table, Iterator[Batch]]:
-    """Read numbers as write_csv writes them: columns that end in _0, _1, ... are one list."""
-    reader = _opened(pacsv.open_csv, place)
-    names = reader.schema.names
+def read_csv(
+    place: Place, key: str | None, value: str | None, key_dtype: str | None, value_dtype: str | None
+) -> tuple[Table, Iterator[Batch]]:
+    """Read numbers as write_csv writes them: columns that end in _0, _1, ... are one list.
+
+    key_dtype, value_dtype: int64 and float32 where None; a CSV does not say.
+    """
+    file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
+    names = next(csv.reader([file.readline().decode(errors="replace")]), [])
     groups: dict[str, list[str]] = {}
     for name in names:
         stem, _, number = name.rpartition("_")
@@ -147,24 +153,34 @@ def read_csv(place: Place, key: str | None, value: str | None) -> tuple[Table, I
     chosen = {KEY: key or KEY, VALUE: value or VALUE}
     for what, name in chosen.items():
         if name not in groups:
-            raise BadInput(f"{place} has no column {name!r} for the {what}; it has {', '.join(groups)}")
-    columns = []
-    for name, parts in groups.items():
-        dtype = np.dtype(reader.schema.field(parts[0]).type.to_pandas_dtype())
-        wide = len(parts) > 1 or parts[0] != name
-        if dtype.kind not in "iuf":
-            kind = reader.schema.field(parts[0]).type
-            raise BadInput(f"column {parts[0]!r} of {place} must hold numbers, got {kind}")
-        columns.append(Column(_renamed(name, chosen), dtype, len(parts) if wide else None))
+            file.close()
+            known = ", ".join(groups)[:200] or "none"
+            raise BadInput(f"{place} has no column {name!r} for the {what}; it has {known}")
+    number_dtype = np.dtype("float32" if value_dtype in (None, "float16", "bfloat16") else value_dtype)
+    plain = {chosen[KEY]: np.dtype(key_dtype or "int64"), SCORE: np.dtype(np.float64), STEP: np.dtype(np.int64)}
+    dtypes = {name: plain.get(name, number_dtype) for name in groups}
+    wide = {name: len(parts) > 1 or parts[0] != name for name, parts in groups.items()}
+    columns = [
+        Column(_renamed(name, chosen), dtypes[name], len(parts) if wide[name] else None)
+        for name, parts in groups.items()
+    ]
+    types = {part: pa.from_numpy_dtype(dtypes[name]) for name, parts in groups.items() for part in parts}
+    options = pacsv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=False)
 
     def batches() -> Iterator[Batch]:
-        for part in _told(iter(reader), place):
-            batch = {}
-            for name, parts in groups.items():
-                arrays = [_numbers(part.column(each), each, place) for each in parts]
-                wide = len(parts) > 1 or parts[0] != name
-                batch[_renamed(name, chosen)] = np.stack(arrays, axis=1) if wide else arrays[0]
-            yield batch
+        with file:
+            try:
+                reader = pacsv.open_csv(file, pacsv.ReadOptions(column_names=names), convert_options=options)
+            except pa.ArrowInvalid as error:
+                if "Empty CSV" in str(error):
+                    return
+                raise BadInput(f"{place} cannot be read: {error}") from error
+            for part in _told(iter(reader), place):
+                batch = {}
+                for name, parts in groups.items():
+                    arrays = [_numbers(part.column(each), each, place) for each in parts]
+                    batch[_renamed(name, chosen)] = np.stack(arrays, axis=1) if wide[name] else arrays[0]
+                yield batch
 
     return Table(columns), batches()
 
@@ -196,7 +212,7 @@ def _table(
     key: str | None,
     value: str | None,
 ) -> tuple[Table, Iterator[Batch]]:
-    about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
+    about = parse_about((schema.metadata or {}).get(ABOUT, b"{}"), place)
     chosen = {
         KEY: key or _guess(place, schema, KEY, "an integer", _is_key),
         VALUE: value or _guess(place, schema, VALUE, "a list", _is_list),

@@ -68,6 +68,13 @@ def _key(word: bytes, place: object) -> int:
         ) from None
 
 
+def _keys(keys: list[int], dtype: Any, place: object) -> Any:
+    try:
+        return np.array(keys, dtype)
+    except OverflowError as error:
+        raise BadInput(f"{place} has a key that does not fit {np.dtype(dtype).name}: {error}") from error
+
+
 def read_words(place: Place, dtype: Any = np.int64) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's text, whose words must be integers."""
     file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
@@ -80,7 +87,7 @@ def read_words(place: Place, dtype: Any = np.int64) -> tuple[Table, Iterator[Bat
                 words = [line.split() for line in lines]
                 if wrong := [word for word in words if len(word) != dim + 1]:
                     raise BadInput(f"{place} has a row of {len(wrong[0]) - 1} numbers after row {read:,}, not {dim}")
-                keys = np.array([_key(word[0], place) for word in words], dtype)
+                keys = _keys([_key(word[0], place) for word in words], dtype, place)
                 try:
                     values = np.array([word[1:] for word in words]).astype(np.float32)
                 except ValueError as error:
@@ -114,7 +121,7 @@ def read_words_binary(place: Place, dtype: Any = np.int64) -> tuple[Table, Itera
                     values.append(row)
                 left -= len(keys)
                 numbers = np.frombuffer(b"".join(values), "<f4").reshape(len(keys), dim)
-                yield {KEY: np.array(keys, dtype), VALUE: numbers}
+                yield {KEY: _keys(keys, dtype, place), VALUE: numbers}
 
     return Table([Column(KEY, np.dtype(dtype)), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
 

@@ -23,6 +23,7 @@ from kvemb.tools.places import PIPE, fetched
 Conflict = Literal["replace", "keep", "error"]
 Progress = Callable[[int, int], None]
 BUDGET = "128MiB"
+VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 # What an export adds to the description of a variable.
 _OURS = ("format", "whole", "bfloat16")
 
@@ -74,6 +75,7 @@ def import_table(
     """
     place = source if not isinstance(source, (str, os.PathLike)) else os.fspath(source)
     kind = format_of(format, place if isinstance(place, str) else PIPE)
+    check_dtype(value_dtype)
     given = Given(variable, key_column, value_column, key_dtype, value_dtype)
     if not isinstance(place, str):
         if not kind.pipe:
@@ -114,7 +116,9 @@ def _import(
 def read(place: Path | IO[bytes], kind: Format, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Return what a source says of itself, and its batches. Raises BadInput."""
     reading = kind.reading()
-    if kind.name in ("parquet", "arrow", "csv", "npy", "safetensors"):
+    if kind.name == "csv":
+        return reading(place, given.key_column, given.value_column, given.key_dtype, given.value_dtype)
+    if kind.name in ("parquet", "arrow", "npy", "safetensors"):
         return reading(place, given.key_column, given.value_column)
     if kind.name == "torch":
         return reading(place, given.value_column)
@@ -138,6 +142,8 @@ def _made(store: kvemb.Store, name: str, table: Table, given: Given) -> kvemb.Va
     values = given.value_dtype or about.get("value_dtype") or value.dtype.name
     if table.column(SCALE) is not None:
         values = given.value_dtype or "float32"
+    if values not in VALUE_DTYPES:
+        raise BadInput(f"the source has {values} values; say --value-dtype, one of {', '.join(VALUE_DTYPES)}")
     if not value.width:
         raise BadInput(f"the source has no rows and does not say how long one is; make the variable {name!r} first")
     return store.get_variable(name, keys, values, value.width)
@@ -170,6 +176,12 @@ def _rows(
         done += len(batch[KEY])
         if progress is not None:
             progress(done, table.rows or 0)
+
+
+def check_dtype(value_dtype: str | None) -> None:
+    """Raise BadInput unless it is a dtype of values, or None."""
+    if value_dtype is not None and value_dtype not in VALUE_DTYPES:
+        raise BadInput(f"--value-dtype must be one of {', '.join(VALUE_DTYPES)}, got {value_dtype!r}")
 
 
 def converted(array: Any, dtype: np.dtype[Any], what: str, name: str) -> Any:

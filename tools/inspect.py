@@ -17,7 +17,7 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.export import opened
+from kvemb.tools.export import lengths, opened, unit
 from kvemb.tools.failures import BadInput
 
 Progress = Callable[[int, int], None]
@@ -131,22 +131,15 @@ def _joined(parts: list[bulk.Rows], source: kvemb.Variable) -> bulk.Rows:
     return bulk.Rows(columns[0], columns[1], slots, columns[2], columns[3])
 
 
-def _unit(values: Any) -> Any:
-    """Rows of length 1, float32; rows of zeros stay so."""
-    wide = values.astype(np.float32)
-    norms = np.linalg.norm(wide, axis=1, keepdims=True)
-    return np.divide(wide, norms, out=np.zeros_like(wide), where=norms > 0)
-
-
 def _neighbours(
     source: kvemb.Variable, wanted: bulk.Rows, count: int, progress: Progress | None
 ) -> dict[int, list[tuple[int, float]]]:
-    sought = _unit(wanted.values)
-    best = np.full((len(wanted), 0), 0.0, np.float32)
+    sought = unit(wanted.values)
+    best = np.full((len(wanted), 0), 0.0)
     names = np.empty((len(wanted), 0), source.key_dtype)
     total, done = source.size(), 0
     for rows in bulk.scan(source):
-        near = sought @ _unit(rows.values).T
+        near = sought @ unit(rows.values).T
         near[wanted.keys[:, None] == rows.keys[None, :]] = -np.inf
         near[np.isnan(near)] = -np.inf
         best = np.concatenate([best, near], axis=1)
@@ -210,23 +203,26 @@ def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress
             found.not_finite += int(bad.sum())
             found.not_finite_keys += [int(key) for key in rows.keys[bad][: TOLD_KEYS - len(found.not_finite_keys)]]
             clean = np.where(finite, wide, 0.0)
-            sums += [finite.sum(axis=0), clean.sum(axis=0), (clean * clean).sum(axis=0)]
+            with np.errstate(over="ignore"):  # beyond 1e154 a square is infinite, and so is the spread
+                sums += [finite.sum(axis=0), clean.sum(axis=0), (clean * clean).sum(axis=0)]
             found.dead += int(_dead(source, rows).sum())
             distinct.add(_hashes(rows.values))
-            first.add(np.linalg.norm(clean, axis=1), rows.scores, step - _known(rows.steps))
+            first.add(lengths(clean), rows.scores, step - _known(rows.steps))
             done += len(rows)
             if progress is not None:
                 progress(done, 2 * total)
         counts = np.maximum(sums[0], 1)
         mean = sums[1] / counts
-        found.mean, found.spread = mean.tolist(), np.sqrt(np.maximum(sums[2] / counts - mean * mean, 0)).tolist()
+        with np.errstate(over="ignore", invalid="ignore"):
+            spread = np.sqrt(np.maximum(sums[2] / counts - mean * mean, 0))
+        found.mean, found.spread = mean.tolist(), np.where(np.isinf(sums[2]), np.inf, spread).tolist()
         found.duplicates = total - distinct.count()
         stack.close()
         edges = first.edges()
         tallies = [np.zeros(BINS, np.int64) for _ in edges]
         for rows in bulk.scan(source):
             wide = rows.values.astype(np.float64)
-            norms = np.linalg.norm(np.where(np.isfinite(wide), wide, 0.0), axis=1)
+            norms = lengths(np.where(np.isfinite(wide), wide, 0.0))
             for tally, edge, numbers in zip(
                 tallies, edges, (norms, rows.scores, step - _known(rows.steps)), strict=True
             ):

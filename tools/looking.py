@@ -165,8 +165,8 @@ def diff(
         counts = f"{each.added:,} added, {each.removed:,} removed, {each.changed:,} changed"
         lines.append((each.variable, f"{counts}; {how}"))
         lines.append(("", f"{each.moved:,} moved; relative to the row before:"))
-        names = ["0", *(f"to {edge:g}" for edge in each.l2.edges[1:-1]), "more"]
-        lines += [("", f"  {name:>9}: {count:,}") for name, count in zip(names, each.l2.counts, strict=True) if count]
+        names = ["0", *(f"up to {edge:g}" for edge in each.l2.edges[1:-1]), "more"]
+        lines += [("", f"  {name:>11}: {count:,}") for name, count in zip(names, each.l2.counts, strict=True) if count]
         lines += [("", f"key {row.key}: by {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
     if target is not None:
         lines.append(("rows", target))

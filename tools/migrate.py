@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,8 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.export import chosen
 from kvemb.tools.failures import BadInput
-from kvemb.tools.importing import converted
+from kvemb.tools.importing import check_dtype, converted
+from kvemb.tools.places import appearing
 
 Progress = Callable[[int, int], None]
 BUDGET = "128MiB"
@@ -54,6 +54,7 @@ def plan(
     value_dtype, key_dtype: as for get_variable. dim: rows are cut, or padded with zeros. policy: "frequency",
     "timestamp" or "none". Reads no rows. Raises BadInput, FileExistsError, and what reading path does.
     """
+    check_dtype(value_dtype)
     point = kvemb.Checkpoint.at(path)
     name = chosen(path, sorted(point.variables), variable)
     if Path(out).exists():
@@ -69,6 +70,8 @@ def plan(
             found.steps.append(f"{what}: {before[what]} becomes {asked}{_loss(what, before[what], asked)}")
     if policy is not None:
         made = _known("policy", policy, POLICIES)
+        if policy == _name(before["policy"]):
+            raise BadInput(f"variable {name!r} has the policy {policy} already; leave --policy out")
         found.after["policy"] = None if made is None else made().to_json()
         found.steps.append(f"policy: {_name(before['policy'])} becomes {policy}; scores stay as they are")
     if not found.steps:
@@ -94,6 +97,8 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
         return
     if asked is not None:
         made = _known("optimizer", asked, OPTIMIZERS)
+        if asked == _name(found.before["optimizer"]):
+            raise BadInput(f"variable {found.variable!r} has the optimizer {asked} already; leave --optimizer out")
         found.after["optimizer"] = None if made is None else made().to_json()
         found.after["slots"] = [] if made is None else list(made.slots)
         found.steps.append(f"optimizer: {_name(found.before['optimizer'])} becomes {asked}")
@@ -125,24 +130,24 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
 
     Then, and on Ctrl-C, there is no new store.
     """
-    anew = found.after.pop("slots_anew", False)
+    after = {name: value for name, value in found.after.items() if name != "slots_anew"}
+    anew = found.after.get("slots_anew", False)
     source = kvemb.Checkpoint.at(found.source)
-    try:
-        with kvemb.open(source.path, read_only=True, memory_budget="32MiB") as old:
-            store = kvemb.open(found.out, memory_budget=BUDGET)
-            try:
-                target = bulk.make(store, found.variable, found.after)
-                rows = _rows(old.variables[found.variable], target, anew, progress)
-                bulk.load(target, rows, on_conflict="error")
-                count = target.size()
-            except BaseException:
-                store.close(flush=False)
-                raise
-            store.close()
-            return count
-    except BaseException:
-        shutil.rmtree(found.out, ignore_errors=True)
-        raise
+    with (
+        appearing(str(found.out), folder=True) as made,
+        kvemb.open(source.path, read_only=True, memory_budget="32MiB") as old,
+    ):
+        store = kvemb.open(made, memory_budget=BUDGET)
+        try:
+            target = bulk.make(store, found.variable, after)
+            rows = _rows(old.variables[found.variable], target, anew, progress)
+            bulk.load(target, rows, on_conflict="error")
+            count = target.size()
+        except BaseException:
+            store.close(flush=False)
+            raise
+        store.close()
+    return count
 
 
 def _rows(old: kvemb.Variable, target: kvemb.Variable, anew: bool, progress: Progress | None) -> Iterator[bulk.Rows]:

@@ -31,12 +31,20 @@ def appearing(place: str, *, folder: bool) -> Iterator[Path]:
     Raises FileExistsError where something is there already.
     """
     if is_url(place):
+        files, path = _filesystem(place)
+        if files.exists(path):
+            raise FileExistsError(f"{place} exists; name a new place, or delete it")
         with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch:
             made = Path(scratch) / (place.rstrip("/").rpartition("/")[2] or "out")
             if folder:
                 made.mkdir()
             yield made
-            _send(made, place)
+            try:
+                _send(made, files, path)
+            except BaseException:
+                if files.exists(path):
+                    files.rm(path, recursive=True)
+                raise
         return
     target = Path(place)
     if target.exists():
@@ -72,10 +80,7 @@ def _filesystem(place: str) -> tuple[Any, str]:
         raise BadInput(f"{place} cannot be reached: {error}; pip install what it needs") from error
 
 
-def _send(made: Path, place: str) -> None:
-    files, path = _filesystem(place)
-    if files.exists(path):
-        raise FileExistsError(f"{place} exists; name a new place, or delete it")
+def _send(made: Path, files: Any, path: str) -> None:
     if made.is_dir():
         for file in sorted(made.rglob("*")):
             if file.is_file():

@@ -31,8 +31,8 @@ def verify(
         found = kvemb.verify(path, deep=deep, progress=tell)
     for line in (*found.findings, *found.notes):
         screen.tell(line)
-    read = "every byte was read" if deep else "tables were not read; --deep reads them"
-    lines = [("outcome", f"sound; {read}" if found else f"damaged: {len(found.findings)} findings, above; {read}")]
+    sound = "sound: every byte was read" if deep else "no damage found; tables were not read: --deep reads them"
+    lines = [("outcome", sound if found else f"damaged: findings above, {len(found.findings)}")]
     lines += [(name, f"{rows:,} rows") for name, rows in found.rows.items()]
     lines.append(("files", f"{found.files:,}, {size(found.nbytes)}"))
     screen.close(f"kvemb verify {path}", lines, {**asdict(found), "path": str(path), "sound": bool(found)})
@@ -46,7 +46,7 @@ def repair(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new store of what can be read of a damaged one, and tell what is lost.
+    """Make a new store of what can be read of a damaged one, and tell what is lost; exit with 1 if rows are.
 
     Restoring from a sound checkpoint is better where there is one. Example: kvemb repair store repaired
     """
@@ -63,3 +63,5 @@ def repair(
             lines.append(("", f"and {len(more):,} more ranges; --json lists all"))
     lines.append(("from the log", f"{done.logged:,} rows"))
     screen.close(f"kvemb repair {path}", lines, {**asdict(done), "source": str(done.source), "out": str(out)})
+    if any(saved.lost for saved in done.variables.values()):
+        raise typer.Exit(1)

@@ -399,8 +399,8 @@ def test_a_trainer_does_not_notice(tmp_path):
         (["import", "odd.w2v", "new"], "has the key 'king'; keys must be integers"),
         (["import", "short.w2v", "new"], "has 1 rows and says 2"),
         (["import", "wide.csv", "store", "--variable", "table"], "the source has rows of 2 values"),
-        (["import", "half.csv", "new"], "column 'value_0' of half.csv"),
-        (["import", "big.csv", "new", "--key-dtype", "int32"], "keys of the source do not fit int32"),
+        (["import", "half.csv", "new"], "half.csv cannot be read: In CSV column #1"),
+        (["import", "big.csv", "new", "--key-dtype", "int32"], "invalid value '1099511627776'"),
     ],
 )
 def test_bad_input_is_one_line_and_does_no_damage(tmp_path, monkeypatch, capsys, arguments, line):

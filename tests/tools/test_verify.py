@@ -40,7 +40,7 @@ def damage(checkpoint: Path) -> Path:
 def test_a_sound_checkpoint_and_a_sound_store(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", str(root / "00000002"), "--deep"]) == 0
     out = capsys.readouterr().out
-    assert "sound; every byte was read" in out
+    assert "sound: every byte was read" in out
     assert "10,000 rows" in out
     assert run(["verify", str(root.parent / "store"), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -59,14 +59,14 @@ def test_damage_is_named_and_gives_exit_code_1(root: Path, capsys: pytest.Captur
 
 def test_repair_tells_what_is_lost(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = damage(root / "00000002")
-    assert run(["repair", str(root / "00000002"), str(tmp_path / "out"), "--json"]) == 0
+    assert run(["repair", str(root / "00000002"), str(tmp_path / "out"), "--json"]) == 1
     summary = json.loads(capsys.readouterr().out)
     saved = summary["variables"]["table"]
     assert saved["rows"] + saved["lost"] == 10_000
     assert 0 < saved["lost"] < 500
     with kvemb.open(tmp_path / "out", read_only=True) as store:
         assert store.variables["table"].size() == saved["rows"]
-    assert run(["repair", str(root / "00000002"), str(tmp_path / "again")]) == 0
+    assert run(["repair", str(root / "00000002"), str(tmp_path / "again")]) == 1
     out = capsys.readouterr().out
     assert str(path) in out
     assert f"{saved['rows']:,} rows saved, {saved['lost']:,} lost" in out

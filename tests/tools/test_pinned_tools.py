@@ -1,0 +1,249 @@
+"""Every bug of the tools that was found once, so that none comes back."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import bulk
+from kvemb.errors import Locked
+from kvemb.tools.cli import run
+from kvemb.tools.diff import diff
+from kvemb.tools.export import export
+from kvemb.tools.failures import BadInput
+from kvemb.tools.importing import import_table
+from kvemb.tools.inspect import peek, stats
+from kvemb.tools.migrate import migrate, plan
+
+pytest.importorskip("pyarrow")
+BUDGET = "4MiB"
+
+
+def make(path: Path, keys: Any, rows: Any, *, name: str = "table", key_dtype: str = "int64") -> Path:
+    rows = np.asarray(rows)
+    with kvemb.open(path, memory_budget=BUDGET) as store:
+        table = store.get_variable(name, key_dtype, rows.dtype.name, rows.shape[1])
+        bulk.load(table, [bulk.Rows(np.asarray(keys, key_dtype), rows)])
+    return path
+
+
+def rows_of(path: Path, name: str = "table") -> tuple[list[int], Any]:
+    with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
+        keys, values = store.variables[name].export()
+        return keys.tolist(), values
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (np.append(np.zeros(200_000), 0.5).astype(np.float32).reshape(-1, 1), None),
+        (np.array([[1.0], [2.0]], np.float32), None),
+        (np.array([[np.nan], [np.inf]], np.float32), None),
+        (np.empty((0, 2), np.float32), None),
+        (np.array([[7], [-8]], np.int8), "int8"),
+        (np.array([[1e300], [-0.1]]), "float64"),
+    ],
+)
+def test_a_csv_says_nothing_of_types_and_brings_back_what_was_written(tmp_path, rows, dtype):
+    make(tmp_path / "store", np.arange(len(rows)), rows)
+    export(tmp_path / "store", tmp_path / "out.csv")
+    import_table(tmp_path / "out.csv", tmp_path / "copy", variable="table", value_dtype=dtype)
+    np.testing.assert_array_equal(rows_of(tmp_path / "copy")[1], rows)
+
+
+def test_great_unsigned_keys_come_through_a_csv(tmp_path):
+    keys = [2**63 + 1, 2**63 + 3, 2**64 - 1]
+    make(tmp_path / "store", keys, np.zeros((3, 1), np.float32), key_dtype="uint64")
+    export(tmp_path / "store", tmp_path / "out.csv")
+    import_table(tmp_path / "out.csv", tmp_path / "copy", variable="table", key_dtype="uint64")
+    assert rows_of(tmp_path / "copy")[0] == keys
+    with pytest.raises(BadInput, match="invalid value '9223372036854775809'"):
+        import_table(tmp_path / "out.csv", tmp_path / "no", variable="table")
+
+
+def test_rows_are_given_the_length_1_whatever_their_size(tmp_path):
+    make(tmp_path / "ints", [1, 2], np.array([[3, 4], [10, 0]], np.int8))
+    with pytest.raises(BadInput, match="--normalize needs floats, the values are int8"):
+        export(tmp_path / "ints", tmp_path / "out.npy", normalize=True)
+    export(tmp_path / "ints", tmp_path / "half.npy", normalize=True, dtype="float16")
+    np.testing.assert_allclose(np.load(tmp_path / "half.npy" / "value.npy"), [[0.6, 0.8], [1, 0]], rtol=1e-3)
+    make(tmp_path / "wide", [1, 2, 3], np.array([[3e200, 4e200], [3e-200, 4e-200], [0, 0]]))
+    export(tmp_path / "wide", tmp_path / "unit.npy", normalize=True)
+    np.testing.assert_allclose(np.load(tmp_path / "unit.npy" / "value.npy"), [[0.6, 0.8], [0.6, 0.8], [0, 0]])
+    found = peek(tmp_path / "wide", keys=[1], neighbours=1)
+    assert found.neighbours == {1: [(2, pytest.approx(1.0))]}
+    assert not np.isnan(stats(tmp_path / "wide").spread).any()
+
+
+def test_int8_holds_no_infinity_and_nothing_wraps(tmp_path):
+    make(tmp_path / "store", [1], np.array([[np.inf, 1]], np.float32))
+    with pytest.raises(BadInput, match="the row of key 1 has a NaN or an infinity"):
+        export(tmp_path / "store", tmp_path / "out.safetensors", dtype="int8")
+    tiny = np.array([[2.7e-43, -1e-44, 1e-45]], np.float32)
+    make(tmp_path / "tiny", [1], tiny)
+    export(tmp_path / "tiny", tmp_path / "out.npy", dtype="int8")
+    found = np.load(tmp_path / "out.npy" / "value.npy")[0].tolist()
+    assert found[0] > 0 >= found[1]
+
+
+def test_more_than_a_hundred_rows_that_moved_are_named(tmp_path):
+    for name, offset in (("a", 0), ("b", 1)):
+        make(tmp_path / name, np.arange(1000), np.arange(offset, 1000 + offset, dtype=np.float32).reshape(-1, 1))
+    assert len(diff(tmp_path / "a", tmp_path / "b", top=500)[0].most) == 500
+
+
+def test_a_folder_that_could_not_be_sent_is_not_there(tmp_path, monkeypatch):
+    pytest.importorskip("fsspec")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
+    real, calls = MemoryFileSystem.put_file, []
+
+    def second(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError("gone")
+        return real(self, *args, **kwargs)
+
+    url = f"memory://{tmp_path.name}/t.npy"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", second)
+        with pytest.raises(OSError, match="gone"):
+            export(tmp_path / "store", url)
+    assert export(tmp_path / "store", url).rows == 1
+
+
+@pytest.mark.parametrize("format", ["tfra", "dynamicemb"])
+def test_names_with_slashes_become_files(tmp_path, format):
+    make(tmp_path / "store", [1], np.ones((1, 1), np.float32), name="tower/us%er ü")
+    export(tmp_path / "store", tmp_path / "out", format=format)
+    done = import_table(tmp_path / "out", tmp_path / "copy", format=format)
+    assert done.variable == "tower/us%er ü"
+
+
+def test_no_argument_is_ignored(tmp_path):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", dim=1)
+        table.upsert(np.arange(10), np.zeros((10, 1), np.float32))
+        store.checkpoint(tmp_path / "1")
+        table.remove([1, 5, 6])
+        table.upsert([2, 7], np.ones((2, 1), np.float32))
+        store.checkpoint(tmp_path / "2")
+    for arguments in ({"partitions": 4}, {"jobs": 2}):
+        with pytest.raises(BadInput, match="leave them out with --since"):
+            export(tmp_path / "2", tmp_path / "o.parquet", since=tmp_path / "1", **arguments)
+        with pytest.raises(BadInput, match="and with a pipe"):
+            export(tmp_path / "2", io.BytesIO(), format="csv", **arguments)
+    done = export(tmp_path / "2", tmp_path / "o.parquet", since=tmp_path / "1", where="key in 0..2")
+    assert (done.rows, done.removed) == (1, 1)
+    assert np.load(tmp_path / "o.removed.npy").tolist() == [1]
+    with pytest.raises(BadInput, match="has the optimizer none already"):
+        plan(tmp_path / "2", tmp_path / "out", optimizer="none")
+    with pytest.raises(BadInput, match="has the policy none already"):
+        plan(tmp_path / "2", tmp_path / "out", policy="none")
+
+
+def test_a_store_that_appeared_since_the_plan_is_left_alone(tmp_path):
+    make(tmp_path / "store", [1], np.zeros((1, 2), np.float32))
+    found = plan(tmp_path / "store", tmp_path / "out", dim=3)
+    with kvemb.open(tmp_path / "out", memory_budget=BUDGET) as other:
+        other.get_variable("mine").upsert([1], [[1.0]])
+        with pytest.raises(FileExistsError, match="exists"):
+            migrate(found)
+        with pytest.raises((FileExistsError, Locked)):
+            kvemb.repair(tmp_path / "store", tmp_path / "out")
+    assert rows_of(tmp_path / "out", "mine")[0] == [1]
+
+
+def test_parts_are_of_one_instant(tmp_path):
+    """The owner of the store flushes between two parts."""
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", dim=1)
+        table.upsert(np.arange(1000), np.zeros((1000, 1), np.float32))
+        store.flush()
+
+        def move(done: int, total: int) -> None:
+            table.upsert(np.arange(1000), np.ones((1000, 1), np.float32))
+            store.flush()
+
+        export(tmp_path / "store", tmp_path / "parts", format="csv", partitions=2, progress=move)
+        files = sorted((tmp_path / "parts").iterdir())
+        assert len(files) == 2
+        assert {line.split(",")[1] for file in files for line in file.read_text().splitlines()[1:]} == {"0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments", "line"),
+    [
+        ("v.csv", "key,value_0\n1,2\n", ["--value-dtype", "foo"], "--value-dtype must be one of float32"),
+        ("v.w2v", "1 1\n99999999999999999999 1\n", [], "has a key that does not fit int64"),
+        ("v.w2v", "1 1\n5000000000 1\n", ["--key-dtype", "int32"], "has a key that does not fit int32"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, name, text, arguments, line):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    assert run(["import", name, "new", *arguments]) == 1
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("about", [[], {"name": 5}, {"whole": True}, "{"])
+def test_a_description_that_cannot_be_is_one_line(tmp_path, capsys, about):
+    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
+    export(tmp_path / "store", tmp_path / "out.npy")
+    text = about if isinstance(about, str) else json.dumps(about)
+    (tmp_path / "out.npy" / "about.json").write_text(text)
+    assert run(["import", str(tmp_path / "out.npy"), str(tmp_path / "new")]) == 1
+    told = capsys.readouterr().err
+    assert "about.json describes its table in a way that cannot be read" in told
+    assert told.count("\n") == 1
+
+
+def test_values_of_a_dtype_that_no_variable_has_are_one_line(tmp_path, capsys):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lists = pa.array([[1, 2]], pa.list_(pa.uint8()))
+    pq.write_table(pa.table({"key": [1], "value": lists}), tmp_path / "u8.parquet")
+    assert run(["import", str(tmp_path / "u8.parquet"), str(tmp_path / "new")]) == 1
+    assert "the source has uint8 values; say --value-dtype" in capsys.readouterr().err
+    assert run(["import", str(tmp_path / "u8.parquet"), str(tmp_path / "new"), "--value-dtype", "float32"]) == 0
+    assert rows_of(tmp_path / "new", "u8")[1].tolist() == [[1, 2]]
+    capsys.readouterr()
+
+
+def test_a_key_may_be_negative(tmp_path, capsys):
+    make(tmp_path / "store", [-5], np.ones((1, 1), np.float32))
+    assert run(["peek", str(tmp_path / "store"), "table", "-5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["key"] == -5
+
+
+def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys):
+    import shutil
+
+    store = kvemb.open(tmp_path / "live", memory_budget=BUDGET, durability="write")
+    table = store.get_variable("table", dim=1)
+    store.flush()
+    table.upsert([1], [[1.0]])
+    shutil.copytree(tmp_path / "live", tmp_path / "left")
+    with kvemb.open(tmp_path / "live", read_only=True, memory_budget=BUDGET):
+        assert caplog.messages == [], "its owner is at work"
+    store.close()
+    for read in (lambda: rows_of(tmp_path / "left"), lambda: run(["info", str(tmp_path / "left")])):
+        caplog.clear()
+        read()
+        assert "was not closed; this is its durable point of" in caplog.messages[0]
+    with kvemb.open(tmp_path / "left", memory_budget=BUDGET) as opened:
+        assert opened.variables["table"].size() == 1
+        with pytest.raises(KeyError, match="there is no variable 'tabel'; there is table"):
+            opened.variables["tabel"]
+    capsys.readouterr()
