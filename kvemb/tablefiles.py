@@ -20,7 +20,7 @@ from kvemb.rows import RowBlock
 from kvemb.variable import Variable
 
 BATCH_ROWS = 65_536
-FILE_BYTES = 64 << 20
+FILE_BYTES = 32 << 20
 
 
 class TableFiles:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 _END = object()
 
 
-def ahead(source: Iterator[T], depth: int = 2) -> Iterator[T]:
+def ahead(source: Iterator[T], depth: int = 1) -> Iterator[T]:
     """Yield what source yields, at most `depth` ahead of whoever asks. Raises what source raises."""
     ready: queue.Queue[Any] = queue.Queue(depth)
     stopped = threading.Event()

@@ -23,7 +23,7 @@ from kvemb.tools.failures import BadInput
 ABOUT = b"kvemb"
 # Of a row group; a reader that wants a range of keys reads no more than this around it.
 GROUP_ROWS = 131_072
-READ_ROWS = 65_536
+READ_ROWS = 32_768
 Place = Path | IO[bytes]
 
 
