@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain, pairwise
@@ -309,14 +309,15 @@ class RocksStore:
         """See contracts.ColdStore."""
         return cuts(self.family, parts)
 
-    def compact(self) -> None:
+    def compact(self, tell: Callable[[int, int], None]) -> None:
         """See contracts.ColdStore. A range at a time: rocksdict holds the GIL meanwhile, and others want their turn."""
         with translated(f"compact {self._name!r}"):
             bounds = [None, *(cut.to_bytes(8, "big") for cut in self.cuts(COMPACT_PARTS)), None]
             options = rd.CompactOptions()
             options.set_bottommost_level_compaction(rd.BottommostLevelCompaction.force_optimized())
-            for first, last in pairwise(bounds):
+            for done, (first, last) in enumerate(pairwise(bounds), 1):
                 self.family.compact_range(first, last, options)
+                tell(done, len(bounds) - 1)
 
     def clear(self) -> None:
         """See contracts.ColdStore."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from kvemb.arguments import at_least
 from kvemb.manifest import entry_of
+from kvemb.meter import Meter, Progress
 from kvemb.rows import RowBlock
 from kvemb.schema import LAST_KEY, Schema, as_keys, as_values, public_keys
 from kvemb.sorter import Sorter
@@ -137,15 +138,24 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     return [(_key(first, schema), _key(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def compact(store: Store) -> None:
+def compact(store: Store, *, progress: Progress | None = None) -> None:
     """Merge all files of every variable, so that what was replaced and removed takes no room; then flush.
 
-    What checkpoints hold stays theirs. Raises ColdStoreError, Poisoned, Closed, ReadOnly.
+    What checkpoints hold stays theirs. progress(done, total): called with rows. Raises ColdStoreError, Poisoned,
+    Closed, ReadOnly.
     """
     store.flush()
-    for variable in store.variables.values():
-        if variable.persistent:
-            variable._tiered.cold.compact()
+    variables = list(store.variables.values())
+    meter = Meter(sum(variable.size() for variable in variables), progress)
+    for variable in variables:
+        rows, told = variable.size(), 0
+
+        def tell(done: int, total: int, rows: int = rows) -> None:
+            nonlocal told
+            meter(rows * done // total - told)
+            told = rows * done // total
+
+        variable._tiered.cold.compact(tell)
     store.flush()
 
 

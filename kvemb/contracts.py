@@ -122,8 +122,11 @@ class ColdStore(Protocol):
         A guess from what is known without reading rows. A key belongs to the part that it begins.
         """
 
-    def compact(self) -> None:
-        """Drop what was replaced and removed from its files. Raises ColdStoreError."""
+    def compact(self, tell: Callable[[int, int], None]) -> None:
+        """Drop what was replaced and removed from its files. tell(done, total): called with parts.
+
+        Raises ColdStoreError.
+        """
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
         """Yield what can be read of all rows in key order, and the key ranges of which nothing can be said.

@@ -336,6 +336,8 @@ def test_compacting_gives_room_back(store):
     table.remove(np.arange(2500))
     before = table.stats.bytes_cold
     found = model_of(bulk.scan(table))
-    bulk.compact(store)
+    told: list[tuple[int, int]] = []
+    bulk.compact(store, progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (table.size(), table.size())
     assert table.stats.bytes_cold < before / 3
     assert model_of(bulk.scan(table)) == found

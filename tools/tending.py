@@ -42,7 +42,8 @@ def restrict(
     Example: kvemb restrict store 1000000 --variable users
     """
     before = _bytes(path)
-    with _open(path) as store:
+    screen = Screen(quiet, as_json)
+    with screen.waiting("restrict"), _open(path) as store:
         table = store.variables[chosen(path, list(store.variables), variable)]
         if table.restrict_policy is None:
             raise BadInput(f"variable {table.name!r} has no policy; give it one with kvemb migrate --policy frequency")
@@ -56,7 +57,7 @@ def restrict(
     ]
     summary: dict[str, object] = {"variable": table.name, "rows_before": rows, "rows_after": now}
     summary |= {"bytes_before": before, "bytes_after": after}
-    Screen(quiet, as_json).close(f"kvemb restrict {path}", lines, summary)
+    screen.close(f"kvemb restrict {path}", lines, summary)
 
 
 def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
@@ -65,11 +66,12 @@ def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
     Example: kvemb compact store
     """
     before = _bytes(path)
-    with _open(path) as store:
-        bulk.compact(store)
+    screen = Screen(quiet, as_json)
+    with screen.counting("compact") as tell, _open(path) as store:
+        bulk.compact(store, progress=tell)
     after = _bytes(path)
     lines = [("bytes", f"{size(before)} before, {size(after)} after")]
-    Screen(quiet, as_json).close(f"kvemb compact {path}", lines, {"bytes_before": before, "bytes_after": after})
+    screen.close(f"kvemb compact {path}", lines, {"bytes_before": before, "bytes_after": after})
 
 
 def migrate(
