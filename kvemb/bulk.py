@@ -138,6 +138,17 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     return [(_key(first, schema), _key(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
 
+def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None = None) -> int:
+    """Do what Variable.restrict does, and tell how far it has come; returns how many rows left.
+
+    progress(done, total): called with rows, those that are looked at and then those that leave. Raises ValueError where
+    the variable has no policy, and what Variable.restrict raises.
+    """
+    if variable.restrict_policy is None:
+        raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
+    return variable._tiered.restrict(at_least(num_reserved, 0, "num_reserved"), None, progress)
+
+
 def compact(store: Store, *, progress: Progress | None = None) -> None:
     """Merge all files of every variable, so that what was replaced and removed takes no room; then flush.
 

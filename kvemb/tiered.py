@@ -30,6 +30,7 @@ from kvemb.health import Health
 from kvemb.initializers import Initializer
 from kvemb.interrupts import uninterrupted
 from kvemb.locate import Located, Locator
+from kvemb.meter import Meter, Progress
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, ScoreRule
 from kvemb.rows import DIRTY, REMOVED, RowBlock
@@ -344,7 +345,7 @@ class Tiered:
                 self._log_located(replace(at, rows=rows))
                 self._admit(rows)
 
-    def restrict(self, keep_rows: int, trigger_rows: int | None) -> int:
+    def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:
         """Keep the `keep_rows` highest scores over both tiers, ties to the larger key; returns how many rows left.
 
         Does nothing unless there are more than trigger_rows.
@@ -358,10 +359,13 @@ class Tiered:
                 return 0
             self._write_dirty()
             with Spool(self._scratch) as spool:
+                meter = Meter(2 * before - keep_rows, progress)
                 for rows in self.cold.scan(CHUNK_ROWS):
                     spool.append(rows.scores, order_keys(rows.keys, self.schema))
+                    meter(len(rows))
                 for ordered in spool.below_cut(keep_rows):
                     self._remove(unordered_keys(ordered, self.schema))
+                    meter(len(ordered))
             with self._poisoning():
                 self._spill.drain()
             return before - self.size

@@ -328,6 +328,18 @@ def test_steps_beyond_what_can_be_counted_are_refused(store, step):
         bulk.load(table, [Rows(KEY, VALUE, steps=np.array([2**64 - 1], np.uint64))])
 
 
+def test_restrict_tells_how_far_it_has_come(store):
+    table = store.get_variable("table", dim=DIM, hot_rows=64, restrict_policy=kvemb.FrequencyRestrictPolicy())
+    bulk.load(table, [Rows(np.arange(500), np.zeros((500, DIM), np.float32), scores=np.arange(500.0))])
+    told: list[tuple[int, int]] = []
+    assert bulk.restrict(table, 200, progress=lambda done, total: told.append((done, total))) == 300
+    assert told[-1] == (800, 800)
+    assert table.export()[0].tolist() == list(range(300, 500))
+    assert bulk.restrict(table, 200) == 0
+    with pytest.raises(ValueError, match="has no restrict policy"):
+        bulk.restrict(store.get_variable("other", dim=1), 5)
+
+
 def test_compacting_gives_room_back(store):
     table = table_of(store)
     for version in range(5):

@@ -21,7 +21,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -88,17 +87,6 @@ class Screen:
                 bar.update(number, completed=done, total=total or None, rate=rate)
 
             yield tell
-
-    @contextmanager
-    def waiting(self, task: str) -> Iterator[None]:
-        """Show for how long work goes on that does not say how far it has come."""
-        if not self._has_bar:
-            yield
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self._console, transient=True) as bar:
-            bar.add_task(task, total=None)
-            yield
 
     def tell(self, line: str) -> None:
         """Print a line of the outcome: with --quiet too, not with --json, whose summary has it."""

@@ -43,12 +43,12 @@ def restrict(
     """
     before = _bytes(path)
     screen = Screen(quiet, as_json)
-    with screen.waiting("restrict"), _open(path) as store:
+    with screen.counting("restrict") as tell, _open(path) as store:
         table = store.variables[chosen(path, list(store.variables), variable)]
         if table.restrict_policy is None:
             raise BadInput(f"variable {table.name!r} has no policy; give it one with kvemb migrate --policy frequency")
         rows = table.size()
-        left = table.restrict(keep)
+        left = bulk.restrict(table, keep, progress=tell)
         now = table.size()
     after = _bytes(path)
     lines = [
