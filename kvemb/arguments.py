@@ -6,7 +6,7 @@ Pure functions; each raises one clear error and changes nothing.
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from kvemb.manifest import VariableEntry
 from kvemb.optimizers import Optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import RestrictPolicy, policy_class_name
+
+Kind = TypeVar("Kind")
 
 
 def check_stored(
@@ -84,7 +86,7 @@ def check_name(name: Any) -> None:
         )
 
 
-def checked(value: Any, kind: type[Any], what: str, advice: str) -> Any:
+def checked(value: Any, kind: type[Kind], what: str, advice: str) -> Kind:
     """Return value if it is a `kind`, or raise TypeError with advice."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be a {kind.__name__}, got {value!r}; use {advice}")

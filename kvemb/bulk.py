@@ -76,7 +76,7 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
             f"{name!r} has a restrict policy of its own, {entry.policy['class']}; make it with get_variable first"
         )
     variable = open_stored(store, name, entry)
-    variable._tiered.advance(entry.step)
+    variable._tiers.advance(entry.step)
     return variable
 
 
@@ -111,7 +111,7 @@ def scan(
     high = most if last is None else min(operator.index(last), most)
     if low > high:
         return iter(())
-    blocks = variable._tiered.scan(size, _ordered(low, schema), _ordered(high, schema))
+    blocks = variable._tiers.scan(size, _ordered(low, schema), _ordered(high, schema))
     return (_rows_of(block) for block in blocks)
 
 
@@ -122,8 +122,8 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
     """
     schema = variable._schema
     wanted = as_keys(keys, schema.key_dtype)
-    tiered = variable._tiered
-    with nullcontext(tiered.cold) if variable._store.health.read_only else tiered.taking_in() as cold:
+    tiers = variable._tiers
+    with nullcontext(tiers.cold) if variable._store.health.read_only else tiers.taking_in() as cold:
         return _rows_of(cold.read(wanted)[0])
 
 
@@ -133,7 +133,7 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     Together they hold every key there may be. Raises Closed.
     """
     schema = variable._schema
-    cuts = variable._tiered.cold.cuts(at_least(n, 1, "n"))
+    cuts = variable._tiers.cold.cuts(at_least(n, 1, "n"))
     firsts, lasts = [0, *cuts], [*(cut - 1 for cut in cuts), LAST_KEY]
     return [(_key(first, schema), _key(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
@@ -166,7 +166,7 @@ def compact(store: Store, *, progress: Progress | None = None) -> None:
             meter(rows * done // total - told)
             told = rows * done // total
 
-        variable._tiered.cold.compact(tell)
+        variable._tiers.cold.compact(tell)
     store.flush()
 
 
@@ -209,13 +209,13 @@ def load(
 
 def _take_in(variable: Variable, files: TableFiles, sorter: Sorter, on_conflict: str) -> Loaded:
     """Let the cold store have all of it at once, or nothing."""
-    tiered, schema = variable._tiered, variable._schema
+    tiers, schema = variable._tiers, variable._schema
     added = replaced = kept = 0
-    with tiered.taking_in() as cold:
-        anew = tiered.size == 0
+    with tiers.taking_in() as cold:
+        anew = tiers.size == 0
         if files.rows and not anew:
             raise ValueError(f"{variable.name!r} was empty, and was written to during the load; load again")
-        if files.rows and tiered.turn() != files.turn:
+        if files.rows and tiers.settled() != files.settled:
             files.record_again()  # what was recorded went to a checkpoint that these rows are not in
         added = files.rows
         for block in sorter.blocks():
@@ -232,7 +232,7 @@ def _take_in(variable: Variable, files: TableFiles, sorter: Sorter, on_conflict:
                 replaced += there
             files.append(block)
         files.finish()
-        tiered.take_in(files.give, added, files.step)
+        tiers.take_in(files.give, added, files.step)
     return Loaded(added, replaced, kept)
 
 

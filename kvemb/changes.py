@@ -62,7 +62,7 @@ def _reading(path: Path) -> Iterator[Ordered]:
 class ChangeLog:
     """The epochs of a store in use. directory: of its key files. epochs: as they are in the point it starts from.
 
-    settled: how often what was recorded was taken for a checkpoint.
+    settled: how often what was recorded was taken for a durable point.
     """
 
     def __init__(self, directory: Path, epochs: list[Epoch]) -> None:
@@ -186,7 +186,7 @@ class ChangeLog:
 
 
 class Recorder:
-    """contracts.Recorder: one variable's side of the log."""
+    """contracts.Recorder: one variable's side of the ChangeLog."""
 
     def __init__(self, log: ChangeLog, variable: str) -> None:
         self._log, self._variable = log, variable
@@ -199,7 +199,7 @@ class Recorder:
         """See contracts.Recorder."""
         self._log.record_cleared(self._variable)
 
-    def turn(self) -> int:
+    def settled(self) -> int:
         """See contracts.Recorder."""
         return self._log.settled
 

@@ -34,9 +34,9 @@ from kvemb.keyfile import Ordered
 from kvemb.manifest import Epoch, Manifest, VariableEntry
 from kvemb.points import Points
 from kvemb.schema import Schema
-from kvemb.tiered import Tiered
+from kvemb.tiers import Tiers
 
-# While the cold database has this much to compact, a checkpoint waits, so that those who spill need not.
+# Between two looks at a cold database that is crowded: a checkpoint waits then, so that those who spill need not.
 PACE_SECONDS = 0.01
 
 
@@ -47,7 +47,7 @@ class Part:
     name: str
     schema: Schema
     creator: Any
-    tiered: Tiered
+    tiers: Tiers
     entry: Callable[[], VariableEntry]
 
 
@@ -109,7 +109,7 @@ class Checkpointer:
             raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
         try:
             for part in parts:
-                part.tiered.ease()
+                part.tiers.ease()
             self._database.flush()
             number = self._points.next_number()
             if self._log is not None and not last:
@@ -123,14 +123,14 @@ class Checkpointer:
             scratch = undo.enter_context(self._points.advancing(number))
             with ExitStack() as held:
                 for part in parts:
-                    held.enter_context(part.tiered.held())
+                    held.enter_context(part.tiers.held())
                 self._health.check_writable()
                 described = self._points.describe(number, {part.name: part.entry() for part in parts})
                 for part in parts:
-                    undo.callback(part.tiered.end_cut)
-                    cuts.append((part, part.tiered.begin_cut()))
+                    undo.callback(part.tiers.end_cut)
+                    cuts.append((part, part.tiers.begin_cut()))
                     if target is not None:
-                        hot[part.name] = part.tiered.hot_keys()
+                        hot[part.name] = part.tiers.hot_keys()
                 base = self._in_order.submit(self._base, scratch / layout.ROWS)
                 if self._log is not None and not last:
                     self._log.rotate()
@@ -169,7 +169,8 @@ class Checkpointer:
                     self._changes.begin(described.id, epochs)
                     manifest.write(described.following(described.id), scratch)
             if self._log is not None:
-                self._log.drop_before(described.point + self._health.closed)
+                # A closed store has no writes after its point: a segment that was prepared in vain goes too.
+                self._log.drop_before(described.point + 1 if self._health.closed else described.point)
         except _TargetFailed as failed:
             raise failed.error from failed.error.__cause__
         except ColdStoreError as error:
@@ -187,14 +188,14 @@ class Checkpointer:
             return self._database.sorted_file(path, part.schema, part.creator)
 
         for part, cut in cuts:
-            take_in = partial(self._take_in, part.name)
-            for file in cut.write(partial(new_file, part), take_in):
+            ingest = partial(self._ingest, part.name)
+            for file in cut.write(partial(new_file, part), ingest):
                 files.setdefault(part.name, []).append(file.path)
                 while self._database.crowded(part.name):
                     time.sleep(PACE_SECONDS)
         self._database.amend(scratch / layout.ROWS, [], files)
 
-    def _take_in(self, name: str, file: SortedFile) -> None:
+    def _ingest(self, name: str, file: SortedFile) -> None:
         self._database.ingest(name, file.path)
 
     def _write_checkpoint(self, described: Manifest, point: Path, target: Path) -> None:

@@ -150,8 +150,8 @@ class Recorder(Protocol):
     def record_cleared(self) -> None:
         """Every row went."""
 
-    def turn(self) -> int:
-        """Return a number that differs once a checkpoint has taken what was recorded."""
+    def settled(self) -> int:
+        """Return how often what was recorded has been taken for a durable point."""
 
 
 class WriteLog(Protocol):

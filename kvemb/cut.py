@@ -110,10 +110,10 @@ class Cut:
             self._ordered, self._keys = np.sort(order_keys(np.concatenate(self._keys), self._schema)), []
         return self._ordered
 
-    def write(self, new_file: Callable[[], SortedFile], take_in: Callable[[SortedFile], None]) -> Iterator[SortedFile]:
+    def write(self, new_file: Callable[[], SortedFile], ingest: Callable[[SortedFile], None]) -> Iterator[SortedFile]:
         """Write the rows of the cut; yields finished files, whose keys are all distinct.
 
-        new_file: makes one, on any thread. take_in: gives one to the cold store in use. REQUIRES: called once, after
+        new_file: makes one, on any thread. ingest: gives one to the cold store in use. REQUIRES: called once, after
         every write of the time before the cut was given to the executor.
         """
         ordered = self.keys()
@@ -124,7 +124,7 @@ class Cut:
             with self._lock:
                 rows = self._take(keys)
                 # Given to the executor under the lock: a later change of a row, spilled, is written after this one.
-                writing = self._executor.submit(_write_file, rows, new_file, take_in) if len(rows) else None
+                writing = self._executor.submit(_write_file, rows, new_file, ingest) if len(rows) else None
             if writing is not None:
                 yield writing.result()
                 self._mark_clean(keys)
@@ -178,11 +178,9 @@ class Cut:
         return rows
 
 
-def _write_file(
-    rows: RowBlock, new_file: Callable[[], SortedFile], take_in: Callable[[SortedFile], None]
-) -> SortedFile:
+def _write_file(rows: RowBlock, new_file: Callable[[], SortedFile], ingest: Callable[[SortedFile], None]) -> SortedFile:
     file = new_file()
     file.append(rows)
     file.finish()
-    take_in(file)
+    ingest(file)
     return file

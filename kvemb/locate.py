@@ -6,7 +6,7 @@ The tier's lock guards everything here; located() gives it up while cold rows ar
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +41,18 @@ class Located:
     rows: RowBlock
     exists: Mask
     known: Mask
+
+    @property
+    def present(self) -> Mask:
+        """Which keys have a row, in any place (n,)."""
+        present = self.cells >= 0
+        present[self.cold] = self.exists
+        return present
+
+    def only(self, chosen: Mask) -> Located:
+        """Return the same without some of the keys that are not hot; chosen (m,): those that stay."""
+        rows = self.rows.select(chosen)
+        return Located(self.keys, self.cells, self.cold[chosen], rows, self.exists[chosen], self.known[chosen])
 
 
 class Locator:
@@ -78,14 +90,16 @@ class Locator:
                 found = self._look(keys)
                 unknown, awaited = self._take_fetched(found, own)
                 if awaited is not None:
-                    self._unlocked(awaited.wait)
+                    with self._unlocked():
+                        awaited.wait()
                 elif len(unknown):
                     fetch = self._fetch(found.rows.keys[unknown])
                     own.append(fetch)
                     self._reads.append(fetch)
                     # Others may change these rows meanwhile; the second read keeps them out.
                     if len(own) == 1:
-                        self._unlocked(lambda fetch=fetch: self._read(fetch))  # type: ignore[misc]
+                        with self._unlocked():
+                            self._read(fetch)
                     else:
                         self._read(fetch)
                 else:
@@ -164,9 +178,10 @@ class Locator:
             # The call that wants these rows reads them itself, and meets the error where it can be raised.
             fetch.invalidate()
 
-    def _unlocked(self, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
         self._lock.release()
         try:
-            action()
+            yield
         finally:
             self._lock.acquire()

@@ -46,7 +46,7 @@ def _bring(variable: Variable, name: str, after: Readable, epochs: list[Epoch], 
     if cleared:
         tiered.clear()
     for ordered in recorded:
-        keys = unordered_keys(ordered, tiered.schema)
+        keys = unordered_keys(ordered, variable._schema)
         rows, exists = source.read(keys)
         tiered.put(rows, step)
         tiered.remove(keys[~exists])

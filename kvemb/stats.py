@@ -12,11 +12,15 @@ from kvemb.options import format_bytes
 
 @dataclass
 class Stats:
-    """Counts since the variable was opened. Updated under the tier's lock; a copy is given out.
+    """Counts since the variable was opened; a copy is given out.
+
+    Updated under the tiers' lock, but for what happens on other threads: spills and seconds_spill by whoever writes to
+    the cold store, one at a time; seconds_cold_read by any thread, so roughly.
 
     hits: keys looked up that were hot. misses: keys looked up that were not, absent ones included (absent).
-    promotions: rows brought from the cold tier to the hot one. spills: rows written to the cold store, removals
-    included. Seconds are wall-clock: in lookups, in updates, reading the cold store (on any thread), writing it.
+    promotions: rows offered to the hot tier, cold ones and new ones. spills: rows written to the cold store, removals
+    included. rows: of both tiers; rows_waiting: in the spill buffer, removals included. Seconds are wall-clock: in
+    lookups, in updates, reading the cold store, writing it.
     """
 
     hits: int = 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from kvemb import inventory, journal, layout, manifest, registry
 from kvemb.budget import Budget
@@ -37,6 +37,8 @@ from kvemb.stats import Stats
 
 if TYPE_CHECKING:
     from kvemb.variable import Variable
+
+Result = TypeVar("Result")
 
 
 class GraphKeys:
@@ -152,7 +154,7 @@ class Store:
     def _names(self) -> list[str]:
         return sorted({*self._manifest.variables, *self._opened})
 
-    def _in_order(self, call: Callable[..., Any], *args: Any) -> Any:
+    def _in_order(self, call: Callable[..., Result], *args: Any) -> Result:
         """Call it on the thread of all writes to the cold database, after those given before; returns its result."""
         return self.spiller.submit(call, *args).result()
 
@@ -241,10 +243,10 @@ class Store:
                     raise StoreNotFound(f"another store is at {self.path} now; close this one, and open that")
                 with ExitStack() as paused:
                     for variable in self._opened.values():
-                        paused.enter_context(variable._tiered.closing())
+                        paused.enter_context(variable._tiers.closing())
                     for name, variable in self._opened.items():
                         entry = described.variables[name]
-                        variable._tiered.show(database.attach(name, entry.schema), entry.rows, entry.step)
+                        variable._tiers.show(database.attach(name, entry.schema), entry.rows, entry.step)
                 self._database, self._manifest = database, described
                 before, self._view = self._view, view.pop_all()
             before.close()
@@ -258,6 +260,7 @@ class Store:
         with self._lock:
             if self.health.closed:
                 return
+            # Last in, first out: settle, flush, release; each even where the one before raises.
             with ExitStack() as last:
                 last.callback(self._release)
                 if not self.health.read_only:
@@ -274,7 +277,7 @@ class Store:
             self._checkpointer.close()
         with ExitStack() as paused:
             for variable in self._opened.values():
-                paused.enter_context(variable._tiered.closing())
+                paused.enter_context(variable._tiers.closing())
             self.health.closed = True
         self.spiller.shutdown(wait=True)
         self.readers.shutdown(wait=True)
@@ -294,7 +297,7 @@ class Store:
             found = list(checkpoint_findings(source, manifest.read(source), deep=deep))
             if not self.health.read_only:
                 for name, variable in self._opened.items():
-                    found += [f"variable {name!r}: {line}" for line in variable._tiered.check()]
+                    found += [f"variable {name!r}: {line}" for line in variable._tiers.check()]
         if found:
             raise Corruption("\n".join(found))
 

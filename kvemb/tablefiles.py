@@ -28,7 +28,7 @@ class TableFiles:
 
     def __init__(self, variable: Variable, folder: Path) -> None:
         self.rows, self.step = 0, 0
-        self.turn = variable._tiered.turn()
+        self.settled = variable._tiers.settled()
         self._last = -1
         self._made = 0
         self._behind = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")
@@ -55,7 +55,7 @@ class TableFiles:
         self._last = int(ordered[-1])
         with layout.refusing(f"write {self._keys}"), open(self._keys, "ab") as file:
             ordered.tofile(file)
-        self._recorded.append(self._behind.submit(self._variable._tiered.record, block.keys))
+        self._recorded.append(self._behind.submit(self._variable._tiers.record, block.keys))
         if not self._variable.persistent:
             self._blocks.append(block)  # its cold store is memory anyway
             return
@@ -93,7 +93,7 @@ class TableFiles:
         """Record the keys of all rows for the epoch under way."""
         with layout.refusing(f"read {self._keys}"), open(self._keys, "rb") as file:
             while len(ordered := np.fromfile(file, np.uint64, BATCH_ROWS)):
-                self._variable._tiered.record(unordered_keys(ordered, self._variable._schema))
+                self._variable._tiers.record(unordered_keys(ordered, self._variable._schema))
 
     def finish(self) -> None:
         """Complete what was written. Raises ColdStoreError."""
@@ -117,7 +117,7 @@ class TableFiles:
             self._variable._store._in_order(self._variable._store._database.ingest, self._variable.name, path)
             path.unlink()
         for block in self._blocks:
-            self._variable._tiered.cold.write(block)
+            self._variable._tiers.cold.write(block)
         self._done, self._blocks, self._last = [], [], -1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from kvemb.checkpointer import Part
 from kvemb.codec import unordered_keys
 from kvemb.contracts import ColdStore, HotTable
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
+from kvemb.maker import RowMaker
 from kvemb.manifest import VariableEntry
 from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer, as_optimizer
@@ -29,11 +30,13 @@ from kvemb.rows import RowBlock
 from kvemb.schema import Schema, as_keys, as_values, public_keys
 from kvemb.schema import key_dtype as as_key_dtype
 from kvemb.schema import value_dtype as as_value_dtype
+from kvemb.scoring import Scoring
 from kvemb.shards import Partitioner, Shards, default_partitioner
 from kvemb.sizing import make_tables
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
 from kvemb.tiered import Tiered
+from kvemb.tiers import Tiers
 
 EXPORT_ROWS = 65_536
 
@@ -81,22 +84,24 @@ class Variable:
             if name in store._opened:
                 raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
             stored = store._manifest.variables.get(name)
-            keys, values = as_key_dtype(key_dtype), as_value_dtype(value_dtype)
-            rows = at_least(dim, 1, "dim")
+            key_type, value_type = as_key_dtype(key_dtype), as_value_dtype(value_dtype)
+            dim = at_least(dim, 1, "dim")
             first_rows = at_least(init_size, 0, "init_size")
             chosen = as_optimizer(optimizer)
             policy = as_policy(restrict_policy)
             if stored is None:
-                start = as_initializer(initializer, rows, values)
+                initial = as_initializer(initializer, dim, value_type)
             else:
-                asked = None if initializer is None else as_initializer(initializer, rows, values)
-                check_stored(name, stored, keys, values, rows, asked, chosen, policy)
-                start = initializer_from_json(stored.initializer)
+                asked = None if initializer is None else as_initializer(initializer, dim, value_type)
+                check_stored(name, stored, key_type, value_type, dim, asked, chosen, policy)
+                initial = initializer_from_json(stored.initializer)
                 chosen = chosen or stored_optimizer(stored)
                 policy = policy or policy_from_json(stored.policy)
-            if chosen is not None and values.kind in "iu":
-                raise ValueError(f"optimizer must be None for value_dtype {values.name}, got {chosen!r}; train floats")
-            schema = Schema(keys, values, rows, chosen.slots if chosen else ())
+            if chosen is not None and value_type.kind in "iu":
+                raise ValueError(
+                    f"optimizer must be None for value_dtype {value_type.name}, got {chosen!r}; train floats"
+                )
+            schema = Schema(key_type, value_type, dim, chosen.slots if chosen else ())
             creator = creator_for(kv_creator, stored)
             if stored is None:
                 store.health.check_writable()
@@ -104,7 +109,7 @@ class Variable:
                 raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {partitioner!r}")
             self._devices = parse_devices(devices)
             self._store, self._name, self._schema = store, name, schema
-            self._initializer, self._optimizer, self._creator = start, chosen, creator
+            self._initializer, self._optimizer, self._creator = initial, chosen, creator
             self._trainable, self._checkpointed, self._bp_v2 = bool(trainable), bool(checkpoint), bool(bp_v2)
             self._partitioner = partitioner
             self._policy = None if policy is None else policy.bind(self)
@@ -115,24 +120,23 @@ class Variable:
                 if stored is None and self.persistent:
                     store._in_order(store._database.drop, name)
                 raise
-            self._shards = Shards(tables, partitioner, keys, store.budget, growing=hot_rows is None)
-            self._tiered = Tiered(
+            self._shards = Shards(tables, partitioner, key_type, store.budget, growing=hot_rows is None)
+            self._tiers = Tiers(
                 schema,
                 self._shards,
                 cold,
-                initializer=start,
-                optimizer=chosen,
-                policy=self._policy,
                 health=store.health,
                 executor=store.spiller,
                 readers=store.readers,
                 spill_rows=spill_rows,
-                scratch=None if store.health.read_only else store.path,
                 recorder=store._changes.of(name) if self.persistent and not store.health.read_only else None,
                 log=store._log.of(name) if self.persistent and store._log else None,
                 size=stored.rows if stored else 0,
                 step=stored.step if stored else 0,
             )
+            maker = RowMaker(schema, initial, chosen, tables[0])
+            scratch = None if store.health.read_only else store.path
+            self._tiered = Tiered(self._tiers, maker, Scoring(self._policy, self._shards), chosen, scratch)
             self._warm(store, name)
             store._opened[name] = self
             store._add_to_collection(GraphKeys.GLOBAL_VARIABLES, self)
@@ -150,12 +154,10 @@ class Variable:
             cold: ColdStore = registry.cold_backend("memory")(self._schema)
             return cold
         # In order with a checkpoint of the database that may have begun: it must not have what came after.
-        store, attached = self._store, None
+        store = self._store
         if stored is None:
-            attached = store._in_order(store._database.create, self._name, self._schema, self._creator)
-        else:
-            attached = store._in_order(store._database.attach, self._name, self._schema)
-        return cast(ColdStore, attached)
+            return store._in_order(store._database.create, self._name, self._schema, self._creator)
+        return store._in_order(store._database.attach, self._name, self._schema)
 
     # What it is.
 
@@ -232,7 +234,7 @@ class Variable:
     @property
     def stats(self) -> Stats:
         """What it has done since it was opened, a copy."""
-        return self._tiered.stats()
+        return self._tiers.stats()
 
     def __repr__(self) -> str:
         kind = f"{self.key_dtype.name} -> {self.dim} x {self.value_dtype.name}"
@@ -266,9 +268,8 @@ class Variable:
         read fails, keys that were hot may be replaced already. Raises TypeError, ValueError; Closed, ReadOnly,
         Poisoned.
         """
-        shape, flat = self._flat(keys)
+        shape, flat = self._flat_to_change(keys)
         given = as_values(values, self._schema.value_dtype, (*shape, self.dim))
-        self._shards.of(flat)
         self._tiered.upsert(flat, given)
 
     def accum(
@@ -280,7 +281,7 @@ class Variable:
         old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates take
         effect in order, so deltas add up. This is the reference's update with bp_v2: concurrent workers lose nothing.
         """
-        shape, flat = self._flat(keys)
+        shape, flat = self._flat_to_change(keys)
         old = as_values(old_values, self._schema.value_dtype, (*shape, self.dim), "old_values")
         new = as_values(new_values, self._schema.value_dtype, (*shape, self.dim), "new_values")
         believed = np.asarray(exists, None if np.size(exists) else np.bool_)
@@ -288,7 +289,6 @@ class Variable:
             raise TypeError(f"exists must be bool, got {believed.dtype.name}")
         if believed.shape != shape:
             raise ValueError(f"exists must have the shape of keys, {shape}, got {believed.shape}")
-        self._shards.of(flat)
         self._tiered.accum(flat, old, new, believed.reshape(-1))
 
     def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> None:
@@ -303,15 +303,13 @@ class Variable:
             raise ValueError(
                 f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad()"
             )
-        shape, flat = self._flat(keys)
+        shape, flat = self._flat_to_change(keys)
         given = as_values(grads, self._schema.slot_dtype, (*shape, self.dim), "grads")
-        self._shards.of(flat)
         self._tiered.apply_gradients(flat, given)
 
     def remove(self, keys: npt.ArrayLike) -> None:
         """Drop rows with their slots and scores; missing keys are ignored."""
-        _, flat = self._flat(keys)
-        self._shards.of(flat)
+        _, flat = self._flat_to_change(keys)
         self._tiered.remove(flat)
 
     def clear(self) -> None:
@@ -336,13 +334,13 @@ class Variable:
         """
         if index is None:
             self._store.health.check_open()
-            return self._tiered.size
+            return self._tiers.size
         number, count = operator.index(index), len(self._devices)
         if not 0 <= number < count:
             raise IndexError(f"index must be from 0 to {count - 1}, got {number}")
         if count == 1:
             return self.size()
-        return sum(int(np.sum(self._shards.of(rows.keys) == number)) for rows in self._tiered.scan(EXPORT_ROWS))
+        return sum(int(np.sum(self._shards.of(rows.keys) == number)) for rows in self._tiers.scan(EXPORT_ROWS))
 
     def export(self, *, with_slots: bool = False, with_scores: bool = False) -> tuple[npt.NDArray[Any], ...]:
         """Return (keys, values) of all rows, in key order: copies, as large as the table. See export_batches.
@@ -363,7 +361,7 @@ class Variable:
         from a later batch.
         """
         size = at_least(n, 1, "n")
-        scan = self._tiered.scan(size)
+        scan = self._tiers.scan(size)
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:
@@ -393,7 +391,7 @@ class Variable:
     # For the store.
 
     def _part(self) -> Part:
-        return Part(self._name, self._schema, self._creator, self._tiered, self._entry)
+        return Part(self._name, self._schema, self._creator, self._tiers, self._entry)
 
     def _entry(self) -> VariableEntry:
         return VariableEntry(
@@ -408,13 +406,18 @@ class Variable:
             trainable=self._trainable,
             checkpoint=self._checkpointed,
             bp_v2=self._bp_v2,
-            rows=self._tiered.size,
-            step=self._tiered.step,
+            rows=self._tiers.size,
+            step=self._tiers.step,
         )
 
     def _flat(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], npt.NDArray[np.int64]]:
         array = as_keys(keys, self._schema.key_dtype)
         return array.shape, array.reshape(-1)
+
+    def _flat_to_change(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], npt.NDArray[np.int64]]:
+        shape, flat = self._flat(keys)
+        self._shards.of(flat)  # a partitioner that raises does so before anything changes
+        return shape, flat
 
 
 def open_stored(store: Store, name: str, entry: VariableEntry) -> Variable:

@@ -351,7 +351,7 @@ def test_check_finds_a_hot_row_that_differs_from_the_cold_one(table):
 
 
 def test_check_finds_a_count_that_is_wrong(table):
-    table._tiered.size += 1
+    table._tiers.size += 1
     with pytest.raises(Corruption, match="there are 4,000 rows and 4,001 are counted"):
         table._store.check()
 
@@ -368,7 +368,7 @@ def test_check_finds_a_clean_row_that_is_in_the_hot_tier_alone(table):
     (hot,) = table.tables
     rows = hot.block.select(hot.occupied()[:1])
     rows.flags[:] = 8
-    table._tiered.cold.write(_removal(rows))
+    table._tiers.cold.write(_removal(rows))
     with pytest.raises(Corruption, match=rf"key {rows.keys[0]} is clean and not in the cold store"):
         table._store.check()
 
@@ -384,7 +384,7 @@ def test_check_finds_a_score_that_is_not_a_number(table):
     (hot,) = table.tables
     rows = hot.block.select(hot.occupied()[:1])
     rows.scores[:] = np.nan
-    table._tiered.cold.write(rows)
+    table._tiers.cold.write(rows)
     with pytest.raises(Corruption, match=rf"the score of key {rows.keys[0]} is not a number"):
         table._store.check()
 

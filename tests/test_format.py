@@ -199,7 +199,7 @@ def rows_of(store: kvemb.Store) -> dict[str, object]:
             "slots": {slot: array.astype(np.float64).tolist() for slot, array in slots.items()},
             "scores": scores.tolist(),
             "dtypes": [str(variable.key_dtype), str(variable.value_dtype)],
-            "step": variable._tiered.step,
+            "step": variable._tiers.step,
         }
     return told
 

@@ -26,7 +26,7 @@ LAYERS = " ".join(
         "errors options numeric schema hashing draws rows initializers restrict optimizers",
         "contracts codec manifest registry stats health layout selection budget interrupts meter",
         "inventory journal keyfile hotset changes delta shards checking checkpoint points",
-        "fetch spill cut locate tiered arguments sizing checkpointer recovery replica",
+        "fetch spill cut locate tiers scoring maker tiered arguments sizing checkpointer recovery replica",
         "by_name store opening variable scope verification salvage transfer series sorter tablefiles bulk __init__",
     ]
 ).split()
@@ -37,8 +37,8 @@ LATE = {
 }
 
 MOST_LINES = 350
-# The actor that moves rows and the public face of a table: one idea each, and long. They may shrink.
-LONGER = {"tiered.py": 670, "variable.py": 445}
+# The only thing that moves rows, and the public face of a table: one idea each, and long. They may shrink.
+LONGER = {"tiers.py": 375, "variable.py": 450}
 
 
 def sources(package: str) -> list[Path]:

@@ -39,7 +39,7 @@ def check(path: Path, models: dict[str, Model]) -> kvemb.recovery.Recovery:
             twin = Twin(store.variables[name], model)
             twin.check_size()
             twin.check_export()
-            assert store.variables[name]._tiered.step == model.step
+            assert store.variables[name]._tiers.step == model.step
         assert store.recovery is not None
         return store.recovery
 

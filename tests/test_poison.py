@@ -256,7 +256,7 @@ def test_reopening_returns_to_the_last_flush(twin: Twin, after: int) -> None:
 
 def test_a_store_that_closes_waits_for_reads_under_way(twin: Twin) -> None:
     reading, go_on = threading.Event(), threading.Event()
-    cold = twin.variable._tiered.cold
+    cold = twin.variable._tiers.cold
     read_now = cold._inner.read
 
     def slow(keys: Any) -> Any:

@@ -173,7 +173,7 @@ class Tiering(RuleBasedStateMachine):
     def change_what_was_read_ahead(self, places: list[int], seed: int, how: str, flushing: bool) -> None:
         keys = self._keys(places)
         self.twin.variable.prefetch(keys)
-        for fetch in self.twin.variable._tiered._where._ahead:
+        for fetch in self.twin.variable._tiers._where._ahead:
             fetch.wait()
         if how == "upsert":
             self.twin.upsert(keys, self._values(seed, places))
