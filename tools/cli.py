@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from kvemb.tools.bench import app as bench
+from kvemb.tools.command_look import diff, info, ls, peek, report, stats
+from kvemb.tools.command_move import export, import_
+from kvemb.tools.command_tend import compact, migrate, restrict
+from kvemb.tools.command_travel import pull, push
+from kvemb.tools.command_verify import repair, verify
 from kvemb.tools.demo import demo
 from kvemb.tools.failures import OK, explain
-from kvemb.tools.looking import diff, info, ls, peek, report, stats
-from kvemb.tools.moving import export, import_
 from kvemb.tools.stress import app as stress
-from kvemb.tools.tending import compact, migrate, restrict
-from kvemb.tools.travel import pull, push
-from kvemb.tools.verify import repair, verify
 
 app = typer.Typer(
     name="kvemb",
