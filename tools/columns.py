@@ -16,7 +16,7 @@ from kvemb.tools.failures import BadInput
 
 Batch = dict[str, npt.NDArray[Any]]
 
-KEY, VALUE, SCORE, STEP, SCALE, SLOT = "key", "value", "score", "step", "scale", "slot_"
+KEY, VALUE, SCORE, STEP, SCALE = "key", "value", "score", "step", "scale"
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import typer
 import kvemb
 from kvemb import bulk
 from kvemb.tools import migrate as migrating
-from kvemb.tools.export import chosen
 from kvemb.tools.failures import BadInput
 from kvemb.tools.figures import size
+from kvemb.tools.reading import chosen
 from kvemb.tools.screen import AsJson, Quiet, Screen
 
 BUDGET = "128MiB"

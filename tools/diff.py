@@ -6,7 +6,7 @@ Where B follows A, what the store recorded as changed is read, not the tables; e
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,11 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.errors import CheckpointNotFound
-from kvemb.tools.export import chosen, opened
 from kvemb.tools.failures import BadInput
 from kvemb.tools.inspect import Histogram
 from kvemb.tools.places import appearing
+from kvemb.tools.reading import Progress, chosen, opened, rows_of, selected
 
-Progress = Callable[[int, int], None]
 # Upper edges of the distributions: of the length of a move, relative to the row before; of 1 - cosine.
 _EDGES = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, np.inf]
 
@@ -147,9 +146,8 @@ def _parts(
 def _recorded(changes: Iterator[kvemb.Change], before: kvemb.Variable, progress: Progress | None) -> Iterator[_Part]:
     done = 0
     for change in changes:
-        new = bulk.Rows(change.keys, change.values, change.slots, change.scores, change.steps)
         keys = np.sort(np.concatenate([change.keys, change.removed]))
-        yield _Part(bulk.read(before, keys), new)
+        yield _Part(bulk.read(before, keys), rows_of(change))
         done += len(keys)
         if progress is not None:
             progress(done, 0)
@@ -167,9 +165,9 @@ def _side_by_side(before: kvemb.Variable, after: kvemb.Variable, progress: Progr
             if head is None:
                 continue
             stop = int(np.searchsorted(head.keys, limit, "right"))
-            parts[at] = _cut(head, slice(0, stop))
+            parts[at] = selected(head, slice(0, stop))
             done += stop
-            heads[at] = _cut(head, slice(stop, None)) if stop < len(head) else next(streams[at], None)
+            heads[at] = selected(head, slice(stop, None)) if stop < len(head) else next(streams[at], None)
         yield _differing(parts[0], parts[1])
         if progress is not None:
             progress(done, total)
@@ -177,13 +175,6 @@ def _side_by_side(before: kvemb.Variable, after: kvemb.Variable, progress: Progr
 
 def _none(variable: kvemb.Variable) -> bulk.Rows:
     return bulk.read(variable, np.empty(0, variable.key_dtype))
-
-
-def _cut(rows: bulk.Rows, which: Any) -> bulk.Rows:
-    slots = {name: slot[which] for name, slot in (rows.slots or {}).items()}
-    assert rows.scores is not None
-    assert rows.steps is not None
-    return bulk.Rows(rows.keys[which], rows.values[which], slots, rows.scores[which], rows.steps[which])
 
 
 def _differing(before: bulk.Rows, after: bulk.Rows) -> _Part:
@@ -196,7 +187,7 @@ def _differing(before: bulk.Rows, after: bulk.Rows) -> _Part:
             same &= _same(slot[mine], (after.slots or {})[name][theirs])
     keep = np.ones(len(before), np.bool_), np.ones(len(after), np.bool_)
     keep[0][mine[same]] = keep[1][theirs[same]] = False
-    return _Part(_cut(before, keep[0]), _cut(after, keep[1]))
+    return _Part(selected(before, keep[0]), selected(after, keep[1]))
 
 
 def _same(one: Any, other: Any) -> Any:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,11 +15,11 @@ from kvemb import bulk
 from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Column, Table
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import Format, format_of
+from kvemb.tools.numbers import dtype_of, unit, widen
 from kvemb.tools.places import PIPE, appearing
+from kvemb.tools.reading import Progress, opened, rows_of, selected
 from kvemb.tools.where import Where, parse_where
 
-Progress = Callable[[int, int], None]
-BUDGET = "32MiB"
 BATCH_ROWS = 65_536
 ABOUT_FORMAT = 1
 
@@ -45,23 +44,6 @@ class Exported:
     out: str
     format: str
     variable: str
-
-
-@contextmanager
-def opened(path: str | os.PathLike[str], variable: str | None) -> Iterator[kvemb.Variable]:
-    """Open a checkpoint or a store to be read, and give a variable of it: the only one there is, or the one named."""
-    with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
-        yield store.variables[chosen(path, list(store.variables), variable)]
-
-
-def chosen(path: object, known: list[str], variable: str | None) -> str:
-    """Return the variable that is meant. Raises BadInput."""
-    name = known[0] if variable is None and len(known) == 1 else variable
-    if name is None:
-        raise BadInput(f"{path} has the variables {', '.join(known) or '(none)'}; name one")
-    if name not in known:
-        raise BadInput(f"{path} has no variable {name!r}; it has {', '.join(known) or 'none'}")
-    return name
 
 
 def export(
@@ -132,7 +114,7 @@ def export(
 def described(source: kvemb.Variable, path: object, wish: Wish) -> Table:
     """Return the table that a variable gives, with what is known of it."""
     about: dict[str, Any] = {"format": ABOUT_FORMAT, **bulk.described(source)}
-    given = source.value_dtype if wish.dtype is None else np.dtype(_numpy(wish.dtype))
+    given = source.value_dtype if wish.dtype is None else dtype_of(wish.dtype)
     columns = [Column(KEY, source.key_dtype), Column(VALUE, given, source.dim)]
     if wish.dtype == "int8":
         columns.append(Column(SCALE, np.dtype(np.float32)))
@@ -143,14 +125,6 @@ def described(source: kvemb.Variable, path: object, wish: Wish) -> Table:
     if wish.dtype is None and not wish.normalize and not wish.where:
         about["whole"] = wish.with_slots and wish.with_scores
     return Table(columns, None if wish.where else source.size(), about)
-
-
-def _numpy(name: str) -> Any:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return ml_dtypes.bfloat16
-    return name
 
 
 def widened(table: Table, kind: Format) -> Table:
@@ -164,16 +138,6 @@ def widened(table: Table, kind: Format) -> Table:
     return Table(columns, table.rows, {**table.about, "bfloat16": narrow})
 
 
-def widen(array: Any) -> Any:
-    """Return bfloat16 numbers as float32, bit for bit: NaNs too."""
-    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def narrow(array: Any) -> Any:
-    """Return what widen() was given."""
-    return (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16).view(_numpy("bfloat16"))
-
-
 def scanned(
     source: kvemb.Variable, wish: Wish, progress: Progress | None, ends: tuple[int, int] | None = None
 ) -> Iterator[bulk.Rows]:
@@ -185,19 +149,11 @@ def scanned(
     total, done = source.size(), 0
     for rows in bulk.scan(source, BATCH_ROWS, first=first, last=last):
         done += len(rows)
-        part = picked(rows, wish.where.chosen(rows)) if wish.where.clauses else rows
+        part = selected(rows, wish.where.chosen(rows)) if wish.where.clauses else rows
         if len(part):
             yield part
         if progress is not None:
             progress(done, total)
-
-
-def picked(rows: bulk.Rows, mask: Any) -> bulk.Rows:
-    """Return some of the rows."""
-    slots = {name: slot[mask] for name, slot in (rows.slots or {}).items()}
-    assert rows.scores is not None
-    assert rows.steps is not None
-    return bulk.Rows(rows.keys[mask], rows.values[mask], slots, rows.scores[mask], rows.steps[mask])
 
 
 def batch_of(rows: bulk.Rows, table: Table, wish: Wish) -> Batch:
@@ -214,31 +170,13 @@ def batch_of(rows: bulk.Rows, table: Table, wish: Wish) -> Batch:
         ratio = np.divide(wide, scale[:, None], out=np.zeros_like(wide), where=scale[:, None] > 0)
         values, batch[SCALE] = np.clip(np.rint(ratio), -127, 127).astype(np.int8), scale.astype(np.float32)
     elif wish.dtype is not None:
-        values = values.astype(_numpy(wish.dtype))
+        values = values.astype(dtype_of(wish.dtype))
     batch[VALUE] = values
     bits = table.about.get("bfloat16", [])
     return {
         column.name: widen(batch[column.name]) if column.name in bits else batch[column.name]
         for column in table.columns
     }
-
-
-def lengths(values: Any) -> Any:
-    """Return each row's length; no square overflows on the way."""
-    wide = values.astype(np.float64)
-    most = np.max(np.abs(wide), axis=1, initial=0.0)
-    scaled = np.divide(wide, most[:, None], out=np.zeros_like(wide), where=most[:, None] > 0)
-    with np.errstate(over="ignore"):
-        return most * np.linalg.norm(scaled, axis=1)
-
-
-def unit(values: Any) -> Any:
-    """Return rows as float64 of length 1, rows of zeros as they are; no square overflows on the way."""
-    wide = values.astype(np.float64)
-    most = np.max(np.abs(wide), axis=1, keepdims=True, initial=0.0)
-    scaled = np.divide(wide, most, out=np.zeros_like(wide), where=most > 0)
-    norms = np.linalg.norm(scaled, axis=1, keepdims=True)
-    return np.divide(scaled, norms, out=np.zeros_like(wide), where=norms > 0)
 
 
 def write(
@@ -296,14 +234,14 @@ def _export_changes(
             low = -np.inf if wish.where.first is None else wish.where.first
             high = np.inf if wish.where.last is None else wish.where.last
             removed.append(np.array([key for key in change.removed.tolist() if low <= key <= high], source.key_dtype))
-            part = bulk.Rows(change.keys, change.values, change.slots, change.scores, change.steps)
+            part = rows_of(change)
             inside = np.ones(len(part), np.bool_)
             if wish.where.first is not None:
                 inside &= change.keys >= wish.where.first
             if wish.where.last is not None:
                 inside &= change.keys <= wish.where.last
             if wish.where:
-                part = picked(part, inside & wish.where.chosen(part))
+                part = selected(part, inside & wish.where.chosen(part))
             if len(part):
                 yield part
             done += len(change.keys)
@@ -324,8 +262,3 @@ def removed_beside(out: str) -> str:
     """Where the removed keys of an export go."""
     stem, dot, _ = out.rstrip("/").rpartition(".")
     return f"{stem if dot and '/' not in _ else out.rstrip('/')}.removed.npy"
-
-
-def about_json(exported: Exported) -> dict[str, object]:
-    """What was exported, for machines."""
-    return asdict(exported)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import kvemb
 from kvemb import bulk
 from kvemb.tools.columns import Table
-from kvemb.tools.export import Wish, opened, scanned, write
+from kvemb.tools.export import Wish, scanned, write
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import FORMATS, Format
 from kvemb.tools.places import appearing
+from kvemb.tools.reading import Progress, opened
 
 
 def export_parts(
@@ -26,7 +26,7 @@ def export_parts(
     wish: Wish,
     parts: int,
     jobs: int,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> int:
     """Write at most `parts` files to the folder `place`, in key order by their names; returns how many rows.
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from kvemb.tools.columns import KEY, SCORE, VALUE, Batch, Column, Table, parse_about
 from kvemb.tools.failures import BadInput
+from kvemb.tools.numbers import dtype_of
 
 ABOUT = "about.json"
 READ_ROWS = 65_536
@@ -139,13 +140,11 @@ def read_safetensors(place: Path, key: str | None, value: str | None) -> tuple[T
     return _of_arrays(str(place), {name: _Slices(file.get_slice(name)) for name in file.keys()}, about, key, value)  # noqa: SIM118
 
 
-def _dtype_of(name: str) -> Any:
-    import ml_dtypes
-
+def _dtype(name: str) -> np.dtype[Any]:
     found = {short: dtype for dtype, short in _SAFE.items()}.get(name)
     if found is None:
         raise BadInput(f"a tensor holds {name}, which no variable can")
-    return ml_dtypes.bfloat16 if found == "bfloat16" else found
+    return dtype_of(found)
 
 
 class _Slices:
@@ -155,7 +154,7 @@ class _Slices:
         self._tensor = tensor
         self.shape = tuple(tensor.get_shape())
         self.ndim = len(self.shape)
-        self.dtype = np.dtype(_dtype_of(tensor.get_dtype()))
+        self.dtype = _dtype(tensor.get_dtype())
 
     def __len__(self) -> int:
         return int(self.shape[0])

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvemb.tools.columns import KEY, VALUE, Batch, Column, Table
 from kvemb.tools.failures import BadInput
+from kvemb.tools.numbers import bfloat16
 
 READ_ROWS = 65_536
 Place = Path | IO[bytes]
@@ -145,7 +146,7 @@ def read_state_dict(place: Path, tensor: str | None) -> tuple[Table, Iterator[Ba
         raise BadInput(f"{place} has the matrices {known}; name one with --value-column")
     weight = found[name]
     bits = weight.dtype == torch.bfloat16
-    dtype = _bfloat16() if bits else np.dtype(str(weight.dtype).removeprefix("torch."))
+    dtype = bfloat16() if bits else np.dtype(str(weight.dtype).removeprefix("torch."))
 
     def batches() -> Iterator[Batch]:
         for at in range(0, len(weight), READ_ROWS):
@@ -154,10 +155,3 @@ def read_state_dict(place: Path, tensor: str | None) -> tuple[Table, Iterator[Ba
             yield {KEY: np.arange(at, at + len(part)), VALUE: values}
 
     return Table([Column(KEY, np.dtype(np.int64)), Column(VALUE, dtype, weight.shape[1])], len(weight)), batches()
-
-
-def _bfloat16() -> np.dtype[Any]:
-    import ml_dtypes
-
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found

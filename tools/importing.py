@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -15,13 +15,13 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.ahead import ahead
 from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Table
-from kvemb.tools.export import narrow
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import Format, format_of
+from kvemb.tools.numbers import narrow
 from kvemb.tools.places import PIPE, fetched
+from kvemb.tools.reading import Progress
 
 Conflict = Literal["replace", "keep", "error"]
-Progress = Callable[[int, int], None]
 BUDGET = "128MiB"
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 # What an export adds to the description of a variable.

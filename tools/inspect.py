@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +16,14 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.export import lengths, opened, unit
 from kvemb.tools.failures import BadInput
+from kvemb.tools.numbers import lengths, unit
+from kvemb.tools.reading import Progress, opened
 
-Progress = Callable[[int, int], None]
 # Keys of a kind that are told one by one.
 TOLD_KEYS = 10
 BINS = 20
 PARTS = 64  # a power of two
-FAR = 1000.0
 
 
 @dataclass
@@ -256,15 +254,6 @@ class _Ranges:
             (0.0, 1.0) if least > most else (least, most) for least, most in zip(self._least, self._most, strict=True)
         ]
         return [np.linspace(least, most if most > least else least + 1.0, BINS + 1) for least, most in ends]
-
-
-def _edges(least: float, most: float) -> Any:
-    """Edges from the least to the most: by equal factors where they are that far apart, else by equal steps."""
-    if least > 0 and most > FAR * least:
-        edges = np.geomspace(least, most, BINS + 1)
-        edges[0], edges[-1] = least, most
-        return edges
-    return np.linspace(least, most if most > least else least + 1.0, BINS + 1)
 
 
 class _Distinct:

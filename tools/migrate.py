@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,11 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.export import chosen
 from kvemb.tools.failures import BadInput
-from kvemb.tools.importing import check_dtype, converted
+from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.places import appearing
+from kvemb.tools.reading import Progress, chosen, opened
 
-Progress = Callable[[int, int], None]
-BUDGET = "128MiB"
 OPTIMIZERS = {"none": None, "sgd": kvemb.optimizers.SGD, "adagrad": kvemb.optimizers.Adagrad}
 POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp": kvemb.TimestampRestrictPolicy}
 
@@ -59,9 +57,8 @@ def plan(
     name = chosen(path, sorted(point.variables), variable)
     if Path(out).exists():
         raise FileExistsError(f"{out} exists; name a new directory for the store")
-    with kvemb.open(point.path, read_only=True, memory_budget="32MiB") as store:
-        before = bulk.described(store.variables[name])
-        rows = store.variables[name].size()
+    with opened(point.path, name) as old:
+        before, rows = bulk.described(old), old.size()
     found = Plan(Path(path), Path(out), name, rows, before, dict(before))
     _plan_optimizer(found, optimizer, slots)
     for what, asked in (("value_dtype", value_dtype), ("key_dtype", key_dtype), ("dim", dim)):
@@ -133,14 +130,11 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
     after = {name: value for name, value in found.after.items() if name != "slots_anew"}
     anew = found.after.get("slots_anew", False)
     source = kvemb.Checkpoint.at(found.source)
-    with (
-        appearing(str(found.out), folder=True) as made,
-        kvemb.open(source.path, read_only=True, memory_budget="32MiB") as old,
-    ):
+    with appearing(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
         store = kvemb.open(made, memory_budget=BUDGET)
         try:
             target = bulk.make(store, found.variable, after)
-            rows = _rows(old.variables[found.variable], target, anew, progress)
+            rows = _rows(old, target, anew, progress)
             bulk.load(target, rows, on_conflict="error")
             count = target.size()
         except BaseException:

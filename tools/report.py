@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -21,13 +20,12 @@ from kvemb import bulk
 from kvemb.errors import CheckpointNotFound
 from kvemb.tools import charts
 from kvemb.tools.diff import Difference, diff
-from kvemb.tools.export import opened
 from kvemb.tools.failures import BadInput
 from kvemb.tools.figures import size
 from kvemb.tools.inspect import Histogram, TableStats, info, stats
 from kvemb.tools.places import appearing
+from kvemb.tools.reading import Progress, opened
 
-Progress = Callable[[int, int], None]
 # Rows of the highest scores that are projected; checkpoints of a series that are shown, the newest.
 PROJECTED, SHOWN = 500, 40
 STYLE = """

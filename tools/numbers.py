@@ -1,0 +1,54 @@
+"""What is done to the numbers of rows: their lengths, and bfloat16, which few formats know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def lengths(values: Any) -> Any:
+    """Return the length of each row of values (n, dim), float64 (n,)."""
+    most, _, norms = _scaled(values)
+    with np.errstate(over="ignore"):
+        return most * norms
+
+
+def unit(values: Any) -> Any:
+    """Return rows (n, dim) as float64 of length 1, rows of zeros as they are."""
+    _, scaled, norms = _scaled(values)
+    return np.divide(scaled, norms[:, None], out=np.zeros_like(scaled), where=norms[:, None] > 0)
+
+
+def _scaled(values: Any) -> tuple[Any, Any, Any]:
+    """Return each row's greatest magnitude (n,), the row divided by it (n, dim), and the length of that (n,).
+
+    So no square overflows, nor becomes zero.
+    """
+    wide = values.astype(np.float64)
+    most = np.max(np.abs(wide), axis=1, initial=0.0)
+    scaled = np.divide(wide, most[:, None], out=np.zeros_like(wide), where=most[:, None] > 0)
+    return most, scaled, np.linalg.norm(scaled, axis=1)
+
+
+def bfloat16() -> np.dtype[Any]:
+    """Return the dtype that numpy itself does not have."""
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return a dtype by its name."""
+    return bfloat16() if name == "bfloat16" else np.dtype(name)
+
+
+def widen(array: Any) -> Any:
+    """Return bfloat16 numbers as float32, bit for bit: NaNs too."""
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(array: Any) -> Any:
+    """Return what widen() was given."""
+    return (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16).view(bfloat16())
