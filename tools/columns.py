@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,11 @@ import numpy.typing as npt
 from kvemb.tools.failures import BadInput
 
 Batch = dict[str, npt.NDArray[Any]]
+Place = Path | IO[bytes]
 
 KEY, VALUE, SCORE, STEP, SCALE = "key", "value", "score", "step", "scale"
+# Stands for the optimizer's slots, each of which is a column of its own name.
+SLOTS = "slots"
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,13 @@ class Column:
         """Bytes of one row."""
         return self.dtype.itemsize * (1 if self.width is None else self.width)
 
-    def empty(self, rows: int = 0) -> npt.NDArray[Any]:
-        """An array of it."""
-        return np.empty(rows if self.width is None else (rows, self.width), self.dtype)
-
 
 @dataclass
 class Table:
-    """Columns, and what is known beside them. rows: how many, None where nobody knows yet."""
+    """Columns, of which there are always a key and a value. rows: how many, None where nobody knows yet.
+
+    about: what is known beside the columns, as JSON can hold it.
+    """
 
     columns: list[Column]
     rows: int | None = None
@@ -50,9 +53,25 @@ class Table:
         return next((column for column in self.columns if column.name == name), None)
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of all columns."""
-        return sum(column.nbytes for column in self.columns)
+    def key(self) -> Column:
+        """The column of keys."""
+        return next(column for column in self.columns if column.name == KEY)
+
+    @property
+    def value(self) -> Column:
+        """The column of values."""
+        return next(column for column in self.columns if column.name == VALUE)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user says of a source, None where it says it itself. See importing.import_table."""
+
+    variable: str | None = None
+    key_column: str | None = None
+    value_column: str | None = None
+    key_dtype: str | None = None
+    value_dtype: str | None = None
 
 
 def parse_about(text: str | bytes, place: object) -> dict[str, Any]:

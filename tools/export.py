@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Column, Table
+from kvemb.tools.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Column, Place, Table
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import Format, format_of
 from kvemb.tools.numbers import dtype_of, unit, widen
@@ -21,15 +20,18 @@ from kvemb.tools.reading import Progress, opened, rows_of, selected
 from kvemb.tools.where import Where, parse_where
 
 BATCH_ROWS = 65_536
+# In files, as the format of what they say of their table.
 ABOUT_FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What of each row is exported, and how. dtype: of the values, None as they are."""
+    """What of each row is exported, and how.
 
-    with_slots: bool = False
-    with_scores: bool = False
+    beside: of SLOTS, SCORE and STEP, those that go with key and value. dtype: of the values, None as they are.
+    """
+
+    beside: tuple[str, ...] = ()
     dtype: str | None = None
     normalize: bool = False
     where: Where = Where()  # noqa: RUF009 -- frozen
@@ -37,7 +39,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written. removed: keys beside it, with since."""
+    """What was written. removed: how many keys of removed rows, written beside it with since; else 0."""
 
     rows: int
     removed: int
@@ -74,25 +76,20 @@ def export(
     Raises BadInput, FileExistsError, and what opening path does; then there is no out.
     """
     conditions = parse_where([where] if isinstance(where, str) else list(where))
-    wish = Wish(with_slots, with_scores, dtype, normalize, conditions)
     if dtype not in (None, "float16", "bfloat16", "int8"):
         raise BadInput(f"--dtype must be float16, bfloat16 or int8, got {dtype!r}")
     place = out if not isinstance(out, (str, os.PathLike)) else os.fspath(out)
     kind = format_of(format, place if isinstance(place, str) else PIPE)
-    if kind.name == "dynamicemb":  # it has files for slots and scores, always
-        wish = replace(wish, with_slots=True, with_scores=True)
+    asked = (SLOTS,) * with_slots + (SCORE, STEP) * with_scores
+    wish = Wish(kind.always or asked, dtype, normalize, conditions)
     if (partitions > 1 or jobs > 1) and (since is not None or not isinstance(place, str)):
         raise BadInput("--partitions and --jobs make a folder of files; leave them out with --since and with a pipe")
     if partitions < 1 or jobs < 1:
         raise BadInput(f"--partitions and --jobs must be at least 1, got {partitions} and {jobs}")
     with opened(path, variable) as source:
-        table = described(source, path, wish)
-        if kind.name == "dynamicemb":
-            table = Table([column for column in table.columns if column.name != STEP], table.rows, table.about)
-        if normalize and table.columns[1].dtype.kind in "iu" and dtype != "int8":
-            raise BadInput(
-                f"--normalize needs floats, the values are {table.columns[1].dtype.name}; add --dtype float16"
-            )
+        table = table_of(source, wish)
+        if normalize and table.value.dtype.kind in "iu" and dtype != "int8":
+            raise BadInput(f"--normalize needs floats, the values are {table.value.dtype.name}; add --dtype float16")
         table = widened(table, kind)
         kind.check(table)
         if since is not None:
@@ -100,30 +97,34 @@ def export(
         if not isinstance(place, str):
             if not kind.pipe:
                 raise BadInput(f"{kind.name} cannot be written to a pipe; name a file")
-            return _export_to_pipe(source, place, kind, table, wish, progress)
+            rows = write(place, kind, table, source, wish, progress)
+            place.flush()
+            return Exported(rows, 0, PIPE, kind.name, source.name)
         if partitions > 1 or jobs > 1:
             from kvemb.tools.export_parts import export_parts
 
             rows = export_parts(path, source, place, kind, table, wish, max(partitions, jobs), jobs, progress)
             return Exported(rows, 0, place, kind.name, source.name)
         with appearing(place, folder=kind.folder) as made:
-            rows = write(made, kind, table, scanned(source, wish, progress), source, wish)
+            rows = write(made, kind, table, source, wish, progress)
     return Exported(rows, 0, place, kind.name, source.name)
 
 
-def described(source: kvemb.Variable, path: object, wish: Wish) -> Table:
+def table_of(source: kvemb.Variable, wish: Wish) -> Table:
     """Return the table that a variable gives, with what is known of it."""
     about: dict[str, Any] = {"format": ABOUT_FORMAT, **bulk.described(source)}
     given = source.value_dtype if wish.dtype is None else dtype_of(wish.dtype)
     columns = [Column(KEY, source.key_dtype), Column(VALUE, given, source.dim)]
     if wish.dtype == "int8":
         columns.append(Column(SCALE, np.dtype(np.float32)))
-    if wish.with_slots:
+    if SLOTS in wish.beside:
         columns += [Column(slot, bulk.slot_dtype(source), source.dim) for slot in about["slots"]]
-    if wish.with_scores:
-        columns += [Column(SCORE, np.dtype(np.float64)), Column(STEP, np.dtype(np.int64))]
+    if SCORE in wish.beside:
+        columns.append(Column(SCORE, np.dtype(np.float64)))
+    if STEP in wish.beside:
+        columns.append(Column(STEP, np.dtype(np.int64)))
     if wish.dtype is None and not wish.normalize and not wish.where:
-        about["whole"] = wish.with_slots and wish.with_scores
+        about["whole"] = {SLOTS, SCORE, STEP} <= set(wish.beside)
     return Table(columns, None if wish.where else source.size(), about)
 
 
@@ -142,8 +143,7 @@ def scanned(
     source: kvemb.Variable, wish: Wish, progress: Progress | None, ends: tuple[int, int] | None = None
 ) -> Iterator[bulk.Rows]:
     """Yield the rows that are wished for. ends: the range of keys, None for all."""
-    limits = np.iinfo(source.key_dtype)
-    first, last = wish.where.narrowed(*(ends or (int(limits.min), int(limits.max))))
+    first, last = wish.where.narrowed(*(ends or _bounds(source)))
     if first > last:
         return
     total, done = source.size(), 0
@@ -154,6 +154,12 @@ def scanned(
             yield part
         if progress is not None:
             progress(done, total)
+
+
+def _bounds(source: kvemb.Variable) -> tuple[int, int]:
+    """The least and the greatest key there may be."""
+    limits = np.iinfo(source.key_dtype)
+    return int(limits.min), int(limits.max)
 
 
 def batch_of(rows: bulk.Rows, table: Table, wish: Wish) -> Batch:
@@ -180,14 +186,21 @@ def batch_of(rows: bulk.Rows, table: Table, wish: Wish) -> Batch:
 
 
 def write(
-    place: Path | IO[bytes],
+    place: Place,
     kind: Format,
     table: Table,
-    rows: Iterator[bulk.Rows],
     source: kvemb.Variable,
     wish: Wish,
+    progress: Progress | None = None,
+    ends: tuple[int, int] | None = None,
 ) -> int:
-    """Write rows in a format; returns how many."""
+    """Write the rows that are wished for in a format; returns how many. ends: the range of keys, None for all."""
+    if kind.counted and table.rows is None:
+        table = Table(table.columns, sum(map(len, scanned(source, wish, None, ends))), table.about)
+    return _write_rows(place, kind, table, scanned(source, wish, progress, ends), wish)
+
+
+def _write_rows(place: Place, kind: Format, table: Table, rows: Iterator[bulk.Rows], wish: Wish) -> int:
     count = 0
 
     def batches() -> Iterator[Batch]:
@@ -196,25 +209,14 @@ def write(
             count += len(part)
             yield batch_of(part, table, wish)
 
-    if table.rows is None and kind.name.startswith("word2vec"):
-        # It begins with their number, so they are counted first.
-        table = Table(table.columns, sum(map(len, scanned(source, wish, None))), table.about)
     kind.write(place, table, batches())
     return count
-
-
-def _export_to_pipe(
-    source: kvemb.Variable, pipe: IO[bytes], kind: Format, table: Table, wish: Wish, progress: Progress | None
-) -> Exported:
-    rows = write(pipe, kind, table, scanned(source, wish, progress), source, wish)
-    pipe.flush()
-    return Exported(rows, 0, PIPE, kind.name, source.name)
 
 
 def _export_changes(
     path: str | os.PathLike[str],
     source: kvemb.Variable,
-    place: Any,
+    place: str | IO[bytes],
     kind: Format,
     table: Table,
     wish: Wish,
@@ -227,32 +229,27 @@ def _export_changes(
     changes = kvemb.Checkpoint(path).changes(since, variables=[source.name])
     removed: list[Any] = [np.empty(0, source.key_dtype)]
     table = Table(table.columns, None, {**table.about, "whole": False})
+    first, last = wish.where.narrowed(*_bounds(source))
 
     def rows() -> Iterator[bulk.Rows]:
         done = 0
         for change in changes:
-            low = -np.inf if wish.where.first is None else wish.where.first
-            high = np.inf if wish.where.last is None else wish.where.last
-            removed.append(np.array([key for key in change.removed.tolist() if low <= key <= high], source.key_dtype))
+            removed.append(change.removed[(first <= change.removed) & (change.removed <= last)])
             part = rows_of(change)
-            inside = np.ones(len(part), np.bool_)
-            if wish.where.first is not None:
-                inside &= change.keys >= wish.where.first
-            if wish.where.last is not None:
-                inside &= change.keys <= wish.where.last
             if wish.where:
+                inside = (first <= part.keys) & (part.keys <= last)
                 part = selected(part, inside & wish.where.chosen(part))
             if len(part):
                 yield part
             done += len(change.keys)
             if progress is not None:
-                progress(done, done)
+                progress(done, 0)
 
-    if kind.name.startswith("word2vec"):
+    if kind.counted:
         raise BadInput(f"{kind.name} begins with the number of rows, which --since cannot know; choose another format")
     beside = removed_beside(place)
     with appearing(beside, folder=False) as gone, appearing(place, folder=kind.folder) as made:
-        count = write(made, kind, table, rows(), source, wish)
+        count = _write_rows(made, kind, table, rows(), wish)
         with open(gone, "wb") as file:
             np.save(file, np.concatenate(removed))
     return Exported(count, sum(map(len, removed)), place, kind.name, source.name)

@@ -10,9 +10,9 @@ from pathlib import Path
 import kvemb
 from kvemb import bulk
 from kvemb.tools.columns import Table
-from kvemb.tools.export import Wish, scanned, write
+from kvemb.tools.export import Wish, write
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats import FORMATS, Format
+from kvemb.tools.formats import Format
 from kvemb.tools.places import appearing
 from kvemb.tools.reading import Progress, opened
 
@@ -41,14 +41,14 @@ def export_parts(
         files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{kind.suffix}" for at in range(len(ranges))]
         if jobs == 1:
             for file, ends in zip(files, ranges, strict=True):
-                done += _write(source, file, kind.name, about, wish, ends)
+                done += write(file, kind, about, source, wish, ends=ends)
                 if progress is not None:
                     progress(done, total)
             return done
         context = multiprocessing.get_context("forkserver")
         with ProcessPoolExecutor(min(jobs, len(ranges)), mp_context=context) as pool:
             work = [
-                pool.submit(_write_part, path, bulk.point(source), source.name, file, kind.name, about, wish, ends)
+                pool.submit(_write_part, path, bulk.point(source), source.name, file, kind, about, wish, ends)
                 for file, ends in zip(files, ranges, strict=True)
             ]
             for finished in as_completed(work):
@@ -63,7 +63,7 @@ def _write_part(
     point: str,
     variable: str,
     file: Path,
-    kind: str,
+    kind: Format,
     table: Table,
     wish: Wish,
     ends: tuple[int, int],
@@ -71,10 +71,4 @@ def _write_part(
     with opened(path, variable) as source:
         if bulk.point(source) != point:
             raise BadInput(f"{path} is in use and moved on meanwhile; export a checkpoint, or with --jobs 1")
-        return _write(source, file, kind, table, wish, ends)
-
-
-def _write(source: kvemb.Variable, file: Path, kind: str, table: Table, wish: Wish, ends: tuple[int, int]) -> int:
-    if kind.startswith("word2vec"):
-        table = Table(table.columns, sum(map(len, scanned(source, wish, None, ends))), table.about)
-    return write(file, FORMATS[kind], table, scanned(source, wish, None, ends), source, wish)
+        return write(file, kind, table, source, wish, ends=ends)

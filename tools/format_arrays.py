@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from kvemb.tools.columns import KEY, SCORE, VALUE, Batch, Column, Table, parse_about
+from kvemb.tools.columns import KEY, SCORE, VALUE, Batch, Column, Given, Table, parse_about
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import dtype_of
 
@@ -59,8 +59,8 @@ def write_npy(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
         (folder / ABOUT).write_text(json.dumps(table.about, indent=1) + "\n", encoding="utf-8")
 
 
-def read_npy(folder: Path, key: str | None, value: str | None) -> tuple[Table, Iterator[Batch]]:
-    """Read the .npy files of a folder. key, value: the files' names without .npy."""
+def read_npy(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read the .npy files of a folder, whose names without .npy are the columns'."""
     arrays = {}
     for path in sorted(folder.glob("*.npy")) if folder.is_dir() else []:
         try:
@@ -73,18 +73,18 @@ def read_npy(folder: Path, key: str | None, value: str | None) -> tuple[Table, I
     about = {}
     if (folder / ABOUT).is_file():
         about = parse_about((folder / ABOUT).read_text(encoding="utf-8"), folder / ABOUT)
-    return _of_arrays(str(folder), arrays, about, key, value)
+    return _of_arrays(str(folder), arrays, about, given)
 
 
 def _of_arrays(
-    place: str, arrays: dict[str, Any], about: dict[str, Any], key: str | None, value: str | None
+    place: str, arrays: dict[str, Any], about: dict[str, Any], given: Given
 ) -> tuple[Table, Iterator[Batch]]:
     """A table of arrays of equal length; without a description of it, its key and its value alone."""
-    chosen = {KEY: key or KEY, VALUE: value or VALUE}
+    chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
     for what, name in chosen.items():
         if name not in arrays:
             raise BadInput(f"{place} has no {name!r} for the {what}; it has {', '.join(sorted(arrays)) or 'nothing'}")
-    named = {next((what for what, given in chosen.items() if given == name), name): name for name in arrays}
+    named = {next((what for what, theirs in chosen.items() if theirs == name), name): name for name in arrays}
     if not about:
         named = {what: name for what, name in named.items() if what in chosen}
     columns = []
@@ -128,8 +128,8 @@ def write_safetensors(place: Path, table: Table, batches: Iterator[Batch]) -> No
                 shutil.copyfileobj(file, out, 1 << 20)
 
 
-def read_safetensors(place: Path, key: str | None, value: str | None) -> tuple[Table, Iterator[Batch]]:
-    """Read tensors of a safetensors file. key, value: their names."""
+def read_safetensors(place: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read tensors of a safetensors file, whose names are the columns'."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -137,7 +137,7 @@ def read_safetensors(place: Path, key: str | None, value: str | None) -> tuple[T
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{place} cannot be read: {error}") from error
     about = parse_about((file.metadata() or {}).get("kvemb", "{}"), place)
-    return _of_arrays(str(place), {name: _Slices(file.get_slice(name)) for name in file.keys()}, about, key, value)  # noqa: SIM118
+    return _of_arrays(str(place), {name: _Slices(file.get_slice(name)) for name in file.keys()}, about, given)  # noqa: SIM118
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -172,10 +172,10 @@ def write_hugectr(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
         _write_columns({KEY: keys, VALUE: values}, batches)
 
 
-def read_hugectr(folder: Path) -> tuple[Table, Iterator[Batch]]:
+def read_hugectr(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read HugeCTR's sparse model."""
     arrays = {KEY: _raw(folder / "key", np.int64), VALUE: _raw(folder / "emb_vector", np.float32)}
-    return _of_arrays(str(folder), _shaped(folder, arrays), {}, None, None)
+    return _of_arrays(str(folder), _shaped(folder, arrays), {}, Given())
 
 
 def tfra_name(table: str, what: str) -> str:
@@ -210,21 +210,25 @@ def write_tfra(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
                 copy.write(batch[KEY].tobytes())
 
 
-def read_tfra(folder: Path, variable: str | None, key_dtype: str, value_dtype: str) -> tuple[Table, Iterator[Batch]]:
-    """Read a table of TFRA's file system saver, of all ranks; slots are tables of their own, and stay out."""
+def read_tfra(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read a table of TFRA's file system saver, of all ranks; slots are tables of their own, and stay out.
+
+    Its files do not say of what dtype they are: int64 and float32 unless that is given.
+    """
+    key_dtype, value_dtype = np.dtype(given.key_dtype or "int64"), np.dtype(given.value_dtype or "float32")
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*_mht_*of*_rank*_size*-keys")) if folder.is_dir() else []:
         stem = re.split(r"_mht_\d+of\d+_rank\d+_size\d+-keys$", path.name)[0]
         found.setdefault(_out_of_a_name(stem), []).append(path)
     main = {name: paths for name, paths in found.items() if not any(name.startswith(f"{other}-") for other in found)}
-    name = variable if variable in found else next(iter(main)) if len(main) == 1 else None
+    name = given.variable if given.variable in found else next(iter(main)) if len(main) == 1 else None
     if name is None:
         raise BadInput(f"{folder} has the tables {', '.join(sorted(found)) or '(none)'}; name one with --variable")
     keys, values = [], []
     for path in found[name]:
         arrays = {
-            KEY: _raw(path, np.dtype(key_dtype)),
-            VALUE: _raw(path.with_name(path.name.removesuffix("keys") + "values"), np.dtype(value_dtype)),
+            KEY: _raw(path, key_dtype),
+            VALUE: _raw(path.with_name(path.name.removesuffix("keys") + "values"), value_dtype),
         }
         arrays = _shaped(folder, arrays)
         keys.append(arrays[KEY])
@@ -252,14 +256,14 @@ def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> No
     (folder / f"{_in_a_name(name)}_opt_args.json").write_text(json.dumps(args, indent=1) + "\n", encoding="utf-8")
 
 
-def read_dynamicemb(folder: Path, variable: str | None) -> tuple[Table, Iterator[Batch]]:
+def read_dynamicemb(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read a table that dynamicemb dumped, of all ranks, with its scores; the optimizer's values stay out."""
     pattern = re.compile(r"(.*)_emb_keys\.rank_\d+\.world_size_\d+")
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if match := pattern.fullmatch(path.name):
             found.setdefault(_out_of_a_name(match[1]), []).append(path)
-    name = variable if variable in found else next(iter(found)) if len(found) == 1 else None
+    name = given.variable if given.variable in found else next(iter(found)) if len(found) == 1 else None
     if name is None:
         raise BadInput(f"{folder} has the tables {', '.join(sorted(found)) or '(none)'}; name one with --variable")
     parts = []

@@ -10,21 +10,20 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from kvemb.tools.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Table, parse_about
+from kvemb.tools.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Given, Place, Table, parse_about
 from kvemb.tools.failures import BadInput
 
 ABOUT = b"kvemb"
 # Of a row group; a reader that wants a range of keys reads no more than this around it.
 GROUP_ROWS = 131_072
 READ_ROWS = 32_768
-Place = Path | IO[bytes]
 
 
 def _type(column: Column) -> pa.DataType:
@@ -102,8 +101,8 @@ def _in_text(dtype: np.dtype[Any]) -> np.dtype[Any]:
 # Reading.
 
 
-def read_parquet(place: Place, key: str | None, value: str | None) -> tuple[Table, Iterator[Batch]]:
-    """Read a Parquet file, or a folder of them, of whatever origin. key, value: the columns' names."""
+def read_parquet(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read a Parquet file, or a folder of them, of whatever origin."""
     files = sorted(place.rglob("*.parquet")) if isinstance(place, Path) and place.is_dir() else [place]
     if not files:
         raise BadInput(f"{place} holds no .parquet file")
@@ -119,10 +118,10 @@ def read_parquet(place: Place, key: str | None, value: str | None) -> tuple[Tabl
         for reader in readers:
             yield from reader.iter_batches(READ_ROWS)
 
-    return _table(str(place), schema, rows, batches, key, value)
+    return _table(str(place), schema, rows, batches, given)
 
 
-def read_arrow(place: Place, key: str | None, value: str | None) -> tuple[Table, Iterator[Batch]]:
+def read_arrow(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read an Arrow IPC file or stream."""
     if isinstance(place, Path):
         source = pa.memory_map(str(place)) if place.stat().st_size else pa.BufferReader(b"")
@@ -131,18 +130,16 @@ def read_arrow(place: Place, key: str | None, value: str | None) -> tuple[Table,
         if is_file:
             file = _opened(pa.ipc.open_file, pa.memory_map(str(place)), str(place))
             parts = (file.get_batch(at) for at in range(file.num_record_batches))
-            return _table(str(place), file.schema, None, lambda: parts, key, value)
+            return _table(str(place), file.schema, None, lambda: parts, given)
     source = pa.OSFile(str(place)) if isinstance(place, Path) else place
     stream = _opened(pa.ipc.open_stream, source, place)
-    return _table(str(place), stream.schema, None, lambda: iter(stream), key, value)
+    return _table(str(place), stream.schema, None, lambda: iter(stream), given)
 
 
-def read_csv(
-    place: Place, key: str | None, value: str | None, key_dtype: str | None, value_dtype: str | None
-) -> tuple[Table, Iterator[Batch]]:
+def read_csv(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read numbers as write_csv writes them: columns that end in _0, _1, ... are one list.
 
-    key_dtype, value_dtype: int64 and float32 where None; a CSV does not say.
+    A CSV does not say of what dtype they are: int64 and float32 unless that is given.
     """
     file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
     names = next(csv.reader([file.readline().decode(errors="replace")]), [])
@@ -150,14 +147,15 @@ def read_csv(
     for name in names:
         stem, _, number = name.rpartition("_")
         groups.setdefault(stem if stem and number.isdecimal() else name, []).append(name)
-    chosen = {KEY: key or KEY, VALUE: value or VALUE}
+    chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
     for what, name in chosen.items():
         if name not in groups:
             file.close()
             known = ", ".join(groups)[:200] or "none"
             raise BadInput(f"{place} has no column {name!r} for the {what}; it has {known}")
-    number_dtype = np.dtype("float32" if value_dtype in (None, "float16", "bfloat16") else value_dtype)
-    plain = {chosen[KEY]: np.dtype(key_dtype or "int64"), SCORE: np.dtype(np.float64), STEP: np.dtype(np.int64)}
+    halves = ("float16", "bfloat16")  # which pyarrow does not read from text
+    number_dtype = np.dtype("float32" if given.value_dtype in (None, *halves) else given.value_dtype)
+    plain = {chosen[KEY]: np.dtype(given.key_dtype or "int64"), SCORE: np.dtype(np.float64), STEP: np.dtype(np.int64)}
     dtypes = {name: plain.get(name, number_dtype) for name in groups}
     wide = {name: len(parts) > 1 or parts[0] != name for name, parts in groups.items()}
     columns = [
@@ -186,7 +184,7 @@ def read_csv(
 
 
 def _renamed(name: str, chosen: dict[str, str]) -> str:
-    return next((what for what, given in chosen.items() if given == name), name)
+    return next((what for what, theirs in chosen.items() if theirs == name), name)
 
 
 def _opened(how: Callable[..., Any], place: Any, name: object = None) -> Any:
@@ -209,13 +207,12 @@ def _table(
     schema: pa.Schema,
     rows: int | None,
     batches: Callable[[], Iterator[pa.RecordBatch]],
-    key: str | None,
-    value: str | None,
+    given: Given,
 ) -> tuple[Table, Iterator[Batch]]:
     about = parse_about((schema.metadata or {}).get(ABOUT, b"{}"), place)
     chosen = {
-        KEY: key or _guess(place, schema, KEY, "an integer", _is_key),
-        VALUE: value or _guess(place, schema, VALUE, "a list", _is_list),
+        KEY: given.key_column or _guess(place, schema, KEY, "an integer", _is_key),
+        VALUE: given.value_column or _guess(place, schema, VALUE, "a list", _is_list),
     }
     for what, name in chosen.items():
         if name not in schema.names:

@@ -8,18 +8,15 @@ from typing import IO, Any
 
 import numpy as np
 
-from kvemb.tools.columns import KEY, VALUE, Batch, Column, Table
+from kvemb.tools.columns import KEY, VALUE, Batch, Column, Given, Place, Table
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import bfloat16
 
 READ_ROWS = 65_536
-Place = Path | IO[bytes]
 
 
 def _head(table: Table) -> bytes:
-    value = table.column(VALUE)
-    assert value is not None
-    return f"{table.rows} {value.width}\n".encode()
+    return f"{table.rows} {table.value.width}\n".encode()
 
 
 def write_words(place: Place, table: Table, batches: Iterator[Batch]) -> None:
@@ -69,17 +66,18 @@ def _key(word: bytes, place: object) -> int:
         ) from None
 
 
-def _keys(keys: list[int], dtype: Any, place: object) -> Any:
+def _keys(keys: list[int], dtype: np.dtype[Any], place: object) -> Any:
     try:
         return np.array(keys, dtype)
     except OverflowError as error:
-        raise BadInput(f"{place} has a key that does not fit {np.dtype(dtype).name}: {error}") from error
+        raise BadInput(f"{place} has a key that does not fit {dtype.name}: {error}") from error
 
 
-def read_words(place: Place, dtype: Any = np.int64) -> tuple[Table, Iterator[Batch]]:
+def read_words(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's text, whose words must be integers."""
     file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
     rows, dim = _read_head(file, place)
+    dtype = np.dtype(given.key_dtype or "int64")
 
     def batches() -> Iterator[Batch]:
         read = 0
@@ -98,13 +96,14 @@ def read_words(place: Place, dtype: Any = np.int64) -> tuple[Table, Iterator[Bat
         if read != rows:
             raise BadInput(f"{place} has {read:,} rows and says {rows:,}: it was cut short, or is another format")
 
-    return Table([Column(KEY, np.dtype(dtype)), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
+    return Table([Column(KEY, dtype), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
 
 
-def read_words_binary(place: Place, dtype: Any = np.int64) -> tuple[Table, Iterator[Batch]]:
+def read_words_binary(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's binary format, whose words must be integers."""
     file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
     rows, dim = _read_head(file, place)
+    dtype = np.dtype(given.key_dtype or "int64")
 
     def batches() -> Iterator[Batch]:
         left = rows
@@ -124,11 +123,11 @@ def read_words_binary(place: Place, dtype: Any = np.int64) -> tuple[Table, Itera
                 numbers = np.frombuffer(b"".join(values), "<f4").reshape(len(keys), dim)
                 yield {KEY: _keys(keys, dtype, place), VALUE: numbers}
 
-    return Table([Column(KEY, np.dtype(dtype)), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
+    return Table([Column(KEY, dtype), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
 
 
-def read_state_dict(place: Path, tensor: str | None) -> tuple[Table, Iterator[Batch]]:
-    """Read a weight of a PyTorch state dict; a row's key is its number. tensor: its name, or the only one there is."""
+def read_state_dict(place: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read a weight of a PyTorch state dict, the one that is named or the only one; a row's key is its number."""
     try:
         import torch
     except ImportError as error:
@@ -140,8 +139,9 @@ def read_state_dict(place: Path, tensor: str | None) -> tuple[Table, Iterator[Ba
     if not isinstance(state, dict):
         raise BadInput(f"{place} holds {type(state).__name__}, not a state dict; save model.state_dict()")
     found = {name: each for name, each in state.items() if isinstance(each, torch.Tensor) and each.ndim == 2}
-    name = tensor if tensor in found else next(iter(found)) if tensor is None and len(found) == 1 else None
-    if name is None:
+    alone = next(iter(found)) if len(found) == 1 else None
+    name = alone if given.value_column is None else given.value_column
+    if name not in found:
         known = ", ".join(map(str, found)) or "(none)"
         raise BadInput(f"{place} has the matrices {known}; name one with --value-column")
     weight = found[name]

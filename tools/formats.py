@@ -2,72 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Table
+from kvemb.tools.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Given, Place, Table
 from kvemb.tools.failures import BadInput
-
-Place = Path | IO[bytes]
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format. folder: its output is a folder. pipe: it can be written to one, and read from one.
+    """One format. endings: of its files' names, the first as kvemb writes them. writer, reader: module:function.
 
-    more: it can hold columns beside key and value. dtypes: of values that it can hold, None for all; bfloat16 is
-    widened to float32 unless it is among them. describes: it says what the table was, so that importing makes it again.
+    folder: its output is a folder. pipe: it can be written to one, and read from one. counted: it begins with the
+    number of rows. describes: it says what the table was, so that importing makes it again. int64_keys: it holds no
+    others. dtypes: of values that it can hold, None for all; bfloat16 is widened to float32 unless it is among them.
+    beside: the columns that it has a place for beside key and value. always: those that it has whatever is asked for,
+    and then no others; none: those that are asked for.
     """
 
     name: str
-    suffix: str
+    endings: tuple[str, ...]
     what: str
     writer: str | None
     reader: str
     folder: bool = False
     pipe: bool = False
-    more: bool = True
+    counted: bool = False
     describes: bool = False
+    int64_keys: bool = False
     dtypes: tuple[str, ...] | None = None
+    beside: tuple[str, ...] = (SLOTS, SCORE, STEP, SCALE)
+    always: tuple[str, ...] = ()
+
+    @property
+    def suffix(self) -> str:
+        """What the name of a file of it ends in."""
+        return self.endings[0] if self.endings else ""
 
     def write(self, place: Place, table: Table, batches: Iterator[Batch]) -> None:
         """Write a table to a file, a folder that is there, or a pipe."""
         assert self.writer is not None
         _load(self, self.writer)(place, table, batches)
 
-    def reading(self) -> Callable[..., tuple[Table, Iterator[Batch]]]:
-        """Return its reader."""
-        found: Callable[..., tuple[Table, Iterator[Batch]]] = _load(self, self.reader)
+    def read(self, place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
+        """Return what a source says of itself, and its batches. Raises BadInput."""
+        found: tuple[Table, Iterator[Batch]] = _load(self, self.reader)(place, given)
         return found
 
     def check(self, table: Table) -> None:
         """Raise BadInput unless it can hold these columns."""
         if self.writer is None:
             raise BadInput(f"{self.name} can be imported, not exported; choose {names(written=True)}")
-        value = table.column(VALUE)
-        assert value is not None
-        if self.dtypes is not None and value.dtype.name not in self.dtypes:
+        if self.dtypes is not None and table.value.dtype.name not in self.dtypes:
             raise BadInput(
-                f"{self.name} holds {' or '.join(self.dtypes)}, the values are {value.dtype.name}; "
+                f"{self.name} holds {' or '.join(self.dtypes)}, the values are {table.value.dtype.name}; "
                 "choose another format, or --dtype"
             )
-        key = table.column(KEY)
-        if self.name in ("hugectr", "dynamicemb") and key is not None and key.dtype == np.uint64:
+        if self.int64_keys and table.key.dtype == np.uint64:
             raise BadInput(f"{self.name} holds int64 keys, these are uint64; choose another format")
-        extra = [column.name for column in table.columns if column.name not in (KEY, VALUE)]
-        slots = table.about.get("slots", [])
-        refused = [name for name in extra if not self.more or (name not in (*self._named, *slots))]
+        slots = table.about.get("slots", []) if SLOTS in self.beside else []
+        held = (KEY, VALUE, *self.beside, *slots)
+        refused = [column.name for column in table.columns if column.name not in held]
         if refused:
             raise BadInput(f"{self.name} has no place for {refused[0]!r}; choose another format, or leave it out")
-
-    @property
-    def _named(self) -> tuple[str, ...]:
-        return {"tfra": (), "dynamicemb": (SCORE,)}.get(self.name, (SCORE, STEP, SCALE))
 
 
 def _load(kind: Format, place: str) -> Any:
@@ -84,7 +85,7 @@ FORMATS = {
     for kind in (
         Format(
             "parquet",
-            ".parquet",
+            (".parquet",),
             "Parquet, a file or with --partitions a folder of files",
             "format_arrow:write_parquet",
             "format_arrow:read_parquet",
@@ -92,7 +93,7 @@ FORMATS = {
         ),
         Format(
             "arrow",
-            ".arrow",
+            (".arrow",),
             "Arrow IPC, a file, or a stream in a pipe",
             "format_arrow:write_arrow",
             "format_arrow:read_arrow",
@@ -101,7 +102,7 @@ FORMATS = {
         ),
         Format(
             "safetensors",
-            ".safetensors",
+            (".safetensors",),
             "safetensors, a tensor a column",
             "format_arrays:write_safetensors",
             "format_arrays:read_safetensors",
@@ -110,63 +111,72 @@ FORMATS = {
         ),
         Format(
             "npy",
-            ".npy",
+            (".npy",),
             "a folder of .npy files, a file a column, to be memory-mapped",
             "format_arrays:write_npy",
             "format_arrays:read_npy",
             folder=True,
             describes=True,
         ),
-        Format("csv", ".csv", "CSV, a column a number", "format_arrow:write_csv", "format_arrow:read_csv", pipe=True),
+        Format(
+            "csv", (".csv",), "CSV, a column a number", "format_arrow:write_csv", "format_arrow:read_csv", pipe=True
+        ),
         Format(
             "hugectr",
-            ".model",
+            (".model",),
             "HugeCTR's sparse model, a folder with key and emb_vector",
             "format_arrays:write_hugectr",
             "format_arrays:read_hugectr",
             folder=True,
-            more=False,
+            int64_keys=True,
             dtypes=("float32",),
+            beside=(),
         ),
         Format(
             "tfra",
-            "",
+            (),
             "TFRA's file system saver, a folder",
             "format_arrays:write_tfra",
             "format_arrays:read_tfra",
             folder=True,
             dtypes=(*_NUMBERS, "bfloat16"),
+            beside=(SLOTS,),
         ),
         Format(
             "dynamicemb",
-            "",
+            (),
             "NVIDIA dynamicemb's dump, a folder; its scores are integers",
             "format_arrays:write_dynamicemb",
             "format_arrays:read_dynamicemb",
             folder=True,
+            int64_keys=True,
             dtypes=("float32",),
+            beside=(SLOTS, SCORE),
+            always=(SLOTS, SCORE),
         ),
         Format(
             "word2vec",
-            ".w2v",
+            (".w2v",),
             "word2vec's text",
             "format_words:write_words",
             "format_words:read_words",
             pipe=True,
-            more=False,
+            counted=True,
             dtypes=("float32", "float16"),
+            beside=(),
         ),
         Format(
             "word2vec-binary",
-            ".w2v.bin",
+            (".w2v.bin",),
             "word2vec's binary format",
             "format_words:write_words_binary",
             "format_words:read_words_binary",
             pipe=True,
-            more=False,
+            counted=True,
             dtypes=("float32",),
+            beside=(),
         ),
-        Format("torch", ".pt", "a PyTorch state dict, to import", None, "format_words:read_state_dict", more=False),
+        Format("torch", (".pt", ".pth"), "a PyTorch state dict, to import", None, "format_words:read_state_dict"),
     )
 }
 
@@ -182,10 +192,8 @@ def format_of(name: str | None, place: str) -> Format:
         if name not in FORMATS:
             raise BadInput(f"there is no format {name!r}; choose {names()}")
         return FORMATS[name]
-    ending = place.rstrip("/").lower()
-    fitting = [kind for kind in FORMATS.values() if kind.suffix and ending.endswith(kind.suffix)]
-    if ending.endswith(".pth"):
-        fitting = [FORMATS["torch"]]
+    name_of_place = place.rstrip("/").lower()
+    fitting = {ending: kind for kind in FORMATS.values() for ending in kind.endings if name_of_place.endswith(ending)}
     if not fitting:
         raise BadInput(f"the ending of {place} names no format; say --format, one of {names()}")
-    return max(fitting, key=lambda kind: len(kind.suffix))
+    return fitting[max(fitting, key=len)]

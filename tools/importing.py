@@ -14,7 +14,7 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.ahead import ahead
-from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Table
+from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, Place, Table
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import Format, format_of
 from kvemb.tools.numbers import narrow
@@ -37,17 +37,6 @@ class Imported:
     replaced: int
     kept: int
     rows: int
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the caller says of a source. See import_table."""
-
-    variable: str | None = None
-    key_column: str | None = None
-    value_column: str | None = None
-    key_dtype: str | None = None
-    value_dtype: str | None = None
 
 
 def import_table(
@@ -88,7 +77,7 @@ def import_table(
 
 
 def _import(
-    place: Path | IO[bytes],
+    place: Place,
     stem: str,
     kind: Format,
     path: str | os.PathLike[str],
@@ -96,7 +85,7 @@ def _import(
     on_conflict: Conflict,
     progress: Progress | None,
 ) -> Imported:
-    table, batches = read(place, kind, given)
+    table, batches = kind.read(place, given)
     name = given.variable or table.about.get("name") or stem
     existed = Path(path).exists()
     store = kvemb.open(path, memory_budget=BUDGET)
@@ -113,29 +102,9 @@ def _import(
     return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows)
 
 
-def read(place: Path | IO[bytes], kind: Format, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Return what a source says of itself, and its batches. Raises BadInput."""
-    reading = kind.reading()
-    if kind.name == "csv":
-        return reading(place, given.key_column, given.value_column, given.key_dtype, given.value_dtype)
-    if kind.name in ("parquet", "arrow", "npy", "safetensors"):
-        return reading(place, given.key_column, given.value_column)
-    if kind.name == "torch":
-        return reading(place, given.value_column)
-    if kind.name == "tfra":
-        return reading(place, given.variable, given.key_dtype or "int64", given.value_dtype or "float32")
-    if kind.name == "dynamicemb":
-        return reading(place, given.variable)
-    if kind.name.startswith("word2vec"):
-        return reading(place, np.dtype(given.key_dtype or "int64"))
-    return reading(place)
-
-
 def _made(store: kvemb.Store, name: str, table: Table, given: Given) -> kvemb.Variable:
     """Make a variable as the source describes it, or as its columns are."""
-    key, value, about = table.column(KEY), table.column(VALUE), table.about
-    assert key is not None
-    assert value is not None
+    key, value, about = table.key, table.value, table.about
     if about.get("whole"):
         return bulk.make(store, name, {field: about[field] for field in about if field not in _OURS})
     keys = given.key_dtype or ("uint64" if key.dtype == np.uint64 else "int32" if key.dtype == np.int32 else "int64")
