@@ -168,8 +168,9 @@ class _Slices:
 
 def write_hugectr(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
     """Write HugeCTR's sparse model: `key` int64 and `emb_vector` float32."""
+    wide = ({**batch, KEY: batch[KEY].astype("<i8")} for batch in batches)
     with open(folder / "key", "wb") as keys, open(folder / "emb_vector", "wb") as values:
-        _write_columns({KEY: keys, VALUE: values}, batches)
+        _write_columns({KEY: keys, VALUE: values}, wide)
 
 
 def read_hugectr(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:

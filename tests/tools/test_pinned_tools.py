@@ -17,6 +17,7 @@ from kvemb.tools.cli import run
 from kvemb.tools.diff import diff
 from kvemb.tools.export import export
 from kvemb.tools.failures import BadInput
+from kvemb.tools.formats import FORMATS
 from kvemb.tools.importing import import_table
 from kvemb.tools.inspect import peek, stats
 from kvemb.tools.migrate import migrate, plan
@@ -125,6 +126,16 @@ def test_names_with_slashes_become_files(tmp_path, format):
     export(tmp_path / "store", tmp_path / "out", format=format)
     done = import_table(tmp_path / "out", tmp_path / "copy", format=format)
     assert done.variable == "tower/us%er ü"
+
+
+@pytest.mark.parametrize("format", [kind.name for kind in FORMATS.values() if kind.int64_keys])
+def test_int32_keys_become_int64_where_a_format_holds_no_others(tmp_path, format):
+    make(tmp_path / "store", [-1, 2, 3], np.arange(6, dtype=np.float32).reshape(3, 2), key_dtype="int32")
+    export(tmp_path / "store", tmp_path / "out", format=format)
+    import_table(tmp_path / "out", tmp_path / "copy", format=format, variable="table")
+    keys, values = rows_of(tmp_path / "copy")
+    assert keys == [-1, 2, 3]
+    assert values.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_no_argument_is_ignored(tmp_path):
