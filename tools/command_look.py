@@ -11,8 +11,7 @@ import typer
 
 from kvemb.tools import diff as differing
 from kvemb.tools import inspect
-from kvemb.tools.figures import size
-from kvemb.tools.screen import AsJson, Quiet, Screen
+from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
 Place = Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is read as of its last durable point.")]
 Variable = Annotated[str | None, typer.Argument(help="The variable; needed where there are several.")]

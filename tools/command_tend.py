@@ -12,9 +12,8 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools import migrate as migrating
 from kvemb.tools.failures import BadInput
-from kvemb.tools.figures import size
 from kvemb.tools.reading import chosen
-from kvemb.tools.screen import AsJson, Quiet, Screen
+from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
 BUDGET = "128MiB"
 Store = Annotated[Path, typer.Argument(help="A store that nobody has open.")]

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 import kvemb
-from kvemb.tools.figures import size
-from kvemb.tools.screen import AsJson, Quiet, Screen
+from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
 Number = Annotated[int | None, typer.Option(min=1, help="The checkpoint's number; the newest without it.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Files that travel at once.")]

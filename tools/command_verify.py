@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 import kvemb
-from kvemb.tools.figures import size
-from kvemb.tools.screen import AsJson, Quiet, Screen
+from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
 # Key ranges of a variable that are told one by one.
 TOLD_GAPS = 5

@@ -6,19 +6,10 @@ from collections.abc import Sequence
 
 import kvemb
 from kvemb.tools.memory import peak_bytes
-from kvemb.tools.screen import Summary
+from kvemb.tools.screen import Summary, size
 from kvemb.tools.training import Meter
 
 Lines = list[tuple[str, str]]
-
-
-def size(count: float) -> str:
-    """Return bytes for people: 1536 -> '1.5 KiB'."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def tier_figures(variables: Sequence[kvemb.Variable], row_bytes: int) -> tuple[Lines, Summary]:

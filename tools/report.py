@@ -21,10 +21,10 @@ from kvemb.errors import CheckpointNotFound
 from kvemb.tools import charts
 from kvemb.tools.diff import Difference, diff
 from kvemb.tools.failures import BadInput
-from kvemb.tools.figures import size
 from kvemb.tools.inspect import Histogram, TableStats, info, stats
 from kvemb.tools.places import appearing
 from kvemb.tools.reading import Progress, opened
+from kvemb.tools.screen import size
 
 # Rows of the highest scores that are projected; checkpoints of a series that are shown, the newest.
 PROJECTED, SHOWN = 500, 40
@@ -72,7 +72,7 @@ def report(path: str | os.PathLike[str], out: str, *, progress: Progress | None 
     """Write a page about path to out, a new file; returns it.
 
     path: a checkpoint, a store, or the root of a kvemb.CheckpointManager, whose newest checkpoint is then looked into.
-    progress(done, total): variables. Raises BadInput where there is none of these; FileExistsError; Corruption.
+    progress(done, total): rows. Raises BadInput where there is none of these; FileExistsError; Corruption.
     """
     root = Path(path)
     checkpoints = kvemb.CheckpointManager(root).list()[-SHOWN:] if root.is_dir() else []

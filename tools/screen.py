@@ -1,4 +1,4 @@
-"""What the demos show: a progress bar and milestones while they run, and a closing table or its JSON.
+"""What commands show: a progress bar and milestones while they run, and a closing table or its JSON.
 
 A bar appears only on a terminal; in a pipe the milestones are plain lines. `--quiet` leaves the closing table, `--json`
 leaves the JSON. One thread.
@@ -7,6 +7,7 @@ leaves the JSON. One thread.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,8 +33,20 @@ Summary = dict[str, object]
 Advance = Callable[[int, str], None]
 
 
+def size(count: float) -> str:
+    """Return bytes for people: 1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
 class Screen:
-    """Where a demo talks to its user. `console` is None where everything but the closing word is left out."""
+    """How a command talks to its user: a progress bar, milestones and the outcome.
+
+    `_console` is None where only the outcome is printed.
+    """
 
     def __init__(self, quiet: bool, as_json: bool) -> None:
         self._as_json = as_json
@@ -96,7 +109,7 @@ class Screen:
     def close(self, title: str, lines: list[tuple[str, str]], summary: Summary) -> None:
         """Print the closing table of (what, value) lines, or with --json the summary as one JSON object."""
         if self._as_json:
-            print(json.dumps(_without_nan(summary), allow_nan=False))
+            print(json.dumps(_for_json(summary), allow_nan=False))
             return
         table = Table(title=title, show_header=False)
         table.add_column(no_wrap=True)
@@ -106,8 +119,10 @@ class Screen:
         self._closing.print(table)
 
 
-def _without_nan(value: object) -> object:
-    """JSON has no nan: a figure that does not exist is null."""
+def _for_json(value: object) -> object:
+    """JSON has no NaN and no infinity: a number that is not finite is null."""
     if isinstance(value, dict):
-        return {name: _without_nan(inner) for name, inner in value.items()}
-    return None if value != value else value
+        return {name: _for_json(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_for_json(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
