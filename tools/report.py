@@ -83,10 +83,12 @@ def report(path: str | os.PathLike[str], out: str, *, progress: Progress | None 
     if len(checkpoints) > 1:
         section, changes = _growth(_Series(checkpoints))
         parts.append(section)
-    for at, each in enumerate(found.variables):
+    done, total = 0, sum(each.rows for each in found.variables)
+    for each in found.variables:
         parts.append(_variable(subject, each.name, each.described, changes.get(each.name)))
+        done += each.rows
         if progress is not None:
-            progress(at + 1, len(found.variables))
+            progress(done, total)
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
