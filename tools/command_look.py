@@ -164,12 +164,16 @@ def diff(
         counts = f"{each.added:,} added, {each.removed:,} removed, {each.changed:,} changed"
         lines.append((each.variable, f"{counts}; {how}"))
         lines.append(("", f"{each.moved:,} moved; relative to the row before:"))
-        names = ["0", *(f"up to {edge:g}" for edge in each.l2.edges[1:-1]), "more"]
-        lines += [("", f"  {name:>11}: {count:,}") for name, count in zip(names, each.l2.counts, strict=True) if count]
+        counted = zip(each.l2.upto, each.l2.counts, strict=True)
+        lines += [("", f"  {_upto(most):>11}: {count:,}") for most, count in counted if count]
         lines += [("", f"key {row.key}: by {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
     if target is not None:
         lines.append(("rows", target))
     screen.close(f"kvemb diff {a} {b}", lines, {"variables": [asdict(each) for each in found]})
+
+
+def _upto(most: float) -> str:
+    return "0" if most == 0 else "more" if most == float("inf") else f"up to {most:g}"
 
 
 def report(

@@ -18,12 +18,19 @@ import kvemb
 from kvemb import bulk
 from kvemb.errors import CheckpointNotFound
 from kvemb.tools.failures import BadInput
-from kvemb.tools.inspect import Histogram
 from kvemb.tools.places import appearing
-from kvemb.tools.reading import Progress, chosen, opened, rows_of, selected
+from kvemb.tools.reading import Progress, chosen, no_rows, opened, rows_of, selected
 
-# Upper edges of the distributions: of the length of a move, relative to the row before; of 1 - cosine.
-_EDGES = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, np.inf]
+# Of both distributions; no number is below 0, so the first count is of those that are exactly that.
+_UPTO = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, np.inf]
+
+
+@dataclass
+class Distribution:
+    """counts[i] of numbers above upto[i-1] and at most upto[i]; as many as upto."""
+
+    upto: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -49,14 +56,14 @@ class Difference:
     removed: int = 0
     changed: int = 0
     moved: int = 0
-    l2: Histogram = field(default_factory=lambda: Histogram([], []))
-    cosine: Histogram = field(default_factory=lambda: Histogram([], []))
+    l2: Distribution = field(default_factory=Distribution)
+    cosine: Distribution = field(default_factory=Distribution)
     most: list[Moved] = field(default_factory=list)
 
 
 @dataclass
 class _Part:
-    """Some of the rows of both in key order, keys of one range: whole rows of each, None where there are none."""
+    """The differing rows of one range of keys, in key order; either side may be empty."""
 
     before: bulk.Rows
     after: bulk.Rows
@@ -116,15 +123,14 @@ def _diff(
     with opened(first.path, name) as before, opened(second.path, name) as after:
         parts, recorded = _parts(first, second, name, before, after, progress)
         found = Difference(name, recorded)
-        tallies = np.zeros((2, len(_EDGES)), np.int64)
+        tallies = np.zeros((2, len(_UPTO)), np.int64)
         most: list[Moved] = []
         for part in parts:
-            _tell(part, found, tallies, most, top, writer)
+            _tally(part, found, tallies, most, top, writer)
             most.sort(key=lambda each: -each.l2)
             del most[top:]
         found.most = most
-        edges = [*_EDGES]
-        found.l2, found.cosine = (Histogram(edges, tally.tolist()) for tally in tallies)
+        found.l2, found.cosine = (Distribution([*_UPTO], tally.tolist()) for tally in tallies)
         return found
 
 
@@ -160,7 +166,7 @@ def _side_by_side(before: kvemb.Variable, after: kvemb.Variable, progress: Progr
     heads = [next(stream, None) for stream in streams]
     while any(head is not None for head in heads):
         limit = min(head.keys[-1] for head in heads if head is not None)
-        parts = [_none(before), _none(after)]
+        parts = [no_rows(before), no_rows(after)]
         for at, head in enumerate(heads):
             if head is None:
                 continue
@@ -171,10 +177,6 @@ def _side_by_side(before: kvemb.Variable, after: kvemb.Variable, progress: Progr
         yield _differing(parts[0], parts[1])
         if progress is not None:
             progress(done, total)
-
-
-def _none(variable: kvemb.Variable) -> bulk.Rows:
-    return bulk.read(variable, np.empty(0, variable.key_dtype))
 
 
 def _differing(before: bulk.Rows, after: bulk.Rows) -> _Part:
@@ -197,7 +199,7 @@ def _same(one: Any, other: Any) -> Any:
     return (raw[0] == raw[1]).all(axis=1)
 
 
-def _tell(part: _Part, found: Difference, tallies: Any, most: list[Moved], top: int, writer: _Writer | None) -> None:
+def _tally(part: _Part, found: Difference, tallies: Any, most: list[Moved], top: int, writer: _Writer | None) -> None:
     before, after = part.before, part.after
     _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     found.added += len(after) - len(theirs)
@@ -212,14 +214,14 @@ def _tell(part: _Part, found: Difference, tallies: Any, most: list[Moved], top: 
     moved = ~_same(before.values[mine], after.values[theirs])
     found.moved += int(moved.sum())
     for tally, numbers in zip(tallies, (relative, 1 - cosines), strict=True):
-        finite = np.nan_to_num(numbers[moved], nan=np.inf)
-        tally += np.bincount(np.searchsorted(_EDGES, np.maximum(finite, 0.0)), minlength=len(_EDGES))[: len(_EDGES)]
+        known = np.where(np.isnan(numbers[moved]), np.inf, np.maximum(numbers[moved], 0.0))
+        tally += np.bincount(np.searchsorted(_UPTO, known), minlength=len(_UPTO))
     keys = before.keys[mine]
     for at in np.argsort(-np.nan_to_num(np.where(moved, lengths, -1.0), nan=np.inf))[:top]:
         if moved[at]:
             most.append(Moved(int(keys[at]), float(lengths[at]), float(cosines[at])))
     if writer is not None:
-        writer.write(before, after, mine, theirs, lengths)
+        writer.write(before, after, mine, lengths)
 
 
 class _Writer:
@@ -247,8 +249,8 @@ class _Writer:
             with writer._writer:
                 yield writer
 
-    def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, theirs: Any, lengths: Any) -> None:
-        """Write what differs, in key order."""
+    def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, lengths: Any) -> None:
+        """Write what differs, in key order. mine: where in before the rows in both are; lengths: how far they moved."""
         pa = self._pa
         keys = np.union1d(before.keys, after.keys)
         if len(keys) == 0:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 import kvemb
 from kvemb import bulk
@@ -32,6 +34,20 @@ def chosen(path: object, known: list[str], variable: str | None) -> str:
     if name not in known:
         raise BadInput(f"{path} has no variable {name!r}; it has {', '.join(known) or 'none'}")
     return name
+
+
+def telling(batches: Iterable[bulk.Rows], progress: Progress | None, total: int, done: int = 0) -> Iterator[bulk.Rows]:
+    """Yield batches, and tell how far they have come whenever one is dealt with. done: rows before the first."""
+    for rows in batches:
+        yield rows
+        done += len(rows)
+        if progress is not None:
+            progress(done, total)
+
+
+def no_rows(variable: kvemb.Variable) -> bulk.Rows:
+    """Return whole rows of a variable, none of them."""
+    return bulk.read(variable, np.empty(0, variable.key_dtype))
 
 
 def rows_of(change: kvemb.Change) -> bulk.Rows:

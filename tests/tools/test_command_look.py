@@ -138,9 +138,13 @@ def test_diff_reads_what_was_recorded_and_finds_the_same_without(place, tmp_path
     before, after = values(0, 2000)[7].astype(float), values(1, 2)[0].astype(float)
     assert table.most[0].l2 == pytest.approx(np.linalg.norm(after - before))
     assert table.most[0].cosine == pytest.approx(before @ after / np.linalg.norm(before) / np.linalg.norm(after))
-    assert sum(table.l2.counts) == sum(table.cosine.counts) == 1
+    for found_of in (table.l2, table.cosine):
+        assert len(found_of.upto) == len(found_of.counts)
+        assert sum(found_of.counts) == 1
     assert run(["diff", str(place / "1"), str(place / "2")]) == 0
-    assert "1 added, 2 removed, 3 changed; as recorded" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "1 added, 2 removed, 3 changed; as recorded" in told
+    assert "more: 1" in told, "the row that was replaced moved further than it was long"
 
 
 def test_diff_writes_the_rows_that_differ(place, tmp_path, capsys):

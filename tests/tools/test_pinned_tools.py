@@ -138,6 +138,16 @@ def test_int32_keys_become_int64_where_a_format_holds_no_others(tmp_path, format
     assert values.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
+def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
+    for name, number in (("a", 1.0), ("b", 2.0)):
+        make(tmp_path / name, [1, 2], np.array([[number, 0], [np.nan, np.inf]], np.float32))
+    assert run(["peek", str(tmp_path / "a"), "--json"]) == 0
+    assert [row["values"] for row in json.loads(capsys.readouterr().out)["rows"]] == [[1, 0], [None, None]]
+    assert run(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["variables"]
+    assert found["l2"] == {"upto": [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, None], "counts": [0] * 7 + [1, 0]}
+
+
 def test_no_argument_is_ignored(tmp_path):
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
         table = store.get_variable("table", dim=1)
