@@ -16,7 +16,7 @@ from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import Format, format_of
 from kvemb.tools.numbers import dtype_of, unit, widen
 from kvemb.tools.places import PIPE, appearing
-from kvemb.tools.reading import Progress, opened, rows_of, selected
+from kvemb.tools.reading import Progress, opened, rows_of, selected, telling
 from kvemb.tools.where import Where, parse_where
 
 BATCH_ROWS = 65_536
@@ -146,14 +146,10 @@ def scanned(
     first, last = wish.where.narrowed(*(ends or _bounds(source)))
     if first > last:
         return
-    total, done = source.size(), 0
-    for rows in bulk.scan(source, BATCH_ROWS, first=first, last=last):
-        done += len(rows)
+    for rows in telling(bulk.scan(source, BATCH_ROWS, first=first, last=last), progress, source.size()):
         part = selected(rows, wish.where.chosen(rows)) if wish.where.clauses else rows
         if len(part):
             yield part
-        if progress is not None:
-            progress(done, total)
 
 
 def _bounds(source: kvemb.Variable) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import lengths, unit
-from kvemb.tools.reading import Progress, opened
+from kvemb.tools.reading import Progress, no_rows, opened, telling
 
 # Keys of a kind that are told one by one.
 TOLD_KEYS = 10
@@ -106,7 +105,7 @@ def peek(
             missing = [key for key, row in zip(keys, found, strict=True) if row is None]
         else:
             rows, missing = [part for part in [next(bulk.scan(source, count), None)] if part is not None], []
-        joined = _joined(rows, source)
+        joined = _joined(rows or [no_rows(source)])
         nearest = _neighbours(source, joined, neighbours, progress) if neighbours and len(joined) else {}
         return Peek(joined, missing, nearest)
 
@@ -118,15 +117,12 @@ def _row(source: kvemb.Variable, key: int) -> bulk.Rows | None:
     return next(bulk.scan(source, 1, first=key, last=key), None)
 
 
-def _joined(parts: list[bulk.Rows], source: kvemb.Variable) -> bulk.Rows:
-    if not parts:
-        empty = np.empty((0, source.dim), source.value_dtype)
-        return bulk.Rows(np.empty(0, source.key_dtype), empty, {}, np.empty(0), np.empty(0, np.int64))
+def _joined(parts: list[bulk.Rows]) -> bulk.Rows:
     slots = {name: np.concatenate([(part.slots or {})[name] for part in parts]) for name in parts[0].slots or {}}
-    columns = [
+    keys, values, scores, steps = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "values", "scores", "steps")
-    ]
-    return bulk.Rows(columns[0], columns[1], slots, columns[2], columns[3])
+    )
+    return bulk.Rows(keys, values, slots, scores, steps)
 
 
 def _neighbours(
@@ -134,21 +130,17 @@ def _neighbours(
 ) -> dict[int, list[tuple[int, float]]]:
     sought = unit(wanted.values)
     best = np.full((len(wanted), 0), 0.0)
-    names = np.empty((len(wanted), 0), source.key_dtype)
-    total, done = source.size(), 0
-    for rows in bulk.scan(source):
+    keys = np.empty((len(wanted), 0), source.key_dtype)
+    for rows in telling(bulk.scan(source), progress, source.size()):
         near = sought @ unit(rows.values).T
         near[wanted.keys[:, None] == rows.keys[None, :]] = -np.inf
         near[np.isnan(near)] = -np.inf
         best = np.concatenate([best, near], axis=1)
-        names = np.concatenate([names, np.broadcast_to(rows.keys, near.shape)], axis=1)
+        keys = np.concatenate([keys, np.broadcast_to(rows.keys, near.shape)], axis=1)
         order = np.argsort(-best, axis=1, kind="stable")[:, :count]
-        best, names = np.take_along_axis(best, order, axis=1), np.take_along_axis(names, order, axis=1)
-        done += len(rows)
-        if progress is not None:
-            progress(done, total)
+        best, keys = np.take_along_axis(best, order, axis=1), np.take_along_axis(keys, order, axis=1)
     return {
-        int(key): [(int(name), float(near)) for name, near in zip(names[at], best[at], strict=True) if near > -np.inf]
+        int(key): [(int(other), float(near)) for other, near in zip(keys[at], best[at], strict=True) if near > -np.inf]
         for at, key in enumerate(wanted.keys)
     }
 
@@ -157,8 +149,8 @@ def _neighbours(
 class Histogram:
     """Counts between edges; edges has one more."""
 
-    edges: list[float]
-    counts: list[int]
+    edges: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -173,11 +165,11 @@ class TableStats:
     variable: str
     rows: int
     step: int
-    mean: list[float]
-    spread: list[float]
-    norms: Histogram
-    scores: Histogram
-    ages: Histogram
+    mean: list[float] = field(default_factory=list)
+    spread: list[float] = field(default_factory=list)
+    norms: Histogram = field(default_factory=Histogram)
+    scores: Histogram = field(default_factory=Histogram)
+    ages: Histogram = field(default_factory=Histogram)
     dead: int = 0
     duplicates: int = 0
     not_finite: int = 0
@@ -187,51 +179,58 @@ class TableStats:
 def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress: Progress | None = None) -> TableStats:
     """Return the numbers of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
     with opened(path, variable) as source:
-        step, total = int(bulk.described(source)["step"]), source.size()
-        first = _Ranges()
-        sums = np.zeros((3, source.dim))
-        found = TableStats(source.name, total, step, [], [], Histogram([], []), Histogram([], []), Histogram([], []))
-        done = 0
-        stack = ExitStack()
-        distinct = stack.enter_context(_Distinct())
-        for rows in bulk.scan(source):
-            wide = rows.values.astype(np.float64)
-            finite = np.isfinite(wide)
+        found = TableStats(source.name, source.size(), int(bulk.described(source)["step"]))
+        edges = _first_pass(source, found, progress)
+        found.norms, found.scores, found.ages = _second_pass(source, found, edges, progress)
+        return found
+
+
+def _first_pass(source: kvemb.Variable, found: TableStats, progress: Progress | None) -> list[Any]:
+    """Find all but the histograms; return the edges that these will have."""
+    ranges, sums = _Ranges(), np.zeros((3, source.dim))
+    with _Distinct() as distinct:
+        for rows in telling(bulk.scan(source), progress, 2 * found.rows):
+            finite, clean = _finite(rows.values)
             bad = ~finite.all(axis=1)
             found.not_finite += int(bad.sum())
             found.not_finite_keys += [int(key) for key in rows.keys[bad][: TOLD_KEYS - len(found.not_finite_keys)]]
-            clean = np.where(finite, wide, 0.0)
             with np.errstate(over="ignore"):  # beyond 1e154 a square is infinite, and so is the spread
                 sums += [finite.sum(axis=0), clean.sum(axis=0), (clean * clean).sum(axis=0)]
             found.dead += int(_dead(source, rows).sum())
             distinct.add(_hashes(rows.values))
-            first.add(lengths(clean), rows.scores, step - _known(rows.steps))
-            done += len(rows)
-            if progress is not None:
-                progress(done, 2 * total)
-        counts = np.maximum(sums[0], 1)
-        mean = sums[1] / counts
-        with np.errstate(over="ignore", invalid="ignore"):
-            spread = np.sqrt(np.maximum(sums[2] / counts - mean * mean, 0))
-        found.mean, found.spread = mean.tolist(), np.where(np.isinf(sums[2]), np.inf, spread).tolist()
-        found.duplicates = total - distinct.count()
-        stack.close()
-        edges = first.edges()
-        tallies = [np.zeros(BINS, np.int64) for _ in edges]
-        for rows in bulk.scan(source):
-            wide = rows.values.astype(np.float64)
-            norms = lengths(np.where(np.isfinite(wide), wide, 0.0))
-            for tally, edge, numbers in zip(
-                tallies, edges, (norms, rows.scores, step - _known(rows.steps)), strict=True
-            ):
-                tally += np.histogram(numbers[np.isfinite(numbers)], edge)[0]
-            done += len(rows)
-            if progress is not None:
-                progress(done, 2 * total)
-        found.norms, found.scores, found.ages = (
-            Histogram(edge.tolist(), tally.tolist()) for edge, tally in zip(edges, tallies, strict=True)
-        )
-        return found
+            ranges.add(*_norms_scores_ages(rows, clean, found.step))
+        found.duplicates = found.rows - distinct.count()
+    counts = np.maximum(sums[0], 1)
+    mean = sums[1] / counts
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread = np.sqrt(np.maximum(sums[2] / counts - mean * mean, 0))
+    found.mean, found.spread = mean.tolist(), np.where(np.isinf(sums[2]), np.inf, spread).tolist()
+    return ranges.edges()
+
+
+def _second_pass(
+    source: kvemb.Variable, found: TableStats, edges: list[Any], progress: Progress | None
+) -> list[Histogram]:
+    """Count norms, scores and ages between edges."""
+    tallies = [np.zeros(BINS, np.int64) for _ in edges]
+    for rows in telling(bulk.scan(source), progress, 2 * found.rows, done=found.rows):
+        _, clean = _finite(rows.values)
+        for tally, edge, numbers in zip(tallies, edges, _norms_scores_ages(rows, clean, found.step), strict=True):
+            tally += np.histogram(numbers[np.isfinite(numbers)], edge)[0]
+    return [Histogram(edge.tolist(), tally.tolist()) for edge, tally in zip(edges, tallies, strict=True)]
+
+
+def _finite(values: Any) -> tuple[Any, Any]:
+    """Which numbers are finite; and the numbers as float64, 0 where they are not."""
+    wide = values.astype(np.float64)
+    finite = np.isfinite(wide)
+    return finite, np.where(finite, wide, 0.0)
+
+
+def _norms_scores_ages(rows: bulk.Rows, clean: Any, step: int) -> tuple[Any, Any, Any]:
+    """What there are histograms of, of each row. clean: its values without those that are not finite."""
+    assert rows.steps is not None  # scan() gives whole rows
+    return lengths(clean), rows.scores, step - rows.steps
 
 
 class _Ranges:
@@ -282,11 +281,6 @@ class _Distinct:
             file.seek(0)
             total += len(np.unique(np.frombuffer(file.read(), np.uint64)))
         return total
-
-
-def _known(column: Any) -> Any:
-    """A column that scan() always gives."""
-    return column
 
 
 def _dead(source: kvemb.Variable, rows: bulk.Rows) -> Any:

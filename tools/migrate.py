@@ -15,7 +15,7 @@ from kvemb import bulk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.places import appearing
-from kvemb.tools.reading import Progress, chosen, opened
+from kvemb.tools.reading import Progress, chosen, opened, telling
 
 OPTIMIZERS = {"none": None, "sgd": kvemb.optimizers.SGD, "adagrad": kvemb.optimizers.Adagrad}
 POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp": kvemb.TimestampRestrictPolicy}
@@ -32,6 +32,7 @@ class Plan:
     before: dict[str, Any]
     after: dict[str, Any]
     steps: list[str] = field(default_factory=list)
+    slots_anew: bool = False
 
 
 def plan(
@@ -107,7 +108,7 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
             found.steps.append(f"slot {slot!r} is added, as of new rows")
         elif slots == "anew":
             found.steps.append(f"slot {slot!r} starts anew: what it had is lost")
-    found.after["slots_anew"] = slots == "anew"
+    found.slots_anew = slots == "anew"
 
 
 def _loss(what: str, before: Any, after: Any) -> str:
@@ -127,14 +128,12 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
 
     Then, and on Ctrl-C, there is no new store.
     """
-    after = {name: value for name, value in found.after.items() if name != "slots_anew"}
-    anew = found.after.get("slots_anew", False)
     source = kvemb.Checkpoint.at(found.source)
     with appearing(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
         store = kvemb.open(made, memory_budget=BUDGET)
         try:
-            target = bulk.make(store, found.variable, after)
-            rows = _rows(old, target, anew, progress)
+            target = bulk.make(store, found.variable, found.after)
+            rows = _rows(old, target, found.slots_anew, progress)
             bulk.load(target, rows, on_conflict="error")
             count = target.size()
         except BaseException:
@@ -146,8 +145,7 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
 
 def _rows(old: kvemb.Variable, target: kvemb.Variable, anew: bool, progress: Progress | None) -> Iterator[bulk.Rows]:
     wanted = list(target.optimizer.slots) if target.optimizer else []
-    done, total = 0, old.size()
-    for rows in bulk.scan(old):
+    for rows in telling(bulk.scan(old), progress, old.size()):
         had = rows.slots or {}
         fresh = bulk.new_slots(target, len(rows))
         kept = {slot: had[slot] for slot in wanted if slot in had and not anew}
@@ -165,6 +163,3 @@ def _rows(old: kvemb.Variable, target: kvemb.Variable, anew: bool, progress: Pro
             rows.scores,
             rows.steps,
         )
-        done += len(rows)
-        if progress is not None:
-            progress(done, total)
