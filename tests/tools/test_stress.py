@@ -27,6 +27,8 @@ def test_twenty_kills_lose_nothing(capsys):
 def test_a_row_that_is_not_as_promised_is_seen(monkeypatch, tmp_path, durability, harm):
     rounds = stress_crash.CrashRounds(tmp_path, durability, seed=3)
     rounds.round()
+    while rounds.models["users"].size == 0:  # killed before anything was durable
+        rounds.round()
     real = stress_crash.open_variables
 
     def harmed(store: kvemb.Store) -> dict[str, kvemb.Variable]:
@@ -43,7 +45,5 @@ def test_a_row_that_is_not_as_promised_is_seen(monkeypatch, tmp_path, durability
         return variables
 
     monkeypatch.setattr(stress_crash, "open_variables", harmed)
-    while rounds.models["users"].size == 0:
-        rounds.round()
     with pytest.raises(Difference):
         rounds.round()
