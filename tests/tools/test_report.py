@@ -85,7 +85,11 @@ def test_a_page_is_whole_and_needs_no_network(series, tmp_path, capsys):
 
 def test_one_checkpoint_and_a_store_have_pages_too(series, tmp_path):
     for name, path in (("1", series / "00000001"), ("2", tmp_path / "store")):
-        text = report(path, str(tmp_path / f"{name}.html")).read_text()
+        told: list[tuple[int, int]] = []
+        page = report(path, str(tmp_path / f"{name}.html"), progress=lambda *rows, told=told: told.append(rows))
+        rows = sum(entry.rows for entry in kvemb.Checkpoint.at(path).variables.values())
+        assert told[-1] == (rows, rows)
+        text = page.read_text()
         assert "The series" not in text
         assert Page(text).open == []
 
