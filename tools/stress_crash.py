@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.tools.crash_load import (
+from kvemb.tools.model import Model
+from kvemb.tools.screen import Screen
+from kvemb.tools.stress_load import (
     BUDGET,
     DURABLE,
     UNIVERSE,
@@ -35,8 +37,6 @@ from kvemb.tools.crash_load import (
     open_variables,
     work,
 )
-from kvemb.tools.model import Model
-from kvemb.tools.screen import Screen
 from kvemb.tools.twin import Difference
 
 Models = dict[str, Model]
@@ -45,7 +45,7 @@ MOST_SECONDS, EARLY_SHARE = 1.0, 0.15
 
 
 class Told:
-    """What a process said before it was killed, by the numbers of its calls (crash_load.work)."""
+    """What a process said before it was killed, by the numbers of its calls (stress_load.work)."""
 
     def __init__(self, lines: list[str]) -> None:
         said = [line.split() for line in lines]
@@ -63,7 +63,7 @@ class CrashRounds:
         self.folder, self.durability = folder, durability
         self._chance = random.Random(seed)
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["kvemb.tools.crash_load"])
+        self._processes.set_forkserver_preload(["kvemb.tools.stress_load"])
         self.totals: Counter[str] = Counter()
         with kvemb.open(folder / "store", memory_budget=BUDGET) as store:
             self.models: Models = {name: model_of(variable) for name, variable in open_variables(store).items()}
