@@ -16,6 +16,8 @@ import numpy as np
 import kvemb
 
 Work = Callable[[int], object]
+# Idle is who works for less than this share of this long.
+IDLE_SECONDS, IDLE_SHARE = 0.01, 0.2
 
 
 def seconds(work: Work, run: int) -> float:
@@ -23,9 +25,6 @@ def seconds(work: Work, run: int) -> float:
     start = time.perf_counter()
     work(run)
     return time.perf_counter() - start
-
-
-IDLE_SECONDS, IDLE_SHARE = 0.01, 0.2
 
 
 def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[list[float], ...]:

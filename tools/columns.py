@@ -74,6 +74,11 @@ class Given:
     value_dtype: str | None = None
 
 
+def renamed(name: str, chosen: dict[str, str]) -> str:
+    """Return what a source's column is called here. chosen: by KEY and VALUE, the source's names of these."""
+    return next((ours for ours, theirs in chosen.items() if theirs == name), name)
+
+
 def parse_about(text: str | bytes, place: object) -> dict[str, Any]:
     """Return what a file says of its table. Raises BadInput where that is not what kvemb writes."""
     try:

@@ -147,7 +147,7 @@ def scanned(
     if first > last:
         return
     for rows in telling(bulk.scan(source, BATCH_ROWS, first=first, last=last), progress, source.size()):
-        part = selected(rows, wish.where.chosen(rows)) if wish.where.clauses else rows
+        part = selected(rows, wish.where.mask(rows)) if wish.where.clauses else rows
         if len(part):
             yield part
 
@@ -234,7 +234,7 @@ def _export_changes(
             part = rows_of(change)
             if wish.where:
                 inside = (first <= part.keys) & (part.keys <= last)
-                part = selected(part, inside & wish.where.chosen(part))
+                part = selected(part, inside & wish.where.mask(part))
             if len(part):
                 yield part
             done += len(change.keys)
@@ -253,5 +253,6 @@ def _export_changes(
 
 def removed_beside(out: str) -> str:
     """Where the removed keys of an export go."""
-    stem, dot, _ = out.rstrip("/").rpartition(".")
-    return f"{stem if dot and '/' not in _ else out.rstrip('/')}.removed.npy"
+    place = out.rstrip("/")
+    stem, dot, ending = place.rpartition(".")
+    return f"{stem if dot and '/' not in ending else place}.removed.npy"

@@ -36,19 +36,19 @@ def export_parts(
         raise BadInput(f"{kind.name} is a folder already and cannot be written in parts; leave out --partitions")
     ranges = bulk.ranges(source, parts)
     total, done = source.size(), 0
-    about = Table(table.columns, None, table.about)
+    part = Table(table.columns, None, table.about)
     with appearing(place, folder=True) as folder:
         files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{kind.suffix}" for at in range(len(ranges))]
         if jobs == 1:
             for file, ends in zip(files, ranges, strict=True):
-                done += write(file, kind, about, source, wish, ends=ends)
+                done += write(file, kind, part, source, wish, ends=ends)
                 if progress is not None:
                     progress(done, total)
             return done
         context = multiprocessing.get_context("forkserver")
         with ProcessPoolExecutor(min(jobs, len(ranges)), mp_context=context) as pool:
             work = [
-                pool.submit(_write_part, path, bulk.point(source), source.name, file, kind, about, wish, ends)
+                pool.submit(_write_part, path, bulk.point(source), source.name, file, kind, part, wish, ends)
                 for file, ends in zip(files, ranges, strict=True)
             ]
             for finished in as_completed(work):

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from kvemb.tools.columns import KEY, SCORE, VALUE, Batch, Column, Given, Table, parse_about
+from kvemb.tools.columns import KEY, SCORE, VALUE, Batch, Column, Given, Table, parse_about, renamed
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import dtype_of
 
@@ -84,7 +84,7 @@ def _of_arrays(
     for what, name in chosen.items():
         if name not in arrays:
             raise BadInput(f"{place} has no {name!r} for the {what}; it has {', '.join(sorted(arrays)) or 'nothing'}")
-    named = {next((what for what, theirs in chosen.items() if theirs == name), name): name for name in arrays}
+    named = {renamed(name, chosen): name for name in arrays}
     if not about:
         named = {what: name for what, name in named.items() if what in chosen}
     columns = []
@@ -222,19 +222,12 @@ def read_tfra(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
         stem = re.split(r"_mht_\d+of\d+_rank\d+_size\d+-keys$", path.name)[0]
         found.setdefault(_out_of_a_name(stem), []).append(path)
     main = {name: paths for name, paths in found.items() if not any(name.startswith(f"{other}-") for other in found)}
-    name = given.variable if given.variable in found else next(iter(main)) if len(main) == 1 else None
-    if name is None:
-        raise BadInput(f"{folder} has the tables {', '.join(sorted(found)) or '(none)'}; name one with --variable")
-    keys, values = [], []
+    name = _meant(folder, list(found), list(main), given)
+    parts = []
     for path in found[name]:
-        arrays = {
-            KEY: _raw(path, key_dtype),
-            VALUE: _raw(path.with_name(path.name.removesuffix("keys") + "values"), value_dtype),
-        }
-        arrays = _shaped(folder, arrays)
-        keys.append(arrays[KEY])
-        values.append(arrays[VALUE])
-    return _joined(str(folder), name, [{KEY: key, VALUE: value} for key, value in zip(keys, values, strict=True)])
+        values = path.with_name(path.name.removesuffix("keys") + "values")
+        parts.append(_shaped(folder, {KEY: _raw(path, key_dtype), VALUE: _raw(values, value_dtype)}))
+    return _joined(str(folder), name, parts)
 
 
 def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
@@ -264,9 +257,7 @@ def read_dynamicemb(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if match := pattern.fullmatch(path.name):
             found.setdefault(_out_of_a_name(match[1]), []).append(path)
-    name = given.variable if given.variable in found else next(iter(found)) if len(found) == 1 else None
-    if name is None:
-        raise BadInput(f"{folder} has the tables {', '.join(sorted(found)) or '(none)'}; name one with --variable")
+    name = _meant(folder, list(found), list(found), given)
     parts = []
     for path in found[name]:
         arrays = {KEY: _raw(path, np.int64), VALUE: _raw(_sibling(path, "values"), np.float32)}
@@ -274,6 +265,15 @@ def read_dynamicemb(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]
             arrays[SCORE] = _raw(_sibling(path, "scores"), np.int64).astype(np.float64)
         parts.append(_shaped(folder, arrays))
     return _joined(str(folder), name, parts)
+
+
+def _meant(folder: Path, known: list[str], likely: list[str], given: Given) -> str:
+    """Return the table of a folder that is named, or the only likely one. Raises BadInput."""
+    if given.variable in known:
+        return given.variable
+    if len(likely) != 1:
+        raise BadInput(f"{folder} has the tables {', '.join(sorted(known)) or '(none)'}; name one with --variable")
+    return likely[0]
 
 
 def _sibling(keys: Path, what: str) -> Path:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from kvemb.tools.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Given, Place, Table, parse_about
+from kvemb.tools.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Given, Place, Table, parse_about, renamed
 from kvemb.tools.failures import BadInput
 
 ABOUT = b"kvemb"
@@ -159,7 +159,7 @@ def read_csv(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     dtypes = {name: plain.get(name, number_dtype) for name in groups}
     wide = {name: len(parts) > 1 or parts[0] != name for name, parts in groups.items()}
     columns = [
-        Column(_renamed(name, chosen), dtypes[name], len(parts) if wide[name] else None)
+        Column(renamed(name, chosen), dtypes[name], len(parts) if wide[name] else None)
         for name, parts in groups.items()
     ]
     types = {part: pa.from_numpy_dtype(dtypes[name]) for name, parts in groups.items() for part in parts}
@@ -177,14 +177,10 @@ def read_csv(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
                 batch = {}
                 for name, parts in groups.items():
                     arrays = [_numbers(part.column(each), each, place) for each in parts]
-                    batch[_renamed(name, chosen)] = np.stack(arrays, axis=1) if wide[name] else arrays[0]
+                    batch[renamed(name, chosen)] = np.stack(arrays, axis=1) if wide[name] else arrays[0]
                 yield batch
 
     return Table(columns), batches()
-
-
-def _renamed(name: str, chosen: dict[str, str]) -> str:
-    return next((what for what, theirs in chosen.items() if theirs == name), name)
 
 
 def _opened(how: Callable[..., Any], place: Any, name: object = None) -> Any:
@@ -227,7 +223,7 @@ def _table(
 
     def read() -> Iterator[Batch]:
         for part in _told(batches(), place):
-            yield {_renamed(name, chosen): _numbers(part.column(name), name, place) for name in wanted}
+            yield {renamed(name, chosen): _numbers(part.column(name), name, place) for name in wanted}
 
     stream = read()
     first = next(stream, None)
@@ -238,9 +234,9 @@ def _table(
         if _is_list(kind):
             width = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
             if first is not None:
-                width = first[_renamed(name, chosen)].shape[1]
+                width = first[renamed(name, chosen)].shape[1]
             kind = kind.value_type
-        columns.append(Column(_renamed(name, chosen), np.dtype(kind.to_pandas_dtype()), width))
+        columns.append(Column(renamed(name, chosen), np.dtype(kind.to_pandas_dtype()), width))
 
     def again() -> Iterator[Batch]:
         if first is not None:

@@ -38,7 +38,7 @@ class Where:
     def __bool__(self) -> bool:
         return bool(self.clauses) or self.first is not None or self.last is not None
 
-    def chosen(self, rows: Rows) -> npt.NDArray[np.bool_]:
+    def mask(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which rows are meant, of those in the range of keys."""
         mask = np.ones(len(rows), np.bool_)
         for name, sign, number in self.clauses:
