@@ -200,6 +200,7 @@ def _same(one: Any, other: Any) -> Any:
 
 
 def _tally(part: _Part, found: Difference, tallies: Any, most: list[Moved], top: int, writer: _Writer | None) -> None:
+    """Add a part to what was found so far; most gets up to `top` rows more."""
     before, after = part.before, part.after
     _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     found.added += len(after) - len(theirs)

@@ -59,14 +59,12 @@ def info(path: str | os.PathLike[str]) -> Info:
 
     Raises StoreNotFound, Corruption, UnsupportedFormat.
     """
-    point, kind = kvemb.Checkpoint.at(path), "store"
-    if Path(point.path) == Path(path):
-        kind = "checkpoint"
-    variables = []
-    for name, entry in sorted(point.variables.items()):
-        schema = entry.schema
-        about = {"name": name, **_as_json(entry)}
-        variables.append(VariableInfo(name, entry.rows, schema.row_bytes, about))
+    point = kvemb.Checkpoint.at(path)
+    kind = "checkpoint" if Path(point.path) == Path(path) else "store"
+    variables = [
+        VariableInfo(name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)})
+        for name, entry in sorted(point.variables.items())
+    ]
     files = {name: entry.bytes for name, entry in sorted(point.files.items())}
     step = max((entry.step for entry in point.variables.values()), default=0)
     return Info(Path(path), kind, point.id, point.parent, point.created, step, variables, files)
@@ -101,13 +99,12 @@ def peek(
     with opened(path, variable) as source:
         if keys:
             found = [_row(source, key) for key in keys]
-            rows = [row for row in found if row is not None]
             missing = [key for key, row in zip(keys, found, strict=True) if row is None]
         else:
-            rows, missing = [part for part in [next(bulk.scan(source, count), None)] if part is not None], []
-        joined = _joined(rows or [no_rows(source)])
-        nearest = _neighbours(source, joined, neighbours, progress) if neighbours and len(joined) else {}
-        return Peek(joined, missing, nearest)
+            found, missing = [next(bulk.scan(source, count), None)], []
+        rows = _joined([part for part in found if part is not None] or [no_rows(source)])
+        nearest = _neighbours(source, rows, neighbours, progress) if neighbours and len(rows) else {}
+        return Peek(rows, missing, nearest)
 
 
 def _row(source: kvemb.Variable, key: int) -> bulk.Rows | None:
