@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from kvemb.codec import decode_keys, decode_records, encode_keys, encode_records
+from kvemb.codec import decode_records, decode_rows, encode_keys, encode_records
 from kvemb.contracts import Gap, Mask
 from kvemb.hashing import Keys
 from kvemb.rows import REMOVED, RowBlock
@@ -57,11 +57,7 @@ class MemoryStore:
         """See contracts.ColdStore."""
         bounds = first.to_bytes(8, "big"), last.to_bytes(8, "big")
         items = sorted(item for item in self._records.items() if bounds[0] <= item[0] <= bounds[1])
-        return (self._decode(items[at : at + batch_rows]) for at in range(0, len(items), batch_rows))
-
-    def _decode(self, items: list[tuple[bytes, bytes]]) -> RowBlock:
-        keys, records = zip(*items, strict=True)
-        return decode_records(decode_keys(list(keys), self._schema), list(records), self._schema)
+        return (decode_rows(items[at : at + batch_rows], self._schema) for at in range(0, len(items), batch_rows))
 
     def clear(self) -> None:
         """See contracts.ColdStore."""

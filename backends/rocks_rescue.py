@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from kvemb.codec import decode_keys, decode_records
+from kvemb.codec import decode_rows
 from kvemb.contracts import Gap
 from kvemb.rows import RowBlock
-from kvemb.schema import Schema
-
-LAST = 2**64 - 1
+from kvemb.schema import LAST_KEY, Schema
 
 
 def rescue(family: Any, schema: Schema, batch_rows: int) -> Iterator[RowBlock | Gap]:
@@ -24,29 +22,23 @@ def rescue(family: Any, schema: Schema, batch_rows: int) -> Iterator[RowBlock | 
     while start is not None:
         items, unread = family.items(from_key=_key(start)), start
         while batch := list(islice(items, batch_rows)):
-            keys, records = zip(*batch, strict=True)
-            unread = int.from_bytes(keys[-1], "big") + 1
-            yield decode_rows(keys, records, schema)
+            unread = int.from_bytes(batch[-1][0], "big") + 1
+            yield decode_rows(batch, schema)
         # items() ends in the same way at the last key and at an error.
         start = None
-        if unread <= LAST and not _can_read(family, unread):
+        if unread <= LAST_KEY and not _can_read(family, unread):
             start = _next_readable(family, unread)
-            yield Gap(unread, LAST if start is None else start - 1)
-
-
-def decode_rows(keys: tuple[bytes, ...], records: tuple[bytes, ...], schema: Schema) -> RowBlock:
-    """Return rows as they are encoded."""
-    return decode_records(decode_keys(list(keys), schema), list(records), schema)
+            yield Gap(unread, LAST_KEY if start is None else start - 1)
 
 
 def _next_readable(family: Any, unread: int) -> int | None:
     """Return where reading goes on after a key at which it fails: the first place, but for others that fail between."""
     below, step = unread, 1
-    while not _can_read(family, min(above := below + step, LAST)):
-        if above >= LAST:
+    while not _can_read(family, min(above := below + step, LAST_KEY)):
+        if above >= LAST_KEY:
             return None
         below, step = above, 2 * step
-    above = min(above, LAST)
+    above = min(above, LAST_KEY)
     while above - below > 1:
         middle = (below + above) // 2
         if _can_read(family, middle):

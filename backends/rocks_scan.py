@@ -1,4 +1,4 @@
-"""Scans of one column family, and what RocksDB's errors are called: all that needs no rocksdict to be said."""
+"""Scans of one column family, and the translation of RocksDB's errors into kvemb's. Imports no rocksdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from kvemb.codec import decode_keys, decode_records
+from kvemb.codec import decode_rows
 from kvemb.errors import Closed, ColdStoreError, Corruption
 from kvemb.rows import RowBlock
 from kvemb.schema import Schema
@@ -70,9 +70,8 @@ class Scan(Iterator[RowBlock]):
             if not batch:
                 self._release()
                 raise StopIteration
-        keys, records = zip(*batch, strict=True)
-        self._last = keys[-1]
-        return decode_records(decode_keys(list(keys), self._schema), list(records), self._schema)
+        self._last = batch[-1][0]
+        return decode_rows(batch, self._schema)
 
     def close(self) -> None:
         """End the scan, after a batch that is being read."""

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.arguments import at_least
+from kvemb.codec import key_at, order_key
 from kvemb.manifest import entry_of
 from kvemb.meter import Meter, Progress
 from kvemb.rows import RowBlock
-from kvemb.schema import LAST_KEY, Schema, as_keys, as_values, public_keys
+from kvemb.schema import LAST_KEY, as_keys, as_values, public_keys
 from kvemb.sorter import Sorter
 from kvemb.store import Store
 from kvemb.tablefiles import TableFiles
@@ -111,7 +112,7 @@ def scan(
     high = most if last is None else min(operator.index(last), most)
     if low > high:
         return iter(())
-    blocks = variable._tiers.scan(size, _ordered(low, schema), _ordered(high, schema))
+    blocks = variable._tiers.scan(size, order_key(low, schema), order_key(high, schema))
     return (_rows_of(block) for block in blocks)
 
 
@@ -135,7 +136,7 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     schema = variable._schema
     cuts = variable._tiers.cold.cuts(at_least(n, 1, "n"))
     firsts, lasts = [0, *cuts], [*(cut - 1 for cut in cuts), LAST_KEY]
-    return [(_key(first, schema), _key(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
+    return [(key_at(first, schema), key_at(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
 
 def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None = None) -> int:
@@ -274,14 +275,3 @@ def _rows_of(block: RowBlock) -> Rows:
     schema = block.schema
     slots = {name: block.slot(at).copy() for at, name in enumerate(schema.slots)}
     return Rows(public_keys(block.keys, schema.key_dtype), block.embeddings(), slots, block.scores, block.steps)
-
-
-def _ordered(key: int, schema: Schema) -> int:
-    """Return the place of a key in their order."""
-    return key + (0 if schema.key_dtype == np.uint64 else 2**63)
-
-
-def _key(ordered: int, schema: Schema) -> int:
-    limits = np.iinfo(schema.key_dtype)
-    key = ordered - (0 if schema.key_dtype == np.uint64 else 2**63)
-    return min(max(key, int(limits.min)), int(limits.max))

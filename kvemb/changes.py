@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from kvemb import layout
+from kvemb.codec import Ordered
 from kvemb.errors import Corruption
-from kvemb.keyfile import Ordered, distinct, merged, read_keys, write_keys
+from kvemb.keyfile import distinct, merged, read_keys, write_keys
 from kvemb.manifest import Changed, Epoch
 
 # Keys of a variable in memory before they go to a file of their own.

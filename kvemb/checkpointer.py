@@ -24,13 +24,13 @@ from typing import Any
 from kvemb import layout, manifest
 from kvemb.changes import ChangeLog
 from kvemb.checkpoint import Checkpoint, appearing, complete
+from kvemb.codec import Ordered
 from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.health import Health
 from kvemb.hotset import write_hot
 from kvemb.journal import Journal
-from kvemb.keyfile import Ordered
 from kvemb.manifest import Epoch, Manifest, VariableEntry
 from kvemb.points import Points
 from kvemb.schema import Schema

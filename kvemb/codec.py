@@ -20,16 +20,31 @@ KEY_BYTES = 8
 HEADER_BYTES = 17
 _SIGN = np.uint64(1 << 63)
 
+# Keys as order_keys gives them.
+Ordered = npt.NDArray[np.uint64]
 
-def order_keys(keys: npt.NDArray[np.int64], schema: Schema) -> npt.NDArray[np.uint64]:
+
+def order_keys(keys: npt.NDArray[np.int64], schema: Schema) -> Ordered:
     """Map keys (n,) to uint64 whose order is the numeric order of the keys."""
     bits = keys.view(np.uint64)
     return bits if schema.key_dtype == np.uint64 else bits ^ _SIGN
 
 
-def unordered_keys(ordered: npt.NDArray[np.uint64], schema: Schema) -> npt.NDArray[np.int64]:
+def unordered_keys(ordered: Ordered, schema: Schema) -> npt.NDArray[np.int64]:
     """Map what order_keys gave back to keys (n,)."""
     return (ordered if schema.key_dtype == np.uint64 else ordered ^ _SIGN).view(np.int64)
+
+
+def order_key(key: int, schema: Schema) -> int:
+    """Return the place of one key, as users see it, in the order of keys."""
+    return key if schema.key_dtype == np.uint64 else key + int(_SIGN)
+
+
+def key_at(ordered: int, schema: Schema) -> int:
+    """Return the key at a place in the order of keys, or the nearest there can be."""
+    key = ordered if schema.key_dtype == np.uint64 else ordered - int(_SIGN)
+    limits = np.iinfo(schema.key_dtype)
+    return min(max(key, int(limits.min)), int(limits.max))
 
 
 def encode_keys(keys: npt.NDArray[np.int64], schema: Schema) -> list[bytes]:
@@ -74,6 +89,12 @@ def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Sc
             f"records must be {layout.itemsize} bytes each, got one of {min(strange)}; run kvemb verify --deep"
         )
     return _block(keys, np.frombuffer(b"".join(encoded), layout), schema)
+
+
+def decode_rows(pairs: list[tuple[bytes, bytes]], schema: Schema) -> RowBlock:
+    """Return the rows of encoded keys with their records, at least one. Raises Corruption as decode_keys does."""
+    keys, records = zip(*pairs, strict=True)
+    return decode_records(decode_keys(list(keys), schema), list(records), schema)
 
 
 def pack_rows(block: RowBlock) -> bytes:

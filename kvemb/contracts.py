@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.codec import Ordered
 from kvemb.hashing import Keys, Positions
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
@@ -144,7 +145,7 @@ class ColdStore(Protocol):
 class Recorder(Protocol):
     """Keeps which rows of one variable changed."""
 
-    def record(self, keys: npt.NDArray[np.uint64]) -> None:
+    def record(self, keys: Ordered) -> None:
         """Rows of these keys (codec.order_keys), in any order, change in the cold store. Raises OSError."""
 
     def record_cleared(self) -> None:
@@ -160,7 +161,7 @@ class WriteLog(Protocol):
     def rows(self, rows: RowBlock, step: int) -> None:
         """These rows were written; step: the tier's. Raises ColdStoreError."""
 
-    def removed(self, keys: npt.NDArray[np.uint64], step: int) -> None:
+    def removed(self, keys: Ordered, step: int) -> None:
         """Rows of these keys (codec.order_keys) were removed. Raises ColdStoreError."""
 
     def cleared(self, step: int) -> None:

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import changes, inventory, layout, registry
-from kvemb.codec import order_keys, unordered_keys
+from kvemb.codec import Ordered, order_keys, unordered_keys
 from kvemb.contracts import ColdDatabase, ColdStore, Mask
 from kvemb.errors import CheckpointNotFound
 from kvemb.hashing import Keys
-from kvemb.keyfile import Ordered, merged
+from kvemb.keyfile import merged
 from kvemb.manifest import Epoch, Manifest
 from kvemb.options import RocksDBCreator
 from kvemb.rows import RowBlock

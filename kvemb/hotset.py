@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from kvemb import layout
+from kvemb.codec import Ordered
 from kvemb.errors import Corruption, UnsupportedFormat
-from kvemb.keyfile import Ordered, odd, read_keys, write_keys
+from kvemb.keyfile import odd, read_keys, write_keys
 
 # Files of one set before it is written whole again.
 MOST_FILES = 8

@@ -16,11 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from kvemb import layout
-from kvemb.codec import pack_rows
+from kvemb.codec import Ordered, pack_rows
 from kvemb.errors import ColdStoreError, Corruption, UnsupportedFormat
 from kvemb.rows import RowBlock
 
@@ -159,7 +156,7 @@ class WriteLog:
         """See contracts.WriteLog."""
         self._journal.append(ROWS, self._variable, len(rows), step, pack_rows(rows))
 
-    def removed(self, keys: npt.NDArray[np.uint64], step: int) -> None:
+    def removed(self, keys: Ordered, step: int) -> None:
         """See contracts.WriteLog."""
         self._journal.append(REMOVED, self._variable, len(keys), step, keys.astype("<u8").tobytes())
 

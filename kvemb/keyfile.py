@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
+from kvemb.codec import Ordered
 from kvemb.errors import Corruption, UnsupportedFormat
-
-Ordered = npt.NDArray[np.uint64]
 
 FRAME_KEYS = 8192
 _MAGIC, VERSION = b"kvembkeys\x00", 1  # on disk

@@ -16,13 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from kvemb import inventory, journal, layout, manifest, registry
 from kvemb.changes import ChangeLog
 from kvemb.checking import table_bytes
 from kvemb.checkpoint import appearing, complete
-from kvemb.codec import record_dtype
+from kvemb.codec import key_at, record_dtype
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.journal import Entry
@@ -148,20 +146,13 @@ def _save(old: ColdStore, new: ColdStore, schema: Schema, expected: int, meter: 
     saved = Saved()
     for piece in old.rescue(BATCH_ROWS):
         if isinstance(piece, Gap):
-            saved.gaps.append((_key_of(piece.first, schema), _key_of(piece.last, schema)))
+            saved.gaps.append((key_at(piece.first, schema), key_at(piece.last, schema)))
         else:
             new.write(piece)
             saved.rows += len(piece)
             meter(len(piece) * record_dtype(schema).itemsize)
     saved.lost = expected - saved.rows
     return saved
-
-
-def _key_of(ordered: int, schema: Schema) -> int:
-    """Return the key of a place in the order of keys, or the nearest there can be."""
-    key = ordered if schema.key_dtype == np.uint64 else ordered - 2**63
-    limits = np.iinfo(schema.key_dtype)
-    return min(max(key, int(limits.min)), int(limits.max))
 
 
 @contextmanager

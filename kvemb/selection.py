@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Ordered = npt.NDArray[np.uint64]
+from kvemb.codec import Ordered
 
 _PAIR = np.dtype([("score", "<u8"), ("key", "<u8")])
 _BLOCK_PAIRS = 1 << 18
@@ -24,7 +24,7 @@ _DIGITS = 8
 _SIGN = np.uint64(1 << 63)
 
 
-def order_scores(scores: npt.NDArray[np.float64]) -> Ordered:
+def order_scores(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
     """Map scores (n,), NaN excepted, to uint64 in the same order; -0.0 and 0.0 are one."""
     bits = (scores + 0.0).view(np.uint64)
     return np.where(bits & _SIGN, ~bits, bits | _SIGN)

@@ -22,12 +22,12 @@ from kvemb.changes import ChangeLog
 from kvemb.checking import checkpoint_findings
 from kvemb.checkpoint import Checkpoint
 from kvemb.checkpointer import Checkpointer, PendingCheckpoint
+from kvemb.codec import Ordered
 from kvemb.contracts import ColdDatabase
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.health import Health
 from kvemb.hotset import read_hot
 from kvemb.journal import Journal
-from kvemb.keyfile import Ordered
 from kvemb.manifest import Manifest
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
 from kvemb.points import Points, reading

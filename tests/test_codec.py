@@ -16,6 +16,8 @@ from kvemb.codec import (
     decode_records,
     encode_keys,
     encode_records,
+    key_at,
+    order_key,
     order_keys,
     record_dtype,
     unordered_keys,
@@ -58,6 +60,17 @@ def test_ordered_keys_map_back(keys, key):
     ordered = order_keys(array, schema_of(key))
     assert ordered.dtype == np.uint64
     assert unordered_keys(ordered, schema_of(key)).tolist() == keys
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])
+def test_one_key_is_ordered_as_many_are(dtype):
+    schema, limits = schema_of(dtype), np.iinfo(dtype)
+    for key in (limits.min, limits.max, 0, 7):
+        stored = np.array([key], np.uint64 if dtype == "uint64" else np.int64).view(np.int64)
+        place = order_key(int(key), schema)
+        assert place == int(order_keys(stored, schema)[0])
+        assert key_at(place, schema) == key
+    assert (key_at(0, schema), key_at(2**64 - 1, schema)) == (limits.min, limits.max)
 
 
 @pytest.mark.parametrize("bad", [[b"1234567"], [b"123456789"], [b""], [b"12345678", b"1"]])

@@ -24,7 +24,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 LAYERS = " ".join(
     [
         "errors options numeric schema hashing draws rows initializers restrict optimizers",
-        "contracts codec manifest registry stats health layout selection budget interrupts meter",
+        "codec contracts manifest registry stats health layout selection budget interrupts meter",
         "inventory journal keyfile hotset changes delta shards checking checkpoint points",
         "fetch spill cut locate tiers scoring maker tiered arguments sizing checkpointer recovery replica",
         "by_name store opening variable scope verification salvage transfer series sorter tablefiles bulk __init__",
