@@ -13,11 +13,11 @@ import numpy as np
 from kvemb import inventory, layout, registry
 from kvemb.codec import order_keys, record_dtype
 from kvemb.contracts import ColdStore
-from kvemb.delta import opened
 from kvemb.errors import ColdStoreError, Corruption, KvembError
 from kvemb.keyfile import read_keys
 from kvemb.manifest import NAME, Manifest
 from kvemb.meter import Meter, Progress
+from kvemb.readable import opened
 from kvemb.rows import PENDING, WRITING, RowBlock
 from kvemb.schema import Schema
 from kvemb.shards import Shards

@@ -17,9 +17,10 @@ from itertools import count
 from pathlib import Path
 
 from kvemb import inventory, layout, manifest, registry
-from kvemb.delta import Change, differences, epochs_since, opened
+from kvemb.delta import Change, differences, epochs_since
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.manifest import FileEntry, Manifest, VariableEntry
+from kvemb.readable import opened
 
 # A name is used once: of an attempt that failed, its error may keep a database open.
 _attempts = count(1)

@@ -7,7 +7,6 @@ incremental checkpoints of Check-N-Run (Eisenman et al., NSDI 2022). Batches kee
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb import changes, inventory, layout, registry
-from kvemb.codec import Ordered, order_keys, unordered_keys
-from kvemb.contracts import ColdDatabase, ColdStore, Mask
+from kvemb import changes
+from kvemb.codec import order_keys, unordered_keys
+from kvemb.contracts import Mask
 from kvemb.errors import CheckpointNotFound
 from kvemb.hashing import Keys
 from kvemb.keyfile import merged
 from kvemb.manifest import Epoch, Manifest
-from kvemb.options import RocksDBCreator
+from kvemb.readable import BATCH_ROWS, Readable
 from kvemb.rows import RowBlock
 from kvemb.schema import Schema, public_keys
-
-CACHE_BYTES = 8 << 20
-BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -46,45 +42,6 @@ class Change:
     scores: npt.NDArray[np.float64]
     steps: npt.NDArray[np.int64]
     removed: npt.NDArray[Any]
-
-
-class Readable:
-    """A checkpoint opened in place: its rows by variable, and what it says of itself."""
-
-    def __init__(self, path: Path, described: Manifest, database: ColdDatabase) -> None:
-        self.path, self.described = path, described
-        self._database = database
-        self._stores: dict[str, ColdStore] = {}
-
-    def rows(self, variable: str) -> ColdStore | None:
-        """Return a variable's rows, None where it has no such variable."""
-        if variable not in self.described.variables:
-            return None
-        if variable not in self._stores:
-            schema = self.described.variables[variable].schema
-            self._stores[variable] = self._database.attach(variable, schema)
-        return self._stores[variable]
-
-    def recorded(self, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
-        """See changes.recorded; batches of at most BATCH_ROWS."""
-        cleared, batches = changes.recorded(self.path / layout.CHANGES, epochs, variable)
-        return cleared, (batch[at : at + BATCH_ROWS] for batch in batches for at in range(0, len(batch), BATCH_ROWS))
-
-
-@contextmanager
-def opened(path: Path, described: Manifest) -> Iterator[Readable]:
-    """Open a checkpoint's rows in place. Raises Corruption, ColdStoreError."""
-    inventory.check(path, described)
-    families = {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()}
-    with layout.mirrored(path / layout.ROWS) as rows:
-        with inventory.naming(path, described):
-            database = registry.cold_backend("rocks")(
-                rows, families, cache_bytes=CACHE_BYTES, write_buffer_bytes=1 << 20, read_only=True
-            )
-        try:
-            yield Readable(path, described, database)
-        finally:
-            database.close()
 
 
 def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:

@@ -19,13 +19,14 @@ from kvemb.checkpoint import appearing, complete, tell_if_left
 from kvemb.contracts import ColdDatabase
 from kvemb.errors import KvembError
 from kvemb.manifest import Epoch, Manifest, VariableEntry
+from kvemb.readable import database_in_place
 
 
 class Points:
     """One store's directory, held for writing.
 
     current: the last durable point's manifest. live: the unpacked files. log: segments that go on from there. crashed:
-    whether the last owner did not close the store. undo: gets what gives the directory free again.
+    whether the last owner did not close the store. undo: receives what releases the directory.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
@@ -122,13 +123,7 @@ def reading(
             source = path if layout.is_checkpoint(path) else layout.current_point(path)
             try:
                 described = manifest.read(source)
-                inventory.check(source, described)
-                with ExitStack() as opened:
-                    rows = opened.enter_context(layout.mirrored(source / layout.ROWS))
-                    with inventory.naming(source, described):
-                        database = open_database(rows, described)
-                    opened.callback(database.close)
-                    stack.push(opened.pop_all())
+                database = stack.enter_context(database_in_place(source, described, open_database))
                 break
             except (KvembError, FileNotFoundError):
                 if source == path or layout.current_point(path) == source:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from kvemb.checkpoint import Checkpoint
 from kvemb.codec import unordered_keys
-from kvemb.delta import Readable, epochs_since, opened
+from kvemb.delta import epochs_since
 from kvemb.errors import SchemaMismatch
 from kvemb.manifest import Epoch
+from kvemb.readable import Readable, opened
 
 if TYPE_CHECKING:
     from kvemb.store import Store

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb import changes, delta
+from kvemb import changes, delta, readable
 from kvemb.checkpoint import Checkpoint
 from kvemb.errors import CheckpointNotFound, SchemaMismatch
 from kvemb.tools.model import Model
@@ -23,6 +23,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers, files and batches so small that every boundary is met."""
     monkeypatch.setattr(changes, "BUFFER_KEYS", 50)
     monkeypatch.setattr(changes, "MOST_FILES", 3)
+    monkeypatch.setattr(readable, "BATCH_ROWS", 64)
     monkeypatch.setattr(delta, "BATCH_ROWS", 64)
 
 

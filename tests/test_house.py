@@ -25,7 +25,7 @@ LAYERS = " ".join(
     [
         "errors options numeric schema hashing draws rows initializers restrict optimizers",
         "codec contracts manifest registry stats health layout selection budget interrupts meter",
-        "inventory journal keyfile hotset changes delta shards checking checkpoint points",
+        "inventory journal keyfile hotset changes readable delta shards checking checkpoint points",
         "fetch spill cut locate tiers scoring maker tiered arguments sizing checkpointer recovery replica",
         "by_name store opening variable scope verification salvage transfer series sorter tablefiles bulk __init__",
     ]
