@@ -27,7 +27,8 @@ LAYERS = " ".join(
         "codec contracts manifest registry stats health layout selection budget interrupts meter",
         "inventory journal keyfile hotset changes readable delta shards checking checkpoint points",
         "fetch spill cut locate tiers scoring maker tiered arguments sizing checkpointer recovery replica",
-        "by_name store opening variable scope verification salvage transfer series sorter tablefiles bulk __init__",
+        "by_name store opening variable scope verification salvage transfer series",
+        "sorter tablefiles loading bulk __init__",
     ]
 ).split()
 # A store opens variables when it is asked for them: it imports them then; a replica is handed them.
