@@ -41,7 +41,7 @@ class MemoryStore:
         """See contracts.ColdStore. Memory has no gaps."""
         return self.scan(batch_rows)
 
-    def cuts(self, parts: int) -> list[int]:
+    def splits(self, parts: int) -> list[int]:
         """See contracts.ColdStore; this one knows."""
         keys = sorted(self._records)
         return [

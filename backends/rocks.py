@@ -1,8 +1,8 @@
-"""Cold rows in RocksDB: one database a store, one column family a variable. The only module that imports rocksdict.
+"""Cold rows in RocksDB: one database a store, one column family a variable. The only module that imports rocksdict,
+whose errors rocks_scan.translated turns into kvemb's.
 
 Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Reads are safe from several
-threads; writes to one variable are not, its tier's lock or its spill thread orders them. rocksdict's errors are
-translated here, once.
+threads; writes to one variable are not, its tier's lock or its spill thread orders them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weakref import WeakSet
 import numpy as np
 import rocksdict as rd
 
-from kvemb.backends.rocks_files import WRITE_ROWS, SortedFile, cuts
+from kvemb.backends.rocks_files import WRITE_ROWS, SortedFile, splits
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
 from kvemb.codec import decode_records, encode_keys, encode_records, order_keys
@@ -78,6 +78,7 @@ class RocksDatabase:
         options = self._options(RocksDBCreator())
         columns = {name: self._options(creator) for name, creator in families.items()}
         access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
+        # What is read in place is opened through links (layout.mirrored): name the checkpoint, not the folder of links.
         with translated(f"open {(path / 'CURRENT').resolve().parent}"):
             self._db = rd.Rdict(str(path), options, columns or None, access)
 
@@ -305,14 +306,14 @@ class RocksStore:
         """See contracts.ColdStore."""
         return rescue(self.family, self._schema, batch_rows)
 
-    def cuts(self, parts: int) -> list[int]:
+    def splits(self, parts: int) -> list[int]:
         """See contracts.ColdStore."""
-        return cuts(self.family, parts)
+        return splits(self.family, parts)
 
     def compact(self, tell: Callable[[int, int], None]) -> None:
         """See contracts.ColdStore. A range at a time: rocksdict holds the GIL meanwhile, and others want their turn."""
         with translated(f"compact {self._name!r}"):
-            bounds = [None, *(cut.to_bytes(8, "big") for cut in self.cuts(COMPACT_PARTS)), None]
+            bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(COMPACT_PARTS)), None]
             options = rd.CompactOptions()
             options.set_bottommost_level_compaction(rd.BottommostLevelCompaction.force_optimized())
             for done, (first, last) in enumerate(pairwise(bounds), 1):

@@ -47,7 +47,7 @@ class SortedFile:
             self._writer.finish()
 
 
-def cuts(family: Any, parts: int) -> list[int]:
+def splits(family: Any, parts: int) -> list[int]:
     """See contracts.ColdStore. As if rows stood evenly between the first and the last key of each file."""
     listed = str(family.property_value("rocksdb.sstables") or "")
     # A range that was deleted may end beyond all keys.
@@ -63,5 +63,5 @@ def cuts(family: Any, parts: int) -> list[int]:
     for size, first, last in files:
         below += size * np.clip((places - first) / max(1, last - first), 0.0, 1.0)
     wanted = below[-1] * np.arange(1, parts) / parts
-    cuts = {base + int(cut) for cut in np.interp(wanted, below, places)}
-    return sorted(cut for cut in cuts if 0 < cut <= LAST_KEY)
+    found = {base + int(place) for place in np.interp(wanted, below, places)}
+    return sorted(split for split in found if 0 < split <= LAST_KEY)

@@ -113,13 +113,13 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
 
 
 def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
-    """Cut the keys there are into at most n ranges (first, last) of about as many rows each, without reading rows.
+    """Split the keys there are into at most n ranges (first, last) of about as many rows each, without reading rows.
 
     Together they hold every key there may be. Raises Closed.
     """
     schema = variable._schema
-    cuts = variable._tiers.cold.cuts(at_least(n, 1, "n"))
-    firsts, lasts = [0, *cuts], [*(cut - 1 for cut in cuts), LAST_KEY]
+    splits = variable._tiers.cold.splits(at_least(n, 1, "n"))
+    firsts, lasts = [0, *splits], [*(split - 1 for split in splits), LAST_KEY]
     return [(key_at(first, schema), key_at(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
 

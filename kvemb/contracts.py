@@ -117,8 +117,8 @@ class ColdStore(Protocol):
         They are as they are when scan is called, whatever is written meanwhile.
         """
 
-    def cuts(self, parts: int) -> list[int]:
-        """Return at most parts - 1 keys (codec.order_keys), ascending, that cut the rows into parts of like size.
+    def splits(self, parts: int) -> list[int]:
+        """Return at most parts - 1 keys (codec.order_keys), ascending, that split the rows into parts of like size.
 
         A guess from what is known without reading rows. A key belongs to the part that it begins.
         """

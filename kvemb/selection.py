@@ -1,6 +1,6 @@
-"""Which rows a restriction drops: the exact cut of a stream of (score, key) pairs, in bounded memory.
+"""Which rows a restriction drops: the exact limit in a stream of (score, key) pairs, in bounded memory.
 
-The pairs are spooled to a temporary file, 16 bytes each. The cut is found digit by digit, as a radix selection: a
+The pairs are spooled to a temporary file, 16 bytes each. The limit is found digit by digit, as a radix selection: a
 histogram of 16 bits at a time, over the pairs that share the digits found so far. Typical tables need two or three
 passes over the spool.
 """
@@ -53,7 +53,7 @@ class Spool:
         self._file.write(pairs.tobytes())
         self._count += len(keys)
 
-    def below_cut(self, keep: int) -> Iterator[Ordered]:
+    def below_limit(self, keep: int) -> Iterator[Ordered]:
         """Yield, in batches, the ordered keys of all but the `keep` highest pairs; of equal scores the larger key is
         higher.
         """

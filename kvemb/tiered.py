@@ -307,7 +307,7 @@ class Tiered:
                 for rows in tiers.cold.scan(CHUNK_ROWS):
                     spool.append(rows.scores, order_keys(rows.keys, self._schema))
                     meter(len(rows))
-                for ordered in spool.below_cut(keep_rows):
+                for ordered in spool.below_limit(keep_rows):
                     tiers.remove(unordered_keys(ordered, self._schema))
                     meter(len(ordered))
             tiers.write_dirty()
