@@ -32,7 +32,7 @@ class Health:
         if self.cause is not None:
             raise Poisoned(
                 f"the store {self.name} refuses writes since a write to disk failed: {self.cause}; reads go on; "
-                "free what is short, then close and reopen it: it returns to the last flush or checkpoint"
+                "free what is short, then close and reopen it: it recovers what was durable"
             ) from self.cause
 
     @property

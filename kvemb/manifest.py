@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +164,8 @@ def parse(text: str, path: str) -> Manifest:
             raise ValueError(f"it names {min(missing)} and does not list it")
         return manifest
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        names = ", ".join(f.name for f in fields(VariableEntry))
-        raise Corruption(f"{path} is damaged: {error}; a variable has {names}") from error
+        how = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise Corruption(f"{path} is damaged: {how}; restore from another checkpoint") from error
 
 
 def _is_below(name: str) -> bool:
