@@ -2,7 +2,7 @@
 
 Cells are reserved for the largest size as address space and given to the process only as the table doubles into them.
 Not thread-safe: the tier's lock guards it; a large batch is split over the machine's cores within a call. The layout
-is described in cpu_cpu_probe.
+is described in cpu_probe.
 """
 
 from __future__ import annotations

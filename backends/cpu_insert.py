@@ -27,7 +27,7 @@ def _bytes_shown(mask: Any) -> Any:
 
 @inlined
 def _empty_cells(bucket: Any, tags: Any) -> Any:
-    """How many cells of a bucket are empty. Digests in use are 1 to 255, so adding 127 to their low bits tells
+    """How many cells of a bucket are empty. Digests in use are 2 to 255, so adding 127 to their low bits tells
     exactly.
     """
     count = np.uint64(0)

@@ -1,11 +1,11 @@
 """The CPU hot table's layout and its probing kernels: find, lookup, upsert. cpu_insert has those that move rows.
 
-Layout: `buckets` of 16 cells. A key may stand in its first bucket (high half of its hash) or, when that one is full, in
-its second (low half); a bucket is chosen by multiplying the half with the number of buckets (Lemire, "Fast random
-integer generation in an interval", 2019), so doubling splits bucket b into 2b and 2b + 1 and the table doubles in
-place. One byte a cell holds 0 (empty) or a digest of the hash, so that every int64 is usable as a key; `tags` is those
-bytes as words of eight. All kernels release the GIL; the
-caller holds the table's lock, and splits a batch among threads by hash only where that is said.
+Layout: `buckets` of 16 cells. A key may stand in its first bucket (high half of its hash) or, when that one was nearly
+full and the second emptier, in its second (low half); a bucket is chosen by multiplying the half with the number of
+buckets (Lemire, "Fast random integer generation in an interval", 2019), so doubling splits bucket b into 2b and 2b + 1
+and the table doubles in place. One byte a cell holds 0 (empty) or a digest of the hash, so that every int64 is usable
+as a key; `tags` is those bytes as words of eight. All kernels release the GIL; the caller holds the table's lock, and
+splits a batch among threads by hash only where that is said.
 """
 
 from __future__ import annotations

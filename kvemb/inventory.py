@@ -17,8 +17,8 @@ from kvemb import manifest
 from kvemb.errors import Corruption
 from kvemb.manifest import FileEntry, Manifest
 
-# Read whenever a checkpoint is opened only as far as rows are asked for; blocks of table files and frames of key files
-# have checksums of their own.
+# Files that opening a checkpoint does not read through: their blocks and frames carry checksums, checked when they are
+# read.
 CHECKED_ON_READ = (".sst", ".blob", ".keys")
 # What is read at most to find out which file is damaged: some seconds.
 NAMING_BYTES = 8 << 30

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.schema import WORD_BYTES, Schema
+from kvemb.schema import Schema
 
 # Bits of `flags`. The low four live in memory only; the codec masks them off.
 DIRTY = 0x01
@@ -20,7 +20,7 @@ PENDING = 0x04  # as it was at a cut, and not yet on its way to disk (kvemb.cut)
 WRITING = 0x08  # as it is being written for a cut
 MEMORY_FLAGS = 0x0F
 
-# Row, score, step of last change, flags and key.
+# What a cell takes beside its row: key, score, step of last change, flags.
 CELL_OVERHEAD_BYTES = 8 + 8 + 8 + 1
 
 # Below this, the largest that malloc keeps for reuse, an ordinary allocation is cheaper than a mapping of its own.
@@ -105,6 +105,3 @@ class RowBlock:
 def _seen(words: npt.NDArray[np.uint64], schema: Schema, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The same memory as rows of another dtype."""
     return words.view(dtype).reshape(-1, schema.row_bytes // dtype.itemsize)
-
-
-assert np.dtype(np.uint64).itemsize == WORD_BYTES

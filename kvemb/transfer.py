@@ -53,7 +53,7 @@ class Remote:
         try:
             import fsspec
 
-            with self._told("reach"):
+            with self._translated("reach"):
                 # An instance of its own: the transaction below is the instance's.
                 self._files, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **(options or {}))
         except ImportError as error:
@@ -62,7 +62,7 @@ class Remote:
             ) from error
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _translated(self, what: str) -> Iterator[None]:
         """Turn what filesystems raise, which is anything, into TransferError."""
         try:
             yield
@@ -75,7 +75,7 @@ class Remote:
 
     def numbers(self) -> list[int]:
         """The numbers of the checkpoints that are there, ascending. Raises TransferError."""
-        with self._told("list"):
+        with self._translated("list"):
             self._files.invalidate_cache()
             found = [Path(path) for path in self._found(CHECKPOINTS)]
         return sorted(int(path.stem) for path in found if path.suffix == ".json" and path.stem.isdecimal())
@@ -101,7 +101,7 @@ class Remote:
     def _read(self, number: int) -> tuple[str, Manifest]:
         """Return a checkpoint's manifest, as text and read. Raises CheckpointNotFound, Corruption, TransferError."""
         where = f"{self._url}/{CHECKPOINTS}/{name_of(number)}.json"
-        with self._told("read"):
+        with self._translated("read"):
             try:
                 text = self._files.cat_file(self._manifest_at(number)).decode()
             except FileNotFoundError as error:
@@ -126,7 +126,7 @@ class Remote:
                     f"{self._url} has another checkpoint {name_of(number)}, with the id {there.id}; push elsewhere"
                 )
             return Transfer(number, 0, 0, len(files))
-        with self._told("list"):
+        with self._translated("list"):
             sizes = {Path(path).name: known["size"] for path, known in self._found(FILES).items()}
         # A file of another size is what an interrupted push left.
         lacking = [(path, entry) for path, entry in files.values() if sizes.get(entry.sha256) != entry.bytes]
@@ -140,7 +140,7 @@ class Remote:
             self._files.put_file(str(path), target)
             meter(entry.bytes)
 
-        with self._told("write to"):
+        with self._translated("write to"):
             _all(put, lacking, jobs)
             self._files.makedirs(f"{self._root}/{CHECKPOINTS}", exist_ok=True)
             text = (checkpoint.path / manifest.NAME).read_bytes()
@@ -186,7 +186,7 @@ class Remote:
             os.rename(part, path)
             meter(entry.bytes)
 
-        with self._told("read"):
+        with self._translated("read"):
             _all(get, coming, jobs)
         with appearing(target) as folder:
             for name, entry in described.files.items():
@@ -206,7 +206,7 @@ class Remote:
         numbers = self.numbers()
         dropped, kept = numbers[:-keep], numbers[-keep:]
         needed = {entry.sha256 for number in kept for entry in self._read(number)[1].files.values()}
-        with self._told("delete from"):
+        with self._translated("delete from"):
             for number in dropped:
                 self._files.rm_file(self._manifest_at(number))
             for path in self._found(FILES):
