@@ -156,7 +156,7 @@ class ChangeLog:
 
     def _new_path(self) -> Path:
         self._last_number += 1
-        return self._directory / f"{self._last_number:06d}.keys"
+        return self._directory / layout.keys_name(self._last_number)
 
     def _write_out(self, variable: str) -> None:
         path = self._new_path()

@@ -120,7 +120,7 @@ def appearing(target: Path) -> Iterator[Path]:
     """
     if target.exists():
         raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{next(_attempts)}.tmp")
+    temporary = target.with_name(layout.making_name(target.name, next(_attempts)))
     try:
         layout.make_directory(target.parent)
         shutil.rmtree(temporary, ignore_errors=True)

@@ -38,7 +38,7 @@ def write_hot(
     for variable in {**known, **hot}:
         files = known.get(variable, [])
         if variable in hot:
-            path = folder / f"{number:06d}-{len(names):03d}.keys"
+            path = folder / layout.hot_name(number, len(names))
             files = _next(path, np.sort(hot[variable]), before, files)
         for file in files:
             folder.mkdir(exist_ok=True)

@@ -126,7 +126,7 @@ class Journal:
         return WriteLog(self, variable)
 
     def _new_segment(self, number: int) -> int:
-        path = self._directory / _name(number)
+        path = self._directory / layout.segment_name(number)
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             _write(file, _HEAD.pack(_MAGIC, VERSION))
@@ -174,12 +174,8 @@ def segments(directory: Path, number: int) -> list[Path]:
     numbered = [(int(path.stem), path) for path in directory.glob("*.log") if path.stem.isdigit()]
     later = [(at, path) for at, path in sorted(numbered) if at >= number]
     if later and later[0][0] != number:
-        raise Corruption(f"{directory / _name(number)} is missing; restore from a checkpoint")
+        raise Corruption(f"{directory / layout.segment_name(number)} is missing; restore from a checkpoint")
     return [path for _, path in later]
-
-
-def _name(number: int) -> str:
-    return f"{number:06d}.log"
 
 
 def drop_before(directory: Path, number: int) -> None:

@@ -1,4 +1,7 @@
-"""The names in a store's directory, and how files become durable there. Every path on disk comes from here.
+"""The names of what is on disk, and how files become durable there.
+
+Every name that lasts comes from here, but for manifest.json and the paths in it (kvemb.manifest), those elsewhere
+(kvemb.transfer) and RocksDB's own.
 
     STORE/LOCK               held by the process that has the store open for writing
     STORE/CURRENT            the name of the durable point to open
@@ -7,12 +10,16 @@
     STORE/live/              scratch: the durable point unpacked and in use, remade whenever the store is opened
 
 A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files.
+
+    ROOT/LOCK                held by the process that writes to a series
+    ROOT/00000042/           a checkpoint of a series
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
@@ -25,7 +32,10 @@ from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNo
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
 ROWS, CHANGES, HOT = "rows", "changes", "hot"
+PULLED = ".pulled"  # in a series: what of a pull has come
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
+# What a crash leaves in a series: a checkpoint that was being made, or dropped.
+_LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
 
 
 @contextmanager
@@ -95,6 +105,41 @@ def current_point(store: Path) -> Path:
 def point(store: Path, number: int) -> Path:
     """The folder of a durable point."""
     return store / POINTS / f"{number:06d}"
+
+
+def segment_name(number: int) -> str:
+    """The segment of the log that begins with a durable point."""
+    return f"{number:06d}.log"
+
+
+def keys_name(number: int) -> str:
+    """The number-th key file in changes/."""
+    return f"{number:06d}.keys"
+
+
+def hot_name(number: int, index: int) -> str:
+    """The index-th key file in hot/ that the point of a number wrote."""
+    return f"{number:06d}-{index:03d}.keys"
+
+
+def series_name(number: int) -> str:
+    """A checkpoint of a series."""
+    return f"{number:08d}"
+
+
+def making_name(name: str, attempt: int) -> str:
+    """What is to bear a name, while this process makes it. attempt: which no other of the process has."""
+    return f".{name}.{os.getpid()}-{attempt}.tmp"
+
+
+def dropped_name(number: int) -> str:
+    """A checkpoint of a series, while it is deleted."""
+    return f".{series_name(number)}.dropped"
+
+
+def is_left_in_series(name: str) -> bool:
+    """Whether that is the name of what a process makes or drops in a series: with no such process, a crash left it."""
+    return _LEFT.fullmatch(name) is not None
 
 
 def set_current(store: Path, number: int) -> None:

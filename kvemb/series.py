@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import re
 import shutil
 import threading
 import time
@@ -26,13 +25,10 @@ from kvemb.arguments import at_least
 from kvemb.checkpoint import Checkpoint
 from kvemb.checkpointer import PendingCheckpoint
 from kvemb.errors import CheckpointNotFound, KvembError, Locked
+from kvemb.layout import series_name
 from kvemb.meter import Progress
 from kvemb.store import Store
-from kvemb.transfer import JOBS, Remote, Transfer, name_of
-
-_PULLED = ".pulled"
-# What a crash leaves: a checkpoint that was being made (kvemb.checkpoint.appearing), or dropped.
-_LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
+from kvemb.transfer import JOBS, Remote, Transfer
 
 
 class Saving(PendingCheckpoint):
@@ -86,12 +82,12 @@ class CheckpointManager:
         if not self.root.is_dir():
             return []
         found = (path for path in self.root.iterdir() if path.name.isdecimal())
-        ours = (path for path in found if path.name == name_of(int(path.name)))
+        ours = (path for path in found if path.name == series_name(int(path.name)))
         return sorted(int(path.name) for path in ours if layout.is_checkpoint(path))
 
     def path(self, number: int) -> Path:
         """Where the checkpoint of a number is, or would be."""
-        return self.root / name_of(number)
+        return self.root / series_name(number)
 
     def list(self) -> builtins.list[Checkpoint]:
         """The complete checkpoints, the oldest first. Raises Corruption naming a damaged manifest."""
@@ -210,7 +206,7 @@ class CheckpointManager:
             if here.id != remote.id_of(number):
                 raise FileExistsError(f"{here.path} is another checkpoint than that at {url}; pull into another root")
             return here
-        remote.pull(number, self.path(number), self.list(), self.root / _PULLED, jobs=jobs, progress=progress)
+        remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, jobs=jobs, progress=progress)
         return Checkpoint(self.path(number))
 
     def remote_numbers(self, url: str, *, options: Mapping[str, Any] | None = None) -> builtins.list[int]:
@@ -225,7 +221,7 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         numbers = self.numbers()
-        span = f"{len(numbers)} checkpoints, the newest {name_of(numbers[-1])}" if numbers else "no checkpoint yet"
+        span = f"{len(numbers)} checkpoints, the newest {series_name(numbers[-1])}" if numbers else "no checkpoint yet"
         return f"<kvemb.CheckpointManager {self.root}: {span}>"
 
     @staticmethod
@@ -248,13 +244,13 @@ class CheckpointManager:
                 except Locked as error:
                     raise Locked(f"the series {self.root} is written to elsewhere; close it there") from error
             for left in self.root.iterdir():
-                if _LEFT.fullmatch(left.name):
+                if layout.is_left_in_series(left.name):
                     shutil.rmtree(left, ignore_errors=True)
 
     def _drop_old(self) -> None:
         with self._dropping:
             for number in self.numbers()[: -self.keep] if self.keep is not None else []:
-                hidden = self.root / f".{name_of(number)}.dropped"
+                hidden = self.root / layout.dropped_name(number)
                 with layout.refusing(f"drop {self.path(number)}"):
                     os.rename(self.path(number), hidden)
                 shutil.rmtree(hidden, ignore_errors=True)

@@ -22,6 +22,7 @@ from kvemb import layout, manifest
 from kvemb.checkpoint import Checkpoint, appearing
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.inventory import measure
+from kvemb.layout import series_name
 from kvemb.manifest import FileEntry, Manifest
 from kvemb.meter import Meter, Progress
 
@@ -38,11 +39,6 @@ class Transfer:
     files: int
     nbytes: int
     shared: int
-
-
-def name_of(number: int) -> str:
-    """The name of a checkpoint of a series."""
-    return f"{number:08d}"
 
 
 class Remote:
@@ -93,19 +89,19 @@ class Remote:
         return found
 
     def _manifest_at(self, number: int) -> str:
-        return f"{self._root}/{CHECKPOINTS}/{name_of(number)}.json"
+        return f"{self._root}/{CHECKPOINTS}/{series_name(number)}.json"
 
     def _file_at(self, sha256: str) -> str:
         return f"{self._root}/{FILES}/{sha256[:2]}/{sha256}"
 
     def _read(self, number: int) -> tuple[str, Manifest]:
         """Return a checkpoint's manifest, as text and read. Raises CheckpointNotFound, Corruption, TransferError."""
-        where = f"{self._url}/{CHECKPOINTS}/{name_of(number)}.json"
+        where = f"{self._url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):
             try:
                 text = self._files.cat_file(self._manifest_at(number)).decode()
             except FileNotFoundError as error:
-                raise CheckpointNotFound(f"there is no checkpoint {name_of(number)} at {self._url}") from error
+                raise CheckpointNotFound(f"there is no checkpoint {series_name(number)} at {self._url}") from error
             except UnicodeDecodeError as error:
                 raise Corruption(f"{where} is damaged: {error!r}; push it again") from error
         return text, manifest.parse(text, where)
@@ -123,7 +119,7 @@ class Remote:
             _, there = self._read(number)
             if there.id != checkpoint.id:
                 raise FileExistsError(
-                    f"{self._url} has another checkpoint {name_of(number)}, with the id {there.id}; push elsewhere"
+                    f"{self._url} has another checkpoint {series_name(number)}, with the id {there.id}; push elsewhere"
                 )
             return Transfer(number, 0, 0, len(files))
         with self._translated("list"):
