@@ -102,11 +102,11 @@ class Checkpoint(os.PathLike[str]):
 
 
 def tell_if_left(store: Path, shown: Manifest) -> None:
-    """Warn who reads a store's durable point where a crash may have left more: its log is not read."""
+    """Warn whoever reads a store's durable point where a crash may have left more: its log is not read."""
     if layout.is_left(store):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created))
         _logger.warning(
-            "the store %s was not closed; this is its durable point of %s: opening it to write recovers the rest",
+            "the store %s was not closed; this is its durable point of %s: opening it for writing recovers the rest",
             store,
             when,
         )
