@@ -61,7 +61,8 @@ class RocksDBCreator:
     write_buffer_bytes: size of a memtable; two may be in memory.
     compaction: "level", or "universal": fewer rewrites under a constant spill of large batches, but a full merge takes
     twice the disk for a while.
-    read_mode: "pread" (through the page cache), "mmap" (pages count as this process's memory), "direct".
+    read_mode: "pread" (through the page cache), "mmap" (faster where the page cache holds the table; its pages count as
+    this process's memory), "direct".
     background_jobs: threads that flush and compact.
     """
 
