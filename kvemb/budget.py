@@ -26,6 +26,11 @@ class Budget:
         self._lock = threading.Lock()
 
     @property
+    def kept_from_growth(self) -> int:
+        """Bytes that growing tables leave, for variables to come."""
+        return self.total // 16
+
+    @property
     def free(self) -> int:
         """Bytes nobody has reserved."""
         return self._free
@@ -39,11 +44,9 @@ class Budget:
             return True
 
     def try_grow(self, nbytes: int) -> bool:
-        """Take nbytes for something that can do without, if that leaves a sixteenth of the budget for variables to
-        come.
-        """
+        """Take nbytes for something that can do without, if that leaves kept_from_growth."""
         with self._lock:
-            if nbytes > self._free - self.total // 16:
+            if nbytes > self._free - self.kept_from_growth:
                 return False
             self._free -= nbytes
             return True
@@ -55,8 +58,3 @@ class Budget:
                 f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self._free)} of the store's budget of "
                 f"{format_bytes(self.total)} are free; open the store with a larger memory_budget or ask for less"
             )
-
-    def release(self, nbytes: int) -> None:
-        """Give nbytes back."""
-        with self._lock:
-            self._free += nbytes

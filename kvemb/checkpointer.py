@@ -52,7 +52,7 @@ class Part:
 
 
 class PendingCheckpoint:
-    """A checkpoint that is being written."""
+    """A checkpoint that is being written. told: whether somebody has been given its outcome."""
 
     def __init__(self, future: Future[Checkpoint | None]) -> None:
         self._future = future

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvemb import registry
 from kvemb.arguments import at_least
 from kvemb.budget import Budget
@@ -27,31 +29,39 @@ def make_tables(
     not hold what was asked for.
     """
     makers = [registry.hot_table(device) for device in devices]
-    cell_bytes = [maker.bytes_per_cell(schema) for maker in makers]
+    bucket_bytes = [maker.cells_per_bucket * maker.bytes_per_cell(schema) for maker in makers]
     spill_row_bytes = _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
     share = min(budget.total // 16, budget.free // 4)
     spill_rows = max(MIN_SPILL_ROWS, min(MAX_SPILL_ROWS, share // spill_row_bytes))
-    for_tables = max(0, budget.free - spill_rows * spill_row_bytes) // len(devices)
     if hot_rows is not None:
         what, wanted = "hot_rows", -(-at_least(hot_rows, 1, "hot_rows") // len(devices))
-        first = most = [wanted] * len(devices)
+        first = most = [_buckets(wanted, maker) for maker in makers]
     else:
         what, wanted = "init_size", -(-(init_size or DEFAULT_INIT_ROWS) // len(devices))
+        free = max(0, budget.free - spill_rows * spill_row_bytes) // len(devices)
         if not init_size:
-            what, wanted = "a new variable", min(wanted, for_tables // (8 * max(cell_bytes)))
-        most = [max(wanted, for_tables // size) for size in cell_bytes]
-        first = [_first_size(limit, wanted) for limit in most]
-    cells = [
-        -(-rows // maker.cells_per_bucket) * maker.cells_per_bucket for maker, rows in zip(makers, first, strict=True)
-    ]
-    needed = sum(count * size for count, size in zip(cells, cell_bytes, strict=True))
+            dearest = max(maker.bytes_per_cell(schema) for maker in makers)
+            what, wanted = "a new variable", min(wanted, free // (8 * dearest))
+        first = [_buckets(wanted, maker) for maker in makers]
+        for_growth = max(0, free - budget.kept_from_growth // len(devices))
+        most = [max(least, for_growth // nbytes) for least, nbytes in zip(first, bucket_bytes, strict=True)]
+        first = [_halved(limit, least) for limit, least in zip(most, first, strict=True)]
+    needed = sum(count * nbytes for count, nbytes in zip(first, bucket_bytes, strict=True))
     budget.reserve(needed + spill_rows * spill_row_bytes, f"{what} of variable {variable!r}")
-    tables = [maker(schema, rows, limit) for maker, rows, limit in zip(makers, first, most, strict=True)]
+    tables = [
+        maker(schema, start * maker.cells_per_bucket, limit * maker.cells_per_bucket)
+        for maker, start, limit in zip(makers, first, most, strict=True)
+    ]
     return tables, spill_rows
 
 
-def _first_size(limit: int, wanted: int) -> int:
-    """The smallest limit / 2^k that holds wanted rows: doubling from there ends at the limit, not short of it."""
-    while limit >= 2 * max(1, wanted):
+def _buckets(rows: int, maker: Any) -> int:
+    """Buckets of one device's table that hold rows."""
+    return max(1, -(-rows // maker.cells_per_bucket))
+
+
+def _halved(limit: int, least: int) -> int:
+    """The smallest limit / 2^k of at least `least` buckets: doubling from there ends at the limit, not short of it."""
+    while limit >= 2 * least:
         limit //= 2
-    return max(1, limit)
+    return limit

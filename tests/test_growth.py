@@ -68,6 +68,22 @@ def test_a_table_of_wide_rows_stops_growing_at_its_budget_and_still_equals_its_m
     twin.check_export()
 
 
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu"] * 3])
+@pytest.mark.parametrize("dim", [3, 100])
+@pytest.mark.parametrize("init_size", [0, 10_000])
+def test_a_growing_table_ends_with_all_of_the_budget_but_a_sixteenth(
+    open_store: Opener, tmp_path: Path, devices: list[str], dim: int, init_size: int
+) -> None:
+    store = open_store(tmp_path / "store", memory_budget=12_345_678)
+    variable = store.get_variable("table", dim=dim, devices=devices, init_size=init_size)
+    for start in range(0, (12 << 20) // (4 * dim), 20_000):
+        keys = np.arange(start, start + 20_000)
+        variable.upsert(keys, np.ones((len(keys), dim), np.float32))
+    kept = store.budget.kept_from_growth
+    assert [2 * table.capacity_rows > table.max_capacity_rows for table in variable.tables] == [True] * len(devices)
+    assert kept <= store.budget.free < kept + store.budget.total // 100
+
+
 def test_a_second_variable_finds_memory_after_the_first_has_grown(store: kvemb.Store) -> None:
     first = table(store, 128)
     drive(first, 1, 60)
