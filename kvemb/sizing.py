@@ -57,7 +57,8 @@ def make_tables(
 
 def _buckets(rows: int, maker: Any) -> int:
     """Buckets of one device's table that hold rows."""
-    return max(1, -(-rows // maker.cells_per_bucket))
+    count: int = max(1, -(-rows // maker.cells_per_bucket))
+    return count
 
 
 def _halved(limit: int, least: int) -> int:
