@@ -38,7 +38,7 @@ def dtype_named(name):
 
 
 def ids(value):
-    return repr(value)
+    return "cdf" if callable(value) and not hasattr(value, "rows") else repr(value)
 
 
 # A row is a promise: these values may never change.
@@ -260,7 +260,7 @@ def test_an_array_of_another_shape_is_refused(spec):
 @pytest.mark.parametrize(
     "spec",
     [
-        *("zeros", b"0", True, np.True_, 1j, np.complex64(1), object(), Zeros, {1: 2}, [1j, 2], ["a", "b"]),
+        *("zeros", b"0", True, np.True_, 1j, np.complex64(1), ..., Zeros, {1: 2}, [1j, 2], ["a", "b"]),
         *([True, False], np.array([True, False]), np.array(["a", "b"]), np.array([None, None]), np.array(1j)),
     ],
     ids=ids,
