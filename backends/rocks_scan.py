@@ -63,7 +63,7 @@ class Scan(Iterator[RowBlock]):
                 raise Closed(f"the store of {self._name!r} was closed during this scan; open it, and scan again")
             batch = list(islice(self._items, self._batch_rows))
             if not batch and self._check is not None:
-                _raise_if_cut_short(self._check, self._first_key, self._last)
+                self._raise_if_cut_short()
             if batch and batch[-1][0] > self._last_key:
                 del batch[bisect_right(batch, self._last_key, key=itemgetter(0)) :]
                 self._release()
@@ -82,15 +82,18 @@ class Scan(Iterator[RowBlock]):
     def _release(self) -> None:
         self._check, self._items = None, iter(())
 
-
-def _raise_if_cut_short(check: Any, first: bytes, last: bytes | None) -> None:
-    """Raise when items() ended for an error: it ends the same way for that as at the last key."""
-    if last is None:
-        check.seek(first)
-    else:
-        check.seek(last)
-        if check.valid():
-            check.next()
-    check.status()
-    if check.valid():
-        raise Corruption(f"the scan ended after key {last!r} though more keys follow; run kvemb verify --deep")
+    def _raise_if_cut_short(self) -> None:
+        """Raise when items() ended for an error: it ends the same way for that as at the last key."""
+        # No local names: the frame lives on in the error's traceback, and an iterator keeps the database open.
+        assert self._check is not None
+        if self._last is None:
+            self._check.seek(self._first_key)
+        else:
+            self._check.seek(self._last)
+            if self._check.valid():
+                self._check.next()
+        self._check.status()
+        if self._check.valid():
+            raise Corruption(
+                f"the scan ended after key {self._last!r} though more keys follow; run kvemb verify --deep"
+            )

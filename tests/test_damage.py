@@ -242,6 +242,24 @@ def test_progress_ends_at_its_total(made):
         assert told[-1][0] == told[-1][1]
 
 
+def test_an_error_that_is_kept_does_not_keep_the_store_open(made, tmp_path):
+    """Its traceback holds frames, and they what they name: an iterator there would hold RocksDB's lock."""
+    store, kept = tmp_path / "store", []
+    shutil.copytree(made / "closed", store)
+    largest = max(store.glob("points/*/rows/*.sst"), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[100] ^= 1
+    largest.write_bytes(data)
+    for _ in range(2):
+        with kvemb.open(store, memory_budget=BUDGET) as opened:
+            for read in (lambda of: of.export(), lambda of: of.lookup(KEYS, touch=False)):
+                try:
+                    read(opened.variables["table"])
+                except Corruption as error:
+                    kept.append(error)
+    assert len(kept) == 4
+
+
 # Repair.
 
 
