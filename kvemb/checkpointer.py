@@ -30,6 +30,7 @@ from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.health import Health
 from kvemb.hotset import write_hot
+from kvemb.interrupts import result_of
 from kvemb.journal import Journal
 from kvemb.manifest import Epoch, Manifest, VariableEntry
 from kvemb.points import Points
@@ -52,7 +53,7 @@ class Part:
 
 
 class PendingCheckpoint:
-    """A checkpoint that is being written. told: whether somebody has been given its outcome."""
+    """A checkpoint that is being written. told: whether somebody was told that it failed."""
 
     def __init__(self, future: Future[Checkpoint | None]) -> None:
         self._future = future
@@ -69,11 +70,11 @@ class PendingCheckpoint:
         return checkpoint
 
     def _wait(self, timeout: float | None = None) -> Checkpoint | None:
-        error = self._future.exception(timeout)
-        self.told = True
-        if error is not None:
-            raise error
-        return self._future.result()
+        try:
+            return result_of(self._future, timeout)
+        except Exception:
+            self.told = self.done()
+            raise
 
 
 class Checkpointer:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from kvemb.codec import order_keys, unordered_keys
 from kvemb.contracts import SortedFile
 from kvemb.hashing import Keys, Positions
+from kvemb.interrupts import wait_for
 from kvemb.rows import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.schema import Schema
 from kvemb.shards import Shards
@@ -102,7 +103,7 @@ class Cut:
 
     def wait_for_room(self) -> None:
         """Wait until rows may be put aside again."""
-        self._room.wait()
+        wait_for(self._room)
 
     def keys(self) -> npt.NDArray[np.uint64]:
         """Return the keys of the cut, ascending by codec.order_keys. One caller at a time."""

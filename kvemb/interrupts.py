@@ -1,12 +1,20 @@
-"""Ctrl-C that waits: a KeyboardInterrupt in the midst of moving a row between tiers would lose it."""
+"""Ctrl-C that waits: a KeyboardInterrupt in the midst of moving a row between tiers would lose it, and one within the
+few lines in which Python's own Event or Future takes its lock would leave that lock taken, and everybody waiting.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+# How long Ctrl-C may have to wait for one that waits.
+TURN_SECONDS = 0.1
 
 
 @contextmanager
@@ -24,3 +32,22 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if caught:
             handler(*caught[0])
+
+
+def wait_for(event: threading.Event) -> None:
+    """Wait until the event is set."""
+    while not event.is_set():
+        with uninterrupted():
+            event.wait(TURN_SECONDS)
+
+
+def result_of(future: Future[Result], timeout: float | None = None) -> Result:
+    """Wait for a result. Raises what the future failed with; TimeoutError after timeout seconds."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        with uninterrupted():
+            turn = TURN_SECONDS if end is None else max(0.0, min(TURN_SECONDS, end - time.monotonic()))
+            if wait([future], turn).done:
+                return future.result()
+        if end is not None and time.monotonic() >= end:
+            raise TimeoutError(f"it is not done after {timeout} seconds; wait longer, or ask done()")

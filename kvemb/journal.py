@@ -84,17 +84,19 @@ class Journal:
                 return
             with self._lock:
                 self._check()
-                appended, before, current = self._appended, self._unsynced, self._file
-                self._unsynced = []
+                appended, before, current = self._appended, list(self._unsynced), self._file
             try:
                 for file in (*before, current):
                     os.fdatasync(file)
             except OSError as error:
                 with self._lock:
                     self._fail(error)
+            # Only now: who is interrupted above leaves them to the next.
+            with self._lock:
+                del self._unsynced[: len(before)]
+            self._synced = appended
             for file in before:
                 os.close(file)
-            self._synced = appended
 
     def prepare(self, number: int) -> None:
         """Make the segment that follows the durable point of this number. Raises ColdStoreError."""

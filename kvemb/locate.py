@@ -19,7 +19,7 @@ from kvemb.fetch import Fetch
 from kvemb.hashing import Keys, Positions
 from kvemb.health import Health
 from kvemb.rows import RowBlock
-from kvemb.shards import Shards
+from kvemb.shards import Owners, Shards
 from kvemb.spill import SpillBuffer
 from kvemb.stats import Stats
 
@@ -31,11 +31,13 @@ READS_AHEAD = 2
 class Located:
     """Where the rows of some distinct keys are, while the lock is held.
 
-    cells (n,): the hot cell, or -1. cold (m,): places in keys that are not hot; rows: their rows, in that order, where
-    exists (m,); for the others only the key is set. known (m,): whether that is certain; always, once located.
+    owners: whose each key is (kvemb.shards). cells (n,): the hot cell, or -1. cold (m,): places in keys that are not
+    hot; rows: their rows, in that order, where exists (m,); for the others only the key is set. known (m,): whether
+    that is certain; always, once located.
     """
 
     keys: Keys
+    owners: Owners
     cells: Positions
     cold: Positions
     rows: RowBlock
@@ -49,10 +51,17 @@ class Located:
         present[self.cold] = self.exists
         return present
 
+    @property
+    def cold_owners(self) -> Owners:
+        """Whose each of the rows is (m,)."""
+        return None if self.owners is None else self.owners[self.cold]
+
     def only(self, chosen: Mask) -> Located:
         """Return the same without some of the keys that are not hot; chosen (m,): those that stay."""
-        rows = self.rows.select(chosen)
-        return Located(self.keys, self.cells, self.cold[chosen], rows, self.exists[chosen], self.known[chosen])
+        if chosen.all():
+            return self
+        cold, rows = self.cold[chosen], self.rows.select(chosen)
+        return Located(self.keys, self.owners, self.cells, cold, rows, self.exists[chosen], self.known[chosen])
 
 
 class Locator:
@@ -85,9 +94,10 @@ class Locator:
         yields.
         """
         own: list[Fetch] = []
+        owners = self._shards.of(keys)
         try:
             while True:
-                found = self._look(keys)
+                found = self._look(keys, owners)
                 unknown, awaited = self._take_fetched(found, own)
                 if awaited is not None:
                     with self._unlocked():
@@ -110,14 +120,14 @@ class Locator:
             for fetch in own:
                 self._reads.remove(fetch)
 
-    def _look(self, keys: Keys) -> Located:
+    def _look(self, keys: Keys, owners: Owners) -> Located:
         """Look in the hot tier and in the spill buffer; what is in neither is left unknown."""
-        cells = self._shards.find(keys)
+        cells = self._shards.find(keys, owners)
         cold = np.flatnonzero(cells < 0)
         rows = RowBlock(self._schema, len(cold))
         rows.keys[:] = keys[cold]
         known, exists = self._spill.read(rows.keys, rows)
-        return Located(keys, cells, cold, rows, exists, known)
+        return Located(keys, owners, cells, cold, rows, exists, known)
 
     def _take_fetched(self, found: Located, own: list[Fetch]) -> tuple[Positions, Fetch | None]:
         """Fill in what reads have brought. Returns what is still unknown, and a read under way to wait for, if any."""
@@ -142,7 +152,7 @@ class Locator:
         """
         if sum(fetch.reading for fetch in self._ahead) >= READS_AHEAD:
             return
-        found = self._look(keys)
+        found = self._look(keys, self._shards.of(keys))
         wanted = found.rows.keys[~found.known][: self._ahead_rows]
         if len(wanted):
             fetch = self._fetch(wanted)

@@ -18,6 +18,8 @@ from kvemb.rows import RowBlock
 from kvemb.schema import public_keys
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
+# Each key's table number (n,); None: all belong to the first.
+Owners = npt.NDArray[np.int64] | None
 
 
 def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[Any]:
@@ -45,8 +47,8 @@ class Shards:
         self._partitioner, self._public_dtype = partitioner, public_dtype
         self._reserve = budget.try_grow if growing else None
 
-    def of(self, keys: Keys) -> npt.NDArray[np.int64] | None:
-        """Return each key's table number (n,), or None when there is one table. Raises ValueError when out of range."""
+    def of(self, keys: Keys) -> Owners:
+        """Return whose each key is. Raises ValueError when a number is out of range, and what the partitioner does."""
         count = len(self.tables)
         if count == 1 and self._partitioner is default_partitioner:
             return None
@@ -63,29 +65,33 @@ class Shards:
 
     def split(self, keys: Keys) -> Iterator[tuple[HotTable, Any]]:
         """Yield each table with the places in keys that are its own: a slice when there is one table, else indexes."""
-        numbers = self.of(keys)
-        if numbers is None or len(self.tables) == 1:
+        return self.parts(self.of(keys))
+
+    def parts(self, owners: Owners) -> Iterator[tuple[HotTable, Any]]:
+        """See split(). Asks no partitioner, so it cannot fail half-way through a call."""
+        if owners is None or len(self.tables) == 1:
             yield self.tables[0], slice(None)
             return
         for number, table in enumerate(self.tables):
-            places = np.flatnonzero(numbers == number)
+            places = np.flatnonzero(owners == number)
             if len(places):
                 yield table, places
 
-    def find(self, keys: Keys) -> Positions:
+    def find(self, keys: Keys, owners: Owners) -> Positions:
         """Return each key's cell in its own table, -1 where it is not hot."""
         cells = np.empty(len(keys), np.int64)
-        for table, places in self.split(keys):
+        for table, places in self.parts(owners):
             cells[places] = table.find(keys[places])
         return cells
 
-    def insert(self, rows: RowBlock, *, by_score: bool = False) -> list[RowBlock]:
-        """Insert rows that are not hot, growing where that is due; return the dirty rows that had to leave."""
-        left = []
-        for table, places in self.split(rows.keys):
-            part = rows if isinstance(places, slice) else rows.select(places)
-            left.append(table.insert(part, by_score=by_score, reserve=self._reserve))
-        return [rows for rows in left if len(rows)]
+    def insert(self, rows: RowBlock, owners: Owners, *, by_score: bool = False) -> Iterator[tuple[Keys, RowBlock]]:
+        """Insert rows that are not hot, growing where that is due, one table after the other.
+
+        Yields the keys that a table was offered and the dirty rows that had to leave it. A table that raises has not
+        changed.
+        """
+        for table, part in [(table, _part(rows, places)) for table, places in self.parts(owners)]:
+            yield part.keys, table.insert(part, by_score=by_score, reserve=self._reserve)
 
     @property
     def size(self) -> int:
@@ -96,3 +102,7 @@ class Shards:
     def nbytes(self) -> int:
         """Bytes of all cells."""
         return sum(table.nbytes for table in self.tables)
+
+
+def _part(rows: RowBlock, places: Any) -> RowBlock:
+    return rows if isinstance(places, slice) else rows.select(places)

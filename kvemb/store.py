@@ -27,6 +27,7 @@ from kvemb.contracts import ColdDatabase
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.health import Health
 from kvemb.hotset import read_hot
+from kvemb.interrupts import result_of
 from kvemb.journal import Journal
 from kvemb.manifest import Manifest
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
@@ -156,7 +157,7 @@ class Store:
 
     def _in_order(self, call: Callable[..., Result], *args: Any) -> Result:
         """Call it on the thread of all writes to the cold database, after those given before; returns its result."""
-        return self.spiller.submit(call, *args).result()
+        return result_of(self.spiller.submit(call, *args))
 
     # Durability.
 

@@ -16,6 +16,7 @@ import numpy as np
 from kvemb import layout, registry
 from kvemb.codec import order_keys, unordered_keys
 from kvemb.contracts import SortedFile
+from kvemb.interrupts import result_of
 from kvemb.rows import RowBlock
 from kvemb.variable import Variable
 
@@ -50,7 +51,7 @@ class TableFiles:
         if len(block) == 0:
             return
         self.rows += len(block)
-        self.step = max(self.step, int(block.steps.max()))
+        self.step = max(self.step, int(np.max(block.steps)))
         ordered = order_keys(block.keys, self._variable._schema)
         self._last = int(ordered[-1])
         with layout.refusing(f"write {self._keys}"), open(self._keys, "ab") as file:
@@ -111,7 +112,7 @@ class TableFiles:
         """Give all of it to the cold store. Raises ColdStoreError."""
         with layout.refusing("record what changes"):
             for recorded in self._recorded:
-                recorded.result()
+                result_of(recorded)
         self._recorded = []
         for path in self._done:
             self._variable._store._in_order(self._variable._store._database.ingest, self._variable.name, path)

@@ -92,22 +92,22 @@ class Tiered:
             with tiers.reading(), tiers.located(distinct.keys[start:stop]) as at:
                 hot = np.flatnonzero(at.cells >= 0)
                 absent = at.cold[~at.exists]
-                rows = at.rows if at.exists.all() else at.rows.select(at.exists)
+                there = at.only(at.exists)
                 if not tiers.health.keeps_uses:
                     now = None  # a write has failed since
                 if now is not None:
-                    self._scoring.use_rows(rows, counts[at.cold[at.exists]], now)
+                    self._scoring.use_rows(there.rows, counts[there.cold], now)
                     self._scoring.use_hot(at.keys[hot], counts[hot], now)
                 self._gather_hot(at, hot, values)
-                found = np.empty((len(rows), self._schema.dim), out.dtype)
-                self._kernels.gather(rows, np.arange(len(rows)), found)
-                values[at.cold[at.exists]] = found
+                found = np.empty((len(there.rows), self._schema.dim), out.dtype)
+                self._kernels.gather(there.rows, np.arange(len(there.rows)), found)
+                values[there.cold] = found
                 values[absent] = self._maker.embeddings(at.keys[absent])
                 tiers.counts.absent += int(counts[absent].sum())
                 if tiers.health.cause is None:
                     # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
                     with suppress(Poisoned):
-                        tiers.admit(rows, by_score=now is None)
+                        tiers.admit(there, by_score=now is None)
                 here = at.present
             chosen = np.flatnonzero((distinct.inverse >= start) & (distinct.inverse < stop))
             places, source = missing[chosen], distinct.inverse[chosen] - start
@@ -130,7 +130,7 @@ class Tiered:
             stop = start + CHUNK_ROWS
             with self._tiers.reading(), self._tiers.located(distinct.keys[start:stop]) as at:
                 part = scores[start:stop]
-                for table, places in self._shards.split(at.keys):
+                for table, places in self._shards.parts(at.owners):
                     cells = at.cells[places]
                     part[places] = np.where(cells >= 0, table.block.scores[cells], part[places])
                 part[at.cold[at.exists]] = at.rows.scores[at.exists]
@@ -144,7 +144,7 @@ class Tiered:
         """Make rows hot, as far as they outscore what is. Keys are distinct; those that do not exist are ignored."""
         for start in range(0, len(keys), CHUNK_ROWS):
             with self._tiers.reading(), self._tiers.located(keys[start : start + CHUNK_ROWS]) as at:
-                self._tiers.admit(at.rows.select(at.exists), by_score=True)
+                self._tiers.admit(at.only(at.exists), by_score=True)
 
     # Writing.
 
@@ -172,12 +172,12 @@ class Tiered:
         tiers, distinct = self._tiers, Unique(keys)
         values = values[distinct.last]
         with tiers.located(distinct.keys) as at:
-            for table, places in self._shards.split(at.keys):
+            for table, places in self._shards.parts(at.owners):
                 table.assign(table.block, at.cells[places], values[places], tiers.step)
             self._create(at, score)
             self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], tiers.step)
-            tiers.log_located(at, at.rows)
-            tiers.admit(at.rows)
+            tiers.log_located(at)
+            tiers.admit(at)
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         """Add new - old to keys that exist as the caller believes; insert new where both say absent; else ignore."""
@@ -197,7 +197,7 @@ class Tiered:
             inserted_at[inverse[inserting][::-1]] = inserting[::-1]
             inserted_at[present] = -1
             adding = np.flatnonzero(exists & (np.arange(n) > inserted_at[inverse]))
-            for table, places in self._shards.split(at.keys):
+            for table, places in self._shards.parts(at.owners):
                 cells = np.full(len(at.keys), -1, np.int64)
                 cells[places] = at.cells[places]
                 table.add(table.block, cells[inverse[adding]], old[adding], new[adding], tiers.step)
@@ -208,8 +208,8 @@ class Tiered:
             row_of = np.full(len(at.keys), -1, np.int64)
             row_of[at.cold] = np.arange(len(at.cold))
             self._kernels.add(at.rows, row_of[inverse[adding]], old[adding], new[adding], tiers.step)
-            tiers.log_located(at, at.rows)
-            tiers.admit(at.rows)
+            tiers.log_located(at)
+            tiers.admit(at)
 
     def apply_gradients(self, keys: Keys, grads: Values) -> None:
         """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first."""
@@ -224,13 +224,13 @@ class Tiered:
             part = grads[start : start + CHUNK_ROWS]
             with tiers.writing(), tiers.located(distinct.keys[start : start + CHUNK_ROWS]) as at:
                 score = self._scoring.first(tiers.step)
-                for table, places in self._shards.split(at.keys):
+                for table, places in self._shards.parts(at.owners):
                     table.apply(table.block, at.cells[places], self._optimizer, part[places], tiers.step)
                 self._create(at, score)
                 rows = np.arange(len(at.rows))
                 self._kernels.apply(at.rows, rows, self._optimizer, part[at.cold], tiers.step)
-                tiers.log_located(at, at.rows)
-                tiers.admit(at.rows)
+                tiers.log_located(at)
+                tiers.admit(at)
 
     def _create(self, at: Located, score: float) -> None:
         """Make the absent rows of `at` new ones: initial embedding and slots, and this score."""
@@ -238,7 +238,6 @@ class Tiered:
         if len(absent):
             keys = at.rows.keys[absent]
             at.rows.put(absent, self._maker.rows(keys, self._maker.embeddings(keys), score, self._tiers.step))
-            self._tiers.size += len(absent)
 
     def put(self, rows: RowBlock, step: int) -> None:
         """Replace whole rows, of distinct keys: embedding, slots, score, step of last change. step: of the tier.
@@ -250,13 +249,14 @@ class Tiered:
             part = rows.part(start, min(start + CHUNK_ROWS, len(rows)))
             part.flags[:] = DIRTY
             with tiers.writing(), tiers.located(part.keys) as at:
-                for table, places in self._shards.split(at.keys):
+                cold = part.select(at.cold)
+                for table, places in self._shards.parts(at.owners):
                     cells = at.cells[places]
                     hot = np.arange(len(part))[places][cells >= 0]
                     table.block.put(cells[cells >= 0], part.select(hot))
                 tiers.size += int(np.sum(~at.exists))
                 tiers.step = max(tiers.step, step)
-                tiers.to_spill(part.select(at.cold))
+                tiers.to_spill(cold)
                 tiers.log_rows(part)
 
     def remove(self, keys: Keys) -> None:
@@ -282,11 +282,11 @@ class Tiered:
             with tiers.writing(), tiers.located(distinct.keys[start : start + CHUNK_ROWS]) as at:
                 now = self._scoring.now(tiers.step)
                 hot = np.flatnonzero(at.cells >= 0)
-                rows = at.rows.select(at.exists)
-                self._scoring.use_rows(rows, counts[at.cold[at.exists]], now)
+                there = at.only(at.exists)
+                self._scoring.use_rows(there.rows, counts[there.cold], now)
                 self._scoring.use_hot(at.keys[hot], counts[hot], now)
-                tiers.log_located(at, rows)
-                tiers.admit(rows)
+                tiers.log_located(there)
+                tiers.admit(there)
 
     def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:
         """Keep the `keep_rows` highest scores over both tiers, ties to the larger key; returns how many rows left.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, wait
-from contextlib import contextmanager
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from kvemb.cut import Cut
 from kvemb.errors import ColdStoreError
 from kvemb.hashing import Keys, Positions
 from kvemb.health import Health
-from kvemb.interrupts import uninterrupted
+from kvemb.interrupts import result_of, uninterrupted, wait_for
 from kvemb.locate import Located, Locator
 from kvemb.rows import DIRTY, REMOVED, RowBlock
 from kvemb.schema import LAST_KEY, Schema
@@ -117,7 +117,7 @@ class Tiers:
     def _uncut(self) -> Iterator[None]:
         """Take the lock while no cut is being written."""
         while True:
-            self._cut_over.wait()
+            wait_for(self._cut_over)
             with self._lock:
                 if self._cut is None:
                     yield
@@ -157,21 +157,33 @@ class Tiers:
         if self._cut is not None:
             self._cut.keep(keys, cells)
 
-    def admit(self, rows: RowBlock, *, by_score: bool = False) -> None:
-        """Offer rows to the hot tier; dirty ones that must leave for them go to the spill buffer.
+    def admit(self, at: Located, *, by_score: bool = False) -> None:
+        """Offer at.rows to the hot tier; dirty rows that must leave for them go to the spill buffer.
 
-        by_score: rows that do not outscore what is hot stay out.
+        Rows of keys that did not exist are there, and counted, from here on. by_score: rows that do not outscore what
+        is hot stay out. Where it raises at the first table nothing has changed.
         """
-        if len(rows) == 0:
+        if len(at.rows) == 0:
             return
-        self.counts.promotions += len(rows)
-        self._spill.discard(rows.keys)
-        left = self.shards.insert(rows, by_score=by_score)
-        if self._cut is not None:
-            for leaving in left:
-                self._cut.keep_leaving(leaving)
-        with self._poisoning():
-            self._spill.append(left)
+        offered, left = 0, []
+        try:
+            for keys, leaving in self.shards.insert(at.rows, at.cold_owners, by_score=by_score):
+                offered += len(keys)
+                if len(leaving):
+                    left.append(leaving)
+                self._spill.discard(keys)  # only now that they are hot, or leave
+            self.size += int(np.count_nonzero(~at.exists))
+        except Exception as error:
+            if offered:
+                self.health.poison(error)
+            raise
+        finally:
+            self.counts.promotions += offered
+            if self._cut is not None:
+                for leaving in left:
+                    self._cut.keep_leaving(leaving)
+            with self._poisoning():
+                self._spill.append(left)
 
     def to_spill(self, rows: RowBlock) -> None:
         """Put dirty rows that are not hot into the spill buffer."""
@@ -180,11 +192,11 @@ class Tiers:
 
     def remove(self, keys: Keys) -> None:
         """Drop rows of distinct keys, all present. Removals reach the cold store in order with spilled rows."""
-        for table, places in self.shards.split(keys):
-            table.remove(table.find(keys[places]))
         removals = RowBlock(self.schema, len(keys))
         removals.keys[:] = keys
         removals.flags[:] = DIRTY | REMOVED
+        for table, places in self.shards.split(keys):
+            table.remove(table.find(keys[places]))
         # Counted first: the spill buffer keeps the removals even where it raises.
         self.size -= len(keys)
         self.to_spill(removals)
@@ -207,14 +219,14 @@ class Tiers:
             with self._poisoning():
                 self._log.cleared(self.step)
 
-    def log_located(self, at: Located, rows: RowBlock) -> None:
-        """Log rows that were just changed: the hot ones of `at`, and `rows`, on their way there."""
+    def log_located(self, at: Located) -> None:
+        """Log rows that were just changed where they are: hot, or on their way there."""
         if self._log is not None:
-            for table, places in self.shards.split(at.keys):
+            for table, places in self.shards.parts(at.owners):
                 cells = at.cells[places]
                 if len(hot := cells[cells >= 0]):
                     self.log_rows(table.block.select(hot))
-            self.log_rows(rows)
+            self.log_rows(at.rows)
 
     def log_rows(self, rows: RowBlock) -> None:
         """Log rows as they are now."""
@@ -268,7 +280,8 @@ class Tiers:
             with self._poisoning():
                 writing = self._spill.hand_over()
         if writing is not None:
-            wait([writing])
+            with suppress(ColdStoreError):  # whoever comes next meets it
+                result_of(writing)
 
     def begin_cut(self) -> Cut:
         """Keep the state of this instant until end_cut(). REQUIRES: held, and no other cut.

@@ -21,6 +21,7 @@ from typing import Any
 from kvemb import layout, manifest
 from kvemb.checkpoint import Checkpoint, appearing
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
+from kvemb.interrupts import result_of
 from kvemb.inventory import measure
 from kvemb.layout import series_name
 from kvemb.manifest import FileEntry, Manifest
@@ -226,6 +227,6 @@ def _all(move: Callable[[Path, FileEntry], None], files: list[tuple[Path, FileEn
     with ThreadPoolExecutor(jobs, thread_name_prefix="kvemb-transfer") as pool:
         try:
             for moved in [pool.submit(unless_failed, *file) for file in files]:
-                moved.result()
+                result_of(moved)
         finally:
             failed.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 import kvemb
 from kvemb import sizing
-from kvemb.interrupts import uninterrupted
+from kvemb.interrupts import result_of, uninterrupted, wait_for
 
 KEYS, DIM, BATCH, ROUNDS = 600, 4, 40, 25
 
@@ -84,3 +85,41 @@ def test_no_acknowledged_row_is_lost_to_ctrl_c(seed: int, tmp_path: Path, monkey
         changed = rows[:, 0] != writer.acknowledged
         changed[writer.writing] &= rows[writer.writing, 0] != writer.version
         assert not changed.any()
+
+
+class Interrupting(threading.Condition):
+    """The condition of an event or a future, which meets Ctrl-C when it has just taken its lock."""
+
+    def __enter__(self) -> bool:
+        taken = super().__enter__()
+        if threading.current_thread() is threading.main_thread():
+            self.__class__ = threading.Condition  # once
+            os.kill(os.getpid(), signal.SIGINT)
+        return taken
+
+
+def test_ctrl_c_while_an_event_takes_its_lock_leaves_it_free() -> None:
+    event = threading.Event()
+    event._cond.__class__ = Interrupting  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(event)
+    threading.Timer(0.05, event.set).start()
+    wait_for(event)
+
+
+def test_ctrl_c_while_a_future_takes_its_lock_leaves_it_free() -> None:
+    future: Future[int] = Future()
+    future._condition.__class__ = Interrupting
+    with pytest.raises(KeyboardInterrupt):
+        result_of(future)
+    threading.Timer(0.05, future.set_result, [7]).start()
+    assert result_of(future) == 7
+
+
+def test_a_result_is_waited_for_no_longer_than_asked() -> None:
+    future: Future[int] = Future()
+    with pytest.raises(TimeoutError, match="not done after"):
+        result_of(future, 0.01)
+    future.set_exception(TimeoutError("its own"))
+    with pytest.raises(TimeoutError, match="its own"):
+        result_of(future)

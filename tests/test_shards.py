@@ -27,6 +27,11 @@ def rows_of(shards, keys, *, dirty=False):
     return rows
 
 
+def insert(shards, rows):
+    """Insert, and return the rows that left."""
+    return [left for _, left in shards.insert(rows, shards.of(rows.keys)) if len(left)]
+
+
 def test_the_default_partitioner_is_the_floors_remainder():
     assert default_partitioner(KEYS, 3).tolist() == [int(key) % 3 for key in KEYS]
     assert default_partitioner(KEYS.view(np.uint64), 3).tolist() == [int(key) % 2**64 % 3 for key in KEYS]
@@ -34,13 +39,14 @@ def test_the_default_partitioner_is_the_floors_remainder():
 
 def test_rows_go_to_the_table_of_their_key():
     shards = shards_of(3)
-    assert shards.insert(rows_of(shards, KEYS)) == []
+    assert insert(shards, rows_of(shards, KEYS)) == []
     for number, table in enumerate(shards.tables):
         owned = [int(key) for key in KEYS if key % 3 == number]
         assert sorted(table.block.keys[table.occupied()].tolist()) == sorted(owned)
     assert shards.size == len(KEYS)
     assert shards.nbytes == sum(table.nbytes for table in shards.tables)
-    cells = shards.find(np.concatenate([KEYS, [99]]))
+    sought = np.concatenate([KEYS, [99]])
+    cells = shards.find(sought, shards.of(sought))
     assert (cells[:-1] >= 0).all()
     assert cells[-1] == -1
     assert sorted(int(place) for _, places in shards.split(KEYS) for place in places) == list(range(len(KEYS)))
@@ -50,19 +56,19 @@ def test_one_table_takes_whole_batches():
     shards = shards_of(1)
     assert shards.of(KEYS) is None
     assert [places for _, places in shards.split(KEYS)] == [slice(None)]
-    assert len(shards.find(np.empty(0, np.int64))) == 0
+    assert len(shards.find(np.empty(0, np.int64), None)) == 0
 
 
 def test_rows_that_leave_are_gathered_from_every_table():
     shards = shards_of(2, capacity=16)
-    left = shards.insert(rows_of(shards, np.arange(200), dirty=True))
+    left = insert(shards, rows_of(shards, np.arange(200), dirty=True))
     assert shards.size + sum(map(len, left)) == 200
     assert shards.size == 32
 
 
 def test_growth_is_paid_for_by_the_budget():
     shards = shards_of(2, capacity=16, growing=True)
-    assert shards.insert(rows_of(shards, np.arange(200), dirty=True)) == []
+    assert insert(shards, rows_of(shards, np.arange(200), dirty=True)) == []
     assert shards.size == 200
 
 

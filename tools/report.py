@@ -214,7 +214,7 @@ def _projection(path: Path, name: str) -> str:
     bounded = np.nan_to_num(scores, posinf=np.max(scores[np.isfinite(scores)], initial=0.0), neginf=0.0)
     spread = max(float(np.ptp(bounded)), 1e-12)
     points = [
-        (float(x), float(y), float((score - bounded.min()) / spread), f"key {key}, score {score:g}")
+        (float(x), float(y), float((score - np.min(bounded)) / spread), f"key {key}, score {score:g}")
         for (x, y), score, key in zip(flat, bounded, keys, strict=True)
     ]
     return charts.scatter("rows of the highest scores", points)
