@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvemb.checkpoint import Checkpoint
 from kvemb.codec import unordered_keys
 from kvemb.delta import epochs_since
@@ -36,8 +38,19 @@ def bring_to(store: Store, taken: Checkpoint, position: str) -> None:
             raise SchemaMismatch(name, "schema", mine, entry.schema)
     with opened(taken.path, taken._manifest) as after:
         for name, entry in taken.variables.items():
-            variable = store.variables[name] if name in store.variables else open_stored(store, name, entry)
-            _bring(variable, name, after, epochs, entry.step)
+            if name in store.variables:
+                _bring(store.variables[name], name, after, epochs, entry.step)
+            elif _is_whole(name, after, epochs, entry.rows):
+                _bring(open_stored(store, name, entry), name, after, epochs, entry.step)
+
+
+def _is_whole(name: str, after: Readable, epochs: list[Epoch], rows: int) -> bool:
+    """Whether what changed is all there is, as of a variable that was made since; others were left out on purpose."""
+    source = after.rows(name)
+    assert source is not None
+    _, recorded = after.recorded(epochs, name)
+    schema = after.described.variables[name].schema
+    return rows == sum(int(np.count_nonzero(source.read(unordered_keys(keys, schema))[1])) for keys in recorded)
 
 
 def _bring(variable: Variable, name: str, after: Readable, epochs: list[Epoch], step: int) -> None:

@@ -194,9 +194,9 @@ class Store:
         """Bring this store to a later checkpoint of the store it follows, at the cost of what changed there.
 
         checkpoint: one that follows a checkpoint this store was restored from, made, or brought to. Rows that changed
-        there since become what they are there, new variables are made, and the result is durable when this returns;
-        rows that changed only here stay. A checkpoint that this store holds already changes nothing. What an
-        interrupted call left undone the next one does.
+        there since become what they are there, new variables are made, and the result is durable when this returns.
+        Rows that changed only here stay; variables that this store was restored without stay out. A checkpoint that
+        this store holds already changes nothing. What an interrupted call left undone the next one does.
 
         Raises CheckpointNotFound, also when it does not follow; SchemaMismatch; Corruption, ColdStoreError, Poisoned,
         Closed, ReadOnly.

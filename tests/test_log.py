@@ -211,6 +211,29 @@ def test_calls_that_wait_together_share_one_sync(monkeypatch, open_store, tmp_pa
     assert keys_in(crashed(store.path, tmp_path / "crash")) == list(range(80))
 
 
+def test_an_interrupted_sync_leaves_every_segment_to_the_next(monkeypatch, open_store, tmp_path):
+    store = filled(open_store, tmp_path)
+    log = store._log
+    log.prepare(99)
+    log.rotate()  # what a cut does, between a call's append and its sync
+    put(store, 1)
+    log.prepare(100)
+    log.rotate()
+    synced: list[int] = []
+
+    def interrupt(file: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, "fdatasync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            put(store, 2)
+        patch.setattr(journal.os, "fdatasync", lambda file: synced.append(os.fstat(file).st_ino))
+        put(store, 3)
+    for segment in ("000099.log", "000100.log"):
+        assert (store.path / "log" / segment).stat().st_ino in synced
+
+
 @pytest.mark.parametrize("call", ["write", "fdatasync", "open"])
 def test_a_log_that_cannot_be_written_poisons_the_store(monkeypatch, open_store, tmp_path, call):
     store = filled(open_store, tmp_path)
