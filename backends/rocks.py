@@ -40,7 +40,7 @@ STALL_SECONDS = 0.002
 BREATH_SECONDS = 0.001
 CROWDED_FILES = 14
 SALVAGE_FILES = 50
-COMPACT_PARTS = 64
+COMPACT_PART_BYTES = 32 << 20
 
 _COMPRESSION = {
     "none": rd.DBCompressionType.none,
@@ -313,7 +313,8 @@ class RocksStore:
     def compact(self, tell: Callable[[int, int], None]) -> None:
         """See contracts.ColdStore. A range at a time: rocksdict holds the GIL meanwhile, and others want their turn."""
         with translated(f"compact {self._name!r}"):
-            bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(COMPACT_PARTS)), None]
+            parts = max(1, self.disk_bytes() // COMPACT_PART_BYTES)
+            bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(parts)), None]
             options = rd.CompactOptions()
             options.set_bottommost_level_compaction(rd.BottommostLevelCompaction.force_optimized())
             for done, (first, last) in enumerate(pairwise(bounds), 1):

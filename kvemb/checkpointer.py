@@ -104,10 +104,13 @@ class Checkpointer:
         """Cut, and start to write a point and, if there is a target, a checkpoint there.
 
         last: the store is closed from the cut on, so that nothing is acknowledged that it does not hold.
-        REQUIRES: settled. Raises FileExistsError, ColdStoreError, Poisoned, Closed.
+        REQUIRES: settled. Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed.
         """
-        if target is not None and target.exists():
-            raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
+        if target is not None:
+            if target.exists():
+                raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
+            if target.resolve().is_relative_to(self._points.store.resolve()):
+                raise ValueError(f"{target} is inside the store itself; name a directory beside it for the checkpoint")
         try:
             for part in parts:
                 part.tiers.ease()

@@ -4,6 +4,8 @@ variables.
 
 from __future__ import annotations
 
+import os
+
 from kvemb.errors import Closed, Poisoned, ReadOnly
 
 
@@ -12,11 +14,26 @@ class Health:
 
     def __init__(self, name: str, *, read_only: bool = False) -> None:
         self.name, self.read_only = name, read_only
+        self._process = os.getpid()
         self.closed = False
         self.cause: BaseException | None = None
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that opened the store: its threads and locks are not here."""
+        return os.getpid() != self._process
+
+    def check_here(self) -> None:
+        """Raise Closed in a process that was forked. Asked before any lock is taken, which nobody might free."""
+        if self.forked:
+            raise Closed(
+                f"the store {self.name} was opened by process {self._process}, and does not survive a fork; open it in "
+                "this process with follow=True, or start workers by spawn"
+            )
+
     def check_open(self) -> None:
-        """Raise Closed after close()."""
+        """Raise Closed after close(), and in a process that was forked."""
+        self.check_here()
         if self.closed:
             raise Closed(f"the store {self.name} is closed; open it again with kvemb.open")
 

@@ -96,6 +96,8 @@ def default_store() -> Store:
     DEFAULTS.append(store)
 
     def discard() -> None:
+        if store.health.forked:
+            return
         with suppress(KvembError):
             store._release()
         shutil.rmtree(directory, ignore_errors=True)

@@ -25,12 +25,12 @@ from kvemb.readable import database_in_place
 class Points:
     """One store's directory, held for writing.
 
-    current: the last durable point's manifest. live: the unpacked files. log: segments that go on from there. crashed:
-    whether the last owner did not close the store. undo: receives what releases the directory.
+    store: that directory. current: the last durable point's manifest. live: the unpacked files. log: segments that go
+    on from there. crashed: whether the last owner did not close the store. undo: receives what releases the directory.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
-        self._store = store
+        self.store = store
         layout.check_place_for_store(store)
         with layout.refusing(f"open {store}"):
             self._take(store, undo)
@@ -60,7 +60,7 @@ class Points:
     @property
     def folder(self) -> Path:
         """The current point's."""
-        return layout.point(self._store, self.current.point)
+        return layout.point(self.store, self.current.point)
 
     def next_number(self) -> int:
         """Return a number for a point that no point ever had."""
@@ -91,12 +91,12 @@ class Points:
 
         Raises ColdStoreError; then the point before it still is.
         """
-        point = layout.point(self._store, number)
+        point = layout.point(self.store, number)
         with appearing(point) as scratch:
             yield scratch
         self.current = manifest.read(point)
-        with layout.refusing(f"write {self._store / layout.CURRENT}"):
-            layout.set_current(self._store, number)
+        with layout.refusing(f"write {self.store / layout.CURRENT}"):
+            layout.set_current(self.store, number)
         self._drop_points_but(point.name)
 
     def complete(self, scratch: Path, described: Manifest) -> Manifest:
@@ -104,7 +104,7 @@ class Points:
         return complete(scratch, described, self.folder if layout.is_checkpoint(self.folder) else None)
 
     def _drop_points_but(self, name: str) -> None:
-        for other in (self._store / layout.POINTS).iterdir():
+        for other in (self.store / layout.POINTS).iterdir():
             if other.name != name:
                 shutil.rmtree(other, ignore_errors=True)
 

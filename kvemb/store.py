@@ -185,7 +185,7 @@ class Store:
         for it: rows go on changing meanwhile, and what it fails with is raised by result() or by the next call of
         flush(), checkpoint() or close(). One is written at a time: a second call waits for the first.
 
-        Raises FileExistsError, ColdStoreError, Poisoned, Closed, ReadOnly.
+        Raises FileExistsError; ValueError for a path inside the store; ColdStoreError, Poisoned, Closed, ReadOnly.
         """
         pending = self._start(Path(path))
         return pending.result() if block else pending
@@ -258,6 +258,8 @@ class Store:
 
         flush=False: leave the last durable point as it is; what came after it, and is in no log, is lost.
         """
+        if self.health.forked:
+            return  # it is the other process's to close
         with self._lock:
             if self.health.closed:
                 return

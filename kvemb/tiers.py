@@ -74,6 +74,7 @@ class Tiers:
     @contextmanager
     def reading(self) -> Iterator[bool]:
         """Hold the lock for a call that reads; yields whether uses are kept. Raises Closed."""
+        self.health.check_here()
         self._wait_for_room()
         with self._lock, uninterrupted(), self.counts.timed("lookup"):
             self.health.check_open()
@@ -90,6 +91,7 @@ class Tiers:
 
         With a log the call is durable when the block has ended. Raises Closed, ReadOnly, Poisoned.
         """
+        self.health.check_here()
         self._wait_for_room()
         with self._uncut() if uncut else self._lock, uninterrupted(), self.counts.timed("update"):
             self.health.check_writable()
@@ -116,6 +118,7 @@ class Tiers:
     @contextmanager
     def _uncut(self) -> Iterator[None]:
         """Take the lock while no cut is being written."""
+        self.health.check_here()
         while True:
             wait_for(self._cut_over)
             with self._lock:
@@ -148,6 +151,7 @@ class Tiers:
 
     def read_ahead(self, keys: Keys) -> None:
         """Start reading the cold ones of distinct keys on another thread. Takes the lock itself."""
+        self.health.check_here()
         with self._lock:
             self.health.check_open()
             self._where.read_ahead(keys)

@@ -256,3 +256,14 @@ def test_a_damaged_table_file_does_not_become_a_sound_one_by_copying(monkeypatch
     assert not (tmp_path / "copy").exists()
     damaged[len(damaged) // 3] ^= 4
     file.write_bytes(damaged)  # the store's own file too
+
+
+@pytest.mark.parametrize("inside", ["checkpoint", "live/checkpoint", "points/00000099", "points/../log/x"])
+def test_a_checkpoint_inside_the_store_is_refused(open_store, tmp_path, inside):
+    store = open_store(tmp_path / "store")
+    store.get_variable("table").upsert([1], [[1.0]])
+    before = sorted(store.path.iterdir())
+    with pytest.raises(ValueError, match="is inside the store itself; name a directory beside it"):
+        store.checkpoint(store.path / inside)
+    assert sorted(store.path.iterdir()) == before
+    store.checkpoint(tmp_path / "store-1")

@@ -1,0 +1,55 @@
+"""A process that was forked from one with an open store is told so, and harms nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+PROGRAM = """
+    import os, sys, warnings
+    import numpy as np
+    import kvemb
+
+    warnings.simplefilter("ignore")  # fork beside threads is what this is about
+    path = sys.argv[1]
+    with kvemb.open(path, memory_budget="8MiB") as store:
+        table = store.get_variable("table", dim=2)
+        keys, rows = np.arange(30_000), np.ones((30_000, 2), np.float32)
+        table.upsert(keys, rows)
+        child = os.fork()
+        if not child:
+            calls = {
+                "lookup": lambda: table.lookup(keys), "upsert": lambda: table.upsert(keys, rows),
+                "prefetch": lambda: table.prefetch(keys), "restrict": lambda: table.clear(),
+                "export": lambda: table.export(), "flush": store.flush, "check": store.check,
+                "checkpoint": lambda: store.checkpoint(path + ".checkpoint"),
+                "get_variable": lambda: store.get_variable("other"), "size": table.size,
+            }
+            for name, call in calls.items():
+                try:
+                    call()
+                except kvemb.errors.Closed as error:
+                    assert "does not survive a fork; open it in this process with follow=True" in str(error)
+                else:
+                    os._exit(3)
+            with kvemb.open(path, follow=True) as reader:
+                assert reader.variables == {}
+            store.close()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert (table.lookup(keys) == 1).all()
+        store.check()
+    with kvemb.open(path, memory_budget="8MiB") as store:
+        assert store.recovery is None
+        assert store.variables["table"].size() == 30_000
+    print("sound")
+"""
+
+
+def test_a_worker_that_was_forked_is_told_and_harms_nothing(tmp_path: Path) -> None:
+    """It ends as multiprocessing's workers do: what RocksDB does at exit() joins threads that a fork has not."""
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("sound\n", 0), done.stderr
