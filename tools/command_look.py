@@ -163,10 +163,11 @@ def diff(
         how = "as recorded" if each.recorded else "found by reading both"
         counts = f"{each.added:,} added, {each.removed:,} removed, {each.changed:,} changed"
         lines.append((each.variable, f"{counts}; {how}"))
-        lines.append(("", f"{each.moved:,} moved; relative to the row before:"))
+        lines.append(("", f"{each.moved:,} moved" + ("; relative to the row before:" if each.moved else "")))
         counted = zip(each.l2.upto, each.l2.counts, strict=True)
         lines += [("", f"  {_upto(most):>11}: {count:,}") for most, count in counted if count]
-        lines += [("", f"key {row.key}: by {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
+        lines += [("", "moved most:")] * bool(each.most)
+        lines += [("", f"  key {row.key}: by {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
     if target is not None:
         lines.append(("rows", target))
     screen.close(f"kvemb diff {a} {b}", lines, {"variables": [asdict(each) for each in found]})

@@ -18,6 +18,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.errors import CheckpointNotFound
 from kvemb.tools.failures import BadInput
+from kvemb.tools.numbers import lengths, unit
 from kvemb.tools.places import appearing
 from kvemb.tools.reading import Progress, chosen, no_rows, opened, rows_of, selected
 
@@ -47,7 +48,8 @@ class Difference:
     """What differs of one variable. recorded: whether that was known, or found by reading both.
 
     changed: rows in both whose values, slots, score or step differ, of which `moved` differ in values. l2, cosine:
-    how they moved: lengths of differences relative to the row before, and 1 - cosine. most: those that moved most.
+    how they moved: lengths of differences relative to the row before, and 1 - cosine. most: those that moved most,
+    before all others those that became NaN, or were, whose distance is NaN.
     """
 
     variable: str
@@ -127,7 +129,7 @@ def _diff(
         most: list[Moved] = []
         for part in parts:
             _tally(part, found, tallies, most, top, writer)
-            most.sort(key=lambda each: -each.l2)
+            most.sort(key=lambda each: (0, 0.0) if np.isnan(each.l2) else (1, -each.l2))
             del most[top:]
         found.most = most
         found.l2, found.cosine = (Distribution([*_UPTO], tally.tolist()) for tally in tallies)
@@ -208,21 +210,21 @@ def _tally(part: _Part, found: Difference, tallies: Any, most: list[Moved], top:
     found.changed += len(mine)
     old, new = before.values[mine].astype(np.float64), after.values[theirs].astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        lengths = np.linalg.norm(new - old, axis=1)
-        norms = np.linalg.norm(old, axis=1), np.linalg.norm(new, axis=1)
-        cosines = np.sum(old * new, axis=1) / (norms[0] * norms[1])
-        relative = lengths / norms[0]
+        far, norms = lengths(new - old), (lengths(old), lengths(new))
+        cosines = np.where((norms[0] > 0) & (norms[1] > 0), np.sum(unit(old) * unit(new), axis=1), np.nan)
+        relative = far / norms[0]
     moved = ~_same(before.values[mine], after.values[theirs])
     found.moved += int(moved.sum())
     for tally, numbers in zip(tallies, (relative, 1 - cosines), strict=True):
         known = np.where(np.isnan(numbers[moved]), np.inf, np.maximum(numbers[moved], 0.0))
         tally += np.bincount(np.searchsorted(_UPTO, known), minlength=len(_UPTO))
     keys = before.keys[mine]
-    for at in np.argsort(-np.nan_to_num(np.where(moved, lengths, -1.0), nan=np.inf))[:top]:
-        if moved[at]:
-            most.append(Moved(int(keys[at]), float(lengths[at]), float(cosines[at])))
+    places = np.flatnonzero(moved)
+    # By the last first: NaN before numbers, then the furthest; of equals, the least key.
+    order = np.lexsort((-far[places], ~np.isnan(far[places])))
+    most += [Moved(int(keys[at]), float(far[at]), float(cosines[at])) for at in places[order][:top]]
     if writer is not None:
-        writer.write(before, after, mine, lengths)
+        writer.write(before, after, mine, far)
 
 
 class _Writer:
@@ -250,8 +252,8 @@ class _Writer:
             with writer._writer:
                 yield writer
 
-    def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, lengths: Any) -> None:
-        """Write what differs, in key order. mine: where in before the rows in both are; lengths: how far they moved."""
+    def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, moved_by: Any) -> None:
+        """Write what differs, in key order. mine: where in before the rows in both are; moved_by: how far they moved."""
         pa = self._pa
         keys = np.union1d(before.keys, after.keys)
         if len(keys) == 0:
@@ -268,9 +270,9 @@ class _Writer:
             lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), self._number), self._dim)
             columns[name] = pa.compute.if_else(pa.array(~absent), lists, pa.scalar(None, lists.type))
         far = np.full(len(keys), np.nan)
-        far[at["before"][mine]] = lengths
-        lengths_column = pa.array(far, mask=np.isnan(far))
-        table = [pa.array(keys), pa.array(change.tolist()), columns["before"], columns["after"], lengths_column]
+        far[at["before"][mine]] = moved_by
+        l2 = pa.array(far, mask=np.isnan(far))
+        table = [pa.array(keys), pa.array(change.tolist()), columns["before"], columns["after"], l2]
         self._writer.write_table(pa.table(table, schema=self._schema))
 
 

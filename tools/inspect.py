@@ -94,7 +94,8 @@ def peek(
 ) -> Peek:
     """Return rows of a variable: those of keys, or the first `count`.
 
-    neighbours: how many of the nearest other rows, by cosine, to find for each; exact, over all rows. Raises BadInput.
+    neighbours: how many of the nearest other rows, by cosine, to find for each; exact, over all rows that are finite.
+    Raises BadInput.
     """
     with opened(path, variable) as source:
         if keys:
@@ -129,7 +130,7 @@ def _neighbours(
     best = np.full((len(wanted), 0), 0.0)
     keys = np.empty((len(wanted), 0), source.key_dtype)
     for rows in telling(bulk.scan(source), progress, source.size()):
-        near = sought @ unit(rows.values).T
+        near = sought @ unit(rows.values).T  # NaN for rows that have one: they are near to none
         near[wanted.keys[:, None] == rows.keys[None, :]] = -np.inf
         near[np.isnan(near)] = -np.inf
         best = np.concatenate([best, near], axis=1)

@@ -8,26 +8,31 @@ import numpy as np
 
 
 def lengths(values: Any) -> Any:
-    """Return the length of each row of values (n, dim), float64 (n,)."""
+    """Return the length of each row of values (n, dim), float64 (n,): infinite, or NaN, where a number of it is."""
     most, _, norms = _scaled(values)
     with np.errstate(over="ignore"):
-        return most * norms
+        return np.where(np.isfinite(most), most * norms, most)
 
 
 def unit(values: Any) -> Any:
-    """Return rows (n, dim) as float64 of length 1, rows of zeros as they are."""
+    """Return rows (n, dim) as float64 of length 1, rows of zeros as they are.
+
+    A row with a NaN or an infinity has no direction: it is NaN throughout.
+    """
     _, scaled, norms = _scaled(values)
-    return np.divide(scaled, norms[:, None], out=np.zeros_like(scaled), where=norms[:, None] > 0)
+    return np.divide(scaled, norms[:, None], out=scaled, where=norms[:, None] > 0)
 
 
 def _scaled(values: Any) -> tuple[Any, Any, Any]:
     """Return each row's greatest magnitude (n,), the row divided by it (n, dim), and the length of that (n,).
 
-    So no square overflows, nor becomes zero.
+    So no square overflows, nor becomes zero. Where a number is not finite, the second and the third are NaN.
     """
     wide = values.astype(np.float64)
     most = np.max(np.abs(wide), axis=1, initial=0.0)
-    scaled = np.divide(wide, most[:, None], out=np.zeros_like(wide), where=most[:, None] > 0)
+    finite = np.isfinite(most)[:, None]
+    scaled = np.divide(wide, most[:, None], out=np.zeros_like(wide), where=finite & (most[:, None] > 0))
+    scaled[~finite[:, 0]] = np.nan
     return most, scaled, np.linalg.norm(scaled, axis=1)
 
 
