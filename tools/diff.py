@@ -253,7 +253,7 @@ class _Writer:
                 yield writer
 
     def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, moved_by: Any) -> None:
-        """Write what differs, in key order. mine: where in before the rows in both are; moved_by: how far they moved."""
+        """Write what differs, in key order. mine: where in before the rows in both are; moved_by: how far."""
         pa = self._pa
         keys = np.union1d(before.keys, after.keys)
         if len(keys) == 0:

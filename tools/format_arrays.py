@@ -63,17 +63,23 @@ def read_npy(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read the .npy files of a folder, whose names without .npy are the columns'."""
     arrays = {}
     for path in sorted(folder.glob("*.npy")) if folder.is_dir() else []:
-        try:
-            arrays[path.stem] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            if path.stat().st_size == 128:  # of no rows, which cannot be mapped
-                arrays[path.stem] = np.load(path, allow_pickle=False)
-                continue
-            raise BadInput(f"{path} cannot be read: {error}") from error
+        arrays[path.stem] = _mapped(path)
     about = {}
     if (folder / ABOUT).is_file():
-        about = parse_about((folder / ABOUT).read_text(encoding="utf-8"), folder / ABOUT)
+        about = parse_about((folder / ABOUT).read_bytes(), folder / ABOUT)
     return _of_arrays(str(folder), arrays, about, given)
+
+
+def _mapped(path: Path) -> Any:
+    """The array of a .npy file. Raises BadInput."""
+    try:
+        small = path.stat().st_size <= 128  # perhaps of no rows, which cannot be mapped
+        array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it holds several arrays, or none")
+    except Exception as error:  # what a damaged header raises is whatever its text is read as
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    return array
 
 
 def _of_arrays(
@@ -216,7 +222,7 @@ def read_tfra(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
 
     Its files do not say of what dtype they are: int64 and float32 unless that is given.
     """
-    key_dtype, value_dtype = np.dtype(given.key_dtype or "int64"), np.dtype(given.value_dtype or "float32")
+    key_dtype, value_dtype = dtype_of(given.key_dtype or "int64"), dtype_of(given.value_dtype or "float32")
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*_mht_*of*_rank*_size*-keys")) if folder.is_dir() else []:
         stem = re.split(r"_mht_\d+of\d+_rank\d+_size\d+-keys$", path.name)[0]

@@ -137,22 +137,18 @@ def read_arrow(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
 
 
 def read_csv(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Read numbers as write_csv writes them: columns that end in _0, _1, ... are one list.
+    """Read numbers as write_csv writes them: columns that end in _0, _1, ... are one list, in whatever order.
 
     A CSV does not say of what dtype they are: int64 and float32 unless that is given.
     """
     file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
     names = next(csv.reader([file.readline().decode(errors="replace")]), [])
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        stem, _, number = name.rpartition("_")
-        groups.setdefault(stem if stem and number.isdecimal() else name, []).append(name)
     chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
-    for what, name in chosen.items():
-        if name not in groups:
-            file.close()
-            known = ", ".join(groups)[:200] or "none"
-            raise BadInput(f"{place} has no column {name!r} for the {what}; it has {known}")
+    try:
+        groups = _groups(names, chosen, place)
+    except BadInput:
+        file.close()
+        raise
     halves = ("float16", "bfloat16")  # which pyarrow does not read from text
     number_dtype = np.dtype("float32" if given.value_dtype in (None, *halves) else given.value_dtype)
     plain = {chosen[KEY]: np.dtype(given.key_dtype or "int64"), SCORE: np.dtype(np.float64), STEP: np.dtype(np.int64)}
@@ -181,6 +177,45 @@ def read_csv(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
                 yield batch
 
     return Table(columns), batches()
+
+
+def _groups(names: list[str], chosen: dict[str, str], place: object) -> dict[str, list[str]]:
+    """Return the columns of each list by its name, and every other column by its own. Raises BadInput.
+
+    What is needed must be whole: a list of numbers from 0 on, the key one column. Others are let through as they are.
+    """
+    _check_once(names, names, place)
+    lists: dict[str, dict[int, str]] = {}
+    for name in names:
+        stem, _, number = name.rpartition("_")
+        if stem and number.isdecimal() and number == str(int(number)):
+            lists.setdefault(stem, {})[int(number)] = name
+    groups: dict[str, list[str]] = {}
+    for stem, parts in lists.items():
+        missing = next((at for at in range(len(parts)) if at not in parts), None)
+        if missing is None and stem not in names:
+            groups[stem] = [parts[at] for at in range(len(parts))]
+        elif stem == chosen[VALUE]:
+            wrong = f"and {stem!r} too" if missing is None or stem in names else f"but no '{stem}_{missing}'"
+            raise BadInput(
+                f"{place} has the column {parts[min(parts)]!r} {wrong}; number a list's columns from 0 without gaps"
+            )
+    listed = {part for parts in groups.values() for part in parts}
+    groups |= {name: [name] for name in names if name not in listed}
+    for what, name in chosen.items():
+        if name not in groups:
+            known = ", ".join(groups)[:200] or "none"
+            raise BadInput(f"{place} has no column {name!r} for the {what}; it has {known}")
+    for name in (chosen[KEY], SCORE, STEP):
+        if name in groups and groups[name] != [name]:
+            raise BadInput(f"{place} has the column {groups[name][0]!r}; a {name} is one number: name it {name!r}")
+    return groups
+
+
+def _check_once(wanted: list[str], names: list[str], place: object) -> None:
+    """Raise BadInput where a column that is needed is there twice: which is meant, nobody knows."""
+    if doubled := [name for name in wanted if names.count(name) > 1]:
+        raise BadInput(f"{place} has the column {doubled[0]!r} twice; rename one, or leave it out")
 
 
 def _opened(how: Callable[..., Any], place: Any, name: object = None) -> Any:
@@ -213,6 +248,7 @@ def _table(
     for what, name in chosen.items():
         if name not in schema.names:
             raise BadInput(f"{place} has no column {name!r} for the {what}; it has {', '.join(schema.names)}")
+    _check_once(schema.names if about else [*chosen.values()], schema.names, place)
     if not _is_key(schema.field(chosen[KEY]).type):
         raise BadInput(f"column {chosen[KEY]!r} of {place} must hold integers, got {schema.field(chosen[KEY]).type}")
     if not _is_list(schema.field(chosen[VALUE]).type):

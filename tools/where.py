@@ -59,19 +59,20 @@ def parse_where(texts: list[str]) -> Where:
     first: int | None = None
     last: int | None = None
     for text in (part for each in texts for part in re.split(r"\band\b", each)):
-        if found := _RANGE.fullmatch(text):
-            low, high = int(found[1]), int(found[2])
-            first = low if first is None else max(first, low)
-            last = high if last is None else min(last, high)
-            continue
         found = _CLAUSE.fullmatch(text)
         try:
+            if ends := _RANGE.fullmatch(text):
+                low, high = int(ends[1]), int(ends[2])
+                first = low if first is None else max(first, low)
+                last = high if last is None else min(last, high)
+                continue
             if found is None:
                 raise ValueError
             number: float = int(found[3]) if found[1] != "score" else float(found[3])
         except ValueError:
+            shown = text.strip() if len(text) < 80 else f"{text.strip()[:80]}..."
             raise BadInput(
-                f"--where {text.strip()!r} is no condition; write such as 'score >= 3', 'step < 100', 'key in 0..999'"
+                f"--where {shown!r} is no condition; write such as 'score >= 3', 'step < 100', 'key in 0..999'"
             ) from None
         if found[1] == "key" and found[2] in ("<=", ">=", "<", ">", "==", "="):
             if found[2] in (">", ">=", "==", "="):

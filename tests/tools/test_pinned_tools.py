@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +219,12 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, name, text, argume
     assert not Path("new").exists()
 
 
-@pytest.mark.parametrize("about", [[], {"name": 5}, {"whole": True}, "{"])
+@pytest.mark.parametrize("about", [[], {"name": 5}, {"whole": True}, "{", b"\xff\xfe\x00{"])
 def test_a_description_that_cannot_be_is_one_line(tmp_path, capsys, about):
     make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
     export(tmp_path / "store", tmp_path / "out.npy")
-    text = about if isinstance(about, str) else json.dumps(about)
-    (tmp_path / "out.npy" / "about.json").write_text(text)
+    text = about if isinstance(about, (str, bytes)) else json.dumps(about)
+    (tmp_path / "out.npy" / "about.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert run(["import", str(tmp_path / "out.npy"), str(tmp_path / "new")]) == 1
     told = capsys.readouterr().err
     assert "about.json describes its table in a way that cannot be read" in told
@@ -316,3 +318,82 @@ def test_a_row_with_a_nan_or_an_infinity_has_no_direction(tmp_path):
     found = peek(tmp_path / "store", neighbours=4).neighbours
     assert [key for key, _ in found[0]] == [4, 3]
     assert found[1] == found[2] == []
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        ("key,value_0,value_7", r"has the column 'value_0' but no 'value_1'; number a list's columns from 0"),
+        ("key,value_1,value_2", r"has the column 'value_1' but no 'value_0'"),
+        ("key,value,value_0", r"has the column 'value_0' and 'value' too"),
+        ("key,value_0,value_0", r"has the column 'value_0' twice; rename one"),
+        ("key,key,value_0", r"has the column 'key' twice"),
+        ("key_0,value_0,value_1", r"has the column 'key_0'; a key is one number"),
+        ("key,value_0,score_0", r"has the column 'score_0'; a score is one number"),
+    ],
+)
+def test_columns_of_a_csv_that_can_be_read_in_several_ways_are_refused(tmp_path, head, line):
+    with pytest.raises(BadInput, match=line):
+        import_table(io.BytesIO(f"{head}\n1,2,3\n".encode()), tmp_path / "new", format="csv")
+    assert not (tmp_path / "new").exists()
+
+
+def test_columns_of_a_csv_are_taken_by_their_numbers(tmp_path):
+    text = b"value_1,key,other_7,value_10,value_0," + b",".join(b"value_%d" % at for at in range(2, 10)) + b"\n"
+    text += b"11,1,0,20,10,12,13,14,15,16,17,18,19\n"
+    import_table(io.BytesIO(text), tmp_path / "new", format="csv")
+    assert rows_of(tmp_path / "new")[1].tolist() == [list(range(10, 21))]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("doubled", ["key", "value", "other"])
+def test_a_column_that_is_there_twice_is_refused_where_it_is_needed(tmp_path, format, doubled):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"key": pa.array([1]), "value": pa.array([[2.0]]), "other": pa.array([3])}
+    table = pa.table([*columns.values(), columns[doubled]], names=[*columns, doubled])
+    out = tmp_path / f"out.{format}"
+    if format == "parquet":
+        pq.write_table(table, out)
+    else:
+        with pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+    if doubled == "other":
+        assert import_table(out, tmp_path / "new").added == 1
+        return
+    with pytest.raises(BadInput, match=f"has the column '{doubled}' twice"):
+        import_table(out, tmp_path / "new")
+
+
+def test_bfloat16_of_others_is_known_in_a_fresh_process(tmp_path):
+    make(tmp_path / "store", [1, 2], np.array([[1.5], [-2]], np.float32))
+    export(tmp_path / "store", tmp_path / "out", format="tfra", dtype="bfloat16")
+    arguments = [str(tmp_path / "out"), str(tmp_path / "new"), "--format", "tfra", "--value-dtype", "bfloat16"]
+    code = f"import sys; from kvemb.tools.cli import run; sys.exit(run(['import', *{arguments!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rows_of(tmp_path / "new")[1].astype(float).tolist() == [[1.5], [-2]]
+
+
+@pytest.mark.parametrize("header", [b"{'descr': '<i8', 'shape': (", b"'''", b"{" * 100, b"PK\x03\x04", b""])
+def test_an_array_file_that_is_damaged_is_one_line(tmp_path, capsys, header):
+    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
+    export(tmp_path / "store", tmp_path / "out.npy")
+    file = tmp_path / "out.npy" / "key.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:10] + header.ljust(118) + content[128:] if header else b"")
+    assert run(["import", str(tmp_path / "out.npy"), str(tmp_path / "new")]) == 1
+    told = capsys.readouterr().err
+    assert "key.npy cannot be read" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("condition", ["key in 1..{}", "key >= {}", "step < {}"])
+def test_a_condition_with_a_number_without_end_is_one_line(tmp_path, capsys, condition):
+    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
+    where = condition.format("9" * 5000)
+    assert run(["export", str(tmp_path / "store"), str(tmp_path / "out.csv"), "--where", where]) != 0
+    told = capsys.readouterr().err
+    assert "is no condition; write such as" in told
+    assert len(told) < 300
