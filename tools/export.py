@@ -14,7 +14,7 @@ from kvemb import bulk
 from kvemb.tools.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Column, Place, Table
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import Format, format_of
-from kvemb.tools.numbers import dtype_of, unit, widen
+from kvemb.tools.numbers import dtype_of, rounded, unit, widen
 from kvemb.tools.places import PIPE, appearing
 from kvemb.tools.reading import Progress, opened, rows_of, selected, telling
 from kvemb.tools.where import Where, parse_where
@@ -165,14 +165,14 @@ def batch_of(rows: bulk.Rows, table: Table, wish: Wish) -> Batch:
         values = unit(values).astype(rows.values.dtype if wish.dtype is None else np.float32)
     batch: Batch = {KEY: rows.keys, **(rows.slots or {}), SCORE: rows.scores, STEP: rows.steps}  # type: ignore[dict-item]
     if wish.dtype == "int8":
-        wide = values.astype(np.float32)
+        wide = rounded(values, np.dtype(np.float32), rows.keys, "leave --dtype out, or add --normalize")
         if not (finite := np.isfinite(wide).all(axis=1)).all():
             raise BadInput(f"the row of key {rows.keys[~finite][0]} has a NaN or an infinity, which int8 cannot hold")
         scale = np.max(np.abs(wide), axis=1, initial=0.0) / np.float32(127)
         ratio = np.divide(wide, scale[:, None], out=np.zeros_like(wide), where=scale[:, None] > 0)
         values, batch[SCALE] = np.clip(np.rint(ratio), -127, 127).astype(np.int8), scale.astype(np.float32)
     elif wish.dtype is not None:
-        values = values.astype(dtype_of(wish.dtype))
+        values = rounded(values, dtype_of(wish.dtype), rows.keys, "choose another --dtype, or leave it out")
     batch[VALUE] = values
     bits = table.about.get("bfloat16", [])
     return {

@@ -17,7 +17,7 @@ from kvemb.tools.ahead import ahead
 from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, Place, Table
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import Format, format_of
-from kvemb.tools.numbers import narrow
+from kvemb.tools.numbers import narrow, rounded
 from kvemb.tools.places import PIPE, fetched
 from kvemb.tools.reading import Progress
 
@@ -136,8 +136,8 @@ def _rows(
                 f"the source has rows of {values.shape[1]} values, variable {target.name!r} has {target.dim}"
             )
         yield bulk.Rows(
-            converted(batch[KEY], target.key_dtype, "keys", target.name),
-            converted(values, target.value_dtype, "values", target.name),
+            converted(batch[KEY], batch[KEY], target.key_dtype, "keys", target.name),
+            converted(values, batch[KEY], target.value_dtype, "values", target.name),
             {slot: batch[slot] for slot in slots} if has_slots else None,
             batch.get(SCORE),
             batch.get(STEP),
@@ -153,18 +153,21 @@ def check_dtype(value_dtype: str | None) -> None:
         raise BadInput(f"--value-dtype must be one of {', '.join(VALUE_DTYPES)}, got {value_dtype!r}")
 
 
-def converted(array: Any, dtype: np.dtype[Any], what: str, name: str) -> Any:
-    """Return numbers in a variable's dtype. Floats may lose digits; whole numbers must not change."""
+def converted(array: Any, keys: Any, dtype: np.dtype[Any], what: str, name: str) -> Any:
+    """Return numbers in a variable's dtype. Floats may lose digits; whole numbers must not change.
+
+    keys: of the rows. Raises BadInput, also where a finite number would become infinite.
+    """
     if array.dtype == dtype:
         return np.ascontiguousarray(array)
     if array.dtype.kind in "iu" or dtype.kind in "iu":
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             changed = array.astype(dtype)
-        back = changed.astype(array.dtype)
+            back = changed.astype(array.dtype)
         wrong = (back != array) | ((changed < 0) != (array < 0))
         if wrong.any():
             raise BadInput(
                 f"{what} of the source do not fit {dtype.name}, as variable {name!r} has: {array[wrong].reshape(-1)[0]}"
             )
         return changed
-    return array.astype(dtype)
+    return rounded(array, dtype, keys, f"give variable {name!r} another --value-dtype, or change the number")

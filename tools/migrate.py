@@ -14,6 +14,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.importing import BUDGET, check_dtype, converted
+from kvemb.tools.numbers import rounded
 from kvemb.tools.places import appearing
 from kvemb.tools.reading import Progress, chosen, opened, telling
 
@@ -120,7 +121,9 @@ def _loss(what: str, before: Any, after: Any) -> str:
     one, other = (np.dtype("float32" if each == "bfloat16" else each) for each in (before, after))
     if other.kind in "iu" and one.kind == "f":
         return ": values that are no whole numbers are refused"
-    return ": digits are lost" if other.itemsize < one.itemsize or after == "bfloat16" else ""
+    if other.itemsize < one.itemsize or after == "bfloat16" or (before, after) == ("bfloat16", "float16"):
+        return ": digits are lost; numbers that are too great are refused"
+    return ""
 
 
 def migrate(found: Plan, *, progress: Progress | None = None) -> int:
@@ -152,13 +155,14 @@ def _rows(old: kvemb.Variable, target: kvemb.Variable, anew: bool, progress: Pro
         slots = {slot: fresh[slot] for slot in wanted}
         for slot, numbers in kept.items():
             part = min(numbers.shape[1], target.dim)
-            slots[slot][:, :part] = numbers[:, :part].astype(slots[slot].dtype)
+            kind, advice = slots[slot].dtype, "give another --value-dtype, or --slots anew"
+            slots[slot][:, :part] = rounded(numbers[:, :part], kind, rows.keys, advice)
         values = np.zeros((len(rows), target.dim), rows.values.dtype)
         part = min(rows.values.shape[1], target.dim)
         values[:, :part] = rows.values[:, :part]
         yield bulk.Rows(
-            converted(rows.keys, target.key_dtype, "keys", target.name),
-            converted(values, target.value_dtype, "values", target.name),
+            converted(rows.keys, rows.keys, target.key_dtype, "keys", target.name),
+            converted(values, rows.keys, target.value_dtype, "values", target.name),
             slots or None,
             rows.scores,
             rows.steps,

@@ -1,10 +1,12 @@
-"""What is done to the numbers of rows: their lengths, and bfloat16, which few formats know."""
+"""What is done to the numbers of rows: their lengths, fewer digits, and bfloat16, which few formats know."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+from kvemb.tools.failures import BadInput
 
 
 def lengths(values: Any) -> Any:
@@ -34,6 +36,23 @@ def _scaled(values: Any) -> tuple[Any, Any, Any]:
     scaled = np.divide(wide, most[:, None], out=np.zeros_like(wide), where=finite & (most[:, None] > 0))
     scaled[~finite[:, 0]] = np.nan
     return most, scaled, np.linalg.norm(scaled, axis=1)
+
+
+def rounded(values: Any, dtype: np.dtype[Any], keys: Any, advice: str) -> Any:
+    """Return values (n, dim) of keys (n,) in a dtype of floats. What is infinite or NaN stays so.
+
+    Raises BadInput, ending with advice, where a finite number would become infinite.
+    """
+    if values.dtype == dtype:
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        changed = values.astype(dtype)
+    lost = np.isinf(changed) & np.isfinite(values)
+    if lost.any():
+        row, column = np.argwhere(lost)[0]
+        number = float(values[row, column])
+        raise BadInput(f"key {keys[row]} has the number {number:g}, too great for {dtype.name}; {advice}")
+    return changed
 
 
 def bfloat16() -> np.dtype[Any]:

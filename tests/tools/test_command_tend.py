@@ -89,7 +89,7 @@ def test_another_dim_dtype_and_key_dtype(store, tmp_path):
     before = whole(store)[1]
     found = plan(store, tmp_path / "wide", dim=6, value_dtype="float16", key_dtype="int32", policy="timestamp")
     assert found.steps == [
-        "value_dtype: float32 becomes float16: digits are lost",
+        "value_dtype: float32 becomes float16: digits are lost; numbers that are too great are refused",
         "key_dtype: int64 becomes int32: keys that do not fit are refused",
         "dim: 4 becomes 6: 2 zeros are added to each row",
         "policy: frequency becomes timestamp; scores stay as they are",

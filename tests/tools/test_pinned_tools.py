@@ -397,3 +397,46 @@ def test_a_condition_with_a_number_without_end_is_one_line(tmp_path, capsys, con
     told = capsys.readouterr().err
     assert "is no condition; write such as" in told
     assert len(told) < 300
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "to"),
+    [(1e6, "float32", "float16"), (-1e6, "float32", "float16"), (1e300, "float64", "float32")]
+    + [(1e38, "bfloat16", "float16"), (3.4e38, "float32", "bfloat16"), (10**6, "int32", "float16")],
+)
+def test_no_number_becomes_infinite(tmp_path, number, dtype, to):
+    from kvemb.tools.numbers import dtype_of
+
+    rows = np.ones((3, 2), dtype_of(dtype))
+    rows[1, 1] = number
+    if dtype != "int32":
+        rows[2] = np.array([np.inf, np.nan], rows.dtype)
+    make(tmp_path / "store", [5, 6, 7], rows)
+    for name, refused in {
+        "migrate": lambda: migrate(plan(tmp_path / "store", tmp_path / "no", value_dtype=to)),
+        "export": lambda: export(tmp_path / "store", tmp_path / "no.npy", dtype=to if to != "float32" else "int8"),
+        "parts": lambda: export(tmp_path / "store", tmp_path / "no", format="parquet", dtype="float16", partitions=2),
+    }.items():
+        if (dtype, name) == ("int32", "migrate"):
+            continue  # whole numbers must not change at all
+        with pytest.raises(BadInput, match=rf"key 6 has the number -?[\de+.]+, too great for \w+; "):
+            refused()
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    if dtype != "int32":
+        export(tmp_path / "store", tmp_path / "out.parquet", where="key != 6")
+        import_table(tmp_path / "out.parquet", tmp_path / "copy", variable="table", value_dtype=to)
+        np.testing.assert_array_equal(rows_of(tmp_path / "copy")[1].astype(float)[1], [np.inf, np.nan])
+        export(tmp_path / "store", tmp_path / "bad.parquet")
+        with pytest.raises(BadInput, match="key 6 has the number"):
+            import_table(tmp_path / "bad.parquet", tmp_path / "no", variable="table", value_dtype=to)
+        assert not (tmp_path / "no").exists()
+
+
+def test_slots_do_not_become_infinite_either(tmp_path):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", "int64", "float64", 1, optimizer=kvemb.optimizers.Adagrad())
+        bulk.load(table, [bulk.Rows(np.array([3]), np.ones((1, 1)), {"accumulator": np.full((1, 1), 1e300)})])
+    with pytest.raises(BadInput, match=r"key 3 has the number 1e\+300, too great for float32; .* --slots anew"):
+        migrate(plan(tmp_path / "store", tmp_path / "no", value_dtype="float32"))
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert migrate(plan(tmp_path / "store", tmp_path / "out", value_dtype="float32", slots="anew")) == 1
