@@ -10,7 +10,7 @@ import numpy as np
 
 from kvemb.tools.columns import KEY, VALUE, Batch, Column, Given, Place, Table
 from kvemb.tools.failures import BadInput
-from kvemb.tools.numbers import bfloat16
+from kvemb.tools.numbers import bfloat16, rounded
 
 READ_ROWS = 65_536
 
@@ -88,11 +88,12 @@ def read_words(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
                     raise BadInput(f"{place} has a row of {len(wrong[0]) - 1} numbers after row {read:,}, not {dim}")
                 keys = _keys([_key(word[0], place) for word in words], dtype, place)
                 try:
-                    values = np.array([word[1:] for word in words]).astype(np.float32)
+                    values = np.array([word[1:] for word in words]).astype(np.float64)
                 except ValueError as error:
                     raise BadInput(f"{place} cannot be read after row {read:,}: {error}") from error
                 read += len(words)
-                yield {KEY: keys, VALUE: values.reshape(len(words), dim)}
+                values = values.reshape(len(words), dim)
+                yield {KEY: keys, VALUE: rounded(values, np.dtype(np.float32), keys, "word2vec's are no greater")}
         if read != rows:
             raise BadInput(f"{place} has {read:,} rows and says {rows:,}: it was cut short, or is another format")
 

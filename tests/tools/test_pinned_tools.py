@@ -206,6 +206,7 @@ def test_parts_are_of_one_instant(tmp_path):
     [
         ("v.csv", "key,value_0\n1,2\n", ["--value-dtype", "foo"], "--value-dtype must be one of float32"),
         ("v.w2v", "1 1\n99999999999999999999 1\n", [], "has a key that does not fit int64"),
+        ("v.w2v", "1 1\n7 1e39\n", [], "key 7 has the number 1e+39, too great for float32"),
         ("v.w2v", "1 1\n5000000000 1\n", ["--key-dtype", "int32"], "has a key that does not fit int32"),
     ],
 )
