@@ -77,7 +77,9 @@ def migrate(
     path: Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is not changed.")],
     out: Annotated[Path, typer.Argument(help="A new directory: the store that is made.")],
     variable: Annotated[str | None, typer.Option(help="The variable; needed where there are several.")] = None,
-    optimizer: Annotated[Literal["sgd", "adagrad", "none"] | None, typer.Option(help="Another optimizer.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, adagrad or none; sgd:0.1 with that learning rate, or only another rate.")
+    ] = None,
     slots: Annotated[Literal["keep", "anew"], typer.Option(help="Slots that both have.")] = "keep",
     value_dtype: Annotated[str | None, typer.Option(help="Another dtype of values.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Longer rows get zeros, shorter ones are cut.")] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,9 +51,10 @@ def plan(
 ) -> Plan:
     """Say what migrating a variable of a checkpoint or store to a new store would do; None leaves a thing as it is.
 
-    optimizer: "sgd", "adagrad" or "none", with its defaults. slots: "keep" those the new optimizer has too, or "anew".
-    value_dtype, key_dtype: as for get_variable. dim: rows are cut, or padded with zeros. policy: "frequency",
-    "timestamp" or "none". Reads no rows. Raises BadInput, FileExistsError, and what reading path does.
+    optimizer: "sgd", "adagrad" or "none"; "sgd:0.1" with this learning rate instead of the default, or the same
+    optimizer with another one. slots: "keep" those the new optimizer has too, or "anew". value_dtype, key_dtype: as for
+    get_variable. dim: rows are cut, or padded with zeros. policy: "frequency", "timestamp" or "none". Reads no rows.
+    Raises BadInput, also where there can be no such variable; FileExistsError, and what reading path does.
     """
     check_dtype(value_dtype)
     point = kvemb.Checkpoint.at(path)
@@ -75,7 +77,17 @@ def plan(
         found.steps.append(f"policy: {_name(before['policy'])} becomes {policy}; scores stay as they are")
     if not found.steps:
         raise BadInput(f"nothing is to be changed in {name!r}; say what, such as --optimizer sgd")
+    with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch, kvemb.open(scratch, memory_budget=BUDGET) as store:
+        _made(store, found)
     return found
+
+
+def _made(store: kvemb.Store, found: Plan) -> kvemb.Variable:
+    """Make the variable, without rows. Raises BadInput where its properties do not go together."""
+    try:
+        return bulk.make(store, found.variable, found.after)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"variable {found.variable!r} cannot become so: {error}") from error
 
 
 def _known(what: str, asked: str, known: dict[str, Any]) -> Any:
@@ -95,12 +107,22 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
     if asked is None and slots == "keep":
         return
     if asked is not None:
-        made = _known("optimizer", asked, OPTIMIZERS)
-        if asked == _name(found.before["optimizer"]):
+        name = asked.partition(":")[0]
+        made, was = _known("optimizer", name, OPTIMIZERS), found.before["optimizer"]
+        given = _rate(asked) if ":" in asked else None
+        if name == _name(was) and (given is None or given == was["learning_rate"]):
             raise BadInput(f"variable {found.variable!r} has the optimizer {asked} already; leave --optimizer out")
-        found.after["optimizer"] = None if made is None else made().to_json()
-        found.after["slots"] = [] if made is None else list(made.slots)
-        found.steps.append(f"optimizer: {_name(found.before['optimizer'])} becomes {asked}")
+        if name == _name(was):
+            found.after["optimizer"] = {**was, "learning_rate": given}
+            found.steps.append(f"learning rate: {was['learning_rate']:g} becomes {given:g}")
+        elif made is None:
+            found.after["optimizer"], found.after["slots"] = None, []
+            found.steps.append(f"optimizer: {_name(was)} becomes none")
+        else:
+            new = made() if given is None else made(learning_rate=given)
+            found.after["optimizer"], found.after["slots"] = new.to_json(), list(made.slots)
+            rest = f" (the default; {name}:RATE for another)" if given is None else ""
+            found.steps.append(f"optimizer: {_name(was)} becomes {name}, learning rate {new.learning_rate:g}{rest}")
     for slot in before:
         if slot not in found.after["slots"]:
             found.steps.append(f"slot {slot!r} is dropped: training can not go on from it")
@@ -110,6 +132,19 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
         elif slots == "anew":
             found.steps.append(f"slot {slot!r} starts anew: what it had is lost")
     found.slots_anew = slots == "anew"
+
+
+def _rate(asked: str) -> float:
+    """Return the learning rate of such as "sgd:0.1". Raises BadInput."""
+    name, _, rate = asked.partition(":")
+    try:
+        if OPTIMIZERS[name] is None:
+            raise ValueError
+        return kvemb.optimizers.SGD(learning_rate=float(rate)).learning_rate
+    except ValueError:
+        raise BadInput(
+            f"--optimizer must be none, or sgd or adagrad with a learning rate such as sgd:0.1, got {asked!r}"
+        ) from None
 
 
 def _loss(what: str, before: Any, after: Any) -> str:
@@ -135,7 +170,7 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
     with appearing(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
         store = kvemb.open(made, memory_budget=BUDGET)
         try:
-            target = bulk.make(store, found.variable, found.after)
+            target = _made(store, found)
             rows = _rows(old, target, found.slots_anew, progress)
             bulk.load(target, rows, on_conflict="error")
             count = target.size()

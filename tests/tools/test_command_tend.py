@@ -66,7 +66,7 @@ def test_compact_gives_room_back(store, capsys):
 def test_another_optimizer(store, tmp_path):
     found = plan(store, tmp_path / "sgd", optimizer="sgd")
     assert found.steps == [
-        "optimizer: adagrad becomes sgd",
+        "optimizer: adagrad becomes sgd, learning rate 0.01 (the default; sgd:RATE for another)",
         "slot 'accumulator' is dropped: training can not go on from it",
     ]
     assert migrate(found) == 1000
@@ -154,3 +154,45 @@ def test_a_variable_without_a_policy_cannot_be_restricted(tmp_path, capsys):
         store.get_variable("table", dim=2)
     assert run(["restrict", str(tmp_path / "store"), "5"]) == 1
     assert "kvemb migrate --policy frequency" in capsys.readouterr().err
+
+
+def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
+    found = plan(store, tmp_path / "sgd", optimizer="sgd:0.1")
+    assert found.steps[0] == "optimizer: adagrad becomes sgd, learning rate 0.1"
+    migrate(found)
+    assert whole(tmp_path / "sgd")[0]["optimizer"] == {"name": "sgd", "learning_rate": 0.1}
+    slower = plan(store, tmp_path / "slower", optimizer="adagrad:0.05")
+    assert slower.steps == ["learning rate: 0.5 becomes 0.05"]
+    migrate(slower)
+    described, rows = whole(tmp_path / "slower")
+    assert described["optimizer"] == {**whole(store)[0]["optimizer"], "learning_rate": 0.05}
+    np.testing.assert_array_equal(rows.slots["accumulator"], whole(store)[1].slots["accumulator"])
+    for optimizer, line in {
+        "adagrad:0.5": "has the optimizer adagrad:0.5 already",
+        "sgd:fast": "with a learning rate such as sgd:0.1, got 'sgd:fast'",
+        "sgd:-1": "such as sgd:0.1, got 'sgd:-1'",
+        "sgd:": "such as sgd:0.1, got 'sgd:'",
+        "none:1": "such as sgd:0.1, got 'none:1'",
+        "adam:1": "--optimizer must be none, sgd, adagrad, got 'adam'",
+    }.items():
+        with pytest.raises(BadInput, match=line):
+            plan(store, tmp_path / "no", optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("properties", "change", "line"),
+    [
+        ({"initializer": [1.0, 2.0, 3.0, 4.0]}, ["--dim", "5"], "initializer must"),
+        ({"initializer": kvemb.RandomUniform(-1, 1)}, ["--value-dtype", "int8"], "initializer of int8 values must be"),
+        ({"optimizer": kvemb.optimizers.Adagrad()}, ["--value-dtype", "int8"], "optimizer must be None for value_dtype"),
+        ({"initializer": 1e6}, ["--value-dtype", "float16"], "initializer must fit float16"),
+    ],
+)
+def test_what_there_cannot_be_is_refused_before_anybody_is_asked(tmp_path, capsys, properties, change, line):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        store.get_variable("table", dim=DIM, **properties)
+    assert run(["migrate", str(tmp_path / "store"), str(tmp_path / "out"), *change]) == 1
+    told = capsys.readouterr()
+    assert f"variable 'table' cannot become so: {line}" in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
