@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvemb import inventory, layout, manifest, registry
 from kvemb.delta import Change, differences, epochs_since
-from kvemb.errors import ColdStoreError, KvembError
+from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError, StoreNotFound
 from kvemb.manifest import FileEntry, Manifest, VariableEntry
 from kvemb.readable import opened
 
@@ -32,7 +32,10 @@ class Checkpoint(os.PathLike[str]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._manifest = manifest.read(self.path)
+        try:
+            self._manifest = manifest.read(self.path)
+        except CheckpointNotFound as error:
+            raise CheckpointNotFound(what_is_at(self.path)) from error
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -40,6 +43,7 @@ class Checkpoint(os.PathLike[str]):
         place = Path(path)
         if layout.is_checkpoint(place):
             return cls(place)
+        check_there(place)
         point = cls(layout.current_point(place))
         tell_if_left(place, point._manifest)
         return point
@@ -101,6 +105,29 @@ class Checkpoint(os.PathLike[str]):
         return f"<kvemb.Checkpoint {self.path}, {len(self.variables)} variables, {rows:,} rows>"
 
 
+def what_is_at(path: Path) -> str:
+    """Say of a path where no checkpoint is, or no store either, what is there instead."""
+    if not path.exists():
+        return f"{path} does not exist: there is no store and no checkpoint"
+    if not path.is_dir():
+        return f"{path} is a file, not a store or a checkpoint; name a directory"
+    if layout.is_store(path):
+        return f"{path} is a store, not a checkpoint; name a checkpoint"
+    if (path / layout.POINTS).is_dir():
+        return f"{path} is a damaged store, {layout.CURRENT} is missing; run kvemb repair"
+    if (path / layout.ROWS).is_dir():
+        return f"{path} is a damaged checkpoint, {manifest.NAME} is missing; run kvemb repair"
+    if numbered := sorted(other.name for other in path.glob("[0-9]*") if layout.is_checkpoint(other)):
+        return f"{path} is a series of checkpoints: name one, such as {path / numbered[-1]}"
+    return f"{path} is a directory, but neither a checkpoint nor a store"
+
+
+def check_there(path: Path) -> None:
+    """Raise StoreNotFound, saying what is there instead, unless path is a checkpoint or a store."""
+    if not layout.is_checkpoint(path) and not layout.is_store(path):
+        raise StoreNotFound(what_is_at(path))
+
+
 def tell_if_left(store: Path, shown: Manifest) -> None:
     """Warn whoever reads a store's durable point where a crash may have left more: its log is not read."""
     if layout.is_left(store):
@@ -154,7 +181,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     variables: those to take, None for all. Raises CheckpointNotFound, FileExistsError, KeyError or ColdStoreError; then
     there is no store.
     """
-    described = manifest.read(checkpoint)
+    described = Checkpoint(checkpoint)._manifest
     inventory.check(checkpoint, described)
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise FileExistsError(f"{store} exists and is not empty; name a new directory to restore to")

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvemb import inventory, journal, layout, manifest
-from kvemb.checkpoint import appearing, complete, tell_if_left
+from kvemb.checkpoint import appearing, check_there, complete, tell_if_left, what_is_at
 from kvemb.contracts import ColdDatabase
-from kvemb.errors import KvembError
+from kvemb.errors import KvembError, StoreNotFound
 from kvemb.manifest import Epoch, Manifest, VariableEntry
 from kvemb.readable import database_in_place
 
@@ -31,7 +31,12 @@ class Points:
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
         self.store = store
-        layout.check_place_for_store(store)
+        try:
+            layout.check_place_for_store(store)
+        except StoreNotFound as error:
+            if "is a series" in (there := what_is_at(store)):
+                raise StoreNotFound(f"{there}, and restore it; a store is another directory") from error
+            raise
         with layout.refusing(f"open {store}"):
             self._take(store, undo)
 
@@ -118,6 +123,7 @@ def reading(
     open_database: opens the rows. The owner of a store may replace the point at any time: before it is open, the next
     one is tried; after, the files stay readable. Raises StoreNotFound, Corruption, ColdStoreError, UnsupportedFormat.
     """
+    check_there(path)
     with ExitStack() as stack:
         while True:
             source = path if layout.is_checkpoint(path) else layout.current_point(path)

@@ -168,10 +168,9 @@ class CheckpointManager:
         called with bytes. What an interrupted push has moved, the next one does not move again.
 
         Raises CheckpointNotFound, FileExistsError where another checkpoint has the number there, TransferError,
-        Corruption, BackendUnavailable.
+        Corruption, BackendUnavailable; TypeError or ValueError for keep and jobs.
         """
-        if keep is not None:
-            keep = at_least(keep, 1, "keep")
+        keep, jobs = None if keep is None else at_least(keep, 1, "keep"), at_least(jobs, 1, "jobs")
         if layout.is_checkpoint(self.root):
             raise CheckpointNotFound(
                 f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
@@ -198,6 +197,7 @@ class CheckpointManager:
         already is returned. Raises Locked, CheckpointNotFound, FileExistsError where another checkpoint has the number
         here, TransferError; Corruption naming the file; ColdStoreError, BackendUnavailable.
         """
+        jobs = at_least(jobs, 1, "jobs")
         remote = Remote(url, options)
         number = self._number(number, remote.numbers(), url)
         self._hold()

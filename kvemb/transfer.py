@@ -49,26 +49,27 @@ class Remote:
         self._url = url.rstrip("/")
         try:
             import fsspec
-
-            with self._translated("reach"):
-                # An instance of its own: the transaction below is the instance's.
-                self._files, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **(options or {}))
         except ImportError as error:
             raise BackendUnavailable(
                 f"{url} cannot be reached: {error}; install: pip install 'kvemb[remote]'"
             ) from error
+        try:
+            with self._translated("reach"):
+                # An instance of its own: the transaction below is the instance's.
+                self._files, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **(options or {}))
+        except ImportError as error:  # fsspec says which package knows this protocol
+            raise BackendUnavailable(f"{url} cannot be reached: {error}") from error
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
-        """Turn what filesystems raise, which is anything, into TransferError."""
+    def _translated(self, what: str, *, resumable: bool = False) -> Iterator[None]:
+        """Turn what filesystems raise, which is anything, into TransferError. resumable: files move meanwhile."""
         try:
             yield
         except (KvembError, ImportError):
             raise
         except Exception as error:
-            raise TransferError(
-                f"cannot {what} {self._url}: {type(error).__name__}: {error}; what was moved stays: call again to go on"
-            ) from error
+            advice = "; what was moved stays: call again to go on" if resumable else ""
+            raise TransferError(f"cannot {what} {self._url}: {type(error).__name__}: {error}{advice}") from error
 
     def numbers(self) -> list[int]:
         """The numbers of the checkpoints that are there, ascending. Raises TransferError."""
@@ -137,7 +138,7 @@ class Remote:
             self._files.put_file(str(path), target)
             meter(entry.bytes)
 
-        with self._translated("write to"):
+        with self._translated("write to", resumable=True):
             _all(put, lacking, jobs)
             self._files.makedirs(f"{self._root}/{CHECKPOINTS}", exist_ok=True)
             text = (checkpoint.path / manifest.NAME).read_bytes()
@@ -183,7 +184,7 @@ class Remote:
             os.rename(part, path)
             meter(entry.bytes)
 
-        with self._translated("read"):
+        with self._translated("read", resumable=True):
             _all(get, coming, jobs)
         with appearing(target) as folder:
             for name, entry in described.files.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvemb import journal, layout, manifest
 from kvemb.checking import checkpoint_findings
+from kvemb.checkpoint import what_is_at
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
 from kvemb.manifest import Manifest
 from kvemb.meter import Progress
@@ -54,7 +55,7 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
     elif (path / layout.POINTS).is_dir():
         found.findings.append(f"{path / layout.CURRENT} is missing")
     else:
-        raise StoreNotFound(f"{path} is neither a checkpoint nor a store; name one")
+        raise StoreNotFound(what_is_at(path))
     return found
 
 
