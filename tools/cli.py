@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib.metadata import version
@@ -16,14 +17,14 @@ from kvemb.tools.command_tend import compact, migrate, restrict
 from kvemb.tools.command_travel import pull, push
 from kvemb.tools.command_verify import repair, verify
 from kvemb.tools.demo import demo
-from kvemb.tools.failures import OK, explain
+from kvemb.tools.failures import OK, READER_LEFT, explain
 from kvemb.tools.stress import app as stress
 
 app = typer.Typer(
     name="kvemb",
     help="A persistent embedding store: tables larger than memory.",
     epilog="Exit codes: 0 done, 1 bad input or damage, 2 wrong usage, 3 store in use, 4 the disk refused, "
-    "130 interrupted.",
+    "130 interrupted, 141 whoever read the output went away.",
     add_completion=True,
     pretty_exceptions_enable=False,
 )
@@ -64,7 +65,12 @@ def run(arguments: list[str] | None = None) -> int:
         # Typer turns Ctrl-C into an exit code, older ones into Abort; both come out of `explain` the same.
         failure: BaseException | None = KeyboardInterrupt() if result == 130 else None
         code = result if isinstance(result, int) else OK
-    except (Exception, KeyboardInterrupt) as error:
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if _reader_left(error):
+            return READER_LEFT
+        if isinstance(error, SystemExit):
+            raise
         failure, code = error, OK
     if failure is None:
         return code
@@ -73,3 +79,17 @@ def run(arguments: list[str] | None = None) -> int:
         raise failure
     print(f"kvemb: {told.line}", file=sys.stderr)
     return told.code
+
+
+def _reader_left(error: BaseException) -> bool:
+    """Whether the pipe that takes the output was closed, as by `| head`. What is left to be written then goes nowhere.
+
+    Click and Rich make it a SystemExit of theirs.
+    """
+    seen: BaseException | None = error if isinstance(error, OSError) else error.__context__
+    if not isinstance(error, (OSError, SystemExit)) or getattr(seen, "errno", None) != errno.EPIPE:
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True

@@ -150,10 +150,10 @@ def diff(
 
     Example: kvemb diff checkpoints/00000041 checkpoints/00000042 --variable users
     """
-    from kvemb.tools.failures import BadInput
+    from kvemb.tools.failures import WrongUsage
 
     if format not in ("table", "parquet"):
-        raise BadInput(f"--format must be table or parquet, got {format!r}")
+        raise WrongUsage(f"--format must be table or parquet, got {format!r}")
     screen = Screen(quiet, as_json)
     target = out if format == "parquet" else None
     with screen.counting("diff") as tell:

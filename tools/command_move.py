@@ -13,7 +13,7 @@ from kvemb.tools.formats import FORMATS, names
 from kvemb.tools.places import PIPE
 from kvemb.tools.screen import AsJson, Quiet, Screen
 
-_FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values())
+_FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
 Variable = Annotated[str | None, typer.Option(help="The variable; needed where there are several.")]
 
 
@@ -62,6 +62,8 @@ def export(
     lines = [("variable", done.variable), ("wrote", f"{done.rows:,} rows as {done.format} to {done.out}")]
     if since is not None:
         lines.append(("removed", f"{done.removed:,} keys, in {tool.removed_beside(done.out)}"))
+    if done.left_out:
+        lines.append(("note", f"without {' and '.join(done.left_out)}: training cannot go on from it"))
     screen.close(f"kvemb export {path}", lines, asdict(done))
 
 
@@ -107,6 +109,8 @@ def import_(
         ("replaced", f"{done.replaced:,} rows"),
         ("kept as they were", f"{done.kept:,} rows"),
     ]
+    if done.made is not None:
+        lines.insert(1, ("new, with", ", ".join(f"{what} {name}" for what, name in done.made.items())))
     screen.close(f"kvemb import {source}", lines, asdict(done))
 
 

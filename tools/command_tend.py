@@ -11,7 +11,7 @@ import typer
 import kvemb
 from kvemb import bulk
 from kvemb.tools import migrate as migrating
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.reading import chosen
 from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
@@ -51,8 +51,8 @@ def restrict(
         now = table.size()
     after = _bytes(path)
     lines = [
-        (table.name, f"{rows:,} rows before, {now:,} after: {left:,} left"),
-        ("bytes", f"{size(before)} before, {size(after)} after; kvemb compact gives room back"),
+        (table.name, f"{rows:,} rows before, {now:,} after: {left:,} removed"),
+        ("bytes", f"{size(before)} before, {size(after)} after; may grow until kvemb compact gives room back"),
     ]
     summary: dict[str, object] = {"variable": table.name, "rows_before": rows, "rows_after": now}
     summary |= {"bytes_before": before, "bytes_after": after}
@@ -111,7 +111,7 @@ def migrate(
             screen.tell(f"  {step}")
     if not yes:
         if not sys.stdin.isatty():
-            raise BadInput("migrate asks before it writes, and nobody is there to answer; give --yes")
+            raise WrongUsage("migrate asks before it writes, and nobody is there to answer; give --yes")
         if not typer.confirm("Go on?"):
             raise typer.Exit(1)
     with screen.counting("migrate") as tell:

@@ -53,8 +53,13 @@ def pull(
     """
     screen = Screen(quiet, as_json)
     with screen.reading("pull") as tell, kvemb.CheckpointManager(root) as manager:
+        here = {manager.path(each) for each in manager.numbers()}
         found = manager.pull(url, number=number, jobs=jobs, progress=tell)
     rows = sum(entry.rows for entry in found.variables.values())
-    lines = [("checkpoint", str(found.path)), ("holds", f"{rows:,} rows, {size(found.nbytes)}")]
-    summary = {"path": str(found.path), "id": found.id, "rows": rows, "nbytes": found.nbytes}
+    known = found.path in here
+    lines = [
+        ("checkpoint", f"{found.path}{', was here already' if known else ''}"),
+        ("holds", f"{rows:,} rows, {size(found.nbytes)}"),
+    ]
+    summary = {"path": str(found.path), "id": found.id, "rows": rows, "nbytes": found.nbytes, "was_here": known}
     screen.close(f"kvemb pull {url} {root}", lines, summary)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import kvemb
+from kvemb.errors import StoreNotFound
 from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
 # Key ranges of a variable that are told one by one.
@@ -51,7 +52,11 @@ def repair(
     """
     screen = Screen(quiet, as_json)
     with screen.reading("repair") as tell:
-        done = kvemb.repair(path, out, progress=tell)
+        try:
+            done = kvemb.repair(path, out, progress=tell)
+        except StoreNotFound:
+            kvemb.Checkpoint.at(path)  # which says what is there instead
+            raise
     for line in done.damages:
         screen.tell(line)
     lines = [("made", str(out)), ("damages", f"{len(done.damages)}")]

@@ -90,7 +90,7 @@ def diff(
     """
     first, second = kvemb.Checkpoint.at(a), kvemb.Checkpoint.at(b)
     known = sorted(set(first.variables) | set(second.variables))
-    names = known if variable is None and out is None else [chosen(f"{a} and {b}", known, variable)]
+    names = known if variable is None and out is None else [chosen(f"{a} and {b}", known, variable, has="have")]
     for name in names:
         _check(name, a, first, b, second)
     found = []

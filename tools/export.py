@@ -12,7 +12,7 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Column, Place, Table
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats import Format, format_of
 from kvemb.tools.numbers import dtype_of, rounded, unit, widen
 from kvemb.tools.places import PIPE, appearing
@@ -39,13 +39,17 @@ class Wish:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written. removed: how many keys of removed rows, written beside it with since; else 0."""
+    """What was written. removed: how many keys of removed rows, written beside it with since; else 0.
+
+    left_out: of "slots" and "scores", what the variable has and the export has not: training cannot go on from it.
+    """
 
     rows: int
     removed: int
     out: str
     format: str
     variable: str
+    left_out: tuple[str, ...] = ()
 
 
 def export(
@@ -77,21 +81,22 @@ def export(
     """
     conditions = parse_where([where] if isinstance(where, str) else list(where))
     if dtype not in (None, "float16", "bfloat16", "int8"):
-        raise BadInput(f"--dtype must be float16, bfloat16 or int8, got {dtype!r}")
+        raise WrongUsage(f"--dtype must be float16, bfloat16 or int8, got {dtype!r}")
     place = out if not isinstance(out, (str, os.PathLike)) else os.fspath(out)
-    kind = format_of(format, place if isinstance(place, str) else PIPE)
+    kind = format_of(format, place if isinstance(place, str) else PIPE, written=True)
     asked = (SLOTS,) * with_slots + (SCORE, STEP) * with_scores
     wish = Wish(kind.always or asked, dtype, normalize, conditions)
     if (partitions > 1 or jobs > 1) and (since is not None or not isinstance(place, str)):
-        raise BadInput("--partitions and --jobs make a folder of files; leave them out with --since and with a pipe")
+        raise WrongUsage("--partitions and --jobs make a folder of files; leave them out with --since and with a pipe")
     if partitions < 1 or jobs < 1:
-        raise BadInput(f"--partitions and --jobs must be at least 1, got {partitions} and {jobs}")
+        raise WrongUsage(f"--partitions and --jobs must be at least 1, got {partitions} and {jobs}")
     with opened(path, variable) as source:
         table = table_of(source, wish)
         if normalize and table.value.dtype.kind in "iu" and dtype != "int8":
             raise BadInput(f"--normalize needs floats, the values are {table.value.dtype.name}; add --dtype float16")
         table = widened(table, kind)
         kind.check(table)
+        lost = _left_out(source, table)
         if since is not None:
             return _export_changes(path, source, place, kind, table, wish, since, progress)
         if not isinstance(place, str):
@@ -99,15 +104,21 @@ def export(
                 raise BadInput(f"{kind.name} cannot be written to a pipe; name a file")
             rows = write(place, kind, table, source, wish, progress)
             place.flush()
-            return Exported(rows, 0, PIPE, kind.name, source.name)
+            return Exported(rows, 0, PIPE, kind.name, source.name, lost)
         if partitions > 1 or jobs > 1:
             from kvemb.tools.export_parts import export_parts
 
             rows = export_parts(path, source, place, kind, table, wish, max(partitions, jobs), jobs, progress)
-            return Exported(rows, 0, place, kind.name, source.name)
+            return Exported(rows, 0, place, kind.name, source.name, lost)
         with appearing(place, folder=kind.folder) as made:
             rows = write(made, kind, table, source, wish, progress)
-    return Exported(rows, 0, place, kind.name, source.name)
+    return Exported(rows, 0, place, kind.name, source.name, lost)
+
+
+def _left_out(source: kvemb.Variable, table: Table) -> tuple[str, ...]:
+    slots = source.optimizer is not None and any(table.column(slot) is None for slot in source.optimizer.slots)
+    scores = source.restrict_policy is not None and table.column(SCORE) is None
+    return (SLOTS,) * slots + ("scores",) * scores
 
 
 def table_of(source: kvemb.Variable, wish: Wish) -> Table:
@@ -248,7 +259,7 @@ def _export_changes(
         count = _write_rows(made, kind, table, rows(), wish)
         with open(gone, "wb") as file:
             np.save(file, np.concatenate(removed))
-    return Exported(count, sum(map(len, removed)), place, kind.name, source.name)
+    return Exported(count, sum(map(len, removed)), place, kind.name, source.name, _left_out(source, table))
 
 
 def removed_beside(out: str) -> str:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import errno
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, Poisoned
 
 # Scripts depend on these; do not renumber. 2 is what every Click program uses.
-OK, BAD_INPUT, WRONG_USAGE, STORE_IN_USE, DISK_REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+OK, BAD_INPUT, WRONG_USAGE, STORE_IN_USE, DISK_REFUSED, INTERRUPTED, READER_LEFT = 0, 1, 2, 3, 4, 130, 141
+
+# What kvemb advises a program to do, and what can be done on the command line instead.
+_ADVICE = {
+    "is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path": (
+        "is a checkpoint, which never changes; make a store of it with kvemb restore"
+    ),
+    "close it there, or open it with read_only=True": "stop the process that has it open",
+    "close it there": "stop the process that has it open",
+    "ask for on_conflict 'replace' or 'keep'": "say --on-conflict replace, or keep",
+}
 
 
 class BadInput(ValueError):
     """An argument or a file cannot be used; the message says which, and what to do."""
+
+
+class WrongUsage(BadInput):
+    """An option or an argument is missing, or cannot be what it is, whatever is in the files."""
 
 
 class Told(NamedTuple):
@@ -25,7 +39,12 @@ class Told(NamedTuple):
 def explain(failure: BaseException) -> Told | None:
     """Return the exit code and the line for a failure that input or the machine caused; None for a bug."""
     told = _explain(failure)
-    return None if told is None else Told(told.code, " ".join(told.line.split()))
+    if told is None:
+        return None
+    line = " ".join(told.line.split())
+    for advice, instead in _ADVICE.items():
+        line = line.replace(advice, instead)
+    return Told(told.code, line)
 
 
 def _explain(failure: BaseException) -> Told | None:
@@ -33,7 +52,9 @@ def _explain(failure: BaseException) -> Told | None:
         return Told(INTERRUPTED, "interrupted")
     # Typer has its own copy of Click in some versions, and Click's classes in others: only the shape is common.
     if hasattr(failure, "format_message"):
-        return Told(getattr(failure, "exit_code", WRONG_USAGE), f"{failure.format_message()} (see kvemb --help)")
+        return Told(getattr(failure, "exit_code", WRONG_USAGE), _usage(failure))
+    if isinstance(failure, WrongUsage):
+        return Told(WRONG_USAGE, str(failure))
     if isinstance(failure, Locked):
         return Told(STORE_IN_USE, str(failure))
     if _disk_is_full(failure):
@@ -43,6 +64,12 @@ def _explain(failure: BaseException) -> Told | None:
     if isinstance(failure, (KvembError, OSError, ValueError)):
         return Told(BAD_INPUT, _describe(failure))
     return None
+
+
+def _usage(failure: Any) -> str:
+    """What Click says, and of which command the help says more."""
+    command = getattr(getattr(failure, "ctx", None), "command_path", None) or "kvemb"
+    return f"{failure.format_message()} (see {command} --help)"
 
 
 def _disk_is_full(failure: BaseException | None) -> bool:

@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from kvemb.tools.columns import KEY, SCORE, VALUE, Batch, Column, Given, Table, parse_about, renamed
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.numbers import dtype_of
 
 ABOUT = "about.json"
@@ -277,8 +277,10 @@ def _meant(folder: Path, known: list[str], likely: list[str], given: Given) -> s
     """Return the table of a folder that is named, or the only likely one. Raises BadInput."""
     if given.variable in known:
         return given.variable
+    if not known:
+        raise BadInput(f"{folder} has no table in the files of this format")
     if len(likely) != 1:
-        raise BadInput(f"{folder} has the tables {', '.join(sorted(known)) or '(none)'}; name one with --variable")
+        raise WrongUsage(f"{folder} has the tables {', '.join(sorted(known))}; name one: --variable {min(known)}")
     return likely[0]
 
 

@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from kvemb.tools.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Given, Place, Table, parse_about, renamed
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 
 ABOUT = b"kvemb"
 # Of a row group; a reader that wants a range of keys reads no more than this around it.
@@ -288,7 +288,7 @@ def _guess(place: str, schema: pa.Schema, name: str, kind: str, fits: Callable[[
         return name
     found = [field.name for field in schema if fits(field.type)]
     if len(found) != 1:
-        raise BadInput(
+        raise WrongUsage(
             f"{place} has no column {name!r}, and {len(found)} columns that hold {kind}; name one with --{name}-column "
             f"(it has {', '.join(schema.names)})"
         )

@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from kvemb.tools.columns import KEY, VALUE, Batch, Column, Given, Place, Table
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.numbers import bfloat16, rounded
 
 READ_ROWS = 65_536
@@ -144,7 +144,7 @@ def read_state_dict(place: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
     name = alone if given.value_column is None else given.value_column
     if name not in found:
         known = ", ".join(map(str, found)) or "(none)"
-        raise BadInput(f"{place} has the matrices {known}; name one with --value-column")
+        raise WrongUsage(f"{place} has the matrices {known}; name one with --value-column")
     weight = found[name]
     bits = weight.dtype == torch.bfloat16
     dtype = bfloat16() if bits else np.dtype(str(weight.dtype).removeprefix("torch."))

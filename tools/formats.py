@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.tools.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Given, Place, Table
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Format:
     def check(self, table: Table) -> None:
         """Raise BadInput unless it can hold these columns."""
         if self.writer is None:
-            raise BadInput(f"{self.name} can be imported, not exported; choose {names(written=True)}")
+            raise WrongUsage(f"{self.name} can be imported, not exported; choose {names(written=True)}")
         if self.dtypes is not None and table.value.dtype.name not in self.dtypes:
             raise BadInput(
                 f"{self.name} holds {' or '.join(self.dtypes)}, the values are {table.value.dtype.name}; "
@@ -186,14 +186,14 @@ def names(*, written: bool = False) -> str:
     return ", ".join(kind.name for kind in FORMATS.values() if kind.writer is not None or not written)
 
 
-def format_of(name: str | None, place: str) -> Format:
-    """Return the format of a name, or the one that a path's ending says. Raises BadInput."""
+def format_of(name: str | None, place: str, *, written: bool = False) -> Format:
+    """Return the format of a name, or the one that a path's ending says. written: to export to. Raises WrongUsage."""
     if name is not None:
         if name not in FORMATS:
-            raise BadInput(f"there is no format {name!r}; choose {names()}")
+            raise WrongUsage(f"there is no format {name!r}; choose {names(written=written)}")
         return FORMATS[name]
     name_of_place = place.rstrip("/").lower()
     fitting = {ending: kind for kind in FORMATS.values() for ending in kind.endings if name_of_place.endswith(ending)}
     if not fitting:
-        raise BadInput(f"the ending of {place} names no format; say --format, one of {names()}")
+        raise WrongUsage(f"the ending of {place} names no format; say --format, one of {names(written=written)}")
     return fitting[max(fitting, key=len)]

@@ -15,11 +15,11 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.ahead import ahead
 from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, Place, Table
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats import Format, format_of
 from kvemb.tools.numbers import narrow, rounded
 from kvemb.tools.places import PIPE, fetched
-from kvemb.tools.reading import Progress
+from kvemb.tools.reading import Progress, kind_name
 
 Conflict = Literal["replace", "keep", "error"]
 BUDGET = "128MiB"
@@ -30,13 +30,17 @@ _OURS = ("format", "whole", "bfloat16")
 
 @dataclass(frozen=True)
 class Imported:
-    """What was loaded: rows that were not there, that were replaced, and that stayed as they were."""
+    """What was loaded: rows that were not there, that were replaced, and that stayed as they were.
+
+    made: the names of optimizer, policy and initializer of a variable that was not there.
+    """
 
     variable: str
     added: int
     replaced: int
     kept: int
     rows: int
+    made: dict[str, str] | None = None
 
 
 def import_table(
@@ -90,7 +94,9 @@ def _import(
     existed = Path(path).exists()
     store = kvemb.open(path, memory_budget=BUDGET)
     try:
-        target = store.variables[name] if name in store.variables else _made(store, name, table, given)
+        known = name in store.variables
+        target = store.variables[name] if known else _made(store, name, table, given)
+        made = None if known else _kinds(target)
         loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
         rows = target.size()
     except BaseException:
@@ -99,7 +105,7 @@ def _import(
             shutil.rmtree(path, ignore_errors=True)
         raise
     store.close()
-    return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows)
+    return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows, made)
 
 
 def _made(store: kvemb.Store, name: str, table: Table, given: Given) -> kvemb.Variable:
@@ -116,6 +122,11 @@ def _made(store: kvemb.Store, name: str, table: Table, given: Given) -> kvemb.Va
     if not value.width:
         raise BadInput(f"the source has no rows and does not say how long one is; make the variable {name!r} first")
     return store.get_variable(name, keys, values, value.width)
+
+
+def _kinds(variable: kvemb.Variable) -> dict[str, str]:
+    about = bulk.described(variable)
+    return {what: kind_name(about[what]) for what in ("optimizer", "policy", "initializer")}
 
 
 def _rows(
@@ -150,7 +161,7 @@ def _rows(
 def check_dtype(value_dtype: str | None) -> None:
     """Raise BadInput unless it is a dtype of values, or None."""
     if value_dtype is not None and value_dtype not in VALUE_DTYPES:
-        raise BadInput(f"--value-dtype must be one of {', '.join(VALUE_DTYPES)}, got {value_dtype!r}")
+        raise WrongUsage(f"--value-dtype must be one of {', '.join(VALUE_DTYPES)}, got {value_dtype!r}")
 
 
 def converted(array: Any, keys: Any, dtype: np.dtype[Any], what: str, name: str) -> Any:

@@ -97,7 +97,7 @@ def peek(
     neighbours: how many of the nearest other rows, by cosine, to find for each; exact, over all rows that are finite.
     Raises BadInput.
     """
-    with opened(path, variable) as source:
+    with opened(path, variable, "peek") as source:
         if keys:
             found = [_row(source, key) for key in keys]
             missing = [key for key, row in zip(keys, found, strict=True) if row is None]
@@ -176,7 +176,7 @@ class TableStats:
 
 def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress: Progress | None = None) -> TableStats:
     """Return the numbers of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
-    with opened(path, variable) as source:
+    with opened(path, variable, "stats") as source:
         found = TableStats(source.name, source.size(), int(bulk.described(source)["step"]))
         edges = _first_pass(source, found, progress)
         found.norms, found.scores, found.ages = _second_pass(source, found, edges, progress)

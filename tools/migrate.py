@@ -13,11 +13,11 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.numbers import rounded
 from kvemb.tools.places import appearing
-from kvemb.tools.reading import Progress, chosen, opened, telling
+from kvemb.tools.reading import Progress, chosen, kind_name, opened, telling
 
 OPTIMIZERS = {"none": None, "sgd": kvemb.optimizers.SGD, "adagrad": kvemb.optimizers.Adagrad}
 POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp": kvemb.TimestampRestrictPolicy}
@@ -71,12 +71,12 @@ def plan(
             found.steps.append(f"{what}: {before[what]} becomes {asked}{_loss(what, before[what], asked)}")
     if policy is not None:
         made = _known("policy", policy, POLICIES)
-        if policy == _name(before["policy"]):
+        if policy == kind_name(before["policy"]):
             raise BadInput(f"variable {name!r} has the policy {policy} already; leave --policy out")
         found.after["policy"] = None if made is None else made().to_json()
-        found.steps.append(f"policy: {_name(before['policy'])} becomes {policy}; scores stay as they are")
+        found.steps.append(f"policy: {kind_name(before['policy'])} becomes {policy}; scores stay as they are")
     if not found.steps:
-        raise BadInput(f"nothing is to be changed in {name!r}; say what, such as --optimizer sgd")
+        raise WrongUsage(f"nothing is to be changed in {name!r}; say what, such as --optimizer sgd")
     with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch, kvemb.open(scratch, memory_budget=BUDGET) as store:
         _made(store, found)
     return found
@@ -92,17 +92,13 @@ def _made(store: kvemb.Store, found: Plan) -> kvemb.Variable:
 
 def _known(what: str, asked: str, known: dict[str, Any]) -> Any:
     if asked not in known:
-        raise BadInput(f"--{what} must be {', '.join(known)}, got {asked!r}")
+        raise WrongUsage(f"--{what} must be {', '.join(known)}, got {asked!r}")
     return known[asked]
-
-
-def _name(described: dict[str, Any] | None) -> str:
-    return "none" if described is None else str(described.get("name") or described.get("kind"))
 
 
 def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
     if slots not in ("keep", "anew"):
-        raise BadInput(f"--slots must be keep or anew, got {slots!r}")
+        raise WrongUsage(f"--slots must be keep or anew, got {slots!r}")
     before = list(found.before["slots"])
     if asked is None and slots == "keep":
         return
@@ -110,19 +106,19 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
         name = asked.partition(":")[0]
         made, was = _known("optimizer", name, OPTIMIZERS), found.before["optimizer"]
         given = _rate(asked) if ":" in asked else None
-        if name == _name(was) and (given is None or given == was["learning_rate"]):
+        if name == kind_name(was) and (given is None or given == was["learning_rate"]):
             raise BadInput(f"variable {found.variable!r} has the optimizer {asked} already; leave --optimizer out")
-        if name == _name(was):
+        if name == kind_name(was):
             found.after["optimizer"] = {**was, "learning_rate": given}
             found.steps.append(f"learning rate: {was['learning_rate']:g} becomes {given:g}")
         elif made is None:
             found.after["optimizer"], found.after["slots"] = None, []
-            found.steps.append(f"optimizer: {_name(was)} becomes none")
+            found.steps.append(f"optimizer: {kind_name(was)} becomes none")
         else:
             new = made() if given is None else made(learning_rate=given)
             found.after["optimizer"], found.after["slots"] = new.to_json(), list(made.slots)
             rest = f" (the default; {name}:RATE for another)" if given is None else ""
-            found.steps.append(f"optimizer: {_name(was)} becomes {name}, learning rate {new.learning_rate:g}{rest}")
+            found.steps.append(f"optimizer: {kind_name(was)} becomes {name}, learning rate {new.learning_rate:g}{rest}")
     for slot in before:
         if slot not in found.after["slots"]:
             found.steps.append(f"slot {slot!r} is dropped: training can not go on from it")
@@ -142,7 +138,7 @@ def _rate(asked: str) -> float:
             raise ValueError
         return kvemb.optimizers.SGD(learning_rate=float(rate)).learning_rate
     except ValueError:
-        raise BadInput(
+        raise WrongUsage(
             f"--optimizer must be none, or sgd or adagrad with a learning rate such as sgd:0.1, got {asked!r}"
         ) from None
 

@@ -73,11 +73,13 @@ def remove(path: Path) -> None:
 def _filesystem(place: str) -> tuple[Any, str]:
     try:
         import fsspec
-
+    except ImportError as error:
+        raise BadInput(f"{place} cannot be reached: {error}; install: pip install 'kvemb[remote]'") from error
+    try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(place)
         return found
-    except (ImportError, ValueError) as error:
-        raise BadInput(f"{place} cannot be reached: {error}; pip install what it needs") from error
+    except (ImportError, ValueError) as error:  # which names the package that knows this protocol
+        raise BadInput(f"{place} cannot be reached: {error}") from error
 
 
 def _send(made: Path, files: Any, path: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 
 # Called with (rows done, rows in all); in all is 0 where nobody knows.
 Progress = Callable[[int, int], None]
@@ -20,20 +20,36 @@ BUDGET = "32MiB"
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], variable: str | None) -> Iterator[kvemb.Variable]:
-    """Open a checkpoint or a store to be read, and give a variable of it: the only one there is, or the one named."""
+def opened(path: str | os.PathLike[str], variable: str | None, command: str | None = None) -> Iterator[kvemb.Variable]:
+    """Open a checkpoint or a store to be read, and give a variable of it: the only one there is, or the one named.
+
+    command: one that takes the name as an argument; the others take --variable.
+    """
     with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
-        yield store.variables[chosen(path, list(store.variables), variable)]
+        yield store.variables[chosen(path, list(store.variables), variable, command)]
 
 
-def chosen(path: object, known: list[str], variable: str | None) -> str:
-    """Return the variable that is meant. Raises BadInput."""
+def chosen(
+    path: object, known: list[str], variable: str | None, command: str | None = None, *, has: str = "has"
+) -> str:
+    """Return the variable that is meant. command: as for opened. has: "have" where path says several. Raises BadInput,
+    WrongUsage.
+    """
+    if not known:
+        raise BadInput(f"{path} {has} no variable")
     name = known[0] if variable is None and len(known) == 1 else variable
     if name is None:
-        raise BadInput(f"{path} has the variables {', '.join(known) or '(none)'}; name one")
+        how = f"--variable {known[0]}" if command is None else f"kvemb {command} {path} {known[0]}"
+        raise WrongUsage(f"{path} {has} the variables {', '.join(known)}; name one: {how}")
     if name not in known:
-        raise BadInput(f"{path} has no variable {name!r}; it has {', '.join(known) or 'none'}")
+        they = "it has" if has == "has" else "they have"
+        raise BadInput(f"{path} {has} no variable {name!r}; {they} {', '.join(known)}")
     return name
+
+
+def kind_name(described: dict[str, Any] | None) -> str:
+    """Return the name of an optimizer, a policy or an initializer, as kvemb.bulk.described tells it."""
+    return "none" if described is None else str(described.get("name") or described.get("kind"))
 
 
 def telling(batches: Iterable[bulk.Rows], progress: Progress | None, total: int, done: int = 0) -> Iterator[bulk.Rows]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.bulk import Rows
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import WrongUsage
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
@@ -71,7 +71,7 @@ def parse_where(texts: list[str]) -> Where:
             number: float = int(found[3]) if found[1] != "score" else float(found[3])
         except ValueError:
             shown = text.strip() if len(text) < 80 else f"{text.strip()[:80]}..."
-            raise BadInput(
+            raise WrongUsage(
                 f"--where {shown!r} is no condition; write such as 'score >= 3', 'step < 100', 'key in 0..999'"
             ) from None
         if found[1] == "key" and found[2] in ("<=", ">=", "<", ">", "==", "="):

@@ -152,8 +152,8 @@ def test_diff_writes_the_rows_that_differ(place, tmp_path, capsys):
 
     out = tmp_path / "rows.parquet"
     command = ["diff", str(place / "1"), str(place / "2"), "--format", "parquet", "--out", str(out)]
-    assert run(command) == 1
-    assert "; name one" in capsys.readouterr().err
+    assert run(command) == 2
+    assert "have the variables other, table; name one: --variable other" in capsys.readouterr().err
     assert not out.exists()
     assert run([*command, "--variable", "table"]) == 0
     rows = {row["key"]: row for row in pq.read_table(out).to_pylist()}

@@ -50,7 +50,7 @@ def test_restrict_keeps_the_highest_scores(store, capsys):
     assert (summary["rows_before"], summary["rows_after"]) == (1000, 300)
     assert whole(store)[1].keys.tolist() == list(range(700, 1000))
     assert run(["restrict", str(store), "300"]) == 0
-    assert "300 rows before, 300 after: 0 left" in capsys.readouterr().out
+    assert "300 rows before, 300 after: 0 removed" in capsys.readouterr().out
 
 
 def test_compact_gives_room_back(store, capsys):
@@ -110,7 +110,7 @@ def test_another_dim_dtype_and_key_dtype(store, tmp_path):
 
 def test_it_asks_and_says_what_it_will_do(store, tmp_path, capsys):
     command = ["migrate", str(store), str(tmp_path / "out"), "--dim", "2"]
-    assert run(command) == 1
+    assert run(command) == 2
     told = capsys.readouterr()
     assert "the last 2 values of each row are lost" in told.out
     assert "give --yes" in told.err
@@ -130,11 +130,13 @@ def test_a_row_that_does_not_fit_leaves_no_store(store, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["migrate", "store", "out", "--yes"], "nothing is to be changed in 'table'"),
-        (["migrate", "nowhere", "out", "--dim", "2"], "there is no store at nowhere"),
-        (["compact", "nowhere"], "there is no store at nowhere"),
-        (["restrict", "nowhere", "5"], "there is no store at nowhere"),
-        (["restrict", "checkpoint", "5"], "is a checkpoint, not a store"),
+        (["migrate", "store", "out", "--dim", "4", "--yes"], "nothing is to be changed in 'table'"),
+        (["migrate", "nowhere", "out", "--dim", "2"], "nowhere does not exist"),
+        (["compact", "nowhere"], "nowhere does not exist"),
+        (["restrict", "nowhere", "5"], "nowhere does not exist"),
+        (["restrict", "checkpoint", "5"], "checkpoint is a checkpoint, which never changes; make a store of it with "),
+        (["compact", "checkpoint"], "make a store of it with kvemb restore"),
+        (["compact", "."], ". is a directory, but neither a checkpoint nor a store"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(store, tmp_path, monkeypatch, capsys, arguments, line):
@@ -142,7 +144,7 @@ def test_bad_input_is_one_line_and_changes_nothing(store, tmp_path, monkeypatch,
         opened.checkpoint(tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
     before = whole(store)[1].keys.tolist(), sorted(os.listdir(tmp_path))
-    assert run(arguments) == 1
+    assert run(arguments) == (2 if "nothing" in line else 1)
     told = capsys.readouterr().err
     assert line in told
     assert told.count("\n") == 1
@@ -184,7 +186,11 @@ def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
     [
         ({"initializer": [1.0, 2.0, 3.0, 4.0]}, ["--dim", "5"], "initializer must"),
         ({"initializer": kvemb.RandomUniform(-1, 1)}, ["--value-dtype", "int8"], "initializer of int8 values must be"),
-        ({"optimizer": kvemb.optimizers.Adagrad()}, ["--value-dtype", "int8"], "optimizer must be None for value_dtype"),
+        (
+            {"optimizer": kvemb.optimizers.Adagrad()},
+            ["--value-dtype", "int8"],
+            "optimizer must be None for value_dtype",
+        ),
         ({"initializer": 1e6}, ["--value-dtype", "float16"], "initializer must fit float16"),
     ],
 )

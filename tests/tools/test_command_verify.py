@@ -88,6 +88,10 @@ def test_a_series_goes_and_comes_back(root: Path, tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["rows"] == 10_000
     assert run(["pull", url, str(root), "--number", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"] == str(root / "00000001")
+    assert run(["pull", url, str(root), "--number", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["was_here"] is True
+    assert run(["pull", url, str(root)]) == 0
+    assert "was here already" in capsys.readouterr().out
     assert run(["verify", str(root / "00000001"), "--deep", "--quiet"]) == 0
     capsys.readouterr()
 
@@ -95,8 +99,9 @@ def test_a_series_goes_and_comes_back(root: Path, tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["verify", "nowhere"], "nowhere is neither a checkpoint nor a store; name one"),
-        (["repair", "nowhere", "out"], "nowhere is neither a checkpoint nor a store; name one"),
+        (["verify", "nowhere"], "nowhere does not exist: there is no store and no checkpoint"),
+        (["repair", "nowhere", "out"], "nowhere does not exist: there is no store and no checkpoint"),
+        (["verify", "."], ". is a directory, but neither a checkpoint nor a store"),
         (["push", "nowhere", "url"], "there is no checkpoint in nowhere; it has none"),
         (["pull", "nowhere", "series"], "there is no checkpoint in nowhere; it has none"),
     ],
@@ -116,4 +121,4 @@ def test_bad_input_is_one_line(
 def test_a_store_in_use_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with kvemb.open(tmp_path / "store", memory_budget="8MiB"):
         assert run(["verify", str(tmp_path / "store")]) == 3
-    assert "is open for writing elsewhere; close it there" in capsys.readouterr().err
+    assert "is open for writing elsewhere; stop the process that has it open" in capsys.readouterr().err

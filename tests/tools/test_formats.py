@@ -371,14 +371,14 @@ def test_a_trainer_does_not_notice(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["export", "nowhere", "o.parquet"], "there is no store at nowhere"),
+        (["export", "nowhere", "o.parquet"], "nowhere does not exist"),
         (["export", "store", "o.what"], "the ending of o.what names no format; say --format"),
         (["export", "store", "o.x", "--format", "what"], "there is no format 'what'"),
         (["export", "store", "o.pt"], "torch can be imported, not exported"),
         (["export", "store", "o.parquet", "--variable", "x"], "store has no variable 'x'; it has table"),
         (["export", "store", "o.parquet", "--where", "score >"], "--where 'score >' is no condition"),
         (["export", "store", "o.parquet", "--where", "name = 1"], "is no condition; write such as"),
-        (["export", "store", "o.csv", "--since", "store"], "there is no checkpoint at store"),
+        (["export", "store", "o.csv", "--since", "store"], "store is a store, not a checkpoint"),
         (["export", "store", "there"], "the ending of there names no format"),
         (["export", "store", "there", "--format", "csv"], "there exists; name a new file"),
         (["export", "store", "-", "--format", "parquet"], "parquet cannot be written to a pipe"),
@@ -393,8 +393,8 @@ def test_a_trainer_does_not_notice(tmp_path):
         (["import", "there", "new", "--format", "word2vec-binary"], "there is not a word2vec file"),
         (["import", "there", "new", "--format", "csv"], "there has no column 'key'"),
         (["import", "there", "new", "--format", "npy"], "there has no 'key'"),
-        (["import", "there", "new", "--format", "tfra"], "there has the tables (none)"),
-        (["import", "there", "new", "--format", "dynamicemb"], "there has the tables (none)"),
+        (["import", "there", "new", "--format", "tfra"], "there has no table in the files of this"),
+        (["import", "there", "new", "--format", "dynamicemb"], "there has no table in the files"),
         (["import", "there", "new", "--format", "hugectr"], "there/key is missing"),
         (["import", "odd.w2v", "new"], "has the key 'king'; keys must be integers"),
         (["import", "short.w2v", "new"], "has 1 rows and says 2"),
@@ -413,7 +413,8 @@ def test_bad_input_is_one_line_and_does_no_damage(tmp_path, monkeypatch, capsys,
     (tmp_path / "half.csv").write_text("key,value_0\n1,\n2,x\n")
     (tmp_path / "big.csv").write_text(f"key,value_0\n{2**40},0.5\n")
     before, names = dump(tmp_path / "store"), set(os.listdir(tmp_path))
-    assert run(arguments) == 1
+    of_usage = ("names no format", "is no format", "be imported, not exported", "is no condition")
+    assert run(arguments) == (2 if any(part in line for part in of_usage) else 1)
     told = capsys.readouterr().err
     assert line in told
     assert told.count("\n") == 1

@@ -213,7 +213,7 @@ def test_parts_are_of_one_instant(tmp_path):
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, name, text, arguments, line):
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
-    assert run(["import", name, "new", *arguments]) == 1
+    assert run(["import", name, "new", *arguments]) == (2 if "foo" in arguments else 1)
     told = capsys.readouterr().err
     assert line in told
     assert told.count("\n") == 1
@@ -402,8 +402,10 @@ def test_a_condition_with_a_number_without_end_is_one_line(tmp_path, capsys, con
 
 @pytest.mark.parametrize(
     ("number", "dtype", "to"),
-    [(1e6, "float32", "float16"), (-1e6, "float32", "float16"), (1e300, "float64", "float32")]
-    + [(1e38, "bfloat16", "float16"), (3.4e38, "float32", "bfloat16"), (10**6, "int32", "float16")],
+    [
+        *((1e6, "float32", "float16"), (-1e6, "float32", "float16"), (1e300, "float64", "float32")),
+        *((1e38, "bfloat16", "float16"), (3.4e38, "float32", "bfloat16"), (10**6, "int32", "float16")),
+    ],
 )
 def test_no_number_becomes_infinite(tmp_path, number, dtype, to):
     from kvemb.tools.numbers import dtype_of
@@ -420,7 +422,7 @@ def test_no_number_becomes_infinite(tmp_path, number, dtype, to):
     }.items():
         if (dtype, name) == ("int32", "migrate"):
             continue  # whole numbers must not change at all
-        with pytest.raises(BadInput, match=rf"key 6 has the number -?[\de+.]+, too great for \w+; "):
+        with pytest.raises(BadInput, match=r"key 6 has the number -?[\de+.]+, too great for \w+; "):
             refused()
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     if dtype != "int32":
@@ -441,3 +443,136 @@ def test_slots_do_not_become_infinite_either(tmp_path):
         migrate(plan(tmp_path / "store", tmp_path / "no", value_dtype="float32"))
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     assert migrate(plan(tmp_path / "store", tmp_path / "out", value_dtype="float32", slots="anew")) == 1
+
+
+def test_where_a_series_is_named_every_command_says_what_to_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make(Path("other"), [1], np.zeros((1, 1), np.float32))
+    export("other", "rows.npy")
+    with kvemb.open("store", memory_budget=BUDGET) as store, kvemb.CheckpointManager("series") as manager:
+        store.get_variable("table", dim=1).upsert([1], [[1.0]])
+        manager.save(store)
+    commands = "info ls peek stats verify compact"
+    for arguments in (
+        *([command, "series"] for command in commands.split()),
+        *([command, "series", "out"] for command in ("repair", "restore", "export")),
+        *(["diff", "series", "store"], ["migrate", "series", "out", "--dim", "2"], ["import", "rows.npy", "series"]),
+        ["restrict", "series", "5"],
+    ):
+        arguments += ["--format", "csv"] * (arguments[0] == "export")
+        assert run(arguments) == 1, arguments
+        told = capsys.readouterr().err
+        assert "series is a series of checkpoints: name one, such as series/00000001" in told
+        assert told.count("\n") == 1
+    for refused in (kvemb.verify, kvemb.Checkpoint, lambda path: kvemb.restore(path, "out")):
+        with pytest.raises(FileNotFoundError, match="name one, such as series/00000001"):
+            refused("series")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rows.npy", "series", "store"]
+
+
+def test_advice_is_for_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with kvemb.open("store", memory_budget=BUDGET) as store:
+        store.get_variable("table", dim=1).upsert([1], [[1.0]])
+        store.get_variable("other", dim=1)
+        store.checkpoint("checkpoint")
+        export("checkpoint", "out.npy", variable="table")
+        assert run(["compact", "store"]) == 3
+        told = capsys.readouterr().err
+        assert "stop the process that has it open" in told
+        assert "read_only" not in told
+    make(Path("empty"), [], np.empty((0, 1), np.float32), name="x")
+    for arguments, code, line in (
+        (["import", "out.npy", "checkpoint"], 1, "checkpoint is a checkpoint, which never changes; make a store of it"),
+        (["import", "out.npy", "store"], 1, "key 1 is in 'table' already; say --on-conflict replace, or keep"),
+        (["peek", "store"], 2, "store has the variables other, table; name one: kvemb peek store other"),
+        (["stats", "store"], 2, "name one: kvemb stats store other"),
+        (["export", "store", "o.csv"], 2, "name one: --variable other"),
+        (
+            ["diff", "store", "checkpoint", "--variable", "no"],
+            1,
+            "store and checkpoint have no variable 'no'; they have other, table",
+        ),
+        (["stats", "--frob"], 2, "(see kvemb stats --help)"),
+        (["frob"], 2, "(see kvemb --help)"),
+        (["export", "store", "o.xyz"], 2, "hugectr, tfra, dynamicemb, word2vec, word2vec-binary\n"),
+        (["export", "empty", "o.csv", "--variable", "y"], 1, "empty has no variable 'y'; it has x"),
+        (["push", "empty", "foo://x"], 1, "there is no checkpoint in empty"),
+    ):
+        assert run(arguments) == code, arguments
+        told = capsys.readouterr().err
+        assert line in told
+        assert told.count("\n") == 1
+    assert run(["export", "--help"]) == 0
+    assert "torch" not in capsys.readouterr().out
+
+
+def test_only_what_was_begun_can_be_gone_on_with(tmp_path, capsys):
+    pytest.importorskip("fsspec")
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        store.get_variable("table", dim=1).upsert([1], [[1.0]])
+        with kvemb.CheckpointManager(tmp_path / "series") as manager:
+            manager.save(store)
+    series = kvemb.CheckpointManager(tmp_path / "series")
+    for call in (series.push, series.pull):
+        with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+            call("memory://nothing/here", jobs=0)
+    for arguments in (["push", str(tmp_path / "series"), "foo://x"], ["pull", "foo://x", str(tmp_path / "new")]):
+        assert run(arguments) == 1
+        told = capsys.readouterr().err
+        assert "Protocol not known: foo" in told
+        assert "go on" not in told
+
+
+def test_the_package_that_is_lacking_is_named(tmp_path, monkeypatch, capsys):
+    fsspec = pytest.importorskip("fsspec")
+
+    def lacking(*_: Any, **__: Any) -> Any:
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lacking)
+    for arguments in (["pull", "gs://b/x", str(tmp_path / "new")], ["export", str(tmp_path / "store"), "gs://b/x.csv"]):
+        assert run(arguments) == 1
+        told = capsys.readouterr().err
+        assert told.endswith("cannot be reached: Please install gcsfs to access Google Storage\n")
+
+
+def test_what_an_export_leaves_out_and_an_import_makes_is_told(tmp_path, capsys):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        policy = kvemb.FrequencyRestrictPolicy()
+        table = store.get_variable("t", dim=1, optimizer=kvemb.optimizers.Adagrad(), restrict_policy=policy)
+        table.upsert([1], [[1.0]])
+    note = "without slots and scores: training cannot go on from it"
+    for options, told in (
+        ([], note),
+        (["--with-slots"], note.replace("slots and ", "")),
+        (["--with-scores"], "slots:"),
+    ):
+        assert run(["export", str(tmp_path / "store"), str(tmp_path / f"{len(told)}.npy"), *options]) == 0
+        assert told in " ".join(capsys.readouterr().out.split())
+    whole = str(tmp_path / "whole.npy")
+    assert run(["export", str(tmp_path / "store"), whole, "--with-slots", "--with-scores"]) == 0
+    assert "training" not in capsys.readouterr().out
+    for source, made in (
+        (whole, "optimizer adagrad, policy frequency, initializer zeros"),
+        (str(tmp_path / f"{len(note)}.npy"), "optimizer none, policy none, initializer zeros"),
+    ):
+        new = str(tmp_path / f"new{len(made)}")
+        assert run(["import", source, new]) == 0
+        assert made in capsys.readouterr().out
+        assert run(["import", source, new, "--on-conflict", "keep", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["made"] is None
+
+
+@pytest.mark.parametrize("command", ["export store - --format csv", "export store - --format arrow", "ls many"])
+def test_a_reader_that_goes_away_is_no_failure_of_the_input(tmp_path, command):
+    make(tmp_path / "store", np.arange(100_000), np.ones((100_000, 2), np.float32))
+    with kvemb.open(tmp_path / "many", memory_budget="32MiB") as store:
+        for at in range(20 if command == "ls many" else 1):
+            store.get_variable(f"variable {at}", dim=1)
+    code = "import sys; from kvemb.tools import main; main()"
+    # It reads nothing: what is written meets a pipe that is closed.
+    line = f"{sys.executable} -c '{code}' {command} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -24,10 +24,14 @@ def test_selected_rows_have_what_the_rows_had(index):
 def test_the_only_variable_need_not_be_named():
     assert chosen("here", ["users"], None) == "users"
     assert chosen("here", ["ads", "users"], "ads") == "ads"
-    with pytest.raises(BadInput, match="here has the variables ads, users; name one"):
+    with pytest.raises(BadInput, match="here has the variables ads, users; name one: --variable ads"):
         chosen("here", ["ads", "users"], None)
+    with pytest.raises(BadInput, match="name one: kvemb peek here ads"):
+        chosen("here", ["ads", "users"], None, "peek")
     with pytest.raises(BadInput, match="here has no variable 'other'; it has ads, users"):
         chosen("here", ["ads", "users"], "other")
+    with pytest.raises(BadInput, match=r"a and b have no variable$"):
+        chosen("a and b", [], None, has="have")
 
 
 def test_what_is_dealt_with_is_told():

@@ -96,7 +96,7 @@ def test_one_checkpoint_and_a_store_have_pages_too(series, tmp_path):
 
 def test_nothing_is_written_about_nothing(tmp_path, capsys):
     assert run(["report", str(tmp_path / "nowhere"), "--out", str(tmp_path / "page.html")]) == 1
-    assert "there is no store at" in capsys.readouterr().err
+    assert "nowhere does not exist" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
