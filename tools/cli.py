@@ -13,6 +13,7 @@ import typer
 from kvemb.tools.bench import app as bench
 from kvemb.tools.command_look import diff, info, ls, peek, report, stats
 from kvemb.tools.command_move import export, import_
+from kvemb.tools.command_restore import restore
 from kvemb.tools.command_tend import compact, migrate, restrict
 from kvemb.tools.command_travel import pull, push
 from kvemb.tools.command_verify import repair, verify
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _LOOKING, _MOVING = (info, ls, peek, stats, diff, report, verify), (export, import_, migrate)
-_TENDING = (restrict, compact, repair, push, pull)
+_TENDING = (restore, restrict, compact, repair, push, pull)
 for command in (demo, *_LOOKING, *_MOVING, *_TENDING):
     # Keys may be negative, and are no options.
     settings = {"ignore_unknown_options": command is peek}

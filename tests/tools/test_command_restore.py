@@ -1,0 +1,69 @@
+"""restore: a store that is the checkpoint, and goes its own way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.tools.cli import run
+
+BUDGET = "4MiB"
+
+
+@pytest.fixture
+def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A series of one checkpoint, of the variables users and items."""
+    monkeypatch.chdir(tmp_path)
+    with kvemb.open("trained", memory_budget=BUDGET) as store, kvemb.CheckpointManager("series") as manager:
+        users = store.get_variable("users", dim=2, optimizer=kvemb.optimizers.Adagrad())
+        users.upsert(np.arange(1000), np.ones((1000, 2), np.float32))
+        store.get_variable("items", dim=3).upsert([1], np.ones((1, 3), np.float32))
+        manager.save(store)
+    return tmp_path / "series"
+
+
+def test_a_store_is_made_and_the_checkpoint_stays(series, capsys):
+    assert run(["restore", "series/00000001", "store"]) == 0
+    told = capsys.readouterr().out
+    for part in ("store", "1,000 rows", "items", "1 rows"):
+        assert part in told
+    with kvemb.open("store", memory_budget=BUDGET) as store:
+        store.variables["users"].apply_gradients([5], np.ones((1, 2), np.float32))
+        store.check()
+    assert kvemb.verify("series/00000001", deep=True)
+    assert run(["restrict", "store", "5", "--variable", "users"]) == 1  # it has no policy, and can be asked
+    assert "kvemb migrate --policy frequency" in capsys.readouterr().err
+
+
+def test_some_of_its_variables(series, capsys):
+    assert run(["restore", "series/00000001", "store", "--variable", "items", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["out"], summary["rows"]) == ("store", {"items": 1})
+    assert summary["nbytes"] == kvemb.Checkpoint.at("store").nbytes
+    assert list(kvemb.Checkpoint.at("store").variables) == ["items"]
+    every = ["--variable", "items", "--variable", "users"]
+    assert run(["restore", "series/00000001", "both", "--quiet", *every]) == 0
+    assert sorted(kvemb.Checkpoint.at("both").variables) == ["items", "users"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["nowhere", "out"], 1, "nowhere does not exist"),
+        (["series", "out"], 1, "series is a series of checkpoints: name one, such as series/00000001"),
+        (["trained", "out"], 1, "trained is a store, not a checkpoint; name a checkpoint"),
+        (["series/00000001", "trained"], 1, "trained exists and is not empty; name a new directory to restore to"),
+        (["series/00000001", "out", "--variable", "ads"], 2, "has no variable 'ads'; it has items, users"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(series, capsys, arguments, code, line):
+    assert run(["restore", *arguments]) == code
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
+    assert sorted(path.name for path in series.parent.iterdir()) == ["series", "trained"]
