@@ -42,11 +42,17 @@ def check_stored(
         kept = initializer_from_json(stored.initializer)
         if not kept.agrees_with(initializer, dim, values):
             raise SchemaMismatch(name, "initializer", kept, initializer)
-    kept_optimizer = stored_optimizer(stored)
-    if optimizer is not None and (kept_optimizer is None or kept_optimizer.name != optimizer.name):
-        raise SchemaMismatch(name, "optimizer", kept_optimizer, optimizer)
+    if optimizer is not None:
+        check_optimizer(name, stored_optimizer(stored), optimizer)
     if policy is not None and policy_class_name(stored.policy) != policy_class_name(policy):
         raise SchemaMismatch(name, "restrict_policy", policy_class_name(stored.policy), policy_class_name(policy))
+
+
+def check_optimizer(name: str, kept: Optimizer | None, asked: Optimizer) -> None:
+    """Raise SchemaMismatch unless rows trained with `kept` can go on with `asked`: its numbers may be others."""
+    if kept is None or (kept.name, kept.slots) != (asked.name, asked.slots):
+        advice = "its numbers may change, its class may not, as rows carry its slots; see kvemb migrate --optimizer"
+        raise SchemaMismatch(name, "optimizer", kept, asked, advice)
 
 
 def stored_optimizer(stored: VariableEntry) -> Optimizer | None:
@@ -89,7 +95,8 @@ def check_name(name: Any) -> None:
 def checked(value: Any, kind: type[Kind], what: str, advice: str) -> Kind:
     """Return value if it is a `kind`, or raise TypeError with advice."""
     if not isinstance(value, kind):
-        raise TypeError(f"{what} must be a {kind.__name__}, got {value!r}; use {advice}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{what} must be {article} {kind.__name__}, got {value!r}; use {advice}")
     return value
 
 

@@ -40,13 +40,13 @@ class BackendUnavailable(KvembError, ImportError):
 class SchemaMismatch(KvembError, ValueError):
     """A variable was asked for with other properties than it is stored with.
 
-    field, stored, asked: what disagrees, as attributes for a program to read.
+    field, stored, asked: what disagrees, as attributes for a program to read. advice: what to do about it.
     """
 
-    def __init__(self, variable: str, field: str, stored: object, asked: object) -> None:
+    def __init__(self, variable: str, field: str, stored: object, asked: object, advice: str | None = None) -> None:
         super().__init__(
             f"variable {variable!r} is stored with {field}={stored!r}, got {field}={asked!r}; "
-            f"ask for the stored {field}, or use another name"
+            f"{advice or f'ask for the stored {field}, or use another name'}"
         )
         self.variable, self.field, self.stored, self.asked = variable, field, stored, asked
 

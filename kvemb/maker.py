@@ -19,6 +19,10 @@ class RowMaker:
         self, schema: Schema, initializer: Initializer, optimizer: Optimizer | None, kernels: RowKernels
     ) -> None:
         self._schema, self._initializer, self._kernels = schema, initializer, kernels
+        self.train_with(optimizer)
+
+    def train_with(self, optimizer: Optimizer | None) -> None:
+        """Begin the slots of rows that are made from now on as this optimizer says."""
         self._slots = optimizer.slot_initial() if optimizer else ()
 
     def embeddings(self, keys: Keys) -> Values:

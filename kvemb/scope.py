@@ -58,8 +58,11 @@ def get_variable(
             )  # fmt: skip
         values = as_value_dtype(value_dtype)
         asked = None if initializer is None else as_initializer(initializer, at_least(dim, 1, "dim"), values)
+        chosen = as_optimizer(optimizer)
         check_stored(
             name, known._entry(), as_key_dtype(key_dtype), values, at_least(dim, 1, "dim"), asked,
-            as_optimizer(optimizer), as_policy(restrict_policy),
+            chosen, as_policy(restrict_policy),
         )  # fmt: skip
+        if chosen is not None:
+            known._tiered.train_with(chosen, writable=False)  # as one that is not open yet takes it
         return known

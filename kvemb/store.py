@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from kvemb import inventory, journal, layout, manifest, registry
+from kvemb.arguments import stored_optimizer
 from kvemb.budget import Budget
 from kvemb.by_name import ByName
 from kvemb.changes import ChangeLog
@@ -248,6 +249,7 @@ class Store:
                     for name, variable in self._opened.items():
                         entry = described.variables[name]
                         variable._tiers.show(database.attach(name, entry.schema), entry.rows, entry.step)
+                        variable._tiered.optimizer = stored_optimizer(entry)
                 self._database, self._manifest = database, described
                 before, self._view = self._view, view.pop_all()
             before.close()

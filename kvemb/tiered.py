@@ -46,7 +46,7 @@ class Tiered:
     def __init__(
         self, tiers: Tiers, maker: RowMaker, scoring: Scoring, optimizer: Optimizer | None, scratch: Path | None
     ) -> None:
-        self._tiers, self._maker, self._scoring, self._optimizer = tiers, maker, scoring, optimizer
+        self._tiers, self._maker, self._scoring, self.optimizer = tiers, maker, scoring, optimizer
         self._schema, self._shards, self._scratch = tiers.schema, tiers.shards, scratch
 
     @property
@@ -213,7 +213,8 @@ class Tiered:
 
     def apply_gradients(self, keys: Keys, grads: Values) -> None:
         """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first."""
-        assert self._optimizer is not None
+        optimizer = self.optimizer  # one for all chunks, whatever another thread sets meanwhile
+        assert optimizer is not None
         tiers, distinct = self._tiers, Unique(keys)
         if distinct.repeated:
             # From -0.0, which added to any number gives that number: what a key gets does not hang on its batch.
@@ -225,12 +226,20 @@ class Tiered:
             with tiers.writing(), tiers.located(distinct.keys[start : start + CHUNK_ROWS]) as at:
                 score = self._scoring.first(tiers.step)
                 for table, places in self._shards.parts(at.owners):
-                    table.apply(table.block, at.cells[places], self._optimizer, part[places], tiers.step)
+                    table.apply(table.block, at.cells[places], optimizer, part[places], tiers.step)
                 self._create(at, score)
                 rows = np.arange(len(at.rows))
-                self._kernels.apply(at.rows, rows, self._optimizer, part[at.cold], tiers.step)
+                self._kernels.apply(at.rows, rows, optimizer, part[at.cold], tiers.step)
                 tiers.log_located(at)
                 tiers.admit(at)
+
+    def train_with(self, optimizer: Optimizer, *, writable: bool = True) -> None:
+        """Go on with an optimizer of the same slots. writable: raises where rows may not change."""
+        with self._tiers.held():
+            if writable:
+                self._tiers.health.check_writable()
+            self.optimizer = optimizer
+            self._maker.train_with(optimizer)
 
     def _create(self, at: Located, score: float) -> None:
         """Make the absent rows of `at` new ones: initial embedding and slots, and this score."""

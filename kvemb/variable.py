@@ -15,7 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import registry
-from kvemb.arguments import at_least, check_name, check_stored, checked, creator_for, parse_devices, stored_optimizer
+from kvemb.arguments import (
+    at_least,
+    check_name,
+    check_optimizer,
+    check_stored,
+    checked,
+    creator_for,
+    parse_devices,
+    stored_optimizer,
+)
 from kvemb.checkpointer import Part
 from kvemb.codec import unordered_keys
 from kvemb.contracts import ColdStore, HotTable
@@ -109,7 +118,7 @@ class Variable:
                 raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {partitioner!r}")
             self._devices = parse_devices(devices)
             self._store, self._name, self._schema = store, name, schema
-            self._initializer, self._optimizer, self._creator = initial, chosen, creator
+            self._initializer, self._creator = initial, creator
             self._trainable, self._checkpointed, self._bp_v2 = bool(trainable), bool(checkpoint), bool(bp_v2)
             self._partitioner = partitioner
             self._policy = None if policy is None else policy.bind(self)
@@ -213,8 +222,18 @@ class Variable:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What apply_gradients uses."""
-        return self._optimizer
+        """What apply_gradients uses. Set another of the same class to change its numbers, such as the learning rate.
+
+        It is used from the next apply_gradients on, and the next durable point records it. Raises TypeError;
+        SchemaMismatch for another class, whose slots the rows do not carry; Closed, ReadOnly, Poisoned.
+        """
+        return self._tiered.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        chosen = checked(optimizer, Optimizer, "optimizer", "one of kvemb.optimizers, such as Adagrad(0.01)")
+        check_optimizer(self.name, self.optimizer, chosen)
+        self._tiered.train_with(chosen)
 
     @property
     def bp_v2(self) -> bool:
@@ -299,7 +318,7 @@ class Variable:
         """
         if not self._trainable:
             raise ValueError(f"variable {self.name!r} is not trainable; create it with trainable=True to train it")
-        if self._optimizer is None:
+        if self.optimizer is None:
             raise ValueError(
                 f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad()"
             )
@@ -400,7 +419,7 @@ class Variable:
             dim=self.dim,
             slots=self._schema.slots,
             initializer=self._initializer.to_json(),
-            optimizer=self._optimizer.to_json() if self._optimizer else None,
+            optimizer=self.optimizer.to_json() if self.optimizer else None,
             policy=self._policy.to_json() if self._policy else None,
             creator=asdict(self._creator),
             trainable=self._trainable,
