@@ -16,7 +16,7 @@ from kvemb.initializers import Initializer, initializer_from_json
 from kvemb.manifest import VariableEntry
 from kvemb.optimizers import Optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
-from kvemb.restrict import RestrictPolicy, policy_class_name
+from kvemb.restrict import RestrictPolicy, policy_class_name, policy_from_json
 
 Kind = TypeVar("Kind")
 
@@ -44,8 +44,19 @@ def check_stored(
             raise SchemaMismatch(name, "initializer", kept, initializer)
     if optimizer is not None:
         check_optimizer(name, stored_optimizer(stored), optimizer)
-    if policy is not None and policy_class_name(stored.policy) != policy_class_name(policy):
-        raise SchemaMismatch(name, "restrict_policy", policy_class_name(stored.policy), policy_class_name(policy))
+    if policy is not None:
+        _check_policy(name, stored.policy, policy)
+
+
+def _check_policy(name: str, stored: dict[str, Any] | None, asked: RestrictPolicy) -> None:
+    """Raise SchemaMismatch where stored scores are of another scale than the scores to come."""
+    kept, wanted = policy_class_name(stored), policy_class_name(asked)
+    stay = "leave restrict_policy out to go on with the stored one"
+    if kept != wanted:
+        raise SchemaMismatch(name, "restrict_policy", kept, wanted, f"{stay}, or see kvemb migrate --policy")
+    if stored != asked.to_json():
+        advice = f"{stay}, or load the rows without their scores into a new variable: kvemb.bulk.scan, kvemb.bulk.load"
+        raise SchemaMismatch(name, "restrict_policy", policy_from_json(stored), asked, advice)
 
 
 def check_optimizer(name: str, kept: Optimizer | None, asked: Optimizer) -> None:

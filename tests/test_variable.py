@@ -254,6 +254,12 @@ MISMATCHES = [
     ("initializer", {"initializer": RandomUniform()}, kvemb.Constant(0.5), RandomUniform()),
     ("optimizer", {"optimizer": SGD(0.5)}, Adagrad(), SGD(0.5)),
     ("restrict_policy", {"restrict_policy": TimestampRestrictPolicy}, "frequency", "timestamp"),
+    (
+        "restrict_policy",
+        {"restrict_policy": FrequencyRestrictPolicy(half_life=100)},
+        FrequencyRestrictPolicy(),
+        FrequencyRestrictPolicy(half_life=100),
+    ),
 ]
 
 
@@ -273,6 +279,37 @@ def test_a_mismatch_names_the_field(open_store, tmp_path, field, asked, stored_v
     assert (error.variable, error.field) == ("x", field)
     assert (error.stored, error.asked) == (stored_value, asked_value)
     assert store.get_variable("x", dim=3).lookup([1]).tolist() == values_of(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [
+        (FrequencyRestrictPolicy(), FrequencyRestrictPolicy(half_life=100)),
+        (FrequencyRestrictPolicy(half_life=7), FrequencyRestrictPolicy(half_life=8)),
+        (FrequencyRestrictPolicy(half_life=7), FrequencyRestrictPolicy),
+        (TimestampRestrictPolicy(), TimestampRestrictPolicy(clock="steps")),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("reopened", [False, True])
+def test_scores_of_one_scale_are_not_read_on_another(open_store, tmp_path, stored, asked, reopened):
+    store = open_store(tmp_path / "store")
+    store.get_variable("x", dim=3, restrict_policy=stored).upsert(np.arange(9), values_of(9))
+    if reopened:
+        store.close()
+        store = open_store(tmp_path / "store")
+    with pytest.raises(SchemaMismatch, match=r"leave restrict_policy out .* or load the rows") as caught:
+        store.get_variable("x", dim=3, restrict_policy=asked)
+    assert (caught.value.stored, caught.value.asked) == (stored, asked() if isinstance(asked, type) else asked)
+    old = store.get_variable("x", dim=3, restrict_policy=stored)
+    assert old is store.get_variable("x", dim=3)
+    # The way out that the error names.
+    new = store.get_variable("y", dim=3, restrict_policy=asked)
+    kvemb.bulk.load(new, (kvemb.bulk.Rows(rows.keys, rows.values, rows.slots) for rows in kvemb.bulk.scan(old)))
+    np.testing.assert_array_equal(new.lookup(np.arange(9), touch=False), values_of(9))
+    fresh = store.get_variable("z", dim=3, restrict_policy=asked)
+    fresh.upsert([1], values_of(1))
+    assert abs(new.restrict_policy.status([1])[0] - fresh.restrict_policy.status([1])[0]) < 60
 
 
 class MyPolicy(RestrictPolicy):
