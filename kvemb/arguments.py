@@ -106,8 +106,7 @@ def check_name(name: Any) -> None:
 def checked(value: Any, kind: type[Kind], what: str, advice: str) -> Kind:
     """Return value if it is a `kind`, or raise TypeError with advice."""
     if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"{what} must be {article} {kind.__name__}, got {value!r}; use {advice}")
+        raise TypeError(f"{what} must be a {kind.__name__}, got {value!r}; use {advice}")
     return value
 
 

@@ -1,11 +1,26 @@
-"""A store's variables by name, opened as they are asked for."""
+"""A store's variables by name: found, opened and made as they are asked for. Guarded by the store's lock."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy.typing as npt
+
+from kvemb.arguments import at_least, check_name, check_stored
+from kvemb.health import Health
+from kvemb.initializers import Initializer, as_initializer
+from kvemb.manifest import Manifest
+from kvemb.optimizers import Optimizer, as_optimizer
+from kvemb.options import Creator
+from kvemb.restrict import RestrictPolicy, as_policy
+from kvemb.schema import key_dtype as as_key_dtype
+from kvemb.schema import value_dtype as as_value_dtype
+from kvemb.shards import Partitioner, default_partitioner
 
 if TYPE_CHECKING:
+    from kvemb.store import Store
     from kvemb.variable import Variable
 
 
@@ -20,6 +35,9 @@ class ByName(Mapping[str, "Variable"]):
             raise KeyError(f"there is no variable {name!r}; there is {', '.join(self._names()) or 'none'}")
         return self._get(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names())
 
@@ -28,3 +46,104 @@ class ByName(Mapping[str, "Variable"]):
 
     def __repr__(self) -> str:
         return f"<variables {', '.join(self)}>"
+
+
+class Catalog:
+    """What a store knows of its variables: those that are open, and by its manifest those that are stored."""
+
+    health: Health
+    _manifest: Manifest
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._opened: dict[str, Variable] = {}
+        self._collections: dict[str, list[Any]] = {}
+
+    def get_variable(
+        self,
+        name: str,
+        key_dtype: npt.DTypeLike = "int64",
+        value_dtype: npt.DTypeLike = "float32",
+        dim: int = 1,
+        devices: str | list[str] | None = None,
+        partitioner: Partitioner = default_partitioner,
+        shared_name: str | None = "get_variable",
+        initializer: Initializer | npt.ArrayLike | None = None,
+        trainable: bool = True,
+        checkpoint: bool = True,
+        init_size: int = 0,
+        kv_creator: Creator | None = None,
+        restrict_policy: RestrictPolicy | type[RestrictPolicy] | None = None,
+        bp_v2: bool = False,
+        *,
+        optimizer: Optimizer | None = None,
+        hot_rows: int | None = None,
+    ) -> Variable:
+        """Return the variable of this name: the open one, the stored one, or a new one.
+
+        name: printable; slashes may divide it, as in "towers/users".
+        key_dtype: int64, int32 or uint64.
+        value_dtype: float32, float64, float16, bfloat16, int8, int32 or int64.
+        dim: values in a row, at least 1.
+        devices: None or "cpu", or a list of devices, with one hot table each.
+        partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
+        shared_name: accepted and unused, as in the reference.
+        initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer.
+        trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
+        checkpoint: whether it is in checkpoints.
+        init_size: rows the hot tier holds at first; 0: a default.
+        kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
+        restrict_policy: what scores rows, a RestrictPolicy or a class of one; None: uses are counted, and restrict
+        does nothing.
+        bp_v2: writers use accum, which adds, in place of upsert.
+        optimizer: what apply_gradients uses, one of kvemb.optimizers.
+        hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, grown into under
+        pressure.
+
+        Of a variable that exists dim and dtypes must be the stored ones, and so must initializer, class of optimizer
+        and restrict_policy, where they are given. An optimizer's numbers may be others, and are used from now on.
+        Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; Closed; for a new
+        variable ReadOnly, Poisoned.
+        """
+        from kvemb.variable import Variable
+
+        check_name(name)
+        with self._lock:
+            self.health.check_open()
+            known = self._opened.get(name)
+            if known is None:
+                return Variable(
+                    key_dtype, value_dtype, dim, devices, partitioner, shared_name, name, initializer, trainable,
+                    checkpoint, init_size, kv_creator, restrict_policy, bp_v2,
+                    store=cast("Store", self), optimizer=optimizer, hot_rows=hot_rows,
+                )  # fmt: skip
+            values, width = as_value_dtype(value_dtype), at_least(dim, 1, "dim")
+            asked = None if initializer is None else as_initializer(initializer, width, values)
+            chosen, policy = as_optimizer(optimizer), as_policy(restrict_policy)
+            check_stored(name, known._entry(), as_key_dtype(key_dtype), values, width, asked, chosen, policy)
+            if chosen is not None:
+                known._tiered.train_with(chosen, writable=False)  # as one that is not open yet takes it
+            return known
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """The store's variables by name. Getting one that is not open yet opens it, as it is stored. Raises Closed."""
+        return ByName(self._names, self._opened_variable)
+
+    def _opened_variable(self, name: str) -> Variable:
+        from kvemb.variable import open_stored
+
+        with self._lock:
+            self.health.check_open()
+            return self._opened.get(name) or open_stored(cast("Store", self), name, self._manifest.variables[name])
+
+    def _names(self) -> list[str]:
+        self.health.check_open()
+        return sorted({*self._manifest.variables, *self._opened})
+
+    def get_collection(self, name: str) -> list[Any]:
+        """Return what was added under a GraphKeys name, in order, a copy."""
+        return list(self._collections.get(name, []))
+
+    def _add_to_collection(self, name: str, value: Any) -> None:
+        self._collections.setdefault(name, []).append(value)

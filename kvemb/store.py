@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from kvemb import inventory, journal, layout, manifest, registry
 from kvemb.arguments import stored_optimizer
 from kvemb.budget import Budget
-from kvemb.by_name import ByName
+from kvemb.by_name import Catalog
 from kvemb.changes import ChangeLog
 from kvemb.checking import checkpoint_findings
 from kvemb.checkpoint import Checkpoint
@@ -37,9 +36,6 @@ from kvemb.recovery import Recovery, replay
 from kvemb.replica import bring_to, common
 from kvemb.stats import Stats
 
-if TYPE_CHECKING:
-    from kvemb.variable import Variable
-
 Result = TypeVar("Result")
 
 
@@ -51,7 +47,7 @@ class GraphKeys:
     REGULARIZATION_LOSSES = "regularization_losses"
 
 
-class Store:
+class Store(Catalog):
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
     A context manager: inside `with`, module-level functions use it; leaving flushes and closes it.
@@ -66,12 +62,10 @@ class Store:
         follow: bool = False,
         durability: str = "checkpoint",
     ) -> None:
+        super().__init__()
         self.path, self.follows = path, follow
         self.budget = Budget(parse_budget(memory_budget))
         self.health = Health(str(path), read_only=read_only)
-        self._lock = threading.RLock()
-        self._opened: dict[str, Variable] = {}
-        self._collections: dict[str, list[Any]] = {}
         self._warm = False
         self.recovery: Recovery | None = None
         self._log: Journal | None = None
@@ -126,35 +120,6 @@ class Store:
         if recovery is not None:
             recovery.tell()
         return recovery
-
-    # Variables.
-
-    def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Variable:
-        """Return the variable of this name, opening or creating it: kvemb.get_variable with store=self."""
-        from kvemb.scope import get_variable
-
-        return get_variable(name, *args, **kwargs, store=self)
-
-    @property
-    def variables(self) -> Mapping[str, Variable]:
-        """The store's variables by name. Getting one that is not open yet opens it, as it is stored."""
-        return ByName(self._names, self._opened_variable)
-
-    def _opened_variable(self, name: str) -> Variable:
-        from kvemb.variable import open_stored
-
-        with self._lock:
-            return self._opened.get(name) or open_stored(self, name, self._manifest.variables[name])
-
-    def get_collection(self, name: str) -> list[Any]:
-        """Return what was added under a GraphKeys name, in order, a copy."""
-        return list(self._collections.get(name, []))
-
-    def _add_to_collection(self, name: str, value: Any) -> None:
-        self._collections.setdefault(name, []).append(value)
-
-    def _names(self) -> list[str]:
-        return sorted({*self._manifest.variables, *self._opened})
 
     def _in_order(self, call: Callable[..., Result], *args: Any) -> Result:
         """Call it on the thread of all writes to the cold database, after those given before; returns its result."""

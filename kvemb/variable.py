@@ -53,33 +53,25 @@ EXPORT_ROWS = 65_536
 class Variable:
     """An embedding table: rows of `dim` values by key, with their optimizer's slots and a score.
 
-    key_dtype: int64, int32 or uint64. value_dtype: float32, float64, float16, bfloat16, int8, int32 or int64. dim: at
-    least 1.
-    devices: None (the CPU), a device, or a list of devices with one hot table each. partitioner(keys, n): each key's
-    table.
-    initializer: what a missing key reads as: None (0), a number, `dim` values, or an Initializer. trainable,
-    checkpoint: whether it joins TRAINABLE_VARIABLES, and is in checkpoints. init_size: rows the hot tables hold at
-    first. kv_creator: where cold rows live. restrict_policy: a RestrictPolicy or a class of one. bp_v2: writers use
-    accum, which adds, in place of upsert. shared_name is accepted and unused, as in the reference.
-    store: the default store unless given. optimizer: what apply_gradients uses. hot_rows: cells of the hot tier, all
-    reserved at once; None: a share of the store's budget, grown into under pressure.
+    Get one with Store.get_variable or kvemb.get_variable, which explain the arguments. Made by its class it must not
+    be open yet: ValueError.
     """
 
     def __init__(
         self,
-        key_dtype: Any = "int64",
-        value_dtype: Any = "float32",
+        key_dtype: npt.DTypeLike = "int64",
+        value_dtype: npt.DTypeLike = "float32",
         dim: int = 1,
         devices: str | list[str] | None = None,
         partitioner: Partitioner = default_partitioner,
         shared_name: str | None = None,
         name: str = "DynamicEmbedding_Variable",
-        initializer: Any = None,
+        initializer: Initializer | npt.ArrayLike | None = None,
         trainable: bool = True,
         checkpoint: bool = True,
         init_size: int = 0,
         kv_creator: Creator | None = None,
-        restrict_policy: Any = None,
+        restrict_policy: RestrictPolicy | type[RestrictPolicy] | None = None,
         bp_v2: bool = False,
         *,
         store: Store | None = None,
@@ -231,9 +223,10 @@ class Variable:
 
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
-        chosen = checked(optimizer, Optimizer, "optimizer", "one of kvemb.optimizers, such as Adagrad(0.01)")
-        check_optimizer(self.name, self.optimizer, chosen)
-        self._tiered.train_with(chosen)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}; give one such as Adagrad(0.01)")
+        check_optimizer(self.name, self.optimizer, optimizer)
+        self._tiered.train_with(optimizer)
 
     @property
     def bp_v2(self) -> bool:

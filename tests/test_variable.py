@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import pydoc
+import re
 import threading
 
 import numpy as np
@@ -75,6 +77,29 @@ def test_arguments_have_the_references_names_order_and_defaults():
     del plain["name"]
     expected["shared_name"] = "get_variable"
     assert list(plain.items()) == list(expected.items())
+
+
+def test_three_ways_to_a_variable_have_one_signature():
+    """Written out three times, as that is what editors read."""
+    given = dict(inspect.signature(kvemb.Store.get_variable).parameters)
+    assert next(iter(given)) == "self"
+    del given["self"]
+    module = dict(inspect.signature(kvemb.get_variable).parameters)
+    assert (module.pop("store").annotation, list(module)) == ("Store | None", list(given))
+    made = dict(inspect.signature(Variable).parameters)
+    assert (made.pop("store").annotation, sorted(made)) == ("Store | None", sorted(given))
+    for name, argument in given.items():
+        assert module[name] == argument
+        assert (made[name].annotation, made[name].kind) == (argument.annotation, argument.kind), name
+    assert inspect.signature(kvemb.Store.get_variable).return_annotation == "Variable"
+
+
+@pytest.mark.parametrize("function", [kvemb.get_variable, kvemb.Store.get_variable])
+def test_help_explains_every_argument(function):
+    text = pydoc.render_doc(function, renderer=pydoc.plaintext)
+    assert "*args" not in text
+    for name in list(inspect.signature(function).parameters):
+        assert name == "self" or re.search(rf"^ +{name}: \w", text, re.MULTILINE), name
 
 
 def test_a_variable_tells_what_it_was_given(store):
