@@ -16,7 +16,8 @@ def hot_table(device: str) -> Any:
     kind = device.partition(":")[0]
     if kind not in _HOT:
         raise BackendUnavailable(
-            f"device {device!r} needs a GPU hot table, which this version of kvemb does not have; use devices=None"
+            f"device {device!r} is not available: hot tables are on the CPU only in this version of kvemb; "
+            "use devices=None"
         )
     return _load(_HOT[kind])
 
@@ -27,12 +28,17 @@ def cold_backend(name: str) -> Any:
 
 
 def parse_device(spec: object) -> str:
-    """Return "cpu" or "gpu:N" for kvemb's and TensorFlow's spellings: "cpu", "gpu:0", "/CPU:0", "/device:GPU:1"."""
+    """Return "cpu" or "gpu:N" for the spellings of kvemb, TensorFlow and PyTorch: "cpu", "gpu:0", "/CPU:0",
+    "/device:GPU:1", "cuda:0".
+    """
     if not isinstance(spec, str):
-        raise TypeError(f"a device must be text such as 'cpu' or 'gpu:0', got {spec!r}")
+        raise TypeError(f"a device must be text such as 'cpu', got {spec!r}")
     kind, _, number = spec.lower().removeprefix("/").removeprefix("device:").partition(":")
-    if kind not in ("cpu", "gpu") or not (number.isdigit() or (number == "" and ":" not in spec)):
-        raise ValueError(f"a device must be 'cpu', 'cpu:N', 'gpu:N' or TensorFlow's '/CPU:0' or '/GPU:N', got {spec!r}")
+    if kind not in ("cpu", "gpu", "cuda") or not (number.isdigit() or (number == "" and ":" not in spec)):
+        raise ValueError(
+            f"a device must be 'cpu', 'cpu:N' or TensorFlow's '/CPU:N', got {spec!r}; "
+            "hot tables are on the CPU only in this version of kvemb"
+        )
     return "cpu" if kind == "cpu" else f"gpu:{int(number or 0)}"
 
 

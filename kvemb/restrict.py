@@ -129,8 +129,8 @@ class RestrictPolicy:
         trigger: do nothing unless the variable holds more rows than this; None is always.
         Raises TypeError where one is not an int, ValueError where it is negative.
         """
-        reserved = _as_count(num_reserved, "num_reserved")
-        return self.variable._restrict(reserved, None if trigger is None else _as_count(trigger, "trigger"))
+        reserved = as_count(num_reserved, "num_reserved")
+        return self.variable._restrict(reserved, None if trigger is None else as_count(trigger, "trigger"))
 
     def status(self, keys: npt.ArrayLike) -> Scores:
         """Return the scores of keys, float64 of keys.shape, a copy; NaN for keys that are missing. Records no use."""
@@ -290,7 +290,8 @@ def _check_clock(policy: RestrictPolicy) -> None:
         raise ValueError(f"{type(policy).__name__} clock must be 'seconds' or 'steps', got {policy.clock!r}")
 
 
-def _as_count(value: Any, what: str) -> int:
+def as_count(value: Any, what: str) -> int:
+    """Return value as an int of at least 0. Raises TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{what} must be an int, got {type(value).__name__} {value!r}")
     if value < 0:

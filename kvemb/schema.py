@@ -6,6 +6,7 @@ constant after construction.
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,8 @@ def value_dtype(spec: Any) -> np.dtype[Any]:
 
 
 def _one_of(spec: Any, names: tuple[str, ...], argument: str, advice: str) -> np.dtype[Any]:
+    if isinstance(spec, numbers.Integral) and not isinstance(spec, bool):
+        raise TypeError(f"{argument} must be one of {', '.join(names)}, got {spec}; did you mean dim={spec}?")
     try:
         found = dtype_of(spec)
     except TypeError as error:
@@ -130,6 +133,11 @@ def public_keys(keys: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> npt.NDArra
 
 
 def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    if data is None:
+        hint = f"give an array of {dtype.name}"
+        if what == "grads":
+            hint = "did backward() run, and does the looked-up tensor require gradients?"
+        raise TypeError(f"{what} is None: {hint}")
     typed = isinstance(data, (np.ndarray, np.generic))
     array = np.asarray(data) if typed else _from_python(data, dtype, what)
     if array.size and not np.can_cast(array.dtype, dtype, "safe"):

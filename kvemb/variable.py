@@ -34,7 +34,7 @@ from kvemb.manifest import VariableEntry
 from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator, format_bytes
-from kvemb.restrict import RestrictPolicy, as_policy, policy_from_json
+from kvemb.restrict import RestrictPolicy, as_count, as_policy, policy_from_json
 from kvemb.rows import RowBlock
 from kvemb.schema import Schema, as_keys, as_values, public_keys
 from kvemb.schema import key_dtype as as_key_dtype
@@ -276,7 +276,7 @@ class Variable:
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
         """Insert rows, or replace the embedding of those that exist, which keep slots and score.
 
-        values: keys.shape + (dim,), of the value dtype. Of duplicate keys the last wins. Where a cold
+        values: keys.shape + (dim,), of the value dtype, or lists. Of duplicate keys the last wins. Where a cold
         read fails, keys that were hot may be replaced already. Raises TypeError, ValueError; Closed, ReadOnly,
         Poisoned.
         """
@@ -306,8 +306,10 @@ class Variable:
     def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> None:
         """Take one optimizer step on the rows of keys; missing rows are made by the initializer first.
 
-        grads: keys.shape + (dim,); gradients of duplicate keys are summed first. Raises ValueError when the variable
-        is not trainable or has no optimizer.
+        grads: keys.shape + (dim,), float32, for float64 values float64. Lists, float16 and whatever else float32 holds
+        exactly are converted; float64 is refused: grads.astype("float32"). Gradients of duplicate keys are summed
+        first. Raises TypeError, ValueError, also when the variable is not trainable or has no optimizer;
+        Closed, ReadOnly, Poisoned.
         """
         if not self._trainable:
             raise ValueError(f"variable {self.name!r} is not trainable; create it with trainable=True to train it")
@@ -332,11 +334,11 @@ class Variable:
         """Keep the num_reserved rows with the highest scores, over both tiers; ties go to the larger key.
 
         kwargs go to restrict_policy.apply_restriction: trigger=n does nothing unless size() exceeds n. Returns how
-        many rows left, or None when the variable has no policy. Raises TypeError, ValueError.
+        many rows left. A variable without a policy keeps every row, and returns None: it has no scores to choose by.
+        Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
-        if self._policy is None:
-            return None
-        return self._policy.apply_restriction(num_reserved, **kwargs)
+        reserved = as_count(num_reserved, "num_reserved")
+        return None if self._policy is None else self._policy.apply_restriction(reserved, **kwargs)
 
     def size(self, index: int | None = None) -> int:
         """Return the number of rows, hot and cold, exactly.

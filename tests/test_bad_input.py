@@ -49,7 +49,7 @@ KEYS = {
     "floats": ([1.5], TypeError, "keys must be int64, got float64"),
     "an array of floats": (np.array([1.0]), TypeError, "keys must be int64, got float64"),
     "text": (["a"], TypeError, "keys must be int64"),
-    "nothing": (None, TypeError, "keys must be int64"),
+    "nothing": (None, TypeError, "keys is None: give an array of int64"),
     "unsigned": (np.array([1], np.uint64), TypeError, "keys must be int64, got uint64"),
     "too large": ([2**63], TypeError, "keys must fit int64"),
     "far too large": ([2**70], TypeError, "keys must fit int64"),
@@ -83,7 +83,7 @@ VALUES = {
     "integers": (np.ones((2, 3), np.int64), TypeError, "float32, got int64"),
     "complex": (np.ones((2, 3), complex), TypeError, "float32, got complex128"),
     "text": ([["a"] * 3] * 2, TypeError, "float32"),
-    "nothing": (None, TypeError, "float32"),
+    "nothing in a list": ([None, None], TypeError, "float32"),
     "ragged": ([[1.0], [2.0, 3.0]], ValueError, "rectangular"),
 }
 
@@ -99,6 +99,14 @@ def test_values_of_the_wrong_kind(table, what):
         (lambda: table.accum(keys, good, values, [True, False]), "new_values"),
     ):
         assert_refused(table, error, f"{name} must .*{message}", call)
+
+
+def test_nothing_for_values_says_what_may_be_missing(table):
+    keys, good = [7, 5000], np.ones((2, 3), np.float32)
+    assert_refused(table, TypeError, "values is None: give an array of float32", lambda: table.upsert(keys, None))
+    assert_refused(table, TypeError, "old_values is None", lambda: table.accum(keys, None, good, [True, False]))
+    message = r"grads is None: did backward\(\) run, and does the looked-up tensor require gradients\?"
+    assert_refused(table, TypeError, message, lambda: table.apply_gradients(keys, None))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +232,7 @@ ARGUMENTS = [
     *(("dim", dim, TypeError) for dim in (1.0, "3", None, True, [3])),
     *(("devices", spec, ValueError) for spec in ("tpu:0", [], "cpu:x", "", "/GPU:")),
     *(("devices", spec, TypeError) for spec in (0, [0], [None])),
-    ("devices", "gpu:0", BackendUnavailable),
+    *(("devices", spec, BackendUnavailable) for spec in ("gpu:0", "cuda:0", "cuda")),
     *(("partitioner", spec, TypeError) for spec in (None, 3, "mod")),
     *(("initializer", spec, ValueError) for spec in ([1.0, 2.0], np.zeros((1, 3)), [[1, 2, 3]], 1e39)),
     *(("initializer", spec, TypeError) for spec in ("zeros", Zeros, True, ...)),
@@ -255,6 +263,15 @@ def test_a_variable_that_cannot_be_made(store, tmp_path, argument, value, error)
     assert store.budget.free == free
     assert store.get_variable("new", dim=3).size() == 0
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize("number", [32, np.int64(32)], ids=repr)
+def test_a_number_for_a_dtype_may_be_meant_for_dim(store, number):
+    message = r"key_dtype must be one of int64, int32, uint64, got 32; did you mean dim=32\?"
+    with pytest.raises(TypeError, match=message):
+        store.get_variable("new", number)
+    with pytest.raises(TypeError, match=r"value_dtype must be one of .* got 32; did you mean dim=32\?"):
+        store.get_variable("new", "int64", number)
 
 
 def test_names_of_every_kind_of_text_stay_inside_the_store(store, open_store, tmp_path):

@@ -170,9 +170,9 @@ def test_devices_are_hot_tables(store, spec, devices):
     assert len(variable.tables) == len(devices)
 
 
-@pytest.mark.parametrize("spec", ["gpu:0", "/GPU:1", "gpu", ["cpu", "gpu:3"], "/device:GPU:0"])
+@pytest.mark.parametrize("spec", ["gpu:0", "/GPU:1", "gpu", ["cpu", "gpu:3"], "/device:GPU:0", "cuda:0", "cuda"])
 def test_a_gpu_that_is_not_there_is_refused_by_name(store, spec):
-    with pytest.raises(BackendUnavailable, match="gpu"):
+    with pytest.raises(BackendUnavailable, match=r"gpu.* hot tables are on the CPU only in this version"):
         store.get_variable("x", devices=spec)
     assert list(store.variables) == []
 
@@ -569,6 +569,11 @@ def test_without_a_policy_restrict_does_nothing(make):
     variable.upsert(np.arange(30), values_of(30))
     assert variable.restrict(5) is None
     assert variable.size() == 30
+    for wrong in (1e6, "5", None, True):
+        with pytest.raises(TypeError, match="num_reserved must be an int"):
+            variable.restrict(wrong)
+    with pytest.raises(ValueError, match="num_reserved must be at least 0"):
+        variable.restrict(-1)
 
 
 def test_uses_are_recorded_explicitly(table):
@@ -681,6 +686,16 @@ def test_gradients_of_16_bit_values_are_float32(make, value):
     variable.apply_gradients([1], np.full((1, 3), 0.1, np.float32))
     assert variable.lookup([1])[0, 0] == np.float32(-0.05).astype(dtype_of(value))
     variable.apply_gradients([1], np.zeros((1, 3), dtype_of(value)))
+
+
+def test_gradients_that_would_lose_digits_are_refused(make):
+    variable = make(optimizer=SGD(1.0))
+    for grads in ([[1, 2, 3]], [[1.0, 2.0, 3.0]], np.array([[1, 2, 3]], np.float16), np.array([[1, 2, 3]], np.int8)):
+        variable.apply_gradients([1], grads)
+    assert variable.lookup([1]).tolist() == [[-4.0, -8.0, -12.0]]
+    with pytest.raises(TypeError, match="grads must be float32, got float64"):
+        variable.apply_gradients([1], np.ones((1, 3)))
+    make(value_dtype="float64", optimizer=SGD(1.0)).apply_gradients([1], np.ones((1, 3)))
 
 
 def test_what_cannot_be_trained_says_so(make):
