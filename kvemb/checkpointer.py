@@ -69,6 +69,14 @@ class PendingCheckpoint:
         assert checkpoint is not None
         return checkpoint
 
+    def __repr__(self) -> str:
+        if not self.done():
+            return "<kvemb.PendingCheckpoint being written>"
+        if (error := self._future.exception()) is not None:
+            return f"<kvemb.PendingCheckpoint failed: {error}>"
+        done = self._future.result()
+        return f"<kvemb.PendingCheckpoint complete: {done and done.path}>"
+
     def _wait(self, timeout: float | None = None) -> Checkpoint | None:
         try:
             return result_of(self._future, timeout)

@@ -248,6 +248,8 @@ class Store(Catalog):
         with ExitStack() as paused:
             for variable in self._opened.values():
                 paused.enter_context(variable._tiers.closing())
+            for variable in self._opened.values():
+                variable._keep_bytes_cold()
             self.health.closed = True
         self.spiller.shutdown(wait=True)
         self.readers.shutdown(wait=True)
@@ -273,7 +275,7 @@ class Store(Catalog):
 
     @property
     def stats(self) -> Stats:
-        """Counts of all open variables together."""
+        """Counts of all open variables together; of a closed store, as they were when it was closed."""
         total = Stats()
         for variable in list(self._opened.values()):
             total += variable.stats
@@ -301,9 +303,11 @@ class Store(Catalog):
             DEFAULTS.remove(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self.health.closed else "read-only" if self.health.read_only else "open"
+        state = "following" if self.follows else "read-only" if self.health.read_only else "open"
         if self.health.cause is not None:
             state = "poisoned"
+        if self.health.closed:
+            state = "closed"
         lines = [f"<kvemb.Store {self.path} {state}, budget {format_bytes(self.budget.total)}>"]
         for name in [] if self.health.closed else self._names():
             if name in self._opened:

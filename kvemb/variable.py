@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,7 @@ class Variable:
             self._trainable, self._checkpointed, self._bp_v2 = bool(trainable), bool(checkpoint), bool(bp_v2)
             self._partitioner = partitioner
             self._policy = None if policy is None else policy.bind(self)
+            self._bytes_cold: int | None = None
             cold = self._cold(stored)
             try:
                 tables, spill_rows = make_tables(name, schema, self._devices, first_rows, hot_rows, store.budget)
@@ -245,8 +246,9 @@ class Variable:
 
     @property
     def stats(self) -> Stats:
-        """What it has done since it was opened, a copy."""
-        return self._tiers.stats()
+        """What it has done since it was opened, a copy; of a closed store, what it had done by then."""
+        stats = self._tiers.stats()
+        return stats if self._bytes_cold is None else replace(stats, bytes_cold=self._bytes_cold)
 
     def __repr__(self) -> str:
         kind = f"{self.key_dtype.name} -> {self.dim} x {self.value_dtype.name}"
@@ -403,6 +405,11 @@ class Variable:
         return self._tiered.scores(flat).reshape(shape)
 
     # For the store.
+
+    def _keep_bytes_cold(self) -> None:
+        """Keep what stats cannot ask once the store is closed."""
+        if self._bytes_cold is None:
+            self._bytes_cold = self._tiers.cold.disk_bytes()
 
     def _part(self) -> Part:
         return Part(self._name, self._schema, self._creator, self._tiers, self._entry)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb import layout, manifest, series
+from kvemb import checkpointer, layout, manifest, series
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, ColdStoreError, Corruption, Locked, TransferError
 from kvemb.transfer import Remote
 
@@ -103,6 +103,30 @@ def test_what_a_save_behind_failed_with_is_raised_by_the_next(monkeypatch, open_
         manager.save(store)
     assert manager.numbers() == []
     manager.close()
+
+
+def test_a_save_behind_tells_how_far_it_is(monkeypatch, store, tmp_path):
+    fill(store, 1)
+    going = threading.Event()
+    link = checkpointer.Checkpointer._write_checkpoint
+
+    def waiting(self, described, point, target):
+        assert going.wait(60)
+        if target.name == "broken":
+            raise checkpointer._TargetFailed(FileExistsError("it is there"))
+        link(self, described, point, target)
+
+    monkeypatch.setattr(checkpointer.Checkpointer, "_write_checkpoint", waiting)
+    with kvemb.CheckpointManager(tmp_path / "series") as manager:
+        pending = manager.save(store, block=False)
+        assert repr(pending) == "<kvemb.PendingCheckpoint being written>"
+        going.set()
+        saved = pending.result()
+        assert repr(pending) == f"<kvemb.PendingCheckpoint complete: {saved.path}>"
+    failing = store.checkpoint(tmp_path / "broken", block=False)
+    with pytest.raises(FileExistsError):
+        failing.result()
+    assert repr(failing) == "<kvemb.PendingCheckpoint failed: it is there>"
 
 
 def test_a_save_is_due_when_time_has_gone(monkeypatch, store, tmp_path):

@@ -223,6 +223,36 @@ def test_a_closed_store_refuses_everything(store, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+def test_what_a_closed_store_has_done_can_still_be_read(store):
+    users = fill(store)
+    users.lookup(KEYS)
+    store.flush()
+    before = users.stats
+    assert before.bytes_cold > 0
+    store.close()
+    for after in (users.stats, store.stats):
+        assert (after.rows, after.hits, after.misses) == (1000, before.hits, before.misses)
+        assert after.bytes_cold > 0
+        assert " 0 B cold" not in str(after)
+
+
+def test_a_closed_store_opens_no_variable(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store, "open")
+    fill(store, "shut")
+    store.close()
+    store = open_store(tmp_path / "store")
+    variables = store.variables
+    assert variables["open"].size() == 1000
+    store.close()
+    for ask in (
+        *(lambda: variables["open"], lambda: variables["shut"], lambda: variables["none"], lambda: "open" in variables),
+        *(lambda: list(variables), lambda: store.variables["open"], lambda: len(store.variables)),
+    ):
+        with pytest.raises(Closed, match="closed"):
+            ask()
+
+
 # Durability.
 
 
@@ -440,6 +470,8 @@ def test_variables_are_opened_when_they_are_asked_for(open_store, tmp_path):
     assert repr(again.variables) == "<variables a/x, b>"
     assert "b: 1,000 rows of dim 4 float32, not opened yet" in repr(again)
     assert "b" in again.variables
+    assert "c" not in again.variables
+    assert again.get_collection(GraphKeys.GLOBAL_VARIABLES) == [], "asking for a name opens nothing"
     assert again.variables["b"].size() == 1000
     assert again.get_collection(GraphKeys.GLOBAL_VARIABLES) == [again.variables["b"]]
 
@@ -473,6 +505,18 @@ def test_a_store_says_what_it_holds(store):
     text = repr(store)
     assert text.startswith(f"<kvemb.Store {store.path} open, budget 8.0 MiB>\n  <kvemb.Variable 'users' int64 -> 4 x ")
     assert "1,000 rows" in text
+
+
+def test_a_store_says_how_it_is_open(open_store, store):
+    fill(store)
+    store.flush()
+    for how, state in (({"follow": True}, "following"), ({"read_only": True}, "read-only")):
+        reader = open_store(store.path, **how)
+        assert repr(reader) == (
+            f"<kvemb.Store {store.path} {state}, budget 8.0 MiB>\n  users: 1,000 rows of dim 4 float32, not opened yet"
+        )
+        reader.close()
+        assert repr(reader) == f"<kvemb.Store {store.path} closed, budget 8.0 MiB>"
 
 
 # The default store.
