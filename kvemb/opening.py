@@ -27,9 +27,10 @@ def open(
 ) -> Store:
     """Open the store at path, making it if the directory is missing or empty.
 
-    memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory.
+    memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
     follow: the same for a store that another process trains, whose newer points refresh() shows.
+    However it is opened, no row is hot at first; only restore(..., warm=True) brings hot rows along.
     durability: what a crash goes back to. "checkpoint": the last completed flush() or checkpoint(). "write": the last
     call that changed rows and returned; each waits for an fsync, which calls of several threads share. Uses that
     lookups record are as durable as with "checkpoint".

@@ -50,6 +50,9 @@ class RestrictedVariable(Protocol):
 class RestrictPolicy:
     """The base of every policy; subclass it and give `score` to make your own.
 
+    A row is used when it is made, at each occurrence in a lookup (but with touch=False) and in apply_update. Changing
+    it is no use: upsert, accum and apply_gradients leave the score of a row that exists as it is.
+
     initial_score: what `score` is given as the old score of a new row, whose creation is its first use.
     clock: what `now` counts: "steps" of the variable, or "seconds" since 1970.
     kind: the policy's name on disk; "custom" for all but the built-in ones.
@@ -145,7 +148,8 @@ class RestrictPolicy:
 class TimestampRestrictPolicy(RestrictPolicy):
     """The score is the time of the last use: least recently used rows leave first.
 
-    clock: "seconds" (since 1970, so it goes on after a restart) or "steps".
+    clock: "seconds" (since 1970, so it goes on after a restart) or "steps", calls that recorded uses. What counts as a
+    use: RestrictPolicy. The clock of a stored variable stays as it is.
     """
 
     kind: ClassVar[str] = "timestamp"
@@ -179,6 +183,9 @@ class FrequencyRestrictPolicy(RestrictPolicy):
     count, in units fixed at step 0: log2 of the sum of 2**(step / half_life) over all uses. This is forward decay
     (Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay", ICDE 2009): scores of rows used at different times compare
     as they stand, rows not used need no update, and the logarithm keeps the sum from overflowing.
+
+    A step is a call that recorded uses: a lookup. What counts as a use: RestrictPolicy; of upserts and gradient steps
+    only those that make the row. The half-life of a stored variable stays as it is: its scores are of that scale.
     """
 
     kind: ClassVar[str] = "frequency"

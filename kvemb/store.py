@@ -50,7 +50,8 @@ class GraphKeys:
 class Store(Catalog):
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
-    A context manager: inside `with`, module-level functions use it; leaving flushes and closes it.
+    A context manager: inside `with`, module-level functions use it; leaving flushes and closes it. path: its directory.
+    recovery: what it was opened with after a crash (a Recovery: created, rows), else None.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,12 +14,32 @@ from kvemb.tools.cli import app
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+BLOCKS = dict(re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)```", README, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", BLOCKS)
+def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str) -> None:
+    if "import torch" in BLOCKS[section]:
+        pytest.importorskip("torch", reason="PyTorch is not installed, and this block trains with it")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+    exec(compile(BLOCKS[section], "README.md", "exec"), {})
+
+
+def test_no_block_is_left_out() -> None:
+    assert len(BLOCKS) == README.count("```python") >= 3
+
+
+def test_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed, and this block trains with it")
+    monkeypatch.chdir(tmp_path)
+    sizes = []
+    for _ in range(3):
+        made: dict[str, Any] = {}
+        exec(compile(BLOCKS["Training with PyTorch"], "README.md", "exec"), made)
+        assert float(made["loss"].detach()) < 4, "it learns: who guesses has log(256) = 5.5"
+        sizes.append(made["last"].variables["words"].rows)
+    assert sizes == sorted(set(sizes)), "each run adds rows to those of the one before"
+    assert [path.name for path in sorted((tmp_path / "words").glob("0*"))] == ["00000002", "00000003", "00000004"]
 
 
 def test_every_command_it_names_is_there() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvemb.errors import UnsupportedFormat
+from kvemb.optimizers import SGD
 from kvemb.restrict import (
     FrequencyRestrictPolicy,
     RestrictPolicy,
@@ -132,6 +133,24 @@ def test_the_clock_is_steps_or_seconds():
     assert before <= TimestampRestrictPolicy().now(17) <= time.time()
     assert FrequencyRestrictPolicy(half_life=3).now(17) == 17.0
     assert Doubling().now(17) == 17.0
+
+
+@pytest.mark.parametrize("policy", [FrequencyRestrictPolicy(), FrequencyRestrictPolicy(half_life=4)], ids=repr)
+@pytest.mark.parametrize("hot_rows", [16, 4096])
+def test_lookups_are_uses_and_changes_are_not(store, policy, hot_rows):
+    table = store.get_variable("x", dim=2, restrict_policy=policy, optimizer=SGD(), hot_rows=hot_rows)
+    keys, rows = np.arange(200), np.ones((200, 2), np.float32)
+    table.upsert(keys[:100], rows[:100])
+    table.apply_gradients(keys, rows)
+    made = table.restrict_policy.status(keys)
+    assert len(np.unique(made)) == 1, "being made is a use, whoever makes it"
+    table.upsert(keys, rows)
+    table.apply_gradients(keys, rows)
+    table.accum(keys, rows, rows, np.ones(200, bool))
+    table.lookup(keys, touch=False)
+    np.testing.assert_array_equal(table.restrict_policy.status(keys), made)
+    table.lookup(keys)
+    assert (table.restrict_policy.status(keys) > made).all()
 
 
 def test_a_subclass_with_its_own_score_is_not_left_to_the_kernels():
