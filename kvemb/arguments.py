@@ -52,10 +52,10 @@ def _check_policy(name: str, stored: dict[str, Any] | None, asked: RestrictPolic
     """Raise SchemaMismatch where stored scores are of another scale than the scores to come."""
     kept, wanted = policy_class_name(stored), policy_class_name(asked)
     stay = "leave restrict_policy out to go on with the stored one"
+    advice = f"{stay}, or see kvemb migrate --policy"
     if kept != wanted:
-        raise SchemaMismatch(name, "restrict_policy", kept, wanted, f"{stay}, or see kvemb migrate --policy")
+        raise SchemaMismatch(name, "restrict_policy", kept, wanted, advice)
     if stored != asked.to_json():
-        advice = f"{stay}, or load the rows without their scores into a new variable: kvemb.bulk.scan, kvemb.bulk.load"
         raise SchemaMismatch(name, "restrict_policy", policy_from_json(stored), asked, advice)
 
 

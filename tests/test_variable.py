@@ -323,12 +323,12 @@ def test_scores_of_one_scale_are_not_read_on_another(open_store, tmp_path, store
     if reopened:
         store.close()
         store = open_store(tmp_path / "store")
-    with pytest.raises(SchemaMismatch, match=r"leave restrict_policy out .* or load the rows") as caught:
+    with pytest.raises(SchemaMismatch, match=r"leave restrict_policy out .* or see kvemb migrate --policy") as caught:
         store.get_variable("x", dim=3, restrict_policy=asked)
     assert (caught.value.stored, caught.value.asked) == (stored, asked() if isinstance(asked, type) else asked)
     old = store.get_variable("x", dim=3, restrict_policy=stored)
     assert old is store.get_variable("x", dim=3)
-    # The way out that the error names.
+    # Rows can be taken over without their scores.
     new = store.get_variable("y", dim=3, restrict_policy=asked)
     kvemb.bulk.load(new, (kvemb.bulk.Rows(rows.keys, rows.values, rows.slots) for rows in kvemb.bulk.scan(old)))
     np.testing.assert_array_equal(new.lookup(np.arange(9), touch=False), values_of(9))

@@ -84,7 +84,9 @@ def migrate(
     value_dtype: Annotated[str | None, typer.Option(help="Another dtype of values.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Longer rows get zeros, shorter ones are cut.")] = None,
     key_dtype: Annotated[Literal["int64", "int32", "uint64"] | None, typer.Option(help="Of keys.")] = None,
-    policy: Annotated[Literal["frequency", "timestamp", "none"] | None, typer.Option(help="Another policy.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="frequency, timestamp or none; frequency:1000 with that half-life in steps.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,

@@ -35,6 +35,7 @@ class Plan:
     after: dict[str, Any]
     steps: list[str] = field(default_factory=list)
     slots_anew: bool = False
+    scores_anew: bool = False
 
 
 def plan(
@@ -53,8 +54,11 @@ def plan(
 
     optimizer: "sgd", "adagrad" or "none"; "sgd:0.1" with this learning rate instead of the default, or the same
     optimizer with another one. slots: "keep" those the new optimizer has too, or "anew". value_dtype, key_dtype: as for
-    get_variable. dim: rows are cut, or padded with zeros. policy: "frequency", "timestamp" or "none". Reads no rows.
-    Raises BadInput, also where there can be no such variable; FileExistsError, and what reading path does.
+    get_variable. dim: rows are cut, or padded with zeros. policy: "frequency", "timestamp" or "none"; "frequency:1000"
+    with this half-life, "timestamp:steps" with that clock; scores of another scale begin anew, as after one use.
+
+    Reads no rows. Raises BadInput, also where there can be no such variable; FileExistsError, and what reading path
+    does.
     """
     check_dtype(value_dtype)
     point = kvemb.Checkpoint.at(path)
@@ -70,11 +74,7 @@ def plan(
             found.after[what] = asked
             found.steps.append(f"{what}: {before[what]} becomes {asked}{_loss(what, before[what], asked)}")
     if policy is not None:
-        made = _known("policy", policy, POLICIES)
-        if policy == kind_name(before["policy"]):
-            raise BadInput(f"variable {name!r} has the policy {policy} already; leave --policy out")
-        found.after["policy"] = None if made is None else made().to_json()
-        found.steps.append(f"policy: {kind_name(before['policy'])} becomes {policy}; scores stay as they are")
+        _plan_policy(found, policy)
     if not found.steps:
         raise WrongUsage(f"nothing is to be changed in {name!r}; say what, such as --optimizer sgd")
     with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch, kvemb.open(scratch, memory_budget=BUDGET) as store:
@@ -143,6 +143,43 @@ def _rate(asked: str) -> float:
         ) from None
 
 
+def _plan_policy(found: Plan, asked: str) -> None:
+    was, wanted = found.before["policy"], _policy(asked)
+    if wanted == was:
+        raise BadInput(f"variable {found.variable!r} has the policy {asked} already; leave --policy out")
+    found.after["policy"] = wanted
+    found.scores_anew = _scale(wanted) != _scale(was)
+    scores = "scores begin anew" if found.scores_anew else "scores stay as they are"
+    found.steps.append(f"policy: {_told(was)} becomes {_told(wanted)}; {scores}")
+
+
+def _policy(asked: str) -> dict[str, Any] | None:
+    """Return the policy of such as "frequency:1000", as kvemb.bulk.described tells it. Raises WrongUsage."""
+    name, _, given = asked.partition(":")
+    made = _known("policy", name, POLICIES)
+    try:
+        if made is None or not given:
+            if ":" in asked:
+                raise ValueError
+            return None if made is None else made().to_json()
+        return made(float(given) if name == "frequency" else given).to_json()
+    except (TypeError, ValueError):
+        raise WrongUsage(
+            "--policy must be none, frequency or timestamp, or with a half-life in steps or a clock such as "
+            f"frequency:1000 or timestamp:steps, got {asked!r}"
+        ) from None
+
+
+def _scale(policy: dict[str, Any] | None) -> dict[str, Any]:
+    """What scores mean. Without a policy they are numbers of uses."""
+    return kvemb.FrequencyRestrictPolicy().to_json() if policy is None else policy
+
+
+def _told(policy: dict[str, Any] | None) -> str:
+    rest = [] if policy is None else [str(value) for what, value in policy.items() if what != "kind" and value]
+    return ":".join([kind_name(policy), *rest])
+
+
 def _loss(what: str, before: Any, after: Any) -> str:
     if what == "dim":
         gone = f": the last {before - after} values of each row are lost" if after < before else ""
@@ -167,7 +204,7 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
         store = kvemb.open(made, memory_budget=BUDGET)
         try:
             target = _made(store, found)
-            rows = _rows(old, target, found.slots_anew, progress)
+            rows = _rows(old, target, found, progress)
             bulk.load(target, rows, on_conflict="error")
             count = target.size()
         except BaseException:
@@ -177,12 +214,12 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
     return count
 
 
-def _rows(old: kvemb.Variable, target: kvemb.Variable, anew: bool, progress: Progress | None) -> Iterator[bulk.Rows]:
+def _rows(old: kvemb.Variable, target: kvemb.Variable, found: Plan, progress: Progress | None) -> Iterator[bulk.Rows]:
     wanted = list(target.optimizer.slots) if target.optimizer else []
     for rows in telling(bulk.scan(old), progress, old.size()):
         had = rows.slots or {}
         fresh = bulk.new_slots(target, len(rows))
-        kept = {slot: had[slot] for slot in wanted if slot in had and not anew}
+        kept = {slot: had[slot] for slot in wanted if slot in had and not found.slots_anew}
         slots = {slot: fresh[slot] for slot in wanted}
         for slot, numbers in kept.items():
             part = min(numbers.shape[1], target.dim)
@@ -195,6 +232,6 @@ def _rows(old: kvemb.Variable, target: kvemb.Variable, anew: bool, progress: Pro
             converted(rows.keys, rows.keys, target.key_dtype, "keys", target.name),
             converted(values, rows.keys, target.value_dtype, "values", target.name),
             slots or None,
-            rows.scores,
+            None if found.scores_anew else rows.scores,
             rows.steps,
         )

@@ -13,7 +13,7 @@ import pytest
 import kvemb
 from kvemb import bulk
 from kvemb.tools.cli import run
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.migrate import migrate, plan
 
 pytest.importorskip("pyarrow")
@@ -92,7 +92,7 @@ def test_another_dim_dtype_and_key_dtype(store, tmp_path):
         "value_dtype: float32 becomes float16: digits are lost; numbers that are too great are refused",
         "key_dtype: int64 becomes int32: keys that do not fit are refused",
         "dim: 4 becomes 6: 2 zeros are added to each row",
-        "policy: frequency becomes timestamp; scores stay as they are",
+        "policy: frequency becomes timestamp:seconds; scores begin anew",
     ]
     migrate(found)
     described, rows = whole(tmp_path / "wide")
@@ -102,6 +102,8 @@ def test_another_dim_dtype_and_key_dtype(store, tmp_path):
     assert not rows.values[:, 4:].any()
     np.testing.assert_array_equal(rows.slots["accumulator"][:, :4], before.slots["accumulator"])
     assert set(rows.slots["accumulator"][:, 4:].ravel().tolist()) == {0.25}
+    assert rows.scores.min() > 1e9
+    assert rows.scores.max() - rows.scores.min() < 600
     cut = plan(store, tmp_path / "cut", dim=3)
     assert cut.steps == ["dim: 4 becomes 3: the last 1 values of each row are lost"]
     migrate(cut)
@@ -149,6 +151,23 @@ def test_bad_input_is_one_line_and_changes_nothing(store, tmp_path, monkeypatch,
     assert line in told
     assert told.count("\n") == 1
     assert (whole(store)[1].keys.tolist(), sorted(os.listdir(tmp_path))) == before
+
+
+def test_scores_of_another_scale_begin_anew_and_others_stay(store, tmp_path):
+    before = whole(store)[1].scores
+    half = plan(store, tmp_path / "half", policy="frequency:1000")
+    assert half.steps == ["policy: frequency becomes frequency:1000.0; scores begin anew"]
+    migrate(half)
+    described, rows = whole(tmp_path / "half")
+    assert described["policy"] == kvemb.FrequencyRestrictPolicy(half_life=1000.0).to_json()
+    assert len(set(rows.scores.tolist())) == 1
+    none = plan(store, tmp_path / "none", policy="none")
+    assert none.steps == ["policy: frequency becomes none; scores stay as they are"]
+    migrate(none)
+    assert whole(tmp_path / "none")[1].scores.tolist() == before.tolist()
+    for wrong in ("lru", "none:3", "frequency:", "frequency:x", "frequency:-1", "timestamp:days"):
+        with pytest.raises(WrongUsage, match="--policy must be"):
+            plan(store, tmp_path / "wrong", policy=wrong)
 
 
 def test_a_variable_without_a_policy_cannot_be_restricted(tmp_path, capsys):
