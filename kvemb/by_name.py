@@ -108,6 +108,7 @@ class Catalog:
         from kvemb.variable import Variable
 
         check_name(name)
+        self.health.check_here()
         with self._lock:
             self.health.check_open()
             known = self._opened.get(name)
@@ -133,6 +134,7 @@ class Catalog:
     def _opened_variable(self, name: str) -> Variable:
         from kvemb.variable import open_stored
 
+        self.health.check_here()
         with self._lock:
             self.health.check_open()
             return self._opened.get(name) or open_stored(cast("Store", self), name, self._manifest.variables[name])

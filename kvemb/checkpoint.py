@@ -178,11 +178,12 @@ def complete(directory: Path, described: Manifest, before: Path | None = None, *
 def install(checkpoint: Path, store: Path, variables: Collection[str] | None = None) -> None:
     """Make a new store directory whose durable point is the checkpoint. Neither ever changes the other.
 
-    variables: those to take, None for all. Raises CheckpointNotFound, FileExistsError, KeyError or ColdStoreError; then
-    there is no store.
+    variables: those to take, None for all. Raises CheckpointNotFound, FileExistsError, ValueError inside another store,
+    KeyError or ColdStoreError; then there is no store.
     """
     described = Checkpoint(checkpoint)._manifest
     inventory.check(checkpoint, described)
+    layout.check_outside_stores(store, "new store")
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise FileExistsError(f"{store} exists and is not empty; name a new directory to restore to")
     names = set(described.variables if variables is None else variables)
@@ -190,7 +191,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
         known = ", ".join(sorted(described.variables))
         raise KeyError(f"{checkpoint} has no variable {strange[0]!r}; it has {known}")
     left_out = sorted(set(described.variables) - names)
-    described = described.only(names)
+    described = replace(described.only(names), left_out=sorted({*described.left_out, *left_out}))
     try:
         with appearing(layout.point(store, described.point)) as point:
             layout.unpack(checkpoint, point, described.key_files)

@@ -117,8 +117,7 @@ class Checkpointer:
         if target is not None:
             if target.exists():
                 raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
-            if target.resolve().is_relative_to(self._points.store.resolve()):
-                raise ValueError(f"{target} is inside the store itself; name a directory beside it for the checkpoint")
+            layout.check_outside_stores(target, "checkpoint")
         try:
             for part in parts:
                 part.tiers.ease()

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from kvemb.codec import order_keys, unordered_keys
 from kvemb.contracts import SortedFile
+from kvemb.errors import ColdStoreError
 from kvemb.hashing import Keys, Positions
 from kvemb.interrupts import wait_for
 from kvemb.rows import DIRTY, PENDING, WRITING, RowBlock
@@ -57,6 +58,7 @@ class Cut:
         self._room = threading.Event()
         self._room.set()
         self._keys: list[Keys] = []
+        self._lacking: Exception | None = None
         self._ordered: npt.NDArray[np.uint64] | None = None
 
     # By the tier, under its lock.
@@ -82,7 +84,11 @@ class Cut:
 
     def keep_leaving(self, rows: RowBlock) -> None:
         """These rows leave the hot tier: copy those that are pending, and take the marks off."""
-        self._put_aside(rows.select(rows.flags & PENDING != 0))
+        try:
+            self._put_aside(rows.select(rows.flags & PENDING != 0))
+        except Exception as error:
+            self._lacking = error
+            raise
         rows.flags &= ~_MARKS
 
     def _put_aside(self, rows: RowBlock) -> None:
@@ -131,6 +137,8 @@ class Cut:
                 self._mark_clean(keys)
             yield from self._write_aside(new_file, more_than=self._room_rows // 2)
         yield from self._write_aside(new_file, more_than=0)
+        if self._lacking is not None:
+            raise ColdStoreError(f"a row could not be kept for the checkpoint: {self._lacking!r}") from self._lacking
 
     def _take(self, keys: Keys) -> RowBlock:
         """Return the rows of keys that are still pending, in that order."""

@@ -23,6 +23,11 @@ class Health:
         """Whether this process was forked from the one that opened the store: its threads and locks are not here."""
         return os.getpid() != self._process
 
+    @property
+    def gone(self) -> bool:
+        """Whether nothing can be done with it here."""
+        return self.closed or self.forked
+
     def check_here(self) -> None:
         """Raise Closed in a process that was forked. Asked before any lock is taken, which nobody might free."""
         if self.forked:
@@ -47,8 +52,9 @@ class Health:
     def check_sound(self) -> None:
         """Raise Poisoned after a failed write, of a closed store too."""
         if self.cause is not None:
+            cause = str(self.cause) or repr(self.cause)
             raise Poisoned(
-                f"the store {self.name} refuses writes since a write to disk failed: {self.cause}; reads go on; "
+                f"the store {self.name} refuses writes since one failed: {cause}; reads go on; "
                 "free what is short, then close and reopen it: it recovers what was durable"
             ) from self.cause
 

@@ -59,6 +59,12 @@ def is_store(path: Path) -> bool:
     return (path / CURRENT).is_file()
 
 
+def check_outside_stores(path: Path, what: str) -> None:
+    """Raise ValueError where path is inside a store, whose opening deletes what is not its own."""
+    if held := next((parent for parent in path.resolve().parents if is_store(parent)), None):
+        raise ValueError(f"{path} is inside the store {held}; name a directory beside it for the {what}")
+
+
 def check_place_for_store(path: Path) -> None:
     """Raise StoreNotFound unless path is a store, or can become one: missing, empty, or left by a crash while it was
     made. Raises Corruption where CURRENT alone is missing.

@@ -78,7 +78,8 @@ class Manifest:
     store: the store's identity. id: this checkpoint's. parent: the checkpoint before it, None for the first.
     point: the number of the durable point of its store, counted from 1. created: seconds since 1970.
     hot: by variable, the key files in hot/ that say which rows were hot (kvemb.hotset). changes: which keys changed
-    since which checkpoint, oldest first. files: by path below the directory, all but the manifest itself.
+    since which checkpoint, oldest first. files: by path below the directory, all but the manifest itself. left_out:
+    names that a restore did not take, and that deltas leave out since.
     """
 
     store: str
@@ -90,6 +91,7 @@ class Manifest:
     hot: dict[str, list[str]] = field(default_factory=dict)
     changes: list[Epoch] = field(default_factory=list)
     files: dict[str, FileEntry] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
     def only(self, names: Collection[str]) -> Manifest:
         """Return the description of a checkpoint of some of the variables."""
@@ -116,6 +118,8 @@ class Manifest:
 def write(manifest: Manifest, directory: Path) -> None:
     """Write directory/manifest.json and wait until it is on disk."""
     data = {"format": FORMAT, **asdict(manifest)}
+    if not manifest.left_out:
+        del data["left_out"]
     text = json.dumps({"checksum": _checksum(data), **data}, indent=1) + "\n"
     with open(directory / NAME, "w", encoding="utf-8") as file:
         file.write(text)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvemb.checkpoint import Checkpoint
 from kvemb.codec import unordered_keys
 from kvemb.delta import epochs_since
@@ -40,17 +38,8 @@ def bring_to(store: Store, taken: Checkpoint, position: str) -> None:
         for name, entry in taken.variables.items():
             if name in store.variables:
                 _bring(store.variables[name], name, after, epochs, entry.step)
-            elif _is_whole(name, after, epochs, entry.rows):
+            elif name not in store._manifest.left_out:
                 _bring(open_stored(store, name, entry), name, after, epochs, entry.step)
-
-
-def _is_whole(name: str, after: Readable, epochs: list[Epoch], rows: int) -> bool:
-    """Whether what changed is all there is, as of a variable that was made since; others were left out on purpose."""
-    source = after.rows(name)
-    assert source is not None
-    _, recorded = after.recorded(epochs, name)
-    schema = after.described.variables[name].schema
-    return rows == sum(int(np.count_nonzero(source.read(unordered_keys(keys, schema))[1])) for keys in recorded)
 
 
 def _bring(variable: Variable, name: str, after: Readable, epochs: list[Epoch], step: int) -> None:

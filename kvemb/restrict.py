@@ -198,7 +198,7 @@ class FrequencyRestrictPolicy(RestrictPolicy):
             return
         if isinstance(given, (bool, np.bool_)) or not isinstance(given, numbers.Real):
             raise TypeError(f"FrequencyRestrictPolicy half_life must be None or a number of steps, got {given!r}")
-        if not 0 < given <= sys.float_info.max:
+        if not 0 < float(given) <= sys.float_info.max:
             raise ValueError(f"FrequencyRestrictPolicy half_life must be finite and above 0, got {given}")
         object.__setattr__(self, "half_life", float(given))
         object.__setattr__(self, "initial_score", -math.inf)

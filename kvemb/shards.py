@@ -87,8 +87,7 @@ class Shards:
     def insert(self, rows: RowBlock, owners: Owners, *, by_score: bool = False) -> Iterator[tuple[Keys, RowBlock]]:
         """Insert rows that are not hot, growing where that is due, one table after the other.
 
-        Yields the keys that a table was offered and the dirty rows that had to leave it. A table that raises has not
-        changed.
+        Yields the keys that a table was offered and the dirty rows that had to leave it.
         """
         for table, part in [(table, _part(rows, places)) for table, places in self.parts(owners)]:
             yield part.keys, table.insert(part, by_score=by_score, reserve=self._reserve)

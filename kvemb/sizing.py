@@ -31,23 +31,23 @@ def make_tables(
     makers = [registry.hot_table(device) for device in devices]
     bucket_bytes = [maker.cells_per_bucket * maker.bytes_per_cell(schema) for maker in makers]
     spill_row_bytes = _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
-    share = min(budget.total // 16, budget.free // 4)
+    share = min(budget.total, budget.free) // 16
     spill_rows = max(MIN_SPILL_ROWS, min(MAX_SPILL_ROWS, share // spill_row_bytes))
     if hot_rows is not None:
-        what, wanted = "hot_rows", -(-at_least(hot_rows, 1, "hot_rows") // len(devices))
+        what, wanted = "hot_rows of ", -(-at_least(hot_rows, 1, "hot_rows") // len(devices))
         first = most = [_buckets(wanted, maker) for maker in makers]
     else:
-        what, wanted = "init_size", -(-(init_size or DEFAULT_INIT_ROWS) // len(devices))
+        what, wanted = "init_size of ", -(-(init_size or DEFAULT_INIT_ROWS) // len(devices))
         free = max(0, budget.free - spill_rows * spill_row_bytes) // len(devices)
         if not init_size:
             dearest = max(maker.bytes_per_cell(schema) for maker in makers)
-            what, wanted = "a new variable", min(wanted, free // (8 * dearest))
+            what, wanted = "", min(wanted, free // (32 * dearest))
         first = [_buckets(wanted, maker) for maker in makers]
         for_growth = max(0, free - budget.kept_from_growth // len(devices))
         most = [max(least, for_growth // nbytes) for least, nbytes in zip(first, bucket_bytes, strict=True)]
         first = [_halved(limit, least) for limit, least in zip(most, first, strict=True)]
     needed = sum(count * nbytes for count, nbytes in zip(first, bucket_bytes, strict=True))
-    budget.reserve(needed + spill_rows * spill_row_bytes, f"{what} of variable {variable!r}")
+    budget.reserve(needed + spill_rows * spill_row_bytes, f"{what}variable {variable!r}")
     tables = [
         maker(schema, start * maker.cells_per_bucket, limit * maker.cells_per_bucket)
         for maker, start, limit in zip(makers, first, most, strict=True)

@@ -12,7 +12,6 @@ from concurrent.futures import Executor, Future
 
 import numpy as np
 
-from kvemb.errors import ColdStoreError
 from kvemb.hashing import KeyIndex, Keys, Positions
 from kvemb.rows import REMOVED, RowBlock
 from kvemb.schema import Schema
@@ -102,14 +101,14 @@ class SpillBuffer:
 
         When a write fails its error is raised, and these rows are kept all the same.
         """
-        failure: ColdStoreError | None = None
+        failure: Exception | None = None
         for rows in blocks:
             at = 0
             while at < len(rows):
                 if self._active.room == 0:
                     try:
                         self._freeze()
-                    except ColdStoreError as error:
+                    except Exception as error:
                         failure = error
                         self._active = self._active.enlarged(len(rows) - at)
                 stop = min(len(rows), at + self._active.room)
@@ -173,8 +172,9 @@ class SpillBuffer:
 
     def _freeze(self) -> None:
         self.settle()
+        # Where there is no memory for the copy nothing has changed.
+        self._writing = self._executor.submit(self._write, self._active.rows())
         self._frozen, self._active = self._active, self._spare
-        self._writing = self._executor.submit(self._write, self._frozen.rows())
 
     def _finish(self) -> None:
         assert self._frozen is not None

@@ -64,9 +64,10 @@ class Store(Catalog):
         durability: str = "checkpoint",
     ) -> None:
         super().__init__()
-        self.path, self.follows = path, follow
         self.budget = Budget(parse_budget(memory_budget))
         self.health = Health(str(path), read_only=read_only)
+        path = path.absolute()  # wherever the process goes
+        self.path, self.follows = path, follow
         self._warm = False
         self.recovery: Recovery | None = None
         self._log: Journal | None = None
@@ -154,7 +155,7 @@ class Store(Catalog):
 
         Raises FileExistsError; ValueError for a path inside the store; ColdStoreError, Poisoned, Closed, ReadOnly.
         """
-        pending = self._start(Path(path))
+        pending = self._start(Path(path).absolute())
         return pending.result() if block else pending
 
     def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:
@@ -169,6 +170,7 @@ class Store(Catalog):
         Closed, ReadOnly.
         """
         taken = Checkpoint(checkpoint)
+        self.health.check_here()
         with self._lock:
             self.health.check_writable()
             self._checkpointer.settle()
@@ -187,6 +189,7 @@ class Store(Catalog):
             yield from read_hot(self._points.live / layout.HOT, self._manifest.hot[name])
 
     def _start(self, target: Path | None, *, last: bool = False) -> PendingCheckpoint:
+        self.health.check_here()
         with self._lock:
             self.health.check_writable()
             self._checkpointer.settle()
@@ -199,6 +202,7 @@ class Store(Catalog):
         All variables move at once. What was hot becomes so again as it is used; a scan under way raises Closed. Raises
         ValueError unless opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
         """
+        self.health.check_here()
         with self._lock:
             self.health.check_open()
             if not self.follows:
@@ -264,6 +268,7 @@ class Store(Catalog):
         deep: read every file of the point. Open variables are compared row by row, the hot tier with the cold one, in
         any case; a read-only store has only the point. Raises Closed, Poisoned, ColdStoreError.
         """
+        self.health.check_here()
         with self._lock:
             self.health.check_open()
             source = self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
@@ -307,10 +312,10 @@ class Store(Catalog):
         state = "following" if self.follows else "read-only" if self.health.read_only else "open"
         if self.health.cause is not None:
             state = "poisoned"
-        if self.health.closed:
+        if self.health.gone:
             state = "closed"
         lines = [f"<kvemb.Store {self.path} {state}, budget {format_bytes(self.budget.total)}>"]
-        for name in [] if self.health.closed else self._names():
+        for name in [] if self.health.gone else self._names():
             if name in self._opened:
                 lines.append(f"  {self._opened[name]!r}")
             else:

@@ -105,6 +105,7 @@ class Tiers:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold every other call of this variable off for as long as the block runs."""
+        self.health.check_here()
         with self._lock, uninterrupted():
             yield
 
@@ -133,12 +134,15 @@ class Tiers:
 
     @contextmanager
     def _poisoning(self) -> Iterator[None]:
-        """Turn a failed write into Poisoned, for this call and all later ones."""
+        """Turn a failed write into Poisoned, for this call and all later ones; whatever else fails, for later ones."""
         try:
             yield
         except ColdStoreError as error:
             self.health.poison(error)
             self.health.check_writable()
+        except Exception as error:
+            self.health.poison(error)
+            raise
 
     # Finding and moving rows. REQUIRES: reading() or writing(), but for read_ahead().
 
@@ -165,28 +169,22 @@ class Tiers:
         """Offer at.rows to the hot tier; dirty rows that must leave for them go to the spill buffer.
 
         Rows of keys that did not exist are there, and counted, from here on. by_score: rows that do not outscore what
-        is hot stay out. Where it raises at the first table nothing has changed.
+        is hot stay out. Whatever fails here poisons the store: rows may be half-way between two places.
         """
         if len(at.rows) == 0:
             return
-        offered, left = 0, []
-        try:
-            for keys, leaving in self.shards.insert(at.rows, at.cold_owners, by_score=by_score):
-                offered += len(keys)
-                if len(leaving):
+        left: list[RowBlock] = []
+        with self._poisoning():
+            try:
+                for keys, leaving in self.shards.insert(at.rows, at.cold_owners, by_score=by_score):
                     left.append(leaving)
-                self._spill.discard(keys)  # only now that they are hot, or leave
-            self.size += int(np.count_nonzero(~at.exists))
-        except Exception as error:
-            if offered:
-                self.health.poison(error)
-            raise
-        finally:
-            self.counts.promotions += offered
-            if self._cut is not None:
-                for leaving in left:
-                    self._cut.keep_leaving(leaving)
-            with self._poisoning():
+                    self._spill.discard(keys)  # only now that they are hot, or leave
+                self.size += int(np.count_nonzero(~at.exists))
+                self.counts.promotions += len(at.rows)
+                if self._cut is not None:
+                    for leaving in left:
+                        self._cut.keep_leaving(leaving)
+            finally:
                 self._spill.append(left)
 
     def to_spill(self, rows: RowBlock) -> None:
@@ -199,11 +197,13 @@ class Tiers:
         removals = RowBlock(self.schema, len(keys))
         removals.keys[:] = keys
         removals.flags[:] = DIRTY | REMOVED
-        for table, places in self.shards.split(keys):
-            table.remove(table.find(keys[places]))
-        # Counted first: the spill buffer keeps the removals even where it raises.
-        self.size -= len(keys)
-        self.to_spill(removals)
+        owners = self.shards.of(keys)
+        with self._poisoning():
+            for table, places in self.shards.parts(owners):
+                table.remove(table.find(keys[places]))
+            # Counted first: the spill buffer keeps the removals even where a write fails.
+            self.size -= len(keys)
+            self._spill.append([removals])
         if self._log is not None:
             with self._poisoning():
                 self._log.removed(order_keys(keys, self.schema), self.step)
@@ -377,6 +377,7 @@ class Tiers:
 
     def stats(self) -> Stats:
         """Return the counts so far, a copy, with what is in each tier now."""
+        self.health.check_here()
         with self._lock:
             return replace(
                 self.counts,

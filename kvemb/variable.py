@@ -252,7 +252,7 @@ class Variable:
 
     def __repr__(self) -> str:
         kind = f"{self.key_dtype.name} -> {self.dim} x {self.value_dtype.name}"
-        if self._store.health.closed:
+        if self._store.health.gone:
             return f"<kvemb.Variable {self.name!r} {kind}, closed>"
         stats = self.stats
         return (

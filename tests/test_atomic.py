@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import kvemb
+from kvemb import cut, spill
 from kvemb.backends import cpu
 
 KEYS = np.arange(80)
@@ -64,42 +66,104 @@ def test_a_partitioner_that_raises_at_any_time(store: kvemb.Store, call: str, nt
     check(variable, store)
 
 
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nth: int = 1) -> None:
+    """Let one call of owner.name fail."""
+    real, calls = getattr(owner, name), [0]
+
+    def failing(*arguments: Any, **others: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == nth:
+            raise MemoryError("no memory")
+        return real(*arguments, **others)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def check_nothing_is_wrong(store: kvemb.Store, open_store: Opener) -> None:
+    """The store refuses to go on, and opens again as it was at its last flush: KEYS, all of value 2."""
+    with pytest.raises(kvemb.errors.Poisoned, match="no memory"):
+        store.variables["table"].upsert(KEYS[:1], np.full((1, 1), 2, np.float32))
+    store.close()
+    again = open_store(store.path)
+    check(again.variables["table"], again)
+    assert again.variables["table"].size() == len(KEYS)
+
+
 @pytest.mark.parametrize("call", CALLS)
-def test_memory_that_is_short_while_rows_go_hot(store: kvemb.Store, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    variable = filled(store)
-
-    def none_left(*shape: object) -> None:
-        raise MemoryError("no memory")
-
+@pytest.mark.parametrize(("devices", "nth"), [(1, 1), (2, 1), (2, 2)])
+def test_memory_that_is_short_while_rows_go_hot(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, devices: int, nth: int
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = filled(store, devices=["cpu"] * devices)
+    store.flush()
     with monkeypatch.context() as patched:
-        patched.setattr(cpu, "RowBlock", none_left)
+        short_of_memory(patched, cpu, "RowBlock", nth)
         with pytest.raises(MemoryError):
             CALLS[call](variable)
-    assert store.health.cause is None
-    check(variable, store)
+    assert (variable.lookup(KEYS, touch=False) == 2).all()
+    check_nothing_is_wrong(store, open_store)
 
 
-def test_memory_that_is_short_at_the_second_device_refuses_to_go_on(
+def change(variable: kvemb.Variable, call: str) -> None:
+    """Fill piles with one kind of change."""
+    for start in range(100, 2000, 100):
+        if call == "upsert":
+            variable.upsert(KEYS + start, np.ones((80, 1), np.float32))
+        else:
+            variable.remove(KEYS[:60])
+
+
+@pytest.mark.parametrize("call", ["upsert", "remove"])
+def test_memory_that_is_short_for_a_pile_that_is_written(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_piles: None, call: str
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = filled(store)
+    store.flush()
+    with monkeypatch.context() as patched:
+        short_of_memory(patched, spill.Pile, "rows")
+        with pytest.raises(MemoryError):
+            change(variable, call)
+    check_nothing_is_wrong(store, open_store)
+
+
+def test_memory_that_is_short_while_a_table_grows(
     open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the first device took cannot be taken back: nothing of it becomes durable."""
     store = open_store(tmp_path / "store")
-    variable = filled(store, devices=["cpu"] * 2)
+    variable = store.get_variable("table", dim=1, init_size=32)
+    variable.upsert(KEYS, np.full((80, 1), 2, np.float32))
     store.flush()
-    real, calls = cpu.RowBlock, []
-
-    def once(*shape: Any) -> Any:
-        calls.append(shape)
-        if len(calls) == 2:
-            raise MemoryError("no memory")
-        return real(*shape)
-
     with monkeypatch.context() as patched:
-        patched.setattr(cpu, "RowBlock", once)
+        short_of_memory(patched, cpu.CpuTable, "grow")
         with pytest.raises(MemoryError):
-            CALLS["new"](variable)
-    with pytest.raises(kvemb.errors.Poisoned, match="no memory"):
-        variable.upsert(KEYS[:1], np.zeros((1, 1), np.float32))
-    store.close()
-    again = open_store(tmp_path / "store")
-    check(again.variables["table"], again)
+            variable.upsert(np.arange(100, 100_000), np.ones((99_900, 1), np.float32))
+    check_nothing_is_wrong(store, open_store)
+
+
+def test_memory_that_is_short_for_what_a_checkpoint_keeps_fails_the_checkpoint(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = filled(store)
+    store.flush()
+    variable.upsert(KEYS, np.full((80, 1), 3, np.float32))
+    with monkeypatch.context() as patched:
+        begin = cut.Cut.write
+        gate = threading.Event()
+
+        def later(self: Any, *arguments: Any) -> Any:
+            gate.wait()
+            return begin(self, *arguments)
+
+        patched.setattr(cut.Cut, "write", later)
+        pending = store.checkpoint(tmp_path / "checkpoint", block=False)
+        short_of_memory(patched, cut.Cut, "_put_aside")
+        with pytest.raises(MemoryError):
+            variable.upsert(np.arange(1000, 1100), np.ones((100, 1), np.float32))
+        gate.set()
+        with pytest.raises(kvemb.errors.Poisoned):
+            pending.result()
+    assert not (tmp_path / "checkpoint").exists()
+    check_nothing_is_wrong(store, open_store)

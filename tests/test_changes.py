@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -228,21 +229,29 @@ def test_a_restore_of_some_variables(open_store, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_variable_that_was_left_out_stays_out_of_a_replica_and_a_new_one_comes_whole(open_store, tmp_path):
+def test_a_variable_that_was_left_out_stays_out_of_a_replica_and_a_new_one_comes(open_store, tmp_path):
     store = open_store(tmp_path / "store")
     one = np.ones((100, 1), np.float32)
     for name in ("kept", "left out"):
         store.get_variable(name).upsert(np.arange(100), one)
+    store.get_variable("empty")
     store.checkpoint(tmp_path / "first")
-    replica = kvemb.restore(tmp_path / "first", tmp_path / "replica", variables=["kept"], memory_budget="8MiB")
-    with replica:
-        for round in range(2):
-            store.variables["left out"].upsert([0], 5 * one[:1])
-            store.variables["kept"].upsert([1], 7 * one[:1])
-            store.get_variable("new").upsert(np.arange(50), one[:50])
-            store.checkpoint(tmp_path / f"next{round}")
+    kvemb.restore(tmp_path / "first", tmp_path / "replica", variables=["kept"], memory_budget="8MiB").close()
+    for round in range(2):
+        store.variables["left out"].upsert(np.arange(100), 5 * one)  # all of its rows
+        store.variables["kept"].upsert([1], 7 * one[:1])
+        store.get_variable("new").upsert(np.arange(50), one[:50])
+        store.checkpoint(tmp_path / f"next{round}")
+        with kvemb.open(tmp_path / "replica", memory_budget="8MiB") as replica:
             replica.apply_delta(tmp_path / f"next{round}")
             assert list(replica.variables) == ["kept", "new"]
             assert replica.variables["new"].size() == 50
             assert replica.variables["kept"].lookup([1])[0, 0] == 7
-            replica.check()
+            replica.check(deep=True)
+            replica.checkpoint(tmp_path / f"replica{round}")
+    assert json.loads((tmp_path / "replica1/manifest.json").read_text())["left_out"] == ["empty", "left out"]
+    with kvemb.restore(tmp_path / "replica1", tmp_path / "again", memory_budget="8MiB") as again:
+        store.variables["left out"].upsert([7], one[:1])
+        store.checkpoint(tmp_path / "last")
+        again.apply_delta(tmp_path / "last")
+        assert list(again.variables) == ["kept", "new"]

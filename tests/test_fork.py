@@ -15,7 +15,7 @@ PROGRAM = """
     warnings.simplefilter("ignore")  # fork beside threads is what this is about
     path = sys.argv[1]
     with kvemb.open(path, memory_budget="8MiB") as store:
-        table = store.get_variable("table", dim=2)
+        table = store.get_variable("table", dim=2, optimizer=kvemb.optimizers.SGD())
         keys, rows = np.arange(30_000), np.ones((30_000, 2), np.float32)
         table.upsert(keys, rows)
         child = os.fork()
@@ -26,6 +26,8 @@ PROGRAM = """
                 "export": lambda: table.export(), "flush": store.flush, "check": store.check,
                 "checkpoint": lambda: store.checkpoint(path + ".checkpoint"),
                 "get_variable": lambda: store.get_variable("other"), "size": table.size,
+                "stats": lambda: table.stats, "all stats": lambda: store.stats,
+                "optimizer": lambda: setattr(table, "optimizer", kvemb.optimizers.SGD(0.5)),
             }
             for name, call in calls.items():
                 try:
@@ -34,6 +36,7 @@ PROGRAM = """
                     assert "does not survive a fork; open it in this process with follow=True" in str(error)
                 else:
                     os._exit(3)
+            assert "closed" in repr(table) and "closed" in repr(store)
             with kvemb.open(path, follow=True) as reader:
                 assert reader.variables == {}
             store.close()

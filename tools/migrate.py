@@ -162,7 +162,8 @@ def _policy(asked: str) -> dict[str, Any] | None:
             if ":" in asked:
                 raise ValueError
             return None if made is None else made().to_json()
-        return made(float(given) if name == "frequency" else given).to_json()
+        chosen: kvemb.RestrictPolicy = made(float(given) if name == "frequency" else given)
+        return chosen.to_json()
     except (TypeError, ValueError):
         raise WrongUsage(
             "--policy must be none, frequency or timestamp, or with a half-life in steps or a clock such as "
