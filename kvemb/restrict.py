@@ -11,7 +11,6 @@ import copy
 import enum
 import math
 import numbers
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -198,9 +197,13 @@ class FrequencyRestrictPolicy(RestrictPolicy):
             return
         if isinstance(given, (bool, np.bool_)) or not isinstance(given, numbers.Real):
             raise TypeError(f"FrequencyRestrictPolicy half_life must be None or a number of steps, got {given!r}")
-        if not 0 < float(given) <= sys.float_info.max:
+        try:
+            steps = float(given)
+        except OverflowError:
+            steps = math.inf
+        if not 0 < steps < math.inf:
             raise ValueError(f"FrequencyRestrictPolicy half_life must be finite and above 0, got {given}")
-        object.__setattr__(self, "half_life", float(given))
+        object.__setattr__(self, "half_life", steps)
         object.__setattr__(self, "initial_score", -math.inf)
 
     def score(self, old_score: Scores, count: Counts, now: float) -> Scores:

@@ -70,7 +70,7 @@ class CheckpointManager:
     def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
         if every is not None and not every > 0:
             raise ValueError(f"every must be a number of seconds above 0, or None, got {every!r}")
-        self.root, self.every = Path(root).absolute(), every
+        self.root, self.every = Path(root), every
         self.keep = None if keep is None else at_least(keep, 1, "keep")
         self._lock: IO[bytes] | None = None
         self._pending: PendingCheckpoint | None = None

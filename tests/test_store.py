@@ -601,3 +601,15 @@ def test_no_thread_or_warning_is_left_by_a_store(open_store, tmp_path):
             store = open_store(tmp_path / f"store{number}")
             fill(store)
             store.close()
+
+
+def test_a_store_stays_where_it_was_opened_wherever_the_process_goes(monkeypatch, open_store, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with open_store(Path("store")) as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        store.get_variable("table").upsert([1], [[1.0]])
+        store.flush()
+        store.checkpoint("checkpoint")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "store"]
+    assert kvemb.Checkpoint(tmp_path / "elsewhere" / "checkpoint").variables["table"].rows == 1
