@@ -31,7 +31,7 @@ def make_tables(
     makers = [registry.hot_table(device) for device in devices]
     bucket_bytes = [maker.cells_per_bucket * maker.bytes_per_cell(schema) for maker in makers]
     spill_row_bytes = _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
-    share = min(budget.total, budget.free) // 16
+    share = budget.free // 16
     spill_rows = max(MIN_SPILL_ROWS, min(MAX_SPILL_ROWS, share // spill_row_bytes))
     if hot_rows is not None:
         what, wanted = "hot_rows of ", -(-at_least(hot_rows, 1, "hot_rows") // len(devices))
