@@ -92,3 +92,17 @@ def test_a_second_variable_finds_memory_after_the_first_has_grown(store: kvemb.S
     second.upsert(np.arange(3000), rows)
     np.testing.assert_array_equal(second.lookup(np.arange(3000)), rows)
     first.check_export()
+
+
+def test_stored_variables_open_after_the_first_of_them_has_grown(open_store: Opener, tmp_path: Path) -> None:
+    names = [f"table{number:02}" for number in range(16)]
+    with open_store(tmp_path / "store", memory_budget="64MiB") as store:
+        for name in names:
+            store.get_variable(name, dim=64).upsert([1], np.ones((1, 64), np.float32))
+    again = open_store(tmp_path / "store", memory_budget="64MiB")
+    for start in range(0, 300_000, 50_000):
+        again.variables[names[0]].upsert(np.arange(start, start + 50_000), np.ones((50_000, 64), np.float32))
+    table = again.variables[names[0]].tables[0]
+    assert 2 * table.capacity_rows > table.max_capacity_rows
+    for name in names:
+        assert (again.variables[name].lookup([1]) == 1).all()
