@@ -17,10 +17,10 @@ import numpy as np
 
 from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.hashing import Keys, Positions
 from kvemb.restrict import ScoreRule
-from kvemb.rows import RowBlock
-from kvemb.schema import Schema
+from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.schema import Schema
 
 # A batch of this many keys or more is worth a thread a core: a hand-over costs about what 1,000 keys do.
 PARALLEL_KEYS = 16_384

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.intrinsics import atomic_add, prefetch, trailing_zeros
-from kvemb.hashing import inlined, kernel, mix
-from kvemb.rows import DIRTY
+from kvemb.rows.block import DIRTY
+from kvemb.rows.hashing import inlined, kernel, mix
 
 CELLS = 16
 # Keys between asking for a bucket's digests and reading them, and on to using the row: measured, and flat around here.

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.intrinsics import load, prefetch, store
-from kvemb.hashing import Positions, kernel
 from kvemb.optimizers import Optimizer
-from kvemb.rows import DIRTY, RowBlock
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.hashing import Positions, kernel
 
 AHEAD = 12
 LINE_BYTES = 64

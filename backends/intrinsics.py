@@ -1,7 +1,7 @@
 """What numba lacks for hash tables on a CPU: prefetch, and loads and stores of 16-bit floats.
 
-Inside kernels float16 travels as uint16 and bfloat16 as int16 (kvemb.rows); arithmetic on them is done in float32 and
-rounded to nearest even once, as NumPy and ml_dtypes do.
+Inside kernels float16 travels as uint16 and bfloat16 as int16 (kvemb.rows.block); arithmetic on them is done in float32
+and rounded to nearest even once, as NumPy and ml_dtypes do.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from kvemb.codec import decode_records, decode_rows, encode_keys, encode_records
 from kvemb.contracts import Gap, Mask
-from kvemb.hashing import Keys
-from kvemb.rows import REMOVED, RowBlock
-from kvemb.schema import LAST_KEY, Schema
+from kvemb.rows.block import REMOVED, RowBlock
+from kvemb.rows.codec import decode_records, decode_rows, encode_keys, encode_records
+from kvemb.rows.hashing import Keys
+from kvemb.rows.schema import LAST_KEY, Schema
 
 
 class MemoryStore:

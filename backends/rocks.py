@@ -24,13 +24,13 @@ import rocksdict as rd
 from kvemb.backends.rocks_files import WRITE_ROWS, SortedFile, splits
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
-from kvemb.codec import decode_records, encode_keys, encode_records, order_keys
 from kvemb.contracts import Gap, Mask
 from kvemb.errors import ColdStoreError
-from kvemb.hashing import Keys
 from kvemb.options import RocksDBCreator
-from kvemb.rows import REMOVED, RowBlock
-from kvemb.schema import LAST_KEY, Schema
+from kvemb.rows.block import REMOVED, RowBlock
+from kvemb.rows.codec import decode_records, encode_keys, encode_records, order_keys
+from kvemb.rows.hashing import Keys
+from kvemb.rows.schema import LAST_KEY, Schema
 
 # Below this many keys a second reading thread costs more than it gives.
 PARALLEL_KEYS = 512

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.rocks_scan import translated
-from kvemb.codec import encode_keys, encode_records
-from kvemb.rows import RowBlock
-from kvemb.schema import LAST_KEY, Schema
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import encode_keys, encode_records
+from kvemb.rows.schema import LAST_KEY, Schema
 
 # Rows written at once. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
 WRITE_ROWS = 4096

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from kvemb.codec import decode_rows
 from kvemb.contracts import Gap
-from kvemb.rows import RowBlock
-from kvemb.schema import LAST_KEY, Schema
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import decode_rows
+from kvemb.rows.schema import LAST_KEY, Schema
 
 
 def rescue(family: Any, schema: Schema, batch_rows: int) -> Iterator[RowBlock | Gap]:

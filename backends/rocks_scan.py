@@ -12,10 +12,10 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from kvemb.codec import decode_rows
 from kvemb.errors import Closed, ColdStoreError, Corruption
-from kvemb.rows import RowBlock
-from kvemb.schema import Schema
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import decode_rows
+from kvemb.rows.schema import Schema
 
 
 @contextmanager

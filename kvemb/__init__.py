@@ -9,9 +9,9 @@ with kvemb.open("store") as store:
 """
 
 from kvemb import bulk, errors, initializers, optimizers
-from kvemb.checkpoint import Checkpoint
-from kvemb.checkpointer import PendingCheckpoint
-from kvemb.delta import Change
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.checkpointer import PendingCheckpoint
+from kvemb.durability.delta import Change
 from kvemb.errors import KvembError
 from kvemb.initializers import (
     Constant,
@@ -23,17 +23,17 @@ from kvemb.initializers import (
     TruncatedNormal,
     Zeros,
 )
+from kvemb.offline.salvage import Repair, Saved, repair
+from kvemb.offline.series import CheckpointManager
+from kvemb.offline.transfer import Transfer
+from kvemb.offline.verification import Verification, verify
 from kvemb.opening import default_store, open, restore
 from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
-from kvemb.salvage import Repair, Saved, repair
 from kvemb.scope import get_variable
-from kvemb.series import CheckpointManager
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
-from kvemb.transfer import Transfer
 from kvemb.variable import Variable
-from kvemb.verification import Verification, verify
 
 __version__ = "0.1.0"
 

@@ -5,15 +5,14 @@ Pure functions; each raises one clear error and changes nothing.
 
 from __future__ import annotations
 
-import numbers
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kvemb import registry
+from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, initializer_from_json
-from kvemb.manifest import VariableEntry
 from kvemb.optimizers import Optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import RestrictPolicy, policy_class_name, policy_from_json
@@ -108,12 +107,3 @@ def checked(value: Any, kind: type[Kind], what: str, advice: str) -> Kind:
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be a {kind.__name__}, got {value!r}; use {advice}")
     return value
-
-
-def at_least(value: Any, least: int, what: str) -> int:
-    """Return value as an int of at least `least`. Raises TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{what} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{what} must be at least {least}, got {value}")
-    return int(value)

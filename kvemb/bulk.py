@@ -1,6 +1,6 @@
 """Whole rows in and out, past the hot tier: what offline tools are made of.
 
-The way in is kvemb.loading. Memory does not follow the table.
+The way in is kvemb.offline.loading. Memory does not follow the table.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.arguments import at_least
-from kvemb.codec import key_at, order_key
-from kvemb.loading import Loaded, Rows, load
-from kvemb.manifest import entry_of
+from kvemb.durability.manifest import entry_of
 from kvemb.meter import Meter, Progress
-from kvemb.rows import RowBlock
-from kvemb.schema import LAST_KEY, as_keys, public_keys
+from kvemb.numeric import at_least
+from kvemb.offline.loading import Loaded, Rows, load
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import key_at, order_key
+from kvemb.rows.schema import LAST_KEY, as_keys, public_keys
 from kvemb.store import Store
 from kvemb.variable import Variable, open_stored
 
@@ -61,7 +61,7 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
             f"{name!r} has a restrict policy of its own, {entry.policy['class']}; make it with get_variable first"
         )
     variable = open_stored(store, name, entry)
-    variable._tiers.advance(entry.step)
+    variable._storage.advance(entry.step)
     return variable
 
 
@@ -78,7 +78,7 @@ def slot_dtype(variable: Variable) -> np.dtype[Any]:
 def new_slots(variable: Variable, n: int) -> dict[str, npt.NDArray[Any]]:
     """Return the optimizer's slots as n rows that are made now have them, by name (n, dim)."""
     schema = variable._schema
-    rows = variable._tiered.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
+    rows = variable._operations.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
     return {name: rows.slot(at).copy() for at, name in enumerate(schema.slots)}
 
 
@@ -96,7 +96,7 @@ def scan(
     high = most if last is None else min(operator.index(last), most)
     if low > high:
         return iter(())
-    blocks = variable._tiers.scan(size, order_key(low, schema), order_key(high, schema))
+    blocks = variable._storage.scan(size, order_key(low, schema), order_key(high, schema))
     return (_rows_of(block) for block in blocks)
 
 
@@ -107,8 +107,8 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
     """
     schema = variable._schema
     wanted = as_keys(keys, schema.key_dtype)
-    tiers = variable._tiers
-    with nullcontext(tiers.cold) if variable._store.health.read_only else tiers.taking_in() as cold:
+    storage = variable._storage
+    with nullcontext(storage.cold) if variable._store.state.read_only else storage.taking_in() as cold:
         return _rows_of(cold.read(wanted)[0])
 
 
@@ -118,7 +118,7 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     Together they hold every key there may be. Raises Closed.
     """
     schema = variable._schema
-    splits = variable._tiers.cold.splits(at_least(n, 1, "n"))
+    splits = variable._storage.cold.splits(at_least(n, 1, "n"))
     firsts, lasts = [0, *splits], [*(split - 1 for split in splits), LAST_KEY]
     return [(key_at(first, schema), key_at(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
@@ -131,7 +131,7 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
     """
     if variable.restrict_policy is None:
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
-    return variable._tiered.restrict(at_least(num_reserved, 0, "num_reserved"), None, progress)
+    return variable._operations.restrict(at_least(num_reserved, 0, "num_reserved"), None, progress)
 
 
 def compact(store: Store, *, progress: Progress | None = None) -> None:
@@ -151,7 +151,7 @@ def compact(store: Store, *, progress: Progress | None = None) -> None:
             meter(rows * done // total - told)
             told = rows * done // total
 
-        variable._tiers.cold.compact(tell)
+        variable._storage.cold.compact(tell)
     store.flush()
 
 

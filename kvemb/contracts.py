@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.codec import Ordered
-from kvemb.hashing import Keys, Positions
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
-from kvemb.rows import RowBlock
-from kvemb.schema import LAST_KEY, Schema
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import Ordered
+from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.schema import LAST_KEY, Schema
 
 Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]

@@ -27,6 +27,15 @@ def as_number(value: Any, what: str) -> Number:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
+def at_least(value: Any, least: int, what: str) -> int:
+    """Return value as an int of at least `least`. Raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{what} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, got {value}")
+    return int(value)
+
+
 def check_finite(target: object, *names: str) -> None:
     """Make fields of a frozen dataclass, while it is made, finite floats. Raises TypeError or ValueError."""
     for name in names:

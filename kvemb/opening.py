@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from kvemb import layout
-from kvemb.checkpoint import install
+from kvemb.durability import layout
+from kvemb.durability.checkpoint import install
 from kvemb.errors import KvembError
 from kvemb.options import parse_budget
 from kvemb.store import DEFAULTS, Store
@@ -97,7 +97,7 @@ def default_store() -> Store:
     DEFAULTS.append(store)
 
     def discard() -> None:
-        if store.health.forked:
+        if store.state.forked:
             return
         with suppress(KvembError):
             store._release()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvemb.checkpoint import Checkpoint
-from kvemb.codec import unordered_keys
-from kvemb.delta import epochs_since
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.delta import epochs_since
+from kvemb.durability.manifest import Epoch
+from kvemb.durability.readable import Readable, opened
 from kvemb.errors import SchemaMismatch
-from kvemb.manifest import Epoch
-from kvemb.readable import Readable, opened
+from kvemb.rows.codec import unordered_keys
 
 if TYPE_CHECKING:
     from kvemb.store import Store
@@ -43,13 +43,13 @@ def bring_to(store: Store, taken: Checkpoint, position: str) -> None:
 
 
 def _bring(variable: Variable, name: str, after: Readable, epochs: list[Epoch], step: int) -> None:
-    source, tiered = after.rows(name), variable._tiered
+    source, operations = after.rows(name), variable._operations
     assert source is not None
     cleared, recorded = after.recorded(epochs, name)
     if cleared:
-        tiered.clear()
+        operations.clear()
     for ordered in recorded:
         keys = unordered_keys(ordered, variable._schema)
         rows, exists = source.read(keys)
-        tiered.put(rows, step)
-        tiered.remove(keys[~exists])
+        operations.put(rows, step)
+        operations.remove(keys[~exists])

@@ -15,8 +15,8 @@ from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer
 from kvemb.options import Creator
 from kvemb.restrict import RestrictPolicy
-from kvemb.shards import Partitioner, default_partitioner
 from kvemb.store import Store
+from kvemb.tiers.hot_tables import Partitioner, default_partitioner
 from kvemb.variable import Variable
 
 

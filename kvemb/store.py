@@ -14,27 +14,28 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from kvemb import inventory, journal, layout, manifest, registry
+from kvemb import registry
 from kvemb.arguments import stored_optimizer
-from kvemb.budget import Budget
-from kvemb.by_name import Catalog
-from kvemb.changes import ChangeLog
-from kvemb.checking import checkpoint_findings
-from kvemb.checkpoint import Checkpoint
-from kvemb.checkpointer import Checkpointer, PendingCheckpoint
-from kvemb.codec import Ordered
+from kvemb.catalog import Catalog
 from kvemb.contracts import ColdDatabase
+from kvemb.durability import inventory, journal, layout, manifest
+from kvemb.durability.changes import ChangeLog
+from kvemb.durability.checking import checkpoint_findings
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.checkpointer import Checkpointer, PendingCheckpoint
+from kvemb.durability.hotset import read_hot
+from kvemb.durability.journal import Journal
+from kvemb.durability.manifest import Manifest
+from kvemb.durability.points import Points, reading
+from kvemb.durability.recovery import Recovery, replay
 from kvemb.errors import Corruption, StoreNotFound
-from kvemb.health import Health
-from kvemb.hotset import read_hot
 from kvemb.interrupts import result_of
-from kvemb.journal import Journal
-from kvemb.manifest import Manifest
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
-from kvemb.points import Points, reading
-from kvemb.recovery import Recovery, replay
 from kvemb.replica import bring_to, common
+from kvemb.rows.codec import Ordered
 from kvemb.stats import Stats
+from kvemb.store_state import StoreState
+from kvemb.tiers.budget import Budget
 
 Result = TypeVar("Result")
 
@@ -65,7 +66,7 @@ class Store(Catalog):
     ) -> None:
         super().__init__()
         self.budget = Budget(parse_budget(memory_budget))
-        self.health = Health(str(path), read_only=read_only)
+        self.state = StoreState(str(path), read_only=read_only)
         path = path.absolute()  # wherever the process goes
         self.path, self.follows = path, follow
         self._warm = False
@@ -99,12 +100,12 @@ class Store(Catalog):
             {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()},
             cache_bytes=self.budget.cache_bytes,
             write_buffer_bytes=self.budget.write_buffer_bytes,
-            read_only=self.health.read_only,
+            read_only=self.state.read_only,
         )
         return database
 
     def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
-        return Checkpointer(self._database, self._points, self._changes, log, self.health, self.spiller)
+        return Checkpointer(self._database, self._points, self._changes, log, self.state, self.spiller)
 
     def _recover(self) -> Recovery | None:
         """Bring what a crash left to a durable point; make the first one of a new store. Returns what it was."""
@@ -170,9 +171,9 @@ class Store(Catalog):
         Closed, ReadOnly.
         """
         taken = Checkpoint(checkpoint)
-        self.health.check_here()
+        self.state.check_here()
         with self._lock:
-            self.health.check_writable()
+            self.state.check_writable()
             self._checkpointer.settle()
             ancestors = self._changes.ancestors()
             if taken.id in ancestors:
@@ -189,9 +190,9 @@ class Store(Catalog):
             yield from read_hot(self._points.live / layout.HOT, self._manifest.hot[name])
 
     def _start(self, target: Path | None, *, last: bool = False) -> PendingCheckpoint:
-        self.health.check_here()
+        self.state.check_here()
         with self._lock:
-            self.health.check_writable()
+            self.state.check_writable()
             self._checkpointer.settle()
             parts = [variable._part() for variable in self._opened.values() if variable.persistent]
             return self._checkpointer.start(parts, target, last=last)
@@ -202,9 +203,9 @@ class Store(Catalog):
         All variables move at once. What was hot becomes so again as it is used; a scan under way raises Closed. Raises
         ValueError unless opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
         """
-        self.health.check_here()
+        self.state.check_here()
         with self._lock:
-            self.health.check_open()
+            self.state.check_open()
             if not self.follows:
                 raise ValueError(f"{self.path} was not opened with follow=True; it shows what it showed at first")
             with ExitStack() as view:
@@ -215,11 +216,11 @@ class Store(Catalog):
                     raise StoreNotFound(f"another store is at {self.path} now; close this one, and open that")
                 with ExitStack() as paused:
                     for variable in self._opened.values():
-                        paused.enter_context(variable._tiers.closing())
+                        paused.enter_context(variable._storage.closing())
                     for name, variable in self._opened.items():
                         entry = described.variables[name]
-                        variable._tiers.show(database.attach(name, entry.schema), entry.rows, entry.step)
-                        variable._tiered.optimizer = stored_optimizer(entry)
+                        variable._storage.show(database.attach(name, entry.schema), entry.rows, entry.step)
+                        variable._operations.optimizer = stored_optimizer(entry)
                 self._database, self._manifest = database, described
                 before, self._view = self._view, view.pop_all()
             before.close()
@@ -230,36 +231,36 @@ class Store(Catalog):
 
         flush=False: leave the last durable point as it is; what came after it, and is in no log, is lost.
         """
-        if self.health.forked:
+        if self.state.forked:
             return  # it is the other process's to close
         with self._lock:
-            if self.health.closed:
+            if self.state.closed:
                 return
             # Last in, first out: settle, flush, release; each even where the one before raises.
             with ExitStack() as last:
                 last.callback(self._release)
-                if not self.health.read_only:
+                if not self.state.read_only:
                     if flush:
                         last.callback(self._flush_if_sound)
                     self._checkpointer.settle()
 
     def _flush_if_sound(self) -> None:
-        if self.health.cause is None:
+        if self.state.cause is None:
             self._start(None, last=True)._wait()
 
     def _release(self) -> None:
-        if not self.health.read_only:
+        if not self.state.read_only:
             self._checkpointer.close()
         with ExitStack() as paused:
             for variable in self._opened.values():
-                paused.enter_context(variable._tiers.closing())
+                paused.enter_context(variable._storage.closing())
             for variable in self._opened.values():
                 variable._keep_bytes_cold()
-            self.health.closed = True
+            self.state.closed = True
         self.spiller.shutdown(wait=True)
         self.readers.shutdown(wait=True)
         self._undo.close()
-        if not self.health.read_only:
+        if not self.state.read_only:
             shutil.rmtree(self.path / layout.LIVE, ignore_errors=True)
 
     def check(self, *, deep: bool = False) -> None:
@@ -268,14 +269,14 @@ class Store(Catalog):
         deep: read every file of the point. Open variables are compared row by row, the hot tier with the cold one, in
         any case; a read-only store has only the point. Raises Closed, Poisoned, ColdStoreError.
         """
-        self.health.check_here()
+        self.state.check_here()
         with self._lock:
-            self.health.check_open()
+            self.state.check_open()
             source = self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
             found = list(checkpoint_findings(source, manifest.read(source), deep=deep))
-            if not self.health.read_only:
+            if not self.state.read_only:
                 for name, variable in self._opened.items():
-                    found += [f"variable {name!r}: {line}" for line in variable._tiers.check()]
+                    found += [f"variable {name!r}: {line}" for line in variable._storage.check()]
         if found:
             raise Corruption("\n".join(found))
 
@@ -290,7 +291,7 @@ class Store(Catalog):
     # The default store.
 
     def __enter__(self) -> Store:
-        self.health.check_open()
+        self.state.check_open()
         DEFAULTS.append(self)
         return self
 
@@ -301,7 +302,7 @@ class Store(Catalog):
     @contextmanager
     def as_default(self) -> Iterator[Store]:
         """Make module-level functions use this store inside the block; it stays open after."""
-        self.health.check_open()
+        self.state.check_open()
         DEFAULTS.append(self)
         try:
             yield self
@@ -309,13 +310,13 @@ class Store(Catalog):
             DEFAULTS.remove(self)
 
     def __repr__(self) -> str:
-        state = "following" if self.follows else "read-only" if self.health.read_only else "open"
-        if self.health.cause is not None:
+        state = "following" if self.follows else "read-only" if self.state.read_only else "open"
+        if self.state.cause is not None:
             state = "poisoned"
-        if self.health.gone:
+        if self.state.gone:
             state = "closed"
         lines = [f"<kvemb.Store {self.path} {state}, budget {format_bytes(self.budget.total)}>"]
-        for name in [] if self.health.gone else self._names():
+        for name in [] if self.state.gone else self._names():
             if name in self._opened:
                 lines.append(f"  {self._opened[name]!r}")
             else:

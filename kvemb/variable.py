@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from kvemb import registry
 from kvemb.arguments import (
-    at_least,
     check_name,
     check_optimizer,
     check_stored,
@@ -25,27 +24,28 @@ from kvemb.arguments import (
     parse_devices,
     stored_optimizer,
 )
-from kvemb.checkpointer import Part
-from kvemb.codec import unordered_keys
 from kvemb.contracts import ColdStore, HotTable
+from kvemb.durability.checkpointer import Part
+from kvemb.durability.manifest import VariableEntry
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
-from kvemb.maker import RowMaker
-from kvemb.manifest import VariableEntry
+from kvemb.numeric import at_least
 from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator, format_bytes
 from kvemb.restrict import RestrictPolicy, as_count, as_policy, policy_from_json
-from kvemb.rows import RowBlock
-from kvemb.schema import Schema, as_keys, as_values, public_keys
-from kvemb.schema import key_dtype as as_key_dtype
-from kvemb.schema import value_dtype as as_value_dtype
-from kvemb.scoring import Scoring
-from kvemb.shards import Partitioner, Shards, default_partitioner
-from kvemb.sizing import make_tables
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import unordered_keys
+from kvemb.rows.schema import Schema, as_keys, as_values, public_keys
+from kvemb.rows.schema import key_dtype as as_key_dtype
+from kvemb.rows.schema import value_dtype as as_value_dtype
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
-from kvemb.tiered import Tiered
-from kvemb.tiers import Tiers
+from kvemb.tiers.hot_tables import HotTables, Partitioner, default_partitioner
+from kvemb.tiers.operations import TableOperations
+from kvemb.tiers.row_factory import RowFactory
+from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.sizing import make_tables
+from kvemb.tiers.storage import TieredStorage
 
 EXPORT_ROWS = 65_536
 
@@ -81,7 +81,7 @@ class Variable:
         store = default_store() if store is None else checked(store, Store, "store", "kvemb.open(path)")
         check_name(name)
         with store._lock:
-            store.health.check_open()
+            store.state.check_open()
             if name in store._opened:
                 raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
             stored = store._manifest.variables.get(name)
@@ -105,7 +105,7 @@ class Variable:
             schema = Schema(key_type, value_type, dim, chosen.slots if chosen else ())
             creator = creator_for(kv_creator, stored)
             if stored is None:
-                store.health.check_writable()
+                store.state.check_writable()
             if not callable(partitioner):
                 raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {partitioner!r}")
             self._devices = parse_devices(devices)
@@ -122,23 +122,25 @@ class Variable:
                 if stored is None and self.persistent:
                     store._in_order(store._database.drop, name)
                 raise
-            self._shards = Shards(tables, partitioner, key_type, store.budget, growing=hot_rows is None)
-            self._tiers = Tiers(
+            self._hot_tables = HotTables(tables, partitioner, key_type, store.budget, growing=hot_rows is None)
+            self._storage = TieredStorage(
                 schema,
-                self._shards,
+                self._hot_tables,
                 cold,
-                health=store.health,
+                state=store.state,
                 executor=store.spiller,
                 readers=store.readers,
                 spill_rows=spill_rows,
-                recorder=store._changes.of(name) if self.persistent and not store.health.read_only else None,
+                recorder=store._changes.of(name) if self.persistent and not store.state.read_only else None,
                 log=store._log.of(name) if self.persistent and store._log else None,
                 size=stored.rows if stored else 0,
                 step=stored.step if stored else 0,
             )
-            maker = RowMaker(schema, initial, chosen, tables[0])
-            scratch = None if store.health.read_only else store.path
-            self._tiered = Tiered(self._tiers, maker, Scoring(self._policy, self._shards), chosen, scratch)
+            factory = RowFactory(schema, initial, chosen, tables[0])
+            scratch = None if store.state.read_only else store.path
+            self._operations = TableOperations(
+                self._storage, factory, Scoring(self._policy, self._hot_tables), chosen, scratch
+            )
             self._warm(store, name)
             store._opened[name] = self
             store._add_to_collection(GraphKeys.GLOBAL_VARIABLES, self)
@@ -149,7 +151,7 @@ class Variable:
 
     def _warm(self, store: Store, name: str) -> None:
         for ordered in store._hot_keys(name):
-            self._tiered.warm(unordered_keys(ordered, self._schema))
+            self._operations.warm(unordered_keys(ordered, self._schema))
 
     def _cold(self, stored: VariableEntry | None) -> ColdStore:
         if isinstance(self._creator, MemoryCreator):
@@ -201,7 +203,7 @@ class Variable:
     @property
     def tables(self) -> tuple[HotTable, ...]:
         """The hot tables, one a device. Not to be changed."""
-        return tuple(self._shards.tables)
+        return tuple(self._hot_tables.tables)
 
     @property
     def trainable(self) -> bool:
@@ -220,14 +222,14 @@ class Variable:
         It is used from the next apply_gradients on, and the next durable point records it. Raises TypeError;
         SchemaMismatch for another class, whose slots the rows do not carry; Closed, ReadOnly, Poisoned.
         """
-        return self._tiered.optimizer
+        return self._operations.optimizer
 
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}; give one such as Adagrad(0.01)")
         check_optimizer(self.name, self.optimizer, optimizer)
-        self._tiered.train_with(optimizer)
+        self._operations.train_with(optimizer)
 
     @property
     def bp_v2(self) -> bool:
@@ -247,12 +249,12 @@ class Variable:
     @property
     def stats(self) -> Stats:
         """What it has done since it was opened, a copy; of a closed store, what it had done by then."""
-        stats = self._tiers.stats()
+        stats = self._storage.stats()
         return stats if self._bytes_cold is None else replace(stats, bytes_cold=self._bytes_cold)
 
     def __repr__(self) -> str:
         kind = f"{self.key_dtype.name} -> {self.dim} x {self.value_dtype.name}"
-        if self._store.health.gone:
+        if self._store.state.gone:
             return f"<kvemb.Variable {self.name!r} {kind}, closed>"
         stats = self.stats
         return (
@@ -271,7 +273,7 @@ class Variable:
         wanted, flat = self._flat(keys)
         out = np.empty((len(flat), self.dim), self.value_dtype)
         exists = np.empty(len(flat), np.bool_) if return_exists else None
-        self._tiered.lookup(flat, out, exists, touch=bool(touch))
+        self._operations.lookup(flat, out, exists, touch=bool(touch))
         rows = out.reshape(*wanted, self.dim)
         return rows if exists is None else (rows, exists.reshape(wanted))
 
@@ -284,7 +286,7 @@ class Variable:
         """
         shape, flat = self._flat_to_change(keys)
         given = as_values(values, self._schema.value_dtype, (*shape, self.dim))
-        self._tiered.upsert(flat, given)
+        self._operations.upsert(flat, given)
 
     def accum(
         self, keys: npt.ArrayLike, old_values: npt.ArrayLike, new_values: npt.ArrayLike, exists: npt.ArrayLike
@@ -303,7 +305,7 @@ class Variable:
             raise TypeError(f"exists must be bool, got {believed.dtype.name}")
         if believed.shape != shape:
             raise ValueError(f"exists must have the shape of keys, {shape}, got {believed.shape}")
-        self._tiered.accum(flat, old, new, believed.reshape(-1))
+        self._operations.accum(flat, old, new, believed.reshape(-1))
 
     def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> None:
         """Take one optimizer step on the rows of keys; missing rows are made by the initializer first.
@@ -321,16 +323,16 @@ class Variable:
             )
         shape, flat = self._flat_to_change(keys)
         given = as_values(grads, self._schema.slot_dtype, (*shape, self.dim), "grads")
-        self._tiered.apply_gradients(flat, given)
+        self._operations.apply_gradients(flat, given)
 
     def remove(self, keys: npt.ArrayLike) -> None:
         """Drop rows with their slots and scores; missing keys are ignored."""
         _, flat = self._flat_to_change(keys)
-        self._tiered.remove(flat)
+        self._operations.remove(flat)
 
     def clear(self) -> None:
         """Drop every row."""
-        self._tiered.clear()
+        self._operations.clear()
 
     def restrict(self, num_reserved: int, **kwargs: Any) -> int | None:
         """Keep the num_reserved rows with the highest scores, over both tiers; ties go to the larger key.
@@ -349,14 +351,14 @@ class Variable:
         IndexError.
         """
         if index is None:
-            self._store.health.check_open()
-            return self._tiers.size
+            self._store.state.check_open()
+            return self._storage.size
         number, count = operator.index(index), len(self._devices)
         if not 0 <= number < count:
             raise IndexError(f"index must be from 0 to {count - 1}, got {number}")
         if count == 1:
             return self.size()
-        return sum(int(np.sum(self._shards.of(rows.keys) == number)) for rows in self._tiers.scan(EXPORT_ROWS))
+        return sum(int(np.sum(self._hot_tables.of(rows.keys) == number)) for rows in self._storage.scan(EXPORT_ROWS))
 
     def export(self, *, with_slots: bool = False, with_scores: bool = False) -> tuple[npt.NDArray[Any], ...]:
         """Return (keys, values) of all rows, in key order: copies, as large as the table. See export_batches.
@@ -377,11 +379,11 @@ class Variable:
         from a later batch.
         """
         size = at_least(n, 1, "n")
-        scan = self._tiers.scan(size)
+        scan = self._storage.scan(size)
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:
-        self._store.health.check_open()
+        self._store.state.check_open()
         batch: tuple[Any, ...] = (public_keys(rows.keys, self.key_dtype), rows.embeddings())
         if with_slots:
             batch += ({name: rows.slot(at).copy() for at, name in enumerate(self._schema.slots)},)
@@ -390,29 +392,29 @@ class Variable:
     def prefetch(self, keys: npt.ArrayLike) -> None:
         """Start reading the cold rows of keys in the background, for the call that follows. Changes no result."""
         _, flat = self._flat(keys)
-        self._tiered.prefetch(flat)
+        self._operations.prefetch(flat)
 
     # For the policy it is bound to.
 
     def _record_uses(self, keys: npt.ArrayLike) -> None:
-        self._tiered.use(self._flat(keys)[1])
+        self._operations.use(self._flat(keys)[1])
 
     def _restrict(self, num_reserved: int, trigger: int | None) -> int:
-        return self._tiered.restrict(num_reserved, trigger)
+        return self._operations.restrict(num_reserved, trigger)
 
     def _scores(self, keys: npt.ArrayLike) -> npt.NDArray[np.float64]:
         shape, flat = self._flat(keys)
-        return self._tiered.scores(flat).reshape(shape)
+        return self._operations.scores(flat).reshape(shape)
 
     # For the store.
 
     def _keep_bytes_cold(self) -> None:
         """Keep what stats cannot ask once the store is closed."""
         if self._bytes_cold is None:
-            self._bytes_cold = self._tiers.cold.disk_bytes()
+            self._bytes_cold = self._storage.cold.disk_bytes()
 
     def _part(self) -> Part:
-        return Part(self._name, self._schema, self._creator, self._tiers, self._entry)
+        return Part(self._name, self._schema, self._creator, self._storage, self._entry)
 
     def _entry(self) -> VariableEntry:
         return VariableEntry(
@@ -427,8 +429,8 @@ class Variable:
             trainable=self._trainable,
             checkpoint=self._checkpointed,
             bp_v2=self._bp_v2,
-            rows=self._tiers.size,
-            step=self._tiers.step,
+            rows=self._storage.size,
+            step=self._storage.step,
         )
 
     def _flat(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], npt.NDArray[np.int64]]:
@@ -437,7 +439,7 @@ class Variable:
 
     def _flat_to_change(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], npt.NDArray[np.int64]]:
         shape, flat = self._flat(keys)
-        self._shards.of(flat)  # a partitioner that raises does so before anything changes
+        self._hot_tables.of(flat)  # a partitioner that raises does so before anything changes
         return shape, flat
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kvemb
-from kvemb import cut, sizing
 from kvemb.backends import rocks
+from kvemb.tiers import dirty_snapshot, sizing
 
 BUDGET = "8MiB"
 Opener = Callable[..., kvemb.Store]
@@ -28,9 +28,9 @@ def open_store() -> Iterator[Opener]:
 
     yield opener
     for store in opened:
-        if not store.health.closed:
+        if not store.state.closed:
             try:
-                if store.health.cause is None:
+                if store.state.cause is None:
                     store.check()
             finally:
                 store.close()
@@ -47,5 +47,5 @@ def small_piles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Piles, files and the room at the side so small that every wait and every file boundary is met."""
     monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 24)
     monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 24)
-    monkeypatch.setattr(cut, "TAKE_BYTES", 1200)
+    monkeypatch.setattr(dirty_snapshot, "TAKE_BYTES", 1200)
     monkeypatch.setattr(rocks, "CROWDED_FILES", 10_000)

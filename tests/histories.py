@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.tools.model import Model
-from kvemb.tools.twin import Twin
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
 
 DIM = 3
 KEYS = np.arange(900)
@@ -24,17 +24,17 @@ _WEIGHTS = {
 }
 
 
-def twin_of(store: kvemb.Store, hot_rows: int, devices: Any = None, name: str = "table") -> Twin:
+def checker_of(store: kvemb.Store, hot_rows: int, devices: Any = None, name: str = "table") -> LockstepChecker:
     """A new variable with slots and a policy, and its model."""
     optimizer, policy = kvemb.optimizers.Adagrad(0.5), kvemb.TimestampRestrictPolicy(clock="steps")
     variable = store.get_variable(
         name, dim=DIM, hot_rows=hot_rows, devices=devices, optimizer=optimizer, restrict_policy=policy
     )
     model = Model(KEYS, variable.value_dtype, DIM, initializer=variable.initializer, optimizer=optimizer, policy=policy)
-    return Twin(variable, model)
+    return LockstepChecker(variable, model)
 
 
-def change(twin: Twin, chance: np.random.Generator, *, touching: bool = True) -> None:
+def change(twin: LockstepChecker, chance: np.random.Generator, *, touching: bool = True) -> None:
     """One operation, on both. touching: lookups may count as uses."""
     keys = chance.choice(KEYS, chance.integers(1, 120))
     values = chance.standard_normal((len(keys), DIM)).astype(np.float32)

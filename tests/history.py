@@ -16,8 +16,8 @@ from faults import Trial
 
 import kvemb
 from kvemb.errors import KvembError, Poisoned
-from kvemb.tools.model import Model
-from kvemb.tools.twin import Difference, Twin
+from kvemb.tools.stress.lockstep import Difference, LockstepChecker
+from kvemb.tools.stress.model import Model
 
 BUDGET = "4MiB"
 KEYS = np.arange(200)
@@ -64,7 +64,7 @@ def same(store: kvemb.Store, state: dict[str, Model]) -> bool:
         return False
     try:
         for name, model in state.items():
-            Twin(store.variables[name], model).check_export()
+            LockstepChecker(store.variables[name], model).check_export()
     except Difference:
         return False
     return True
@@ -88,7 +88,7 @@ class History:
         self.root = Path(place) if place else folder / "root"
         self.path = self.root / "store"
         self.durability = durability
-        self.twins: dict[str, Twin] = {}
+        self.twins: dict[str, LockstepChecker] = {}
         self.checkpoints: list[tuple[Path, dict[str, Model]]] = []
         self.step = 0
 
@@ -124,9 +124,9 @@ class History:
         try:
             call()
         except KvembError as error:
-            if self.store.health.closed:
+            if self.store.state.closed:
                 raise Ended from error
-            if self.store.health.cause is not None:
+            if self.store.state.cause is not None:
                 self.check_poisoned()
                 raise Ended from error
             for twin in self.twins.values():
@@ -197,7 +197,7 @@ class History:
             assert states, f"{self.store!r} holds none of the states it may"
             with self.promising("store", states[0]):
                 pass
-            self.twins = {name: Twin(self.store.variables[name], model) for name, model in states[0].items()}
+            self.twins = {name: LockstepChecker(self.store.variables[name], model) for name, model in states[0].items()}
 
     def table(self) -> None:
         """Make the variable that most steps use: rows with slots and scores, few of them hot."""
@@ -215,7 +215,7 @@ class History:
                 KEYS, variable.value_dtype, variable.dim, initializer=variable.initializer,
                 optimizer=variable.optimizer, policy=kvemb.FrequencyRestrictPolicy(),
             )  # fmt: skip
-            self.twins[name] = Twin(variable, model)
+            self.twins[name] = LockstepChecker(variable, model)
 
     def _change(self, call: str, draw: Callable[[Any, Model], tuple[Any, ...]]) -> None:
         for number, twin in enumerate(self.twins.values()):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb import hashing
 from kvemb.backends import cpu_insert
 from kvemb.errors import Closed
+from kvemb.rows import hashing
 
 Opener = Callable[..., kvemb.Store]
 

@@ -539,14 +539,14 @@ def test_with_makes_a_store_the_default_and_closes_it(no_default, tmp_path):
         with kvemb.open(tmp_path / "b") as b, a.as_default():
             assert kvemb.default_store() is a
             assert users is kvemb.get_variable("users", dim=2)
-    assert a.health.closed
-    assert b.health.closed
+    assert a.state.closed
+    assert b.state.closed
 
 
 def test_as_default_leaves_the_store_open(no_default, store):
     with store.as_default() as same:
         assert same is store is kvemb.default_store()
-    assert not store.health.closed
+    assert not store.state.closed
     assert store_module.DEFAULTS == []
 
 
@@ -555,7 +555,7 @@ def test_an_error_inside_with_closes_the_store(no_default, tmp_path):
     store.get_variable("users", dim=1).upsert([1], [[2.0]])
     with pytest.raises(ZeroDivisionError), store:
         raise ZeroDivisionError
-    assert store.health.closed
+    assert store.state.closed
     with kvemb.open(tmp_path / "store") as store:
         assert store.variables["users"].size() == 1
 

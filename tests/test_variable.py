@@ -22,12 +22,12 @@ from kvemb import (
     TimestampRestrictPolicy,
     Variable,
     Zeros,
-    tiered,
+    operations,
 )
 from kvemb.errors import BackendUnavailable, Closed, ReadOnly, SchemaMismatch
 from kvemb.optimizers import SGD, Adagrad
-from kvemb.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
-from kvemb.shards import default_partitioner
+from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
+from kvemb.tiers.hot_tables import default_partitioner
 
 HOT = 16  # cells; tests use more rows, so that both tiers work
 
@@ -42,11 +42,11 @@ def make(request, store):
     numbers = iter(range(100))
     kind = {"memory": {"kv_creator": MemoryCreator()}, "two devices": {"devices": ["cpu", "/CPU:0"]}}
 
-    def maker(**arguments):
+    def factory(**arguments):
         chosen = {"dim": 3, "hot_rows": HOT, **kind.get(request.param, {}), **arguments}
         return store.get_variable(f"table{next(numbers)}", **chosen)
 
-    return maker
+    return factory
 
 
 @pytest.fixture
@@ -799,7 +799,7 @@ def test_a_follower_sees_the_trainers_numbers(open_store, tmp_path):
 
 
 def test_one_call_takes_one_learning_rate(make, monkeypatch):
-    monkeypatch.setattr(tiered, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(operations, "CHUNK_ROWS", 8)
     variable, keys = make(optimizer=SGD(1.0)), np.arange(400)
     training = threading.Event()
     training.set()

@@ -22,7 +22,7 @@ from typing import Any
 from faults import Disk
 from history import History
 
-from kvemb import sizing
+from kvemb.tiers import sizing
 
 sizing.MIN_SPILL_ROWS = sizing.MAX_SPILL_ROWS = 32
 PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

@@ -10,16 +10,16 @@ from typing import Annotated
 
 import typer
 
-from kvemb.tools.bench import app as bench
-from kvemb.tools.command_look import diff, info, ls, peek, report, stats
-from kvemb.tools.command_move import export, import_
-from kvemb.tools.command_restore import restore
-from kvemb.tools.command_tend import compact, migrate, restrict
-from kvemb.tools.command_travel import pull, push
-from kvemb.tools.command_verify import repair, verify
-from kvemb.tools.demo import demo
+from kvemb.tools.bench.command import app as bench
+from kvemb.tools.commands.look import diff, info, ls, peek, report, stats
+from kvemb.tools.commands.move import export, import_
+from kvemb.tools.commands.restore import restore
+from kvemb.tools.commands.tend import compact, migrate, restrict
+from kvemb.tools.commands.travel import pull, push
+from kvemb.tools.commands.verify import repair, verify
+from kvemb.tools.demos.command import demo
 from kvemb.tools.failures import OK, READER_LEFT, explain
-from kvemb.tools.stress import app as stress
+from kvemb.tools.stress.command import app as stress
 
 app = typer.Typer(
     name="kvemb",

@@ -17,9 +17,9 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.errors import CheckpointNotFound
+from kvemb.tools.destinations import atomic_directory
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import lengths, unit
-from kvemb.tools.places import appearing
 from kvemb.tools.reading import Progress, chosen, no_rows, opened, rows_of, selected
 
 # Of both distributions; no number is below 0, so the first count is of those that are exactly that.
@@ -247,7 +247,7 @@ class _Writer:
     @contextmanager
     def opened(cls, out: str, entry: Any) -> Iterator[_Writer]:
         """A writer whose file appears at out when all went well."""
-        with appearing(out, folder=False) as path:
+        with atomic_directory(out, folder=False) as path:
             writer = cls(path, entry)
             with writer._writer:
                 yield writer

@@ -11,11 +11,11 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Column, Place, Table
+from kvemb.tools.destinations import PIPE, atomic_directory
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats import Format, format_of
+from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Column, Place, Table
+from kvemb.tools.formats.known import Format, format_of
 from kvemb.tools.numbers import dtype_of, rounded, unit, widen
-from kvemb.tools.places import PIPE, appearing
 from kvemb.tools.reading import Progress, opened, rows_of, selected, telling
 from kvemb.tools.where import Where, parse_where
 
@@ -110,7 +110,7 @@ def export(
 
             rows = export_parts(path, source, place, kind, table, wish, max(partitions, jobs), jobs, progress)
             return Exported(rows, 0, place, kind.name, source.name, lost)
-        with appearing(place, folder=kind.folder) as made:
+        with atomic_directory(place, folder=kind.folder) as made:
             rows = write(made, kind, table, source, wish, progress)
     return Exported(rows, 0, place, kind.name, source.name, lost)
 
@@ -255,7 +255,7 @@ def _export_changes(
     if kind.counted:
         raise BadInput(f"{kind.name} begins with the number of rows, which --since cannot know; choose another format")
     beside = removed_beside(place)
-    with appearing(beside, folder=False) as gone, appearing(place, folder=kind.folder) as made:
+    with atomic_directory(beside, folder=False) as gone, atomic_directory(place, folder=kind.folder) as made:
         count = _write_rows(made, kind, table, rows(), wish)
         with open(gone, "wb") as file:
             np.save(file, np.concatenate(removed))

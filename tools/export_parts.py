@@ -9,11 +9,11 @@ from pathlib import Path
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.columns import Table
+from kvemb.tools.destinations import atomic_directory
 from kvemb.tools.export import Wish, write
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats import Format
-from kvemb.tools.places import appearing
+from kvemb.tools.formats.columns import Table
+from kvemb.tools.formats.known import Format
 from kvemb.tools.reading import Progress, opened
 
 
@@ -37,7 +37,7 @@ def export_parts(
     ranges = bulk.ranges(source, parts)
     total, done = source.size(), 0
     part = Table(table.columns, None, table.about)
-    with appearing(place, folder=True) as folder:
+    with atomic_directory(place, folder=True) as folder:
         files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{kind.suffix}" for at in range(len(ranges))]
         if jobs == 1:
             for file, ends in zip(files, ranges, strict=True):

@@ -14,11 +14,11 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.ahead import ahead
-from kvemb.tools.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, Place, Table
+from kvemb.tools.destinations import PIPE, fetched
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats import Format, format_of
+from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, Place, Table
+from kvemb.tools.formats.known import Format, format_of
 from kvemb.tools.numbers import narrow, rounded
-from kvemb.tools.places import PIPE, fetched
 from kvemb.tools.reading import Progress, kind_name
 
 Conflict = Literal["replace", "keep", "error"]

@@ -13,10 +13,10 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
+from kvemb.tools.destinations import atomic_directory
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.numbers import rounded
-from kvemb.tools.places import appearing
 from kvemb.tools.reading import Progress, chosen, kind_name, opened, telling
 
 OPTIMIZERS = {"none": None, "sgd": kvemb.optimizers.SGD, "adagrad": kvemb.optimizers.Adagrad}
@@ -201,7 +201,7 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
     Then, and on Ctrl-C, there is no new store.
     """
     source = kvemb.Checkpoint.at(found.source)
-    with appearing(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
+    with atomic_directory(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
         store = kvemb.open(made, memory_budget=BUDGET)
         try:
             target = _made(store, found)

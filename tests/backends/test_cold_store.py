@@ -12,11 +12,11 @@ import pytest
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.backends.rocks import RocksDatabase
-from kvemb.codec import order_keys
 from kvemb.errors import ColdStoreError, Corruption, KvembError
 from kvemb.options import RocksDBCreator
-from kvemb.rows import DIRTY, REMOVED, RowBlock
-from kvemb.schema import VALUE_DTYPES, Schema, dtype_of
+from kvemb.rows.block import DIRTY, REMOVED, RowBlock
+from kvemb.rows.codec import order_keys
+from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
 SIGNED = np.array([LEAST, LEAST + 1, -256, -1, 0, 1, 255, 256, MOST - 1, MOST])

@@ -11,8 +11,8 @@ import pytest
 from kvemb.backends import intrinsics
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import SGD, Adagrad
-from kvemb.rows import DIRTY, RowBlock
-from kvemb.schema import VALUE_DTYPES, Schema, dtype_of
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 DIM = 5

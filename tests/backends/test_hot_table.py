@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvemb import registry
 from kvemb.errors import BackendUnavailable
 from kvemb.restrict import ScoreRule
-from kvemb.rows import DIRTY, RowBlock
-from kvemb.schema import VALUE_DTYPES, Schema, dtype_of
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
 EXTREMES = np.array([0, -1, 1, LEAST, LEAST + 1, MOST, MOST - 1, 2**32, -(2**32), 255, 2**24])

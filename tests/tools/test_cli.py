@@ -225,6 +225,6 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvemb.tools.demo_clicks.run", lambda *_: {}["bug"])
+    monkeypatch.setattr("kvemb.tools.demos.run_clicks.run", lambda *_: {}["bug"])
     with pytest.raises(KeyError):
         run(["demo", *TINY])

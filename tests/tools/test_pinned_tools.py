@@ -20,7 +20,7 @@ from kvemb.tools.cli import run
 from kvemb.tools.diff import diff
 from kvemb.tools.export import export
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats import FORMATS
+from kvemb.tools.formats.known import FORMATS
 from kvemb.tools.importing import import_table
 from kvemb.tools.inspect import peek, stats
 from kvemb.tools.migrate import migrate, plan

@@ -1,0 +1,210 @@
+"""Which keys changed since which checkpoint, so that what a delta costs follows the change.
+
+The time between two checkpoints is an epoch. Whatever reaches the cold store is recorded in the epoch under way: in
+memory first, then as key files, in live/changes. A checkpoint holds the files of the epochs before it, by hard link,
+and its manifest names them (manifest.Epoch). An epoch may hold keys that did not change; never the other way round.
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+
+from kvemb.durability import layout
+from kvemb.durability.keyfile import distinct, merged, read_keys, write_keys
+from kvemb.durability.manifest import Changed, Epoch
+from kvemb.errors import Corruption
+from kvemb.rows.codec import Ordered
+
+# Keys of a variable in memory before they go to a file of their own.
+BUFFER_KEYS = 1 << 18
+# Files of a variable in one epoch before they become one.
+MOST_FILES = 8
+# What is remembered: the oldest epochs are forgotten beyond this; the last whole one is always kept.
+MOST_EPOCHS = 256
+MOST_BYTES = 256 << 20
+
+
+def since(epochs: list[Epoch], checkpoint: str) -> list[Epoch] | None:
+    """Return the epochs from a checkpoint on, None where it is not remembered."""
+    for at, epoch in enumerate(epochs):
+        if epoch.since == checkpoint:
+            return epochs[at:]
+    return None
+
+
+def recorded(folder: Path, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
+    """Return whether a variable was cleared in these epochs, and the keys recorded since, ascending.
+
+    folder: of the key files. Reading raises Corruption, naming a file.
+    """
+    cleared = False
+    files: list[str] = []
+    for epoch in epochs:
+        changed = epoch.variables.get(variable, Changed())
+        if changed.cleared:
+            cleared, files = True, []
+        files += [file for file in changed.files if file not in files]
+    return cleared, merged(_reading(folder / file) for file in files)
+
+
+def _reading(path: Path) -> Iterator[Ordered]:
+    try:
+        yield from read_keys(path)
+    except FileNotFoundError as error:
+        raise Corruption(f"{path} is missing; restore from another checkpoint") from error
+
+
+class ChangeLog:
+    """The epochs of a store in use. directory: of its key files. epochs: as they are in the point it starts from.
+
+    settled: how often what was recorded was taken for a durable point.
+    """
+
+    def __init__(self, directory: Path, epochs: list[Epoch]) -> None:
+        self._directory, self._epochs = directory, epochs
+        self._lock = threading.Lock()
+        self._buffers: dict[str, list[Ordered]] = {}
+        self.settled = 0
+        self._last_number = max((int(path.stem) for path in directory.glob("*.keys")), default=0)
+
+    def record(self, variable: str, keys: Ordered) -> None:
+        """These keys (n,), in any order, changed or are about to. Raises OSError."""
+        with self._lock:
+            buffer = self._buffers.setdefault(variable, [])
+            buffer.append(keys)
+            if sum(map(len, buffer)) >= BUFFER_KEYS:
+                self._write_out(variable)
+
+    def record_cleared(self, variable: str) -> None:
+        """All rows of a variable went."""
+        with self._lock:
+            self._buffers.pop(variable, None)
+            before = self._epochs[-1].variables.get(variable, Changed())
+            self._epochs[-1].variables[variable] = Changed(cleared=True)
+            self._drop(before.files)
+
+    def settle(self) -> list[Epoch]:
+        """Write out what is in memory; returns all epochs as they are now, the one under way last. Raises OSError."""
+        with self._lock:
+            self.settled += 1
+            for variable in list(self._buffers):
+                self._write_out(variable)
+            for changed in self._epochs[-1].variables.values():
+                if len(changed.files) > MOST_FILES:
+                    self._join_files(changed)
+            self._forget_oldest()
+            return deepcopy(self._epochs)
+
+    def add(self, settled: list[Epoch], variable: str, keys: Ordered) -> None:
+        """These keys (n,), distinct and ascending, changed before settle() was called, which gave `settled`."""
+        if len(keys) == 0:
+            return
+        with self._lock:
+            path = self._new_path()
+        write_keys(path, [keys])
+        with self._lock:
+            for epochs in (settled, self._epochs):
+                epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
+
+    def begin(self, checkpoint: str, settled: list[Epoch]) -> None:
+        """A checkpoint was made of what settle() returned: the epoch after it began then."""
+        before = settled[-1]
+        with self._lock:
+            later = Epoch(checkpoint)
+            for name, changed in self._epochs[-1].variables.items():
+                earlier = before.variables.get(name, Changed())
+                files = [file for file in changed.files if file not in earlier.files]
+                if files:
+                    later.variables[name] = Changed(files=files)
+            self._epochs[-1:] = [before, later]
+
+    def ancestors(self) -> list[str]:
+        """The checkpoints since which changes are known, the last first."""
+        with self._lock:
+            return [epoch.since for epoch in reversed(self._epochs)]
+
+    def adopt(self, checkpoint: str, position: str) -> None:
+        """The rows are those of another store's checkpoint now, but for what was recorded since `position` and is
+        still.
+        """
+        with self._lock:
+            own = Epoch(checkpoint)
+            for epoch in deepcopy(since(self._epochs, position) or []):
+                for name, changed in epoch.variables.items():
+                    whole = own.variables.setdefault(name, Changed())
+                    whole.cleared |= changed.cleared
+                    whole.files += changed.files
+            self._epochs.append(own)
+
+    def link_to(self, folder: Path, epochs: list[Epoch]) -> None:
+        """Put the files of epochs into a folder, made if there are any. Raises OSError."""
+        for file in files_of(epochs):
+            folder.mkdir(exist_ok=True)
+            layout.link_or_copy(self._directory / file, folder / file)
+
+    def of(self, variable: str) -> Recorder:
+        """Return what a variable's tier tells."""
+        return Recorder(self, variable)
+
+    # Below, the lock is held.
+
+    def _new_path(self) -> Path:
+        self._last_number += 1
+        return self._directory / layout.keys_name(self._last_number)
+
+    def _write_out(self, variable: str) -> None:
+        path = self._new_path()
+        write_keys(path, [distinct(np.concatenate(self._buffers[variable]))])
+        del self._buffers[variable]
+        self._epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
+
+    def _join_files(self, changed: Changed) -> None:
+        path = self._new_path()
+        write_keys(path, merged(read_keys(self._directory / file) for file in changed.files))
+        old, changed.files = changed.files, [path.name]
+        self._drop(old)
+
+    def _forget_oldest(self) -> None:
+        forgotten: set[str] = set()
+        while len(self._epochs) > 2 and (len(self._epochs) > MOST_EPOCHS or self._nbytes() > MOST_BYTES):
+            forgotten |= files_of([self._epochs.pop(0)])
+        self._drop(list(forgotten))
+
+    def _nbytes(self) -> int:
+        return sum((self._directory / file).stat().st_size for file in files_of(self._epochs))
+
+    def _drop(self, files: list[str]) -> None:
+        kept = files_of(self._epochs)
+        for file in files:
+            if file not in kept:
+                (self._directory / file).unlink(missing_ok=True)
+
+
+class Recorder:
+    """contracts.Recorder: one variable's side of the ChangeLog."""
+
+    def __init__(self, log: ChangeLog, variable: str) -> None:
+        self._log, self._variable = log, variable
+
+    def record(self, keys: Ordered) -> None:
+        """See contracts.Recorder."""
+        self._log.record(self._variable, keys)
+
+    def record_cleared(self) -> None:
+        """See contracts.Recorder."""
+        self._log.record_cleared(self._variable)
+
+    def settled(self) -> int:
+        """See contracts.Recorder."""
+        return self._log.settled
+
+
+def files_of(epochs: list[Epoch]) -> set[str]:
+    """The names of all key files of epochs."""
+    return {file for epoch in epochs for changed in epoch.variables.values() for file in changed.files}

@@ -1,0 +1,81 @@
+"""What is wrong with a checkpoint: a line for each finding.
+
+Streams: memory does not grow with the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvemb import registry
+from kvemb.durability import inventory, layout
+from kvemb.durability.keyfile import read_keys
+from kvemb.durability.manifest import NAME, Manifest
+from kvemb.durability.readable import opened
+from kvemb.errors import ColdStoreError, Corruption, KvembError
+from kvemb.meter import Meter, Progress
+from kvemb.rows.codec import order_keys, record_dtype
+from kvemb.tiers.checking import order_findings
+
+BATCH_ROWS = 65_536
+
+
+def table_bytes(described: Manifest) -> int:
+    """Bytes of all records of a checkpoint."""
+    return sum(entry.rows * record_dtype(entry.schema).itemsize for entry in described.variables.values())
+
+
+def checkpoint_findings(
+    path: Path, described: Manifest, *, deep: bool, progress: Progress | None = None
+) -> Iterator[str]:
+    """Yield what is wrong with a checkpoint whose manifest could be read.
+
+    Sizes and names of all files and the checksums of small ones; deep: the checksum of every file, every record, every
+    key. progress(done, total): called with bytes as they are read.
+    """
+    file_bytes = sum(entry.bytes for entry in described.files.values())
+    meter = Meter(file_bytes + table_bytes(described) if deep else file_bytes, progress)
+    sound = True
+    for damage in inventory.damages(path, described, deep=deep, progress=meter):
+        sound = False
+        yield damage
+    for folder in (layout.ROWS, layout.CHANGES, layout.HOT):
+        for file in sorted((path / folder).glob("*")):
+            if file.relative_to(path).as_posix() not in described.files:
+                yield f"{file} is not in {NAME}"
+    if deep and sound:
+        yield from _row_findings(path, described, meter)
+        yield from _key_findings(path, described)
+
+
+def _row_findings(path: Path, described: Manifest, meter: Meter) -> Iterator[str]:
+    families = set(registry.cold_backend("rocks").families(path / layout.ROWS))
+    for name in sorted(families ^ set(described.variables)):
+        where = "only in rows/" if name in families else f"only in {NAME}"
+        yield f"{path}: variable {name!r} is {where}"
+    with opened(path, described) as readable:
+        for name in sorted(families & set(described.variables)):
+            entry, count, last = described.variables[name], 0, -1
+            cold = readable.rows(name)
+            assert cold is not None
+            try:
+                for rows in cold.scan(BATCH_ROWS):
+                    yield from (f"{path}: variable {name!r}: {line}" for line in order_findings(rows, last))
+                    last = int(order_keys(rows.keys, rows.schema)[-1])
+                    count += len(rows)
+                    meter(len(rows) * record_dtype(entry.schema).itemsize)
+            except (Corruption, ColdStoreError) as error:
+                yield f"{path}: variable {name!r} cannot be read after {count:,} rows: {error}"
+            else:
+                if count != entry.rows:
+                    yield f"{path}: variable {name!r} has {count:,} rows and should have {entry.rows:,}"
+
+
+def _key_findings(path: Path, described: Manifest) -> Iterator[str]:
+    for file in sorted(described.key_files):
+        try:
+            for _ in read_keys(path / file):
+                pass
+        except (KvembError, OSError) as error:
+            yield str(error)

@@ -1,0 +1,206 @@
+"""Checkpoints: directories that appear whole or not at all, never change, and describe themselves
+(kvemb.durability.manifest).
+
+A checkpoint costs hard links, not copies, while it stays on the store's filesystem. Any number of processes may read
+one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from kvemb import registry
+from kvemb.durability import inventory, layout, manifest
+from kvemb.durability.delta import Change, differences, epochs_since
+from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
+from kvemb.durability.readable import opened
+from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError, StoreNotFound
+
+# A name is used once: of an attempt that failed, its error may keep a database open.
+_attempts = count(1)
+_logger = logging.getLogger("kvemb")
+
+
+class Checkpoint(os.PathLike[str]):
+    """A complete checkpoint, by its directory. Raises CheckpointNotFound, UnsupportedFormat or Corruption when made."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self._manifest = manifest.read(self.path)
+        except CheckpointNotFound as error:
+            raise CheckpointNotFound(describe_path(self.path)) from error
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Return the checkpoint at path, or the last durable point of the store there. Raises StoreNotFound too."""
+        place = Path(path)
+        if layout.is_checkpoint(place):
+            return cls(place)
+        check_there(place)
+        point = cls(layout.current_point(place))
+        tell_if_left(place, point._manifest)
+        return point
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def id(self) -> str:
+        """Its identity: 32 hexadecimal digits, kept by copies."""
+        return self._manifest.id
+
+    @property
+    def parent(self) -> str | None:
+        """The id of the checkpoint before it, None for the first of its store."""
+        return self._manifest.parent
+
+    @property
+    def created(self) -> float:
+        """When its state was taken, in seconds since 1970."""
+        return self._manifest.created
+
+    @property
+    def variables(self) -> Mapping[str, VariableEntry]:
+        """What it says of each of its variables: schema, policy, optimizer, rows, step."""
+        return self._manifest.variables
+
+    @property
+    def files(self) -> Mapping[str, FileEntry]:
+        """Its files by relative path, but the manifest: size in bytes and sha256."""
+        return self._manifest.files
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files, shared ones included."""
+        return sum(entry.bytes for entry in self.files.values())
+
+    def changes(self, since: str | os.PathLike[str], *, variables: Collection[str] | None = None) -> Iterator[Change]:
+        """Yield what changed since an earlier checkpoint of the same store, exactly, batch by batch in key order.
+
+        since: that checkpoint, which must still be there. variables: their names, None for all. A row counts as changed
+        when its embedding, slots, score or step of last change did; one that went and came back, when it differs.
+        Reads what was recorded as changed, not the tables. Raises CheckpointNotFound, also where the two are not of one
+        line or too far apart; Corruption, ColdStoreError; KeyError for a name.
+        """
+        earlier = Checkpoint(since)
+        names = sorted(self.variables if variables is None else variables)
+        if strange := [name for name in names if name not in self.variables]:
+            raise KeyError(f"{self.path} has no variable {strange[0]!r}; it has {', '.join(sorted(self.variables))}")
+        epochs_since(self.path, self._manifest, earlier.id)
+        return self._changes(earlier, names)
+
+    def _changes(self, earlier: Checkpoint, names: list[str]) -> Iterator[Change]:
+        with opened(earlier.path, earlier._manifest) as before, opened(self.path, self._manifest) as after:
+            yield from differences(before, after, names)
+
+    def __repr__(self) -> str:
+        rows = sum(entry.rows for entry in self.variables.values())
+        return f"<kvemb.Checkpoint {self.path}, {len(self.variables)} variables, {rows:,} rows>"
+
+
+def describe_path(path: Path) -> str:
+    """Say of a path where no checkpoint is, or no store either, what is there instead."""
+    if not path.exists():
+        return f"{path} does not exist: there is no store and no checkpoint"
+    if not path.is_dir():
+        return f"{path} is a file, not a store or a checkpoint; name a directory"
+    if layout.is_store(path):
+        return f"{path} is a store, not a checkpoint; name a checkpoint"
+    if (path / layout.POINTS).is_dir():
+        return f"{path} is a damaged store, {layout.CURRENT} is missing; run kvemb repair"
+    if (path / layout.ROWS).is_dir():
+        return f"{path} is a damaged checkpoint, {manifest.NAME} is missing; run kvemb repair"
+    if numbered := sorted(other.name for other in path.glob("[0-9]*") if layout.is_checkpoint(other)):
+        return f"{path} is a series of checkpoints: name one, such as {path / numbered[-1]}"
+    return f"{path} is a directory, but neither a checkpoint nor a store"
+
+
+def check_there(path: Path) -> None:
+    """Raise StoreNotFound, saying what is there instead, unless path is a checkpoint or a store."""
+    if not layout.is_checkpoint(path) and not layout.is_store(path):
+        raise StoreNotFound(describe_path(path))
+
+
+def tell_if_left(store: Path, shown: Manifest) -> None:
+    """Warn whoever reads a store's durable point where a crash may have left more: its log is not read."""
+    if layout.is_left(store):
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created))
+        _logger.warning(
+            "the store %s was not closed; this is its durable point of %s: opening it for writing recovers the rest",
+            store,
+            when,
+        )
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield a new directory beside target that takes its name, whole and durable, when the block has ended well.
+
+    Raises FileExistsError where target is there, ColdStoreError for an OSError; then nothing is left.
+    """
+    if target.exists():
+        raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
+    temporary = target.with_name(layout.making_name(target.name, next(_attempts)))
+    try:
+        layout.make_directory(target.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        yield temporary
+        layout.sync_tree(temporary)
+        os.rename(temporary, target)
+        layout.sync_directory(target.parent)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and not isinstance(error, KvembError):
+            raise ColdStoreError(f"cannot write {target}: {error}") from error
+        raise
+
+
+def complete(directory: Path, described: Manifest, before: Path | None = None, *, same_names: bool = False) -> Manifest:
+    """Take the inventory of a directory's files and write its manifest; returns it.
+
+    before: a directory whose manifest is there; what this one shares with it is not read again. same_names: table
+    files must be as there. Raises Corruption.
+    """
+    known = manifest.read(before).files if before is not None else None
+    described = replace(described, files=inventory.take(directory, before, known, same_names=same_names))
+    manifest.write(described, directory)
+    return described
+
+
+def install(checkpoint: Path, store: Path, variables: Collection[str] | None = None) -> None:
+    """Make a new store directory whose durable point is the checkpoint. Neither ever changes the other.
+
+    variables: those to take, None for all. Raises CheckpointNotFound, FileExistsError, ValueError inside another store,
+    KeyError or ColdStoreError; then there is no store.
+    """
+    described = Checkpoint(checkpoint)._manifest
+    inventory.check(checkpoint, described)
+    layout.check_outside_stores(store, "new store")
+    if store.exists() and (not store.is_dir() or any(store.iterdir())):
+        raise FileExistsError(f"{store} exists and is not empty; name a new directory to restore to")
+    names = set(described.variables if variables is None else variables)
+    if strange := sorted(names - set(described.variables)):
+        known = ", ".join(sorted(described.variables))
+        raise KeyError(f"{checkpoint} has no variable {strange[0]!r}; it has {known}")
+    left_out = sorted(set(described.variables) - names)
+    described = replace(described.only(names), left_out=sorted({*described.left_out, *left_out}))
+    try:
+        with atomic_directory(layout.point(store, described.point)) as point:
+            layout.unpack(checkpoint, point, described.key_files)
+            with inventory.naming(checkpoint, described):
+                registry.cold_backend("rocks").amend(point / layout.ROWS, left_out, {})
+            complete(point, described.following(described.id), checkpoint, same_names=True)
+        layout.set_current(store, described.point)
+    except BaseException:
+        shutil.rmtree(store, ignore_errors=True)
+        raise

@@ -1,0 +1,98 @@
+"""What changed between two checkpoints of one store, at a cost that follows the change.
+
+The recorded keys (kvemb.durability.changes) say where to look; the rows in both checkpoints say what changed. After the
+incremental checkpoints of Check-N-Run (Eisenman et al., NSDI 2022). Batches keep memory bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.contracts import Mask
+from kvemb.durability import changes
+from kvemb.durability.keyfile import merged
+from kvemb.durability.manifest import Epoch, Manifest
+from kvemb.durability.readable import BATCH_ROWS, Readable
+from kvemb.errors import CheckpointNotFound
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import order_keys, unordered_keys
+from kvemb.rows.hashing import Keys
+from kvemb.rows.schema import Schema, public_keys
+
+
+@dataclass(frozen=True)
+class Change:
+    """Some of what changed of one variable, in key order.
+
+    keys (n,), ascending: rows that are new, or differ in embedding, slots, score or step of last change; values
+    (n, dim); slots: by name (n, dim); scores (n,); steps (n,) of the last change. removed (m,), ascending: keys of rows
+    that are gone.
+    """
+
+    variable: str
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+    slots: dict[str, npt.NDArray[Any]]
+    scores: npt.NDArray[np.float64]
+    steps: npt.NDArray[np.int64]
+    removed: npt.NDArray[Any]
+
+
+def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
+    """Return a checkpoint's epochs from the checkpoint with the id `before` on. Raises CheckpointNotFound."""
+    if described.id == before:
+        return []
+    epochs = changes.since(described.changes, before)
+    if epochs is None:
+        raise CheckpointNotFound(
+            f"{path} does not record what changed since checkpoint {before}: that is no checkpoint it follows, or one "
+            f"too long ago; the oldest it knows is {described.changes[0].since}. Compare whole tables, or restore"
+        )
+    return epochs
+
+
+def differences(before: Readable, after: Readable, variables: list[str]) -> Iterator[Change]:
+    """Yield what changed of these variables of `after`. Raises CheckpointNotFound, Corruption, ColdStoreError."""
+    epochs = epochs_since(after.path, after.described, before.described.id)
+    for name in variables:
+        schema, old, new = after.described.variables[name].schema, before.rows(name), after.rows(name)
+        assert new is not None
+        cleared, recorded = after.recorded(epochs, name)
+        if cleared and old is not None:
+            recorded = merged([recorded, (order_keys(rows.keys, schema) for rows in old.scan(BATCH_ROWS))])
+        for ordered in recorded:
+            keys = unordered_keys(ordered, schema)
+            rows, exists = new.read(keys)
+            if old is None:
+                changed, gone = rows, keys[:0]
+            else:
+                then, existed = old.read(keys)
+                changed = rows.select(~_unchanged(rows, exists, then, existed))
+                gone = keys[existed & ~exists]
+            if len(changed) or len(gone):
+                yield _change(name, schema, changed, gone)
+
+
+def _unchanged(rows: RowBlock, exists: Mask, then: RowBlock, existed: Mask) -> Mask:
+    """Which rows are bit for bit as they were. exists, existed: which keys `rows` and `then` are of."""
+    both = exists & existed
+    same = np.zeros(len(rows), np.bool_)
+    here, there = both[exists], both[existed]
+    same[here] = (
+        (rows.words[here] == then.words[there]).all(axis=1)
+        & (rows.scores[here].view(np.uint64) == then.scores[there].view(np.uint64))
+        & (rows.steps[here] == then.steps[there])
+    )
+    return same
+
+
+def _change(name: str, schema: Schema, rows: RowBlock, gone: Keys) -> Change:
+    slots = {slot: rows.slot(at).copy() for at, slot in enumerate(schema.slots)}
+    keys, removed = public_keys(rows.keys, schema.key_dtype), public_keys(gone, schema.key_dtype)
+    return Change(name, keys, rows.embeddings(), slots, rows.scores, rows.steps, removed)

@@ -1,0 +1,143 @@
+"""Key files: sets of keys on disk, ascending, for the rows that were hot and the rows that changed.
+
+A key is the uint64 of codec.order_keys. Keys stand in frames of at most 8,192, each with its checksum, as differences
+of neighbours, byte plane by byte plane, deflated: one to three bytes a key where keys are dense (FORMAT.md, "Key
+file"). Streams; no thread contract.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from kvemb.errors import Corruption, UnsupportedFormat
+from kvemb.rows.codec import Ordered
+
+FRAME_KEYS = 8192
+_MAGIC, VERSION = b"kvembkeys\x00", 1  # on disk
+_HEAD = struct.Struct(">10sH")
+_FRAME = struct.Struct("<IIQ")  # keys, payload bytes, first key
+_CHECKSUM = struct.Struct("<I")
+_MOST_PAYLOAD = 9 * FRAME_KEYS
+
+
+def write_keys(path: Path, batches: Iterable[Ordered]) -> int:
+    """Write a new key file of batches (n,), distinct and ascending throughout; returns how many keys. Not synced.
+
+    Raises OSError.
+    """
+    count = 0
+    with open(path, "xb") as file:
+        file.write(_HEAD.pack(_MAGIC, VERSION))
+        for batch in batches:
+            for at in range(0, len(batch), FRAME_KEYS):
+                keys = batch[at : at + FRAME_KEYS]
+                planes = np.diff(keys).astype("<u8").view(np.uint8).reshape(-1, 8).T
+                _write_frame(file, len(keys), int(keys[0]), zlib.compress(planes.tobytes(), 1))
+                count += len(keys)
+        _write_frame(file, 0, count, b"")
+    return count
+
+
+def _write_frame(file: IO[bytes], count: int, first: int, payload: bytes) -> None:
+    head = _FRAME.pack(count, len(payload), first)
+    file.write(head + payload + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head))))
+
+
+def read_keys(path: Path) -> Iterator[Ordered]:
+    """Yield the keys of a file, frame by frame. Raises Corruption, naming it; OSError."""
+    count, last = 0, -1
+    with open(path, "rb") as file:
+        begins = file.read(_HEAD.size)
+        if begins[: len(_MAGIC)] != _MAGIC or len(begins) < _HEAD.size:
+            raise _damaged(path, "does not begin as a key file does")
+        if (version := _HEAD.unpack(begins)[1]) != VERSION:
+            raise UnsupportedFormat(
+                f"{path} has format {version}, this kvemb reads format {VERSION}; use the kvemb that wrote it"
+            )
+        while True:
+            head = file.read(_FRAME.size)
+            if len(head) < _FRAME.size:
+                raise _damaged(path, "ends early")
+            number, nbytes, first = _FRAME.unpack(head)
+            if number > FRAME_KEYS or nbytes > _MOST_PAYLOAD:
+                raise _damaged(path, f"has a frame of {number:,} keys in {nbytes:,} bytes")
+            rest = file.read(nbytes + _CHECKSUM.size)
+            payload = rest[:nbytes]
+            if rest[nbytes:] != _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head))):
+                raise _damaged(path, "has a frame whose checksum does not fit")
+            if number == 0:
+                if first != count or file.read(1):
+                    raise _damaged(path, f"has {count:,} keys and not {first:,}")
+                return
+            keys = _keys(payload, number, first)
+            if first <= last:
+                raise _damaged(path, "has keys that do not ascend")
+            count, last = count + number, int(keys[-1])
+            yield keys
+
+
+def _keys(payload: bytes, number: int, first: int) -> Ordered:
+    planes = np.frombuffer(zlib.decompress(payload, bufsize=8 * number), np.uint8).reshape(8, number - 1)
+    keys = np.empty(number, np.uint64)
+    keys[0] = first
+    keys[1:] = np.ascontiguousarray(planes.T).view("<u8").reshape(-1)
+    return np.cumsum(keys, dtype=np.uint64)
+
+
+def merged(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
+    """Yield the union of ascending streams, ascending and each key once, in memory of one batch a stream."""
+    return map(distinct, _together(streams))
+
+
+def distinct(keys: Ordered) -> Ordered:
+    """Return keys ascending, each once; as they are where they are so."""
+    if not (keys[1:] > keys[:-1]).all():
+        keys = np.sort(keys)
+        keys = keys[np.append(True, keys[1:] != keys[:-1])]
+    return keys
+
+
+def odd(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
+    """Yield the keys that an odd number of streams have, as merged does: of two streams, those in which they differ."""
+    for keys in _together(streams):
+        distinct, counts = np.unique(keys, return_counts=True)
+        yield distinct[counts % 2 == 1]
+
+
+def _together(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
+    """Yield the keys of all streams: batches ascend, in a batch keys have no order and come as often as they are."""
+    heads: list[tuple[Ordered, Iterator[Ordered]]] = []
+    for stream in streams:
+        _refill(heads, stream)
+    while heads:
+        limit = min(head[-1] for head, _ in heads)
+        given, left = [], []
+        ended = []
+        for head, stream in heads:
+            stop = int(np.searchsorted(head, limit, "right"))
+            given.append(head[:stop])
+            if stop < len(head):
+                left.append((head[stop:], stream))
+            else:
+                ended.append(stream)
+        heads = left
+        for stream in ended:
+            _refill(heads, stream)
+        yield np.concatenate(given)
+
+
+def _refill(heads: list[tuple[Ordered, Iterator[Ordered]]], stream: Iterator[Ordered]) -> None:
+    for batch in stream:
+        if len(batch):
+            heads.append((batch, stream))
+            return
+
+
+def _damaged(path: Path, how: str) -> Corruption:
+    return Corruption(f"{path} is damaged: it {how}; restore from another checkpoint")

@@ -1,0 +1,277 @@
+"""The names of what is on disk, and how files become durable there.
+
+Every name that lasts comes from here, but for manifest.json and the paths in it (kvemb.durability.manifest), those
+elsewhere (kvemb.offline.transfer) and RocksDB's own.
+
+    STORE/LOCK               held by the process that has the store open for writing
+    STORE/CURRENT            the name of the durable point to open
+    STORE/points/000007/     a durable point: a checkpoint, of the last flush
+    STORE/log/000007.log     the writes since that point, where they are durable one by one (kvemb.durability.journal)
+    STORE/live/              scratch: the durable point unpacked and in use, remade whenever the store is opened
+
+A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files.
+
+    ROOT/LOCK                held by the process that writes to a series
+    ROOT/00000042/           a checkpoint of a series
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from kvemb.durability import manifest
+from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
+
+LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
+ROWS, CHANGES, HOT = "rows", "changes", "hot"
+PULLED = ".pulled"  # in a series: what of a pull has come
+_OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
+# What a crash leaves in a series: a checkpoint that was being made, or dropped.
+_LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
+
+
+@contextmanager
+def as_cold_store_error(what: str) -> Iterator[None]:
+    """Turn the system's errors, which come of a disk that is full or fails, into ColdStoreError."""
+    try:
+        yield
+    except KvembError:
+        raise
+    except OSError as error:
+        raise ColdStoreError(f"cannot {what}: {error}") from error
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether path is a checkpoint, complete."""
+    return (path / manifest.NAME).is_file()
+
+
+def is_store(path: Path) -> bool:
+    """Whether path is a store that was ever flushed."""
+    return (path / CURRENT).is_file()
+
+
+def check_outside_stores(path: Path, what: str) -> None:
+    """Raise ValueError where path is inside a store, whose opening deletes what is not its own."""
+    if held := next((parent for parent in path.resolve().parents if is_store(parent)), None):
+        raise ValueError(f"{path} is inside the store {held}; name a directory beside it for the {what}")
+
+
+def check_place_for_store(path: Path) -> None:
+    """Raise StoreNotFound unless path is a store, or can become one: missing, empty, or left by a crash while it was
+    made. Raises Corruption where CURRENT alone is missing.
+    """
+    if not path.exists() or is_store(path):
+        return
+    if not path.is_dir():
+        raise StoreNotFound(f"{path} is a file, not a store; name a directory")
+    if is_checkpoint(path):
+        raise StoreNotFound(
+            f"{path} is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path"
+        )
+    if held := [
+        point for point in (path / POINTS).glob("*") if is_checkpoint(point) and manifest.read(point).variables
+    ]:
+        raise Corruption(f"{path / CURRENT} is missing, and {held[0]} is there; run kvemb repair")
+    strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
+    if strange:
+        raise StoreNotFound(
+            f"{path} is not a store: it holds {strange[0]!r}; name a store, or a directory that is empty"
+        )
+
+
+def current_point(store: Path) -> Path:
+    """Return the durable point that CURRENT names. Raises StoreNotFound or Corruption."""
+    try:
+        text = (store / CURRENT).read_text(encoding="ascii")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        numbered = sorted(path.name for path in store.glob("[0-9]*") if is_checkpoint(path))
+        hint = f"; it is a series of checkpoints: name one, such as {store / numbered[-1]}" if numbered else ""
+        raise StoreNotFound(
+            f"there is no store at {store}: it has neither {CURRENT} nor {manifest.NAME}{hint}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise Corruption(f"{store / CURRENT} is damaged: it must name a folder in {POINTS}") from error
+    name = text.removesuffix("\n")
+    if not text.endswith("\n") or not name.isdecimal() or not (store / POINTS / name).is_dir():
+        raise Corruption(
+            f"{store / CURRENT} is damaged: it names {text!r}, which is not in {store / POINTS}; run kvemb repair"
+        )
+    return store / POINTS / name
+
+
+def point(store: Path, number: int) -> Path:
+    """The folder of a durable point."""
+    return store / POINTS / f"{number:06d}"
+
+
+def segment_name(number: int) -> str:
+    """The segment of the log that begins with a durable point."""
+    return f"{number:06d}.log"
+
+
+def keys_name(number: int) -> str:
+    """The number-th key file in changes/."""
+    return f"{number:06d}.keys"
+
+
+def hot_name(number: int, index: int) -> str:
+    """The index-th key file in hot/ that the point of a number wrote."""
+    return f"{number:06d}-{index:03d}.keys"
+
+
+def series_name(number: int) -> str:
+    """A checkpoint of a series."""
+    return f"{number:08d}"
+
+
+def making_name(name: str, attempt: int) -> str:
+    """What is to bear a name, while this process makes it. attempt: which no other of the process has."""
+    return f".{name}.{os.getpid()}-{attempt}.tmp"
+
+
+def dropped_name(number: int) -> str:
+    """A checkpoint of a series, while it is deleted."""
+    return f".{series_name(number)}.dropped"
+
+
+def is_left_in_series(name: str) -> bool:
+    """Whether that is the name of what a process makes or drops in a series: with no such process, a crash left it."""
+    return _LEFT.fullmatch(name) is not None
+
+
+def set_current(store: Path, number: int) -> None:
+    """Make CURRENT name a point, durably and at once."""
+    temporary = store / (CURRENT + ".tmp")
+    with open(temporary, "w", encoding="ascii") as file:
+        file.write(point(store, number).name + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, store / CURRENT)
+    sync_directory(store)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the directory's entries are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock(store: Path) -> IO[bytes]:
+    """Take the store's lock for this process. Raises Locked at once when it is held, by this process too."""
+    file = open(store / LOCK, "ab")  # noqa: SIM115 -- the open file is the lock
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise Locked(
+            f"the store {store} is open for writing elsewhere; close it there, or open it with read_only=True"
+        ) from error
+    return file
+
+
+@contextmanager
+def held_still(store: Path) -> Iterator[None]:
+    """Keep everybody from opening a store for writing, and change nothing in it. Raises Locked."""
+    try:
+        file = open(store / LOCK, "rb")  # noqa: SIM115 -- the open file is the lock
+    except FileNotFoundError:
+        yield  # a copy of a store, which nobody opened yet
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Locked(f"the store {store} is open for writing elsewhere; close it there") from error
+        yield
+
+
+def is_left(store: Path) -> bool:
+    """Whether the last owner of a store did not close it: there is more than its durable point, perhaps."""
+    if not (store / LIVE).exists():
+        return False
+    with suppress(Locked), held_still(store):
+        return True
+    return False  # it is open
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, each durably."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+    # One that was there may be what a crash left before this line; those above it were synced before it was made.
+    with suppress(PermissionError):
+        sync_directory(path.parent)
+
+
+def check_rows(rows: Path) -> None:
+    """Raise Corruption unless rows is a RocksDB directory; RocksDB itself would make one."""
+    if not (rows / "CURRENT").is_file():
+        raise Corruption(f"{rows} is damaged: it has no file CURRENT; restore from another checkpoint")
+
+
+def unpack(checkpoint: Path, target: Path, key_files: Collection[str]) -> None:
+    """Make target a copy of a checkpoint's rows and key files: hard links where files never change, else copies.
+
+    Raises Corruption or ColdStoreError; then there is no target.
+    """
+    check_rows(checkpoint / ROWS)
+    try:
+        (target / ROWS).mkdir(parents=True)
+        _link_files(checkpoint / ROWS, target / ROWS)
+        for name in key_files:
+            (target / name).parent.mkdir(exist_ok=True)
+            link_or_copy(checkpoint / name, target / name)
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise ColdStoreError(f"cannot copy {checkpoint} to {target}: {error}") from error
+
+
+def _link_files(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        if file.suffix in (".sst", ".blob"):
+            link_or_copy(file, target / file.name)
+        elif not file.name.startswith("LOG"):
+            shutil.copyfile(file, target / file.name)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make target the same file as source, or a copy of it where links cannot be made."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def sync_tree(path: Path) -> None:
+    """Wait until every folder below path, and path itself, has its entries on disk. Files sync themselves."""
+    for folder, _, _ in os.walk(path, topdown=False):
+        sync_directory(Path(folder))
+
+
+@contextmanager
+def mirrored(rows: Path) -> Iterator[Path]:
+    """Yield a scratch directory that stands for `rows`: symbolic links to its files.
+
+    Whoever reads a database in place leaves nothing in it so, and needs no right to write there.
+    """
+    check_rows(rows)
+    with tempfile.TemporaryDirectory(prefix="kvemb-read-") as scratch:
+        for file in rows.resolve().iterdir():
+            if file.name == "rocksdict-config.json":
+                shutil.copyfile(file, Path(scratch) / file.name)  # rocksdict rewrites it
+            elif not file.name.startswith("LOG"):
+                (Path(scratch) / file.name).symlink_to(file)
+        yield Path(scratch)

@@ -1,0 +1,222 @@
+"""What a checkpoint says of itself: where it comes from, its variables, its files with their checksums.
+
+One JSON file, `manifest.json`, beside the rows (FORMAT.md, "Manifest"). Pure values, but for read() and write().
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
+from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, dtype_of
+
+FORMAT = 2  # on disk; do not renumber
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class VariableEntry:
+    """One variable, as stored. Dtypes by name; initializer, optimizer, policy and creator as their to_json() gives
+    them.
+    """
+
+    key_dtype: str
+    value_dtype: str
+    dim: int
+    slots: tuple[str, ...]
+    initializer: dict[str, Any]
+    optimizer: dict[str, Any] | None
+    policy: dict[str, Any] | None
+    creator: dict[str, Any]
+    trainable: bool
+    checkpoint: bool
+    bp_v2: bool
+    rows: int
+    step: int
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of its rows."""
+        return Schema(dtype_of(self.key_dtype), dtype_of(self.value_dtype), self.dim, tuple(self.slots))
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass
+class Changed:
+    """What changed of one variable in one epoch. cleared: all rows went first. files: key files in changes/."""
+
+    cleared: bool = False
+    files: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Epoch:
+    """The time from one checkpoint, or from the store's beginning, to the next (kvemb.durability.changes). since: its
+    id."""
+
+    since: str
+    variables: dict[str, Changed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The description of a checkpoint, or of a durable point, which is a checkpoint inside its store.
+
+    store: the store's identity. id: this checkpoint's. parent: the checkpoint before it, None for the first.
+    point: the number of the durable point of its store, counted from 1. created: seconds since 1970.
+    hot: by variable, the key files in hot/ that say which rows were hot (kvemb.durability.hotset). changes: which keys
+    changed since which checkpoint, oldest first. files: by path below the directory, all but the manifest itself.
+    left_out: names that a restore did not take, and that deltas leave out since.
+    """
+
+    store: str
+    id: str
+    parent: str | None
+    point: int
+    created: float
+    variables: dict[str, VariableEntry] = field(default_factory=dict)
+    hot: dict[str, list[str]] = field(default_factory=dict)
+    changes: list[Epoch] = field(default_factory=list)
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def only(self, names: Collection[str]) -> Manifest:
+        """Return the description of a checkpoint of some of the variables."""
+
+        def some(of_all: dict[str, Any]) -> dict[str, Any]:
+            return {name: of_all[name] for name in of_all if name in names}
+
+        epochs = [Epoch(epoch.since, some(epoch.variables)) for epoch in self.changes]
+        return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs)
+
+    def following(self, checkpoint: str) -> Manifest:
+        """Return the description of the same state as the first one after that checkpoint."""
+        return replace(self, parent=checkpoint, changes=[*self.changes, Epoch(checkpoint)])
+
+    @property
+    def key_files(self) -> set[str]:
+        """The paths, below the directory, of the key files it names."""
+        changed = {file for epoch in self.changes for change in epoch.variables.values() for file in change.files}
+        return {f"changes/{file}" for file in changed} | {
+            f"hot/{file}" for files in self.hot.values() for file in files
+        }
+
+
+def write(manifest: Manifest, directory: Path) -> None:
+    """Write directory/manifest.json and wait until it is on disk."""
+    data = {"format": FORMAT, **asdict(manifest)}
+    if not manifest.left_out:
+        del data["left_out"]
+    text = json.dumps({"checksum": _checksum(data), **data}, indent=1) + "\n"
+    with open(directory / NAME, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(directory: Path) -> Manifest:
+    """Read directory/manifest.json. Raises CheckpointNotFound, UnsupportedFormat or Corruption, naming the file."""
+    path = directory / NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointNotFound(f"there is no checkpoint at {directory}: it has no {NAME}") from error
+    except ValueError as error:
+        raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, path: str) -> Manifest:
+    """Return what a manifest's text says. path: what errors call it. Raises UnsupportedFormat or Corruption."""
+    try:
+        data = json.loads(text)
+        version = data["format"]
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
+    if version != FORMAT:
+        raise UnsupportedFormat(
+            f"{path} has format {version!r}, this kvemb reads format {FORMAT}; use the kvemb that wrote it"
+        )
+    try:
+        if not text.endswith("}\n"):
+            raise ValueError("it ends early")
+        if data.pop("checksum") != _checksum(data):
+            raise ValueError("its checksum does not fit its text")
+        del data["format"]
+        data["variables"] = {name: _entry(entry) for name, entry in data["variables"].items()}
+        data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
+        data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
+        manifest = Manifest(**data)
+        if strange := [name for name in manifest.files if not _is_below(name)]:
+            raise ValueError(f"{strange[0]!r} is not below it")
+        if odd := [name for name, file in manifest.files.items() if not _is_measured(file)]:
+            raise ValueError(f"{odd[0]!r} has no size and sha256 that could be")
+        if missing := manifest.key_files - set(manifest.files):
+            raise ValueError(f"it names {min(missing)} and does not list it")
+        return manifest
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        how = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise Corruption(f"{path} is damaged: {how}; restore from another checkpoint") from error
+
+
+def _is_below(name: str) -> bool:
+    return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def _is_measured(file: FileEntry) -> bool:
+    """Whether a file's size and checksum can be one: the checksum also becomes a name (kvemb.offline.transfer)."""
+    return (
+        type(file.bytes) is int
+        and file.bytes >= 0
+        and type(file.sha256) is str
+        and re.fullmatch("[0-9a-f]{64}", file.sha256) is not None
+    )
+
+
+def _checksum(data: dict[str, Any]) -> str:
+    """The sha256 of the manifest's other fields, as compact JSON with sorted names."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _epoch(since: str, variables: dict[str, Any]) -> Epoch:
+    return Epoch(since, {name: Changed(**changed) for name, changed in variables.items()})
+
+
+def _entry(data: dict[str, Any]) -> VariableEntry:
+    """Return a variable's entry. Raises ValueError, TypeError or KeyError where a field cannot be what it should."""
+    entry = VariableEntry(**{**data, "slots": tuple(data["slots"])})
+    sound = (
+        entry.key_dtype in KEY_DTYPES
+        and entry.value_dtype in VALUE_DTYPES
+        and all(type(number) is int for number in (entry.dim, entry.rows, entry.step))
+        and (entry.dim >= 1 and entry.rows >= 0 and entry.step >= 0)
+        and all(type(slot) is str for slot in entry.slots)
+        and all(type(described) is dict for described in (entry.initializer, entry.creator))
+        and all(described is None or type(described) is dict for described in (entry.optimizer, entry.policy))
+        and all(type(truth) is bool for truth in (entry.trainable, entry.checkpoint, entry.bp_v2))
+    )
+    if not sound:
+        raise ValueError(f"no variable can be {data!r}")
+    return entry
+
+
+def entry_of(data: dict[str, Any], what: str) -> VariableEntry:
+    """Return a variable's entry, given as JSON. Raises UnsupportedFormat."""
+    try:
+        return _entry(data)
+    except (TypeError, KeyError, ValueError) as error:
+        raise UnsupportedFormat(f"{what!r} is described in a way this kvemb cannot read: {error}") from error

@@ -1,0 +1,94 @@
+"""After a crash: what the log holds beyond the last durable point is written to the cold store, and told.
+
+Without a log there is nothing to do: opening starts from the last durable point in any case (kvemb.durability.points).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kvemb.contracts import ColdDatabase, ColdStore
+from kvemb.durability import journal
+from kvemb.durability.changes import ChangeLog
+from kvemb.durability.journal import Entry
+from kvemb.durability.manifest import Manifest, VariableEntry
+from kvemb.errors import Corruption
+from kvemb.rows.block import REMOVED, RowBlock
+from kvemb.rows.codec import order_keys, unordered_keys, unpack_rows
+from kvemb.rows.schema import Schema
+
+_logger = logging.getLogger("kvemb")
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a store was opened with after a crash.
+
+    created: when the state of the durable point was taken, in seconds since 1970. rows: how many writes and removals of
+    a row were added to it from the log.
+    """
+
+    path: Path
+    created: float
+    rows: int = 0
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.created))
+        added = f" and {self.rows:,} rows written later, from the log" if self.rows else ""
+        return f"the store {self.path} was not closed; recovered: its durable point of {when}{added}"
+
+    def tell(self) -> None:
+        """Log it as a warning."""
+        _logger.warning("%s", self)
+
+
+def replay(
+    entries: Iterable[Entry], current: Manifest, database: ColdDatabase, changes: ChangeLog
+) -> tuple[dict[str, VariableEntry], int]:
+    """Write what the log holds to the cold database.
+
+    Returns the variables as they are then, and how many rows that were. Raises Corruption, ColdStoreError.
+    """
+    variables, rows = dict(current.variables), 0
+    stores: dict[str, ColdStore] = {}
+    for entry in entries:
+        if entry.variable not in variables:
+            raise Corruption(f"the log holds writes of {entry.variable!r}, which the store does not have")
+        described = variables[entry.variable]
+        if entry.variable not in stores:
+            stores[entry.variable] = database.attach(entry.variable, described.schema)
+        cold = stores[entry.variable]
+        if entry.kind == journal.CLEARED:
+            cold.clear()
+            changes.record_cleared(entry.variable)
+            size = 0
+        else:
+            block = _block(entry, described.schema)
+            changes.record(entry.variable, order_keys(block.keys, described.schema))
+            size = described.rows + _write(cold, block, removed=entry.kind == journal.REMOVED)
+        variables[entry.variable] = replace(described, rows=size, step=max(described.step, entry.step))
+        rows += entry.rows
+    return variables, rows
+
+
+def _block(entry: Entry, schema: Schema) -> RowBlock:
+    if entry.kind == journal.ROWS:
+        return unpack_rows(entry.payload, entry.rows, schema)
+    removals = RowBlock(schema, entry.rows)
+    removals.keys[:] = unordered_keys(np.frombuffer(entry.payload, "<u8").astype(np.uint64), schema)
+    removals.flags[:] = REMOVED
+    return removals
+
+
+def _write(cold: ColdStore, block: RowBlock, *, removed: bool) -> int:
+    """Returns by how much the number of rows changes."""
+    _, existed = cold.read(block.keys)
+    cold.write(block)
+    there = int(np.sum(existed))
+    return -there if removed else len(block) - there

@@ -1,0 +1,182 @@
+"""Repair: what can be read of a damaged checkpoint or store becomes a new store, and what is lost is told.
+
+Where a block of a table file cannot be read, so cannot the keys it may hold, and an older row of such a key must not
+come back: such ranges of keys are left out. The log's entries are newer than all of that and are added.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kvemb import registry
+from kvemb.contracts import ColdDatabase, ColdStore, Gap
+from kvemb.durability import inventory, journal, layout, manifest
+from kvemb.durability.changes import ChangeLog
+from kvemb.durability.checking import table_bytes
+from kvemb.durability.checkpoint import atomic_directory, complete
+from kvemb.durability.journal import Entry
+from kvemb.durability.manifest import Epoch, Manifest
+from kvemb.durability.recovery import replay
+from kvemb.errors import Corruption, StoreNotFound
+from kvemb.meter import Meter, Progress
+from kvemb.options import RocksDBCreator
+from kvemb.rows.codec import key_at, record_dtype
+from kvemb.rows.schema import Schema
+
+BATCH_ROWS = 65_536
+SIZES = {"cache_bytes": 8 << 20, "write_buffer_bytes": 64 << 20}
+CONFIG = "rocksdict-config.json"
+
+
+@dataclass
+class Saved:
+    """What became of one variable. lost: rows that there should be; gaps: ranges of keys, ends included, that are left
+    out.
+    """
+
+    rows: int = 0
+    lost: int = 0
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Repair:
+    """What repair() did. source: the checkpoint or durable point that it read. out: the new store.
+
+    damages: a line for everything that was wrong. variables: what became of each. logged: rows added from the log.
+    """
+
+    source: Path
+    out: Path
+    damages: list[str] = field(default_factory=list)
+    variables: dict[str, Saved] = field(default_factory=dict)
+    logged: int = 0
+
+
+def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress | None = None) -> Repair:
+    """Make a new store at out of what can be read of a checkpoint or of a closed store; returns what is lost.
+
+    path is not changed. The new store has an identity of its own: it follows no checkpoint. Which rows were hot and
+    what changed when is not taken over. progress(done, total): called with bytes as they are read.
+
+    Raises StoreNotFound, FileExistsError, Locked, ColdStoreError; Corruption where the manifest, or RocksDB's own, is
+    damaged: without them nothing says what the files hold.
+    """
+    path, out = Path(path), Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{out} exists and is not empty; name a new directory to repair to")
+    if layout.is_checkpoint(path):
+        return _repair(path, None, out, progress, [])
+    if not (path / layout.POINTS).is_dir():
+        raise StoreNotFound(f"{path} is neither a checkpoint nor a store; name one")
+    with layout.held_still(path):
+        point, damages = _point_of(path)
+        return _repair(point, path / layout.LOG, out, progress, damages)
+
+
+def _point_of(store: Path) -> tuple[Path, list[str]]:
+    """Return a store's durable point, and what is wrong with CURRENT; then it is the newest point."""
+    try:
+        return layout.current_point(store), []
+    except (StoreNotFound, Corruption) as error:
+        points = [path for path in (store / layout.POINTS).iterdir() if path.name.isdigit()]
+        if not points:
+            raise Corruption(f"{store} holds no durable point; restore from a checkpoint") from error
+        damage = f"{store / layout.CURRENT} is missing" if isinstance(error, StoreNotFound) else str(error)
+        return max(points, key=lambda path: int(path.name)), [damage]
+
+
+def _repair(source: Path, log: Path | None, out: Path, progress: Progress | None, damages: list[str]) -> Repair:
+    described = manifest.read(source)
+    meter = Meter(sum(entry.bytes for entry in described.files.values()) + table_bytes(described), progress)
+    damages += inventory.damages(source, described, deep=True, progress=meter)
+    done = Repair(source, out, damages)
+    identity = uuid.uuid4().hex
+    fresh = Manifest(identity, uuid.uuid4().hex, None, described.point, time.time(), changes=[Epoch(identity)])
+    with layout.as_cold_store_error(f"write {out}"):
+        if out.exists():
+            out.rmdir()  # it is empty
+        with atomic_directory(out) as store:
+            live, point = store / layout.LIVE, layout.point(store, described.point)
+            (live / layout.CHANGES).mkdir(parents=True)
+            point.mkdir(parents=True)
+            new: ColdDatabase = registry.cold_backend("rocks")(live / layout.ROWS, {}, **SIZES, read_only=False)
+            try:
+                fresh = _fill(new, source, described, fresh, done, meter)
+                if log is not None:
+                    changes = ChangeLog(live / layout.CHANGES, fresh.changes)
+                    variables, done.logged = replay(_entries(log, described.point, done), fresh, new, changes)
+                    fresh = replace(fresh, variables=variables)
+                new.checkpoint(point / layout.ROWS)
+            finally:
+                new.close()
+            registry.cold_backend("rocks").amend(point / layout.ROWS, [], {})
+            complete(point, fresh)
+            layout.set_current(store, described.point)
+            shutil.rmtree(live)
+    return done
+
+
+def _fill(
+    new: ColdDatabase, source: Path, described: Manifest, fresh: Manifest, done: Repair, meter: Meter
+) -> Manifest:
+    """Write what can be read to a database. Returns the new description with the rows there are."""
+    creators = {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()}
+    variables = {}
+    with _readable(source, described) as place:
+        old: ColdDatabase = registry.cold_backend("rocks")(place, creators, **SIZES, read_only=True, salvaging=True)
+        try:
+            for name, entry in described.variables.items():
+                target = new.create(name, entry.schema, creators[name])
+                done.variables[name] = _save(old.attach(name, entry.schema), target, entry.schema, entry.rows, meter)
+                variables[name] = replace(entry, rows=done.variables[name].rows)
+        finally:
+            old.close()
+    return replace(fresh, variables=variables)
+
+
+def _save(old: ColdStore, new: ColdStore, schema: Schema, expected: int, meter: Meter) -> Saved:
+    saved = Saved()
+    for piece in old.rescue(BATCH_ROWS):
+        if isinstance(piece, Gap):
+            saved.gaps.append((key_at(piece.first, schema), key_at(piece.last, schema)))
+        else:
+            new.write(piece)
+            saved.rows += len(piece)
+            meter(len(piece) * record_dtype(schema).itemsize)
+    saved.lost = expected - saved.rows
+    return saved
+
+
+@contextmanager
+def _readable(source: Path, described: Manifest) -> Iterator[Path]:
+    """Yield a directory with the tables of a checkpoint that are there, and all else that RocksDB needs to open it.
+
+    Of that its manifest alone says something that cannot be said again. Raises Corruption.
+    """
+    names = [name for name in described.files if name.startswith(f"{layout.ROWS}/MANIFEST-")]
+    inventory.check(source, replace(described, files={name: described.files[name] for name in names}))
+    with tempfile.TemporaryDirectory(prefix="kvemb-repair-") as scratch:
+        place = Path(scratch)
+        for file in (source / layout.ROWS).resolve().iterdir():
+            if file.suffix == ".sst" or f"{layout.ROWS}/{file.name}" in names:
+                (place / file.name).symlink_to(file)
+        (place / "CURRENT").write_text(names[0].removeprefix(f"{layout.ROWS}/") + "\n", encoding="ascii")
+        (place / CONFIG).write_text('{"raw_mode":true,"prefix_extractors":{}}', encoding="ascii")
+        yield place
+
+
+def _entries(log: Path, point: int, done: Repair) -> Iterator[Entry]:
+    """Yield the log's entries as far as they can be read."""
+    try:
+        yield from journal.read(journal.segments(log, point))
+    except Corruption as error:
+        done.damages.append(str(error))

@@ -1,0 +1,256 @@
+"""A series of checkpoints: numbered directories under one root that share unchanged files by hard links.
+
+    ROOT/00000042/    a checkpoint
+    ROOT/LOCK         held by the process that writes to the series
+
+A checkpoint appears whole (kvemb.durability.checkpoint), and goes by taking a hidden name first: what has a number is
+complete. Each has links of its own, so dropping one takes no file from another.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Literal, overload
+
+from kvemb.durability import layout
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.checkpointer import PendingCheckpoint
+from kvemb.durability.layout import series_name
+from kvemb.errors import CheckpointNotFound, KvembError, Locked
+from kvemb.meter import Progress
+from kvemb.numeric import at_least
+from kvemb.offline.transfer import JOBS, Remote, Transfer
+from kvemb.store import Store
+
+
+class Saving(PendingCheckpoint):
+    """A checkpoint of a series that is being written; with it those beyond `keep` go."""
+
+    def __init__(self, pending: PendingCheckpoint, drop_old: Callable[[], None]) -> None:
+        self._pending, self._drop_old = pending, drop_old
+        super().__init__(pending._future)
+        self._future.add_done_callback(self._complete)
+
+    def _complete(self, future: Future[Checkpoint | None]) -> None:
+        if future.exception() is None:
+            with suppress(KvembError):  # what could not be dropped now is by the next one
+                self._drop_old()
+
+    @property
+    def told(self) -> bool:
+        """Whether somebody was told how it ended: of one that is waited for twice, too."""
+        return self._pending.told
+
+    @told.setter
+    def told(self, told: bool) -> None:
+        self._pending.told = told
+
+    def _wait(self, timeout: float | None = None) -> Checkpoint | None:
+        checkpoint = self._pending._wait(timeout)
+        self._drop_old()
+        return checkpoint
+
+
+class CheckpointManager:
+    """The checkpoints under a root directory, which is made by the first save or pull.
+
+    keep: how many of the newest stay when one is saved, None for all. every: seconds between those of save_if_due().
+    Reading (latest, list, push) goes on beside one process that writes (save, pull), which holds the series from its
+    first write until close(); a context manager. Not thread-safe.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
+        if every is not None and not every > 0:
+            raise ValueError(f"every must be a number of seconds above 0, or None, got {every!r}")
+        self.root, self.every = Path(root), every
+        self.keep = None if keep is None else at_least(keep, 1, "keep")
+        self._lock: IO[bytes] | None = None
+        self._pending: PendingCheckpoint | None = None
+        self._dropping = threading.Lock()
+        self._begun: float | None = None
+
+    def numbers(self) -> builtins.list[int]:
+        """The numbers of the complete checkpoints, ascending."""
+        if not self.root.is_dir():
+            return []
+        found = (path for path in self.root.iterdir() if path.name.isdecimal())
+        ours = (path for path in found if path.name == series_name(int(path.name)))
+        return sorted(int(path.name) for path in ours if layout.is_checkpoint(path))
+
+    def path(self, number: int) -> Path:
+        """Where the checkpoint of a number is, or would be."""
+        return self.root / series_name(number)
+
+    def list(self) -> builtins.list[Checkpoint]:
+        """The complete checkpoints, the oldest first. Raises Corruption naming a damaged manifest."""
+        found = []
+        for number in self.numbers():
+            try:
+                found.append(Checkpoint(self.path(number)))
+            except CheckpointNotFound:
+                continue  # dropped since it was listed
+        return found
+
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint, None where there is none. Raises Corruption where its manifest is damaged."""
+        checkpoints = self.numbers()
+        return Checkpoint(self.path(checkpoints[-1])) if checkpoints else None
+
+    @overload
+    def save(self, store: Store, *, block: Literal[True] = True) -> Checkpoint: ...
+    @overload
+    def save(self, store: Store, *, block: Literal[False]) -> PendingCheckpoint: ...
+    @overload
+    def save(self, store: Store, *, block: bool) -> Checkpoint | PendingCheckpoint: ...
+
+    def save(self, store: Store, *, block: bool = True) -> Checkpoint | PendingCheckpoint:
+        """Write the next checkpoint of the series, as Store.checkpoint does, and drop those beyond `keep`.
+
+        With block=False those are dropped when it is complete. Raises Locked where another process writes to the
+        series, and what Store.checkpoint does.
+        """
+        self._hold()
+        if self._pending is not None and not self._pending.done():
+            self._pending.result()
+        self._drop_old()
+        number = max(self.numbers(), default=0) + 1
+        pending = Saving(store.checkpoint(self.path(number), block=False), self._drop_old)
+        self._pending, self._begun = pending, time.time()
+        return pending.result() if block else pending
+
+    def save_if_due(self, store: Store, *, block: bool = False) -> Checkpoint | PendingCheckpoint | None:
+        """Save when `every` seconds have gone since the last one was begun, by whatever process; else return None.
+
+        Raises ValueError where the manager has no `every`, and what save does.
+        """
+        if self.every is None:
+            raise ValueError("save_if_due needs a manager made with every=, the seconds between checkpoints")
+        if self._begun is None:
+            newest = self.latest()
+            self._begun = newest.created if newest is not None else 0.0
+        return self.save(store, block=block) if time.time() - self._begun >= self.every else None
+
+    def close(self) -> None:
+        """Wait for what is being saved, and let others write to the series. Idempotent."""
+        try:
+            if self._pending is not None and not self._pending.told:
+                self._pending.result()
+        finally:
+            self._pending = None
+            if self._lock is not None:
+                self._lock.close()
+            self._lock = None
+
+    # Other places.
+
+    def push(
+        self,
+        url: str,
+        *,
+        number: int | None = None,
+        keep: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        jobs: int = JOBS,
+        progress: Progress | None = None,
+    ) -> Transfer:
+        """Copy a checkpoint to a URL that fsspec reaches; only files that are not there travel, it appears there last.
+
+        number: of the checkpoint, None for the newest. keep: how many of the newest stay there, None for all; nobody
+        else may push there meanwhile. options: fsspec's for the filesystem. jobs: files at once. progress(done, total):
+        called with bytes. What an interrupted push has moved, the next one does not move again.
+
+        Raises CheckpointNotFound, FileExistsError where another checkpoint has the number there, TransferError,
+        Corruption, BackendUnavailable; TypeError or ValueError for keep and jobs.
+        """
+        keep, jobs = None if keep is None else at_least(keep, 1, "keep"), at_least(jobs, 1, "jobs")
+        if layout.is_checkpoint(self.root):
+            raise CheckpointNotFound(
+                f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
+            )
+        number = self._number(number, self.numbers(), str(self.root))
+        remote = Remote(url, options)
+        done = remote.push(Checkpoint(self.path(number)), number, jobs=jobs, progress=progress)
+        if keep is not None:
+            remote.prune(keep)
+        return done
+
+    def pull(
+        self,
+        url: str,
+        *,
+        number: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        jobs: int = JOBS,
+        progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
+
+        Files that a checkpoint here has do not travel; the others are held against their checksums. One that is here
+        already is returned. Raises Locked, CheckpointNotFound, FileExistsError where another checkpoint has the number
+        here, TransferError; Corruption naming the file; ColdStoreError, BackendUnavailable.
+        """
+        jobs = at_least(jobs, 1, "jobs")
+        remote = Remote(url, options)
+        number = self._number(number, remote.numbers(), url)
+        self._hold()
+        if number in self.numbers():
+            here = Checkpoint(self.path(number))
+            if here.id != remote.id_of(number):
+                raise FileExistsError(f"{here.path} is another checkpoint than that at {url}; pull into another root")
+            return here
+        remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, jobs=jobs, progress=progress)
+        return Checkpoint(self.path(number))
+
+    def remote_numbers(self, url: str, *, options: Mapping[str, Any] | None = None) -> builtins.list[int]:
+        """The numbers of the checkpoints at a URL, ascending. Raises TransferError, BackendUnavailable."""
+        return Remote(url, options).numbers()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        numbers = self.numbers()
+        span = f"{len(numbers)} checkpoints, the newest {series_name(numbers[-1])}" if numbers else "no checkpoint yet"
+        return f"<kvemb.CheckpointManager {self.root}: {span}>"
+
+    @staticmethod
+    def _number(number: int | None, there: builtins.list[int], where: str) -> int:
+        if number is None and there:
+            return there[-1]
+        if number is None or number not in there:
+            known = ", ".join(map(str, there)) or "none"
+            asked = "" if number is None else f" {number}"
+            raise CheckpointNotFound(f"there is no checkpoint{asked} in {where}; it has {known}")
+        return number
+
+    def _hold(self) -> None:
+        """Take the series for writing. What a crash left under a hidden name goes: nobody else writes here."""
+        if self._lock is None:
+            with layout.as_cold_store_error(f"write to {self.root}"):
+                layout.make_directory(self.root)
+                try:
+                    self._lock = layout.lock(self.root)
+                except Locked as error:
+                    raise Locked(f"the series {self.root} is written to elsewhere; close it there") from error
+            for left in self.root.iterdir():
+                if layout.is_left_in_series(left.name):
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def _drop_old(self) -> None:
+        with self._dropping:
+            for number in self.numbers()[: -self.keep] if self.keep is not None else []:
+                hidden = self.root / layout.dropped_name(number)
+                with layout.as_cold_store_error(f"drop {self.path(number)}"):
+                    os.rename(self.path(number), hidden)
+                shutil.rmtree(hidden, ignore_errors=True)

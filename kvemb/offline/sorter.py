@@ -1,0 +1,97 @@
+"""Sorting more rows than memory holds: runs on disk, each in key order, merged as they are read.
+
+Memory is RUN_BYTES and what numpy takes to sort them, however many rows there are. No thread contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.durability import layout
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import order_keys, unordered_keys
+from kvemb.rows.schema import Schema
+
+# Rows that are sorted in memory at once.
+RUN_BYTES = 64 << 20
+BATCH_ROWS = 65_536
+
+
+class Sorter:
+    """Rows in any order, given back in key order, of equal keys the last: runs of RUN_BYTES on disk, then merged."""
+
+    def __init__(self, schema: Schema, folder: Path) -> None:
+        self.folder, self._schema = folder, schema
+        columns = [("key", "<u8"), ("score", "<f8"), ("step", "<i8"), ("words", "<u8", (schema.row_words,))]
+        self._layout = np.dtype(columns)
+        self._waiting: list[npt.NDArray[Any]] = []
+        self._runs: list[Path] = []
+
+    def add(self, block: RowBlock) -> None:
+        """Take rows."""
+        rows = np.empty(len(block), self._layout)
+        rows["key"], rows["words"] = order_keys(block.keys, self._schema), block.words
+        rows["score"], rows["step"] = block.scores, block.steps
+        self._waiting.append(rows)
+        if sum(map(len, self._waiting)) * self._layout.itemsize >= RUN_BYTES:
+            self._write_run()
+
+    def _write_run(self) -> None:
+        path = self.folder / f"{len(self._runs)}.run"
+        with layout.as_cold_store_error(f"write {path}"):
+            _last_of_each(self._waiting).tofile(path)
+        self._runs.append(path)
+        self._waiting = []
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """Yield all rows, keys ascending. REQUIRES: called once, at the end."""
+        for rows in self._merged() if self._runs else [_last_of_each(self._waiting)] if self._waiting else []:
+            for at in range(0, len(rows), BATCH_ROWS):
+                yield self._block(rows[at : at + BATCH_ROWS])
+
+    def _merged(self) -> Iterator[npt.NDArray[Any]]:
+        """Merge the runs: in each round all that is not above the least last key of what was read of each."""
+        if self._waiting:
+            self._write_run()
+        size = self._layout.itemsize
+        left = [path.stat().st_size // size for path in self._runs]
+        read = [0] * len(left)
+        window = max(1024, RUN_BYTES // size // len(left))
+        heads = [np.empty(0, self._layout)] * len(left)
+        while True:
+            for run, path in enumerate(self._runs):
+                if len(heads[run]) < window // 2 and left[run]:
+                    count = min(window, left[run])
+                    more = np.fromfile(path, self._layout, count, offset=read[run] * size)
+                    heads[run] = np.concatenate([heads[run], more])
+                    read[run] += count
+                    left[run] -= count
+            if not any(map(len, heads)):
+                return
+            ends = [head["key"][-1] for head, more in zip(heads, left, strict=True) if more]
+            stops = [len(head) if not ends else int(np.searchsorted(head["key"], min(ends), "right")) for head in heads]
+            parts = [head[:stop] for head, stop in zip(heads, stops, strict=True)]
+            heads = [head[stop:] for head, stop in zip(heads, stops, strict=True)]
+            yield _last_of_each(parts)
+
+    def _block(self, rows: npt.NDArray[Any]) -> RowBlock:
+        block = RowBlock(self._schema, len(rows))
+        block.keys[:] = unordered_keys(np.ascontiguousarray(rows["key"]), self._schema)
+        block.words[:], block.scores[:], block.steps[:] = rows["words"], rows["score"], rows["step"]
+        return block
+
+
+def _last_of_each(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return rows in key order, of equal keys the last one."""
+    rows = np.concatenate(parts)
+    if (rows["key"][1:] <= rows["key"][:-1]).any():
+        rows = rows[np.argsort(rows["key"], kind="stable")]
+        last = np.ones(len(rows), np.bool_)
+        last[:-1] = rows["key"][1:] != rows["key"][:-1]
+        rows = rows[last]
+    return rows

@@ -1,0 +1,128 @@
+"""Rows in key order as files of a variable's cold store, made beside it and given to it all at once.
+
+Not thread-safe. What is recorded and synced behind is waited for before the files are given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from kvemb import registry
+from kvemb.contracts import SortedFile
+from kvemb.durability import layout
+from kvemb.interrupts import result_of
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import order_keys, unordered_keys
+from kvemb.variable import Variable
+
+BATCH_ROWS = 65_536
+FILE_BYTES = 32 << 20
+
+
+class TableFiles:
+    """Files of rows in key order, one beyond the other, for the cold store of a variable."""
+
+    def __init__(self, variable: Variable, folder: Path) -> None:
+        self.rows, self.step = 0, 0
+        self.settled = variable._storage.settled()
+        self._last = -1
+        self._made = 0
+        self._behind = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")
+        self._recorded: list[Future[None]] = []
+        self._variable, self._folder = variable, folder
+        self._keys = folder / "keys"
+        self._most_rows = max(1, FILE_BYTES // RowBlock.bytes_per_row(variable._schema))
+        self._done: list[Path] = []
+        self._open: SortedFile | None = None
+        self._blocks: list[RowBlock] = []
+
+    def follows(self, block: RowBlock) -> bool:
+        """Whether the keys of rows ascend, beyond the last ones."""
+        ordered = order_keys(block.keys, self._variable._schema)
+        return len(ordered) == 0 or (int(ordered[0]) > self._last and bool((ordered[1:] > ordered[:-1]).all()))
+
+    def append(self, block: RowBlock) -> None:
+        """Write rows beyond the last ones."""
+        if len(block) == 0:
+            return
+        self.rows += len(block)
+        self.step = max(self.step, int(np.max(block.steps)))
+        ordered = order_keys(block.keys, self._variable._schema)
+        self._last = int(ordered[-1])
+        with layout.as_cold_store_error(f"write {self._keys}"), open(self._keys, "ab") as file:
+            ordered.tofile(file)
+        self._recorded.append(self._behind.submit(self._variable._storage.record, block.keys))
+        if not self._variable.persistent:
+            self._blocks.append(block)  # its cold store is memory anyway
+            return
+        if self._open is None:
+            path = self._folder / f"{self._made}.sst"
+            self._made += 1
+            database = self._variable._store._database
+            self._open = database.sorted_file(path, self._variable._schema, self._variable._creator)
+        self._open.append(block)
+        if self._open.rows >= self._most_rows:
+            self.finish()
+
+    def taken_back(self) -> Iterator[RowBlock]:
+        """Yield all rows again, in key order, and hold none of them any more."""
+        self.finish()
+        schema, creator, place = self._variable._schema, self._variable._creator, self._folder / "back"
+        blocks, self._blocks = self._blocks, []
+        yield from blocks
+        if self._done:
+            place.mkdir()
+            sizes = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
+            database = registry.cold_backend("rocks")(place, {}, **sizes, read_only=False, compacting=False)
+            try:
+                rows = database.create("rows", schema, creator)
+                for path in self._done:
+                    database.ingest("rows", path)
+                    path.unlink()
+                yield from rows.scan(BATCH_ROWS)
+            finally:
+                database.close()
+        self.rows, self.step, self._done, self._last = 0, 0, [], -1
+        self._keys.unlink(missing_ok=True)
+
+    def record_again(self) -> None:
+        """Record the keys of all rows for the epoch under way."""
+        with layout.as_cold_store_error(f"read {self._keys}"), open(self._keys, "rb") as file:
+            while len(ordered := np.fromfile(file, np.uint64, BATCH_ROWS)):
+                self._variable._storage.record(unordered_keys(ordered, self._variable._schema))
+
+    def finish(self) -> None:
+        """Complete what was written. Raises ColdStoreError."""
+        if self._open is not None:
+            self._open.finish()
+            self._done.append(self._open.path)
+            self._behind.submit(_sync, self._open.path)  # so that the disk is busy while the next one is made
+            self._open = None
+
+    def close(self) -> None:
+        """Wait for the disk."""
+        self._behind.shutdown()
+
+    def give(self) -> None:
+        """Give all of it to the cold store. Raises ColdStoreError."""
+        with layout.as_cold_store_error("record what changes"):
+            for recorded in self._recorded:
+                result_of(recorded)
+        self._recorded = []
+        for path in self._done:
+            self._variable._store._in_order(self._variable._store._database.ingest, self._variable.name, path)
+            path.unlink()
+        for block in self._blocks:
+            self._variable._storage.cold.write(block)
+        self._done, self._blocks, self._last = [], [], -1
+
+
+def _sync(path: Path) -> None:
+    with suppress(OSError), open(path, "rb") as file:  # what fails here fails again where the point is made
+        os.fsync(file.fileno())

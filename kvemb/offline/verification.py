@@ -1,0 +1,101 @@
+"""Verifying what lies on disk, a checkpoint or a closed store, without changing a byte of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvemb.durability import journal, layout, manifest
+from kvemb.durability.checking import checkpoint_findings
+from kvemb.durability.checkpoint import describe_path
+from kvemb.durability.manifest import Manifest
+from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
+from kvemb.meter import Progress
+
+
+@dataclass
+class Verification:
+    """What verify() found. It is true where everything is sound.
+
+    path: what was verified. findings: a line for everything that is wrong, naming the file. notes: what is not wrong
+    and worth knowing. rows: of each variable. files, nbytes: of the checkpoint or of the store's durable point.
+    """
+
+    path: Path
+    deep: bool
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+    files: int = 0
+    nbytes: int = 0
+
+    def __bool__(self) -> bool:
+        return not self.findings
+
+
+def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progress | None = None) -> Verification:
+    """Return what is wrong with a checkpoint, or with a store that nobody has open for writing.
+
+    Looks at every file's name and size, at the manifest, and at the checksums of all files but tables and key files;
+    deep: reads everything: checksums, records, keys, their order and their counts. progress(done, total): called with
+    bytes as they are read. Memory does not grow with the table. Changes nothing. Raises StoreNotFound where there is
+    neither, Locked, UnsupportedFormat.
+    """
+    path = Path(path)
+    found = Verification(path, bool(deep))
+    if layout.is_checkpoint(path):
+        _verify_checkpoint(path, found, progress)
+    elif layout.is_store(path):
+        with layout.held_still(path):
+            _verify_store(path, found, progress)
+    elif (path / layout.ROWS).is_dir():
+        found.findings.append(f"{path / manifest.NAME} is missing")
+    elif (path / layout.POINTS).is_dir():
+        found.findings.append(f"{path / layout.CURRENT} is missing")
+    else:
+        raise StoreNotFound(describe_path(path))
+    return found
+
+
+def _verify_checkpoint(path: Path, found: Verification, progress: Progress | None) -> Manifest | None:
+    try:
+        described = manifest.read(path)
+    except CheckpointNotFound:
+        found.findings.append(f"{path / manifest.NAME} is missing")
+        return None
+    except Corruption as error:
+        found.findings.append(str(error))
+        return None
+    found.rows = {name: entry.rows for name, entry in described.variables.items()}
+    found.files = len(described.files)
+    found.nbytes = sum(entry.bytes for entry in described.files.values())
+    found.findings += checkpoint_findings(path, described, deep=found.deep, progress=progress)
+    return described
+
+
+def _verify_store(path: Path, found: Verification, progress: Progress | None) -> None:
+    try:
+        point = layout.current_point(path)
+    except Corruption as error:
+        found.findings.append(str(error))
+        return
+    described = _verify_checkpoint(point, found, progress)
+    if described is None:
+        return
+    rows = 0
+    try:
+        for entry in journal.read(journal.segments(path / layout.LOG, described.point)):
+            rows += entry.rows
+            if entry.variable not in described.variables:
+                found.findings.append(f"{path / layout.LOG} holds writes of {entry.variable!r}, which is not there")
+                break
+    except Corruption as error:
+        found.findings.append(str(error))
+    if (path / layout.LIVE).exists():
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(described.created))
+        found.notes.append(
+            f"{path} was not closed: opening it recovers its durable point of {when}"
+            + (f" and {rows:,} rows written later, from the log" if rows else "")
+        )

@@ -1,0 +1,107 @@
+"""RowBlock: the memory of rows, as columns of equal length. Hot tables, batches and spill buffers are made of it.
+
+Not thread-safe; the owner's lock guards it. Its bytes on disk are the codec's business.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.rows.schema import Schema
+
+# Bits of `flags`. The low four live in memory only; the codec masks them off.
+DIRTY = 0x01
+REMOVED = 0x02
+PENDING = 0x04  # as it was at a cut, and not yet on its way to disk (kvemb.tiers.dirty_snapshot)
+WRITING = 0x08  # as it is being written for a cut
+MEMORY_FLAGS = 0x0F
+
+# What a cell takes beside its row: key, score, step of last change, flags.
+CELL_OVERHEAD_BYTES = 8 + 8 + 8 + 1
+
+# Below this, the largest that malloc keeps for reuse, an ordinary allocation is cheaper than a mapping of its own.
+_MAPPED_BYTES = 32 << 20
+
+
+def _allocate(count: int, dtype: Any) -> npt.NDArray[Any]:
+    """Zeroed memory, page-aligned and given to the process only as it is touched, where it is large."""
+    kind = np.dtype(dtype)
+    nbytes = count * kind.itemsize
+    if nbytes < _MAPPED_BYTES:
+        return np.zeros(count, kind)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, kind, count)
+
+
+class RowBlock:
+    """`length` rows of one schema.
+
+    keys int64 (length,), scores float64, steps int64 (step of last change), flags uint8, words uint64
+    (length, row_words). `values` (length, ·) and `slots` (length, ·) are the same memory as `words`, seen in the
+    value's and the slots' dtype; a row's embedding is its first `dim` values, its slots begin at schema.slot_column.
+    NumPy kernels have no 16-bit floats, so float16 shows as uint16 and bfloat16 as int16.
+    """
+
+    def __init__(self, schema: Schema, length: int) -> None:
+        self.schema, self.length = schema, length
+        self.keys: npt.NDArray[np.int64] = _allocate(length, np.int64)
+        self.scores: npt.NDArray[np.float64] = _allocate(length, np.float64)
+        self.steps: npt.NDArray[np.int64] = _allocate(length, np.int64)
+        self.flags: npt.NDArray[np.uint8] = _allocate(length, np.uint8)
+        words = _allocate(length * schema.row_words, np.uint64)
+        self.words: npt.NDArray[np.uint64] = words.reshape(length, schema.row_words)
+        self.values, self.slots = _seen(words, schema, schema.kernel_dtype), _seen(words, schema, schema.slot_dtype)
+
+    def __len__(self) -> int:
+        return self.length
+
+    @staticmethod
+    def bytes_per_row(schema: Schema) -> int:
+        """Bytes that one row takes in a block."""
+        return schema.row_bytes + CELL_OVERHEAD_BYTES
+
+    @staticmethod
+    def column(count: int, dtype: Any) -> npt.NDArray[Any]:
+        """Return one more zeroed column, allocated as a block's own are."""
+        return _allocate(count, dtype)
+
+    def part(self, start: int, stop: int) -> RowBlock:
+        """Return rows start to stop as a view of this block's memory."""
+        view = object.__new__(RowBlock)
+        view.schema, view.length = self.schema, stop - start
+        for name in ("keys", "scores", "steps", "flags", "words", "values", "slots"):
+            setattr(view, name, getattr(self, name)[start:stop])
+        return view
+
+    def embeddings(self) -> npt.NDArray[Any]:
+        """Return the embeddings (length, dim) in the value dtype, a copy."""
+        return np.ascontiguousarray(self.values[:, : self.schema.dim]).view(self.schema.value_dtype)
+
+    def slot(self, index: int) -> npt.NDArray[Any]:
+        """Return the index-th slot of every row (length, dim), a view."""
+        start = self.schema.slot_column + index * self.schema.dim
+        return self.slots[:, start : start + self.schema.dim]
+
+    def select(self, index: Any) -> RowBlock:
+        """Return a new block of the rows at index (positions, mask or slice), in that order."""
+        keys = self.keys[index]
+        chosen = RowBlock(self.schema, len(keys))
+        chosen.keys[:], chosen.words[:] = keys, self.words[index]
+        chosen.scores[:], chosen.steps[:], chosen.flags[:] = self.scores[index], self.steps[index], self.flags[index]
+        return chosen
+
+    def put(self, index: Any, rows: RowBlock) -> None:
+        """Overwrite the rows at index (positions or slice) with rows, keys included."""
+        self.keys[index], self.words[index] = rows.keys, rows.words
+        self.scores[index], self.steps[index], self.flags[index] = rows.scores, rows.steps, rows.flags
+
+
+def _seen(words: npt.NDArray[np.uint64], schema: Schema, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The same memory as rows of another dtype."""
+    return words.view(dtype).reshape(-1, schema.row_bytes // dtype.itemsize)

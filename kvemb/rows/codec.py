@@ -1,0 +1,119 @@
+"""Keys and rows as the bytes of the cold store (FORMAT.md, "Key" and "Record"). Pure functions; no I/O.
+
+A key is 8 bytes, big-endian, with the sign bit of signed keys flipped, so that the order of bytes is the numeric order.
+A record is a 17-byte header (score, step of last change, flags), little-endian, then the row. All records of a variable
+have one width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.errors import Corruption
+from kvemb.rows.block import MEMORY_FLAGS, RowBlock
+from kvemb.rows.schema import Schema
+
+KEY_BYTES = 8
+HEADER_BYTES = 17
+_SIGN = np.uint64(1 << 63)
+
+# Keys as order_keys gives them.
+Ordered = npt.NDArray[np.uint64]
+
+
+def order_keys(keys: npt.NDArray[np.int64], schema: Schema) -> Ordered:
+    """Map keys (n,) to uint64 whose order is the numeric order of the keys."""
+    bits = keys.view(np.uint64)
+    return bits if schema.key_dtype == np.uint64 else bits ^ _SIGN
+
+
+def unordered_keys(ordered: Ordered, schema: Schema) -> npt.NDArray[np.int64]:
+    """Map what order_keys gave back to keys (n,)."""
+    return (ordered if schema.key_dtype == np.uint64 else ordered ^ _SIGN).view(np.int64)
+
+
+def order_key(key: int, schema: Schema) -> int:
+    """Return the place of one key, as users see it, in the order of keys."""
+    return key if schema.key_dtype == np.uint64 else key + int(_SIGN)
+
+
+def key_at(ordered: int, schema: Schema) -> int:
+    """Return the key at a place in the order of keys, or the nearest there can be."""
+    key = ordered if schema.key_dtype == np.uint64 else ordered - int(_SIGN)
+    limits = np.iinfo(schema.key_dtype)
+    return min(max(key, int(limits.min)), int(limits.max))
+
+
+def encode_keys(keys: npt.NDArray[np.int64], schema: Schema) -> list[bytes]:
+    """Return each key's 8 bytes."""
+    encoded: list[bytes] = order_keys(keys, schema).astype(">u8").view("V8").tolist()
+    return encoded
+
+
+def decode_keys(encoded: list[bytes], schema: Schema) -> npt.NDArray[np.int64]:
+    """Return keys (n,) int64 of encoded ones. Raises Corruption when one is not 8 bytes long."""
+    if strange := set(map(len, encoded)) - {KEY_BYTES}:
+        raise Corruption(f"keys must be {KEY_BYTES} bytes each, got one of {min(strange)}; run kvemb verify --deep")
+    return unordered_keys(np.frombuffer(b"".join(encoded), ">u8").astype(np.uint64), schema)
+
+
+def record_dtype(schema: Schema) -> np.dtype[Any]:
+    """The layout of a record: packed, little-endian."""
+    return np.dtype([("score", "<f8"), ("step", "<i8"), ("flags", "u1"), ("row", f"V{schema.row_bytes}")])
+
+
+def encode_records(block: RowBlock) -> list[bytes]:
+    """Return each row's record."""
+    records = _records(block)
+    encoded: list[bytes] = records.view(f"V{records.itemsize}").tolist()
+    return encoded
+
+
+def _records(block: RowBlock) -> npt.NDArray[Any]:
+    layout = record_dtype(block.schema)
+    records = np.empty(len(block), layout)
+    records["score"], records["step"] = block.scores, block.steps
+    records["flags"] = block.flags & ~np.uint8(MEMORY_FLAGS)
+    records["row"] = block.words.view(layout["row"]).reshape(-1)
+    return records
+
+
+def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Schema) -> RowBlock:
+    """Return the rows of `encoded`, one for each key. Raises Corruption when a record has another width."""
+    layout = record_dtype(schema)
+    if strange := set(map(len, encoded)) - {layout.itemsize}:
+        raise Corruption(
+            f"records must be {layout.itemsize} bytes each, got one of {min(strange)}; run kvemb verify --deep"
+        )
+    return _block(keys, np.frombuffer(b"".join(encoded), layout), schema)
+
+
+def decode_rows(pairs: list[tuple[bytes, bytes]], schema: Schema) -> RowBlock:
+    """Return the rows of encoded keys with their records, at least one. Raises Corruption as decode_keys does."""
+    keys, records = zip(*pairs, strict=True)
+    return decode_records(decode_keys(list(keys), schema), list(records), schema)
+
+
+def pack_rows(block: RowBlock) -> bytes:
+    """Return all rows as one piece: the keys, 8 bytes each, then the records."""
+    return order_keys(block.keys, block.schema).astype(">u8").tobytes() + _records(block).tobytes()
+
+
+def unpack_rows(packed: bytes, count: int, schema: Schema) -> RowBlock:
+    """Return the rows of pack_rows. Raises Corruption when they are not `count` rows of the schema."""
+    layout = record_dtype(schema)
+    if len(packed) != count * (KEY_BYTES + layout.itemsize):
+        raise Corruption(f"{count} rows of {layout.itemsize} bytes cannot be in {len(packed)} bytes")
+    keys = unordered_keys(np.frombuffer(packed, ">u8", count).astype(np.uint64), schema)
+    return _block(keys, np.frombuffer(packed, layout, count, KEY_BYTES * count), schema)
+
+
+def _block(keys: npt.NDArray[np.int64], records: npt.NDArray[Any], schema: Schema) -> RowBlock:
+    block = RowBlock(schema, len(records))
+    block.keys[:] = keys
+    block.scores[:], block.steps[:], block.flags[:] = records["score"], records["step"], records["flags"]
+    block.words.view(records.dtype["row"]).reshape(-1)[:] = records["row"]
+    return block

@@ -1,0 +1,69 @@
+"""Whether a store may be read and written: open, read-only, poisoned or closed. One per store, shared by its
+variables.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kvemb.errors import Closed, Poisoned, ReadOnly
+
+
+class StoreState:
+    """The state of a store. Attributes are set once each, so reading them needs no lock."""
+
+    def __init__(self, name: str, *, read_only: bool = False) -> None:
+        self.name, self.read_only = name, read_only
+        self._process = os.getpid()
+        self.closed = False
+        self.cause: BaseException | None = None
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that opened the store: its threads and locks are not here."""
+        return os.getpid() != self._process
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing can be done with it here."""
+        return self.closed or self.forked
+
+    def check_here(self) -> None:
+        """Raise Closed in a process that was forked. Asked before any lock is taken, which nobody might free."""
+        if self.forked:
+            raise Closed(
+                f"the store {self.name} was opened by process {self._process}, and does not survive a fork; open it in "
+                "this process with follow=True, or start workers by spawn"
+            )
+
+    def check_open(self) -> None:
+        """Raise Closed after close(), and in a process that was forked."""
+        self.check_here()
+        if self.closed:
+            raise Closed(f"the store {self.name} is closed; open it again with kvemb.open")
+
+    def check_writable(self) -> None:
+        """Raise Closed, ReadOnly or Poisoned unless rows may change."""
+        self.check_open()
+        if self.read_only:
+            raise ReadOnly(f"the store {self.name} is read-only; open it without read_only or follow to change it")
+        self.check_sound()
+
+    def check_sound(self) -> None:
+        """Raise Poisoned after a failed write, of a closed store too."""
+        if self.cause is not None:
+            cause = str(self.cause) or repr(self.cause)
+            raise Poisoned(
+                f"the store {self.name} refuses writes since one failed: {cause}; reads go on; "
+                "free what is short, then close and reopen it: it recovers what was durable"
+            ) from self.cause
+
+    @property
+    def keeps_uses(self) -> bool:
+        """Whether a use may change a row's score."""
+        return not self.read_only and self.cause is None
+
+    def poison(self, cause: BaseException) -> None:
+        """Refuse writes from now on. The first cause is kept."""
+        if self.cause is None:
+            self.cause = cause

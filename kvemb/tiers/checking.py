@@ -1,0 +1,70 @@
+"""What is wrong with the tiers of a variable in use: a line for each finding.
+
+Streams: memory does not grow with the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvemb.contracts import ColdStore
+from kvemb.rows.block import PENDING, WRITING, RowBlock
+from kvemb.rows.codec import order_keys
+from kvemb.rows.schema import Schema
+from kvemb.tiers.hot_tables import HotTables
+
+BATCH_ROWS = 65_536
+
+
+def order_findings(rows: RowBlock, last: int) -> Iterator[str]:
+    """Yield what is wrong with a batch of a scan. last: the ordered key before it."""
+    ordered = order_keys(rows.keys, rows.schema)
+    if int(ordered[0]) <= last or (ordered[1:] <= ordered[:-1]).any():
+        yield f"keys do not ascend near {rows.keys[0]}"
+    if len(strange := np.flatnonzero(np.isnan(rows.scores))):
+        yield f"the score of key {rows.keys[strange[0]]} is not a number"
+    if len(strange := np.flatnonzero(rows.flags)):
+        yield f"the record of key {rows.keys[strange[0]]} has unknown flags"
+
+
+def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int, schema: Schema) -> Iterator[str]:
+    """Yield what is wrong with the tiers of a variable none of whose rows is dirty. size: of rows, as it is counted.
+
+    REQUIRES: the tier's lock, and no cut under way.
+    """
+    for number, table in enumerate(hot_tables.tables):
+        cells = table.occupied()
+        if table.size != len(cells) or len(cells) > table.capacity_rows:
+            yield f"hot table {number} counts {table.size:,} rows in {len(cells):,} of {table.capacity_rows:,} cells"
+        for at in range(0, len(cells), BATCH_ROWS):
+            rows = table.block.select(cells[at : at + BATCH_ROWS])
+            yield from (f"hot table {number}: {line}" for line in _hot_findings(rows, cold))
+            if not np.array_equal(table.find(rows.keys), cells[at : at + BATCH_ROWS]):
+                yield f"hot table {number}: a key stands in another cell than it is found in"
+            owners = hot_tables.of(rows.keys)
+            if owners is not None and (owners != number).any():
+                yield f"hot table {number}: key {rows.keys[owners != number][0]} belongs to another"
+    count, last = 0, -1
+    for rows in cold.scan(BATCH_ROWS):
+        yield from (f"cold rows: {line}" for line in order_findings(rows, last))
+        last = int(order_keys(rows.keys, schema)[-1])
+        count += len(rows)
+    if count != size:
+        yield f"there are {count:,} rows and {size:,} are counted"
+
+
+def _hot_findings(rows: RowBlock, cold: ColdStore) -> Iterator[str]:
+    if (rows.flags & (PENDING | WRITING)).any():
+        yield "a cell is marked for a cut, and none is under way"
+    order = np.argsort(order_keys(rows.keys, rows.schema))
+    rows = rows.select(order)
+    there, found = cold.read(rows.keys)
+    if not found.all():
+        yield f"key {rows.keys[~found][0]} is clean and not in the cold store"
+    rows = rows.select(found)
+    same = (rows.words == there.words).all(axis=1) & (rows.steps == there.steps)
+    same &= rows.scores.view(np.uint64) == there.scores.view(np.uint64)
+    if not same.all():
+        yield f"key {rows.keys[~same][0]} is clean and not as in the cold store"

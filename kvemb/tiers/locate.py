@@ -1,0 +1,197 @@
+"""Where the rows of some keys are, found in every place a row can be: hot, waiting to be spilled, cold.
+
+The tier's lock guards everything here; located() gives it up while cold rows are read, and looks again after.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvemb.contracts import ColdStore, Mask
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import order_keys
+from kvemb.rows.hashing import Keys, Positions
+from kvemb.stats import Stats
+from kvemb.store_state import StoreState
+from kvemb.tiers.fetch import Fetch
+from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.spill import SpillBuffer
+
+# Reads ahead that are kept: the one for the call under way and the one for the call after it.
+READS_AHEAD = 2
+
+
+@dataclass
+class Located:
+    """Where the rows of some distinct keys are, while the lock is held.
+
+    owners: whose each key is (kvemb.tiers.hot_tables). cells (n,): the hot cell, or -1. cold (m,): places in keys that
+    are not hot; rows: their rows, in that order, where exists (m,); for the others only the key is set. known (m,):
+    whether that is certain; always, once located.
+    """
+
+    keys: Keys
+    owners: Owners
+    cells: Positions
+    cold: Positions
+    rows: RowBlock
+    exists: Mask
+    known: Mask
+
+    @property
+    def present(self) -> Mask:
+        """Which keys have a row, in any place (n,)."""
+        present = self.cells >= 0
+        present[self.cold] = self.exists
+        return present
+
+    @property
+    def cold_owners(self) -> Owners:
+        """Whose each of the rows is (m,)."""
+        return None if self.owners is None else self.owners[self.cold]
+
+    def only(self, chosen: Mask) -> Located:
+        """Return the same without some of the keys that are not hot; chosen (m,): those that stay."""
+        if chosen.all():
+            return self
+        cold, rows = self.cold[chosen], self.rows.select(chosen)
+        return Located(self.keys, self.owners, self.cells, cold, rows, self.exists[chosen], self.known[chosen])
+
+
+class Locator:
+    """Finds rows of one variable.
+
+    readers: threads that read ahead; ahead_rows: rows one read ahead may hold.
+    """
+
+    def __init__(
+        self,
+        hot_tables: HotTables,
+        spill: SpillBuffer,
+        cold: ColdStore,
+        state: StoreState,
+        lock: threading.Lock,
+        readers: Executor,
+        ahead_rows: int,
+        stats: Stats,
+    ) -> None:
+        self._hot_tables, self._spill, self._cold = hot_tables, spill, cold
+        self._state, self._lock, self._stats = state, lock, stats
+        self._schema = hot_tables.tables[0].block.schema
+        self._readers, self._ahead_rows = readers, ahead_rows
+        self._reads: list[Fetch] = []
+        self._ahead: list[Fetch] = []
+
+    @contextmanager
+    def located(self, keys: Keys) -> Iterator[Located]:
+        """Find distinct keys. REQUIRES: the lock, which is given up while cold rows are read; held again when it
+        yields.
+        """
+        own: list[Fetch] = []
+        owners = self._hot_tables.of(keys)
+        try:
+            while True:
+                found = self._look(keys, owners)
+                unknown, awaited = self._take_fetched(found, own)
+                if awaited is not None:
+                    with self._unlocked():
+                        awaited.wait()
+                elif len(unknown):
+                    fetch = self._fetch(found.rows.keys[unknown])
+                    own.append(fetch)
+                    self._reads.append(fetch)
+                    # Others may change these rows meanwhile; the second read keeps them out.
+                    if len(own) == 1:
+                        with self._unlocked():
+                            self._read(fetch)
+                    else:
+                        self._read(fetch)
+                else:
+                    break
+                self._state.check_open()
+            yield found
+        finally:
+            for fetch in own:
+                self._reads.remove(fetch)
+
+    def _look(self, keys: Keys, owners: Owners) -> Located:
+        """Look in the hot tier and in the spill buffer; what is in neither is left unknown."""
+        cells = self._hot_tables.find(keys, owners)
+        cold = np.flatnonzero(cells < 0)
+        rows = RowBlock(self._schema, len(cold))
+        rows.keys[:] = keys[cold]
+        known, exists = self._spill.read(rows.keys, rows)
+        return Located(keys, owners, cells, cold, rows, exists, known)
+
+    def _take_fetched(self, found: Located, own: list[Fetch]) -> tuple[Positions, Fetch | None]:
+        """Fill in what reads have brought. Returns what is still unknown, and a read under way to wait for, if any."""
+        for fetch in (*own, *self._ahead):
+            unknown = np.flatnonzero(~found.known)
+            if len(unknown) == 0:
+                break
+            reading = fetch.reading
+            places = fetch.covers(found.rows.keys[unknown])
+            covered = places >= 0
+            if not covered.any():
+                continue
+            if reading:
+                return unknown, fetch
+            found.exists[unknown[covered]] = fetch.copy(places[covered], found.rows, unknown[covered])
+            found.known[unknown[covered]] = True
+        return np.flatnonzero(~found.known), None
+
+    def read_ahead(self, keys: Keys) -> None:
+        """Start reading the cold rows of distinct keys on another thread, unless as many reads are under way
+        already.
+        """
+        if sum(fetch.reading for fetch in self._ahead) >= READS_AHEAD:
+            return
+        found = self._look(keys, self._hot_tables.of(keys))
+        wanted = found.rows.keys[~found.known][: self._ahead_rows]
+        if len(wanted):
+            fetch = self._fetch(wanted)
+            self._ahead = [*self._ahead[1 - READS_AHEAD :], fetch]
+            self._readers.submit(self._read_or_give_up, fetch)
+
+    def forget(self, keys: Keys | None) -> None:
+        """Rows of these keys (None: all) changed in the cold store: what reads saw of them must not be used."""
+        for fetch in (*self._reads, *self._ahead):
+            fetch.invalidate(keys)
+
+    def settle(self) -> None:
+        """Wait for reads that are under way. They need no lock to end."""
+        for fetch in (*self._reads, *self._ahead):
+            fetch.wait()
+
+    def show(self, cold: ColdStore) -> None:
+        """Find cold rows in another store from now on."""
+        self._cold = cold
+        self.forget(None)
+
+    def _fetch(self, keys: Keys) -> Fetch:
+        return Fetch(keys[np.argsort(order_keys(keys, self._schema))])
+
+    def _read(self, fetch: Fetch) -> None:
+        with self._stats.timed("cold_read"):
+            fetch.read(self._cold)
+
+    def _read_or_give_up(self, fetch: Fetch) -> None:
+        try:
+            self._read(fetch)
+        except Exception:
+            # The call that wants these rows reads them itself, and meets the error where it can be raised.
+            fetch.invalidate()
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()

@@ -1,0 +1,40 @@
+"""How a row begins: its embedding by the initializer or the caller, its slots by the optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvemb.contracts import RowKernels, Values
+from kvemb.initializers import Initializer
+from kvemb.optimizers import Optimizer
+from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Keys
+from kvemb.rows.schema import Schema
+
+
+class RowFactory:
+    """Makes rows of one schema."""
+
+    def __init__(
+        self, schema: Schema, initializer: Initializer, optimizer: Optimizer | None, kernels: RowKernels
+    ) -> None:
+        self._schema, self._initializer, self._kernels = schema, initializer, kernels
+        self.train_with(optimizer)
+
+    def train_with(self, optimizer: Optimizer | None) -> None:
+        """Begin the slots of rows that are made from now on as this optimizer says."""
+        self._slots = optimizer.slot_initial() if optimizer else ()
+
+    def embeddings(self, keys: Keys) -> Values:
+        """Return (n, dim): what missing keys read as."""
+        return self._initializer.rows(keys, self._schema.dim, self._schema.value_dtype)
+
+    def rows(self, keys: Keys, values: Values, score: float, step: int) -> RowBlock:
+        """Return new rows, dirty: keys (n,), values (n, dim), slots as they begin, this score, changed in this step."""
+        rows = RowBlock(self._schema, len(keys))
+        rows.keys[:] = keys
+        self._kernels.assign(rows, np.arange(len(keys)), values, step)
+        for number, value in enumerate(self._slots):
+            rows.slot(number)[:] = value
+        rows.scores[:] = score
+        return rows

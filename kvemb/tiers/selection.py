@@ -1,0 +1,106 @@
+"""Which rows a restriction drops: the exact limit in a stream of (score, key) pairs, in bounded memory.
+
+The pairs are spooled to a temporary file, 16 bytes each. The limit is found digit by digit, as a radix selection: a
+histogram of 16 bits at a time, over the pairs that share the digits found so far. Typical tables need two or three
+passes over the spool.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.rows.codec import Ordered
+
+_PAIR = np.dtype([("score", "<u8"), ("key", "<u8")])
+_BLOCK_PAIRS = 1 << 18
+_DIGIT_BITS = 16
+_DIGITS = 8
+_SIGN = np.uint64(1 << 63)
+
+
+def order_scores(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
+    """Map scores (n,), NaN excepted, to uint64 in the same order; -0.0 and 0.0 are one."""
+    bits = (scores + 0.0).view(np.uint64)
+    return np.where(bits & _SIGN, ~bits, bits | _SIGN)
+
+
+class Spool:
+    """Pairs of a score and a distinct key (codec.order_keys), on disk while the block runs.
+
+    directory: where the temporary file goes; it has no name there, so a crash leaves nothing.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 -- closed by __exit__
+        self._count = 0
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+    def append(self, scores: npt.NDArray[np.float64], keys: Ordered) -> None:
+        """Add pairs: scores (n,) and ordered keys (n,)."""
+        pairs = np.empty(len(keys), _PAIR)
+        pairs["score"], pairs["key"] = order_scores(scores), keys
+        self._file.write(pairs.tobytes())
+        self._count += len(keys)
+
+    def below_limit(self, keep: int) -> Iterator[Ordered]:
+        """Yield, in batches, the ordered keys of all but the `keep` highest pairs; of equal scores the larger key is
+        higher.
+        """
+        if keep >= self._count:
+            return
+        lowest = self._lowest_kept(keep) if keep else None
+        for pairs in self._blocks():
+            if lowest is None:
+                yield pairs["key"].copy()
+                continue
+            score, key = lowest
+            below = (pairs["score"] < score) | ((pairs["score"] == score) & (pairs["key"] < key))
+            if below.any():
+                yield pairs["key"][below]
+
+    def _lowest_kept(self, keep: int) -> tuple[np.uint64, np.uint64]:
+        """The keep-th highest pair."""
+        prefix: list[int] = []
+        for digit in range(_DIGITS):
+            counts = np.zeros(1 << _DIGIT_BITS, np.int64)
+            for pairs in self._blocks():
+                counts += np.bincount(_digit(_matching(pairs, prefix), digit), minlength=len(counts))
+            from_top = np.cumsum(counts[::-1])
+            place = int(np.searchsorted(from_top, keep))
+            keep -= int(from_top[place - 1]) if place else 0
+            prefix.append(len(counts) - 1 - place)
+            if counts[prefix[-1]] <= _BLOCK_PAIRS:
+                break
+        left = np.concatenate([_matching(pairs, prefix) for pairs in self._blocks()])
+        left.sort(order=("score", "key"))
+        return left["score"][-keep], left["key"][-keep]
+
+    def _blocks(self) -> Iterator[npt.NDArray[Any]]:
+        self._file.seek(0)
+        while data := self._file.read(_BLOCK_PAIRS * _PAIR.itemsize):
+            yield np.frombuffer(data, _PAIR)
+
+
+def _digit(pairs: npt.NDArray[Any], digit: int) -> npt.NDArray[np.int64]:
+    """The digit-th 16 bits from the top of the 128-bit pair."""
+    half, place = divmod(digit, _DIGITS // 2)
+    shift = np.uint64(64 - _DIGIT_BITS * (place + 1))
+    field = pairs["key" if half else "score"]
+    return ((field >> shift) & np.uint64((1 << _DIGIT_BITS) - 1)).astype(np.int64)
+
+
+def _matching(pairs: npt.NDArray[Any], prefix: list[int]) -> npt.NDArray[Any]:
+    for digit, value in enumerate(prefix):
+        pairs = pairs[_digit(pairs, digit) == value]
+    return pairs

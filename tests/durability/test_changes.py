@@ -1,0 +1,257 @@
+"""What changed between two checkpoints, told exactly, and replicas that follow a store by it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.durability import changes, delta, readable
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.errors import CheckpointNotFound, SchemaMismatch
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
+from tests.histories import DIM, change, checker_of
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers, files and batches so small that every boundary is met."""
+    monkeypatch.setattr(changes, "BUFFER_KEYS", 50)
+    monkeypatch.setattr(changes, "MOST_FILES", 3)
+    monkeypatch.setattr(readable, "BATCH_ROWS", 64)
+    monkeypatch.setattr(delta, "BATCH_ROWS", 64)
+
+
+def states(model: Model) -> dict[int, tuple[bytes, ...]]:
+    """Every present row of a model: embedding, slots, score."""
+    rows = {}
+    for place in np.flatnonzero(model.present):
+        slots = [slot[place].tobytes() for slot in model.slots.values()]
+        rows[int(model.universe[place])] = (model.values[place].tobytes(), *slots, model.scores[place].tobytes())
+    return rows
+
+
+def told(checkpoint: Checkpoint, since: Any, name: str) -> tuple[dict[int, tuple[bytes, ...]], list[int]]:
+    """Everything changes() says of a variable: rows and removed keys, each checked to come once and in order."""
+    rows: dict[int, tuple[bytes, ...]] = {}
+    order: list[int] = []
+    removed: list[int] = []
+    for part in checkpoint.changes(since, variables=[name]):
+        assert part.variable == name
+        for at, key in enumerate(part.keys.tolist()):
+            slots = [slot[at].tobytes() for slot in part.slots.values()]
+            rows[key] = (part.values[at].tobytes(), *slots, part.scores[at].tobytes())
+        order += part.keys.tolist()
+        removed += part.removed.tolist()
+    assert order == sorted(set(order))
+    assert removed == sorted(set(removed))
+    return rows, removed
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "10"))))
+@pytest.mark.usefixtures("small_piles", "small_batches")
+def test_changes_are_exact_between_any_two_checkpoints_and_replicas_follow(open_store, tmp_path, seed):
+    chance = np.random.default_rng(seed)
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    twins = {"table": checker_of(store, 64), "other": checker_of(store, 640, ["cpu", "cpu"], "other")}
+    taken: list[tuple[Checkpoint, dict[str, Model]]] = []
+    replica: kvemb.Store | None = None
+    for turn in range(6):
+        for _ in range(int(chance.integers(0, 8))):
+            change(twins[chance.choice(list(twins))], chance)
+            if chance.random() < 0.1:
+                store.flush()
+        if turn == 3:
+            twins["late"] = checker_of(store, 32, name="late")
+        if turn == 4 and chance.integers(2):
+            store.close()
+            store = open_store(tmp_path / "store", memory_budget="4MiB")
+            twins = {name: LockstepChecker(store.variables[name], twin.model) for name, twin in twins.items()}
+        models = {name: twin.model.copy() for name, twin in twins.items()}
+        pending = store.checkpoint(tmp_path / f"{turn}", block=False)
+        for _ in range(int(chance.integers(0, 4))):
+            change(twins[chance.choice(list(twins))], chance)
+        taken.append((pending.result(), models))
+        if replica is None:
+            replica = open_store_from(taken[0][0], tmp_path / "replica", open_store)
+        elif chance.integers(2):
+            replica.apply_delta(taken[-1][0])
+            for name, model in models.items():
+                follower = LockstepChecker(replica.variables[name], model.copy())
+                follower.check_size()
+                follower.check_export()
+    for at, (before, old) in enumerate(taken):
+        for after, new in taken[at:]:
+            for name, model in new.items():
+                then, now = states(old[name]) if name in old else {}, states(model)
+                rows, removed = told(after, before, name)
+                assert rows == {key: row for key, row in now.items() if then.get(key) != row}
+                assert removed == sorted(set(then) - set(now))
+
+
+def open_store_from(checkpoint: Any, path: Path, open_store: Any) -> kvemb.Store:
+    kvemb.restore(checkpoint, path, memory_budget="4MiB").close()
+    opened: kvemb.Store = open_store(path, memory_budget="4MiB")
+    return opened
+
+
+def fill(store: kvemb.Store, keys: Any, value: float) -> kvemb.Variable:
+    table = store.get_variable("table", dim=DIM)
+    table.upsert(keys, np.full((len(keys), DIM), value, np.float32))
+    return table
+
+
+def test_a_replica_is_durable_where_it_was_brought_and_goes_on_from_there(open_store, tmp_path):
+    trainer = open_store(tmp_path / "trainer")
+    fill(trainer, [1, 2, 3], 1)
+    replica = open_store_from(trainer.checkpoint(tmp_path / "a"), tmp_path / "replica", open_store)
+    fill(trainer, [3, 4], 2)
+    trainer.variables["table"].remove([1])
+    second = trainer.checkpoint(tmp_path / "b")
+    replica.variables["table"].lookup([1, 2, 3])
+    replica.apply_delta(second)
+    replica.apply_delta(second)
+    replica.close()
+    replica = open_store(tmp_path / "replica")
+    assert replica.variables["table"].export()[0].tolist() == [2, 3, 4]
+    own = fill(replica, [9], 9)
+    mine = replica.checkpoint(tmp_path / "mine")
+    assert mine.parent == second.id
+    # The row that was only used here differs too: its score is its own.
+    assert sorted(told(mine, second, "table")[0]) == [2, 9]
+    fill(trainer, [5], 5)
+    replica.apply_delta(trainer.checkpoint(tmp_path / "c"))
+    assert own.export()[0].tolist() == [2, 3, 4, 5, 9]
+
+
+def test_rows_a_replica_changed_alone_are_told_after_it_was_brought_on(open_store, tmp_path):
+    """The chain of its checkpoints stays exact: what differs from the trainer's is recorded from there on."""
+    trainer = open_store(tmp_path / "trainer")
+    fill(trainer, [1, 2, 3], 1)
+    first = trainer.checkpoint(tmp_path / "a")
+    replica = open_store_from(first, tmp_path / "replica", open_store)
+    fill(replica, [7], 7)
+    fill(trainer, [2], 2)
+    second = trainer.checkpoint(tmp_path / "b")
+    replica.apply_delta(second)
+    mine = replica.checkpoint(tmp_path / "mine")
+    assert sorted(told(mine, second, "table")[0]) == [7]
+    assert sorted(told(mine, first, "table")[0]) == [2, 7]
+
+
+def test_a_checkpoint_that_does_not_follow_is_refused_and_nothing_changes(open_store, tmp_path):
+    one, other = open_store(tmp_path / "one"), open_store(tmp_path / "other")
+    fill(one, [1], 1)
+    fill(other, [2], 2)
+    a, b = one.checkpoint(tmp_path / "a"), other.checkpoint(tmp_path / "b")
+    with pytest.raises(CheckpointNotFound, match=a.id):
+        b.changes(a)
+    with pytest.raises(CheckpointNotFound, match="does not record"):
+        one.apply_delta(b)
+    with pytest.raises(KeyError, match="no variable 'x'"):
+        a.changes(a, variables=["x"])
+    assert one.variables["table"].export()[0].tolist() == [1]
+
+
+def test_a_replica_with_another_schema_is_refused_before_anything_changes(open_store, tmp_path):
+    trainer = open_store(tmp_path / "trainer")
+    replica = open_store_from(trainer.checkpoint(tmp_path / "a"), tmp_path / "replica", open_store)
+    replica.get_variable("z", dim=DIM + 1)
+    fill(trainer, [1], 1)
+    trainer.get_variable("z", dim=DIM)
+    with pytest.raises(SchemaMismatch, match="'z'"):
+        replica.apply_delta(trainer.checkpoint(tmp_path / "b"))
+    assert sorted(replica.variables) == ["z"]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_old_epochs_are_forgotten_but_never_the_last(monkeypatch, open_store, tmp_path):
+    monkeypatch.setattr(changes, "MOST_BYTES", 180)
+    store = open_store(tmp_path / "store")
+    taken = []
+    for turn in range(6):
+        fill(store, np.arange(turn, 200, 7), turn)
+        taken.append(store.checkpoint(tmp_path / f"{turn}"))
+    assert len(told(taken[5], taken[4], "table")[0]) == 28
+    with pytest.raises(CheckpointNotFound, match="too long ago"):
+        taken[5].changes(taken[0])
+    kept = {path.name for path in (taken[5].path / "changes").iterdir()}
+    assert kept == {path.name for path in (tmp_path / "store/live/changes").iterdir()}
+
+
+def test_what_a_failed_checkpoint_began_is_part_of_the_next(monkeypatch, open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store, [1, 2], 1)
+    first = store.checkpoint(tmp_path / "a")
+    fill(store, [2, 3], 2)
+    (tmp_path / "file").touch()
+    with pytest.raises(kvemb.errors.ColdStoreError):
+        store.checkpoint(tmp_path / "file" / "b")
+    fill(store, [4], 4)
+    assert sorted(told(store.checkpoint(tmp_path / "b"), first, "table")[0]) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("devices", [None, ["cpu", "cpu", "cpu"]])
+def test_a_warm_restore_brings_back_what_was_hot(open_store, tmp_path, devices):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=DIM, hot_rows=64)
+    table.upsert(np.arange(1000), np.ones((1000, DIM), np.float32))
+    for _ in range(3):
+        table.lookup(np.arange(500, 540))
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    for warm in (False, True):
+        again = kvemb.restore(taken, tmp_path / f"{warm}", warm=warm, memory_budget="8MiB")
+        with again:
+            back = again.get_variable("table", dim=DIM, hot_rows=192, devices=devices)
+            assert (back.stats.rows_hot > 0) == warm
+            back.lookup(np.arange(500, 540), touch=False)
+            assert back.stats.hits == 40 * warm
+            assert back.size() == 1000
+
+
+def test_a_restore_of_some_variables(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    for name in ("a", "b", "c"):
+        store.get_variable(name, dim=DIM).upsert([1, 2], np.ones((2, DIM), np.float32))
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    with kvemb.restore(taken, tmp_path / "some", variables=["a", "c"]) as some:
+        assert sorted(some.variables) == ["a", "c"]
+        assert some.variables["c"].export()[0].tolist() == [1, 2]
+        assert some.get_variable("b", dim=7).size() == 0
+    with pytest.raises(KeyError, match="no variable 'x'; it has a, b, c"):
+        kvemb.restore(taken, tmp_path / "none", variables=["x"])
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_variable_that_was_left_out_stays_out_of_a_replica_and_a_new_one_comes(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    one = np.ones((100, 1), np.float32)
+    for name in ("kept", "left out"):
+        store.get_variable(name).upsert(np.arange(100), one)
+    store.get_variable("empty")
+    store.checkpoint(tmp_path / "first")
+    kvemb.restore(tmp_path / "first", tmp_path / "replica", variables=["kept"], memory_budget="8MiB").close()
+    for round in range(2):
+        store.variables["left out"].upsert(np.arange(100), 5 * one)  # all of its rows
+        store.variables["kept"].upsert([1], 7 * one[:1])
+        store.get_variable("new").upsert(np.arange(50), one[:50])
+        store.checkpoint(tmp_path / f"next{round}")
+        with kvemb.open(tmp_path / "replica", memory_budget="8MiB") as replica:
+            replica.apply_delta(tmp_path / f"next{round}")
+            assert list(replica.variables) == ["kept", "new"]
+            assert replica.variables["new"].size() == 50
+            assert replica.variables["kept"].lookup([1])[0, 0] == 7
+            replica.check(deep=True)
+            replica.checkpoint(tmp_path / f"replica{round}")
+    assert json.loads((tmp_path / "replica1/manifest.json").read_text())["left_out"] == ["empty", "left out"]
+    with kvemb.restore(tmp_path / "replica1", tmp_path / "again", memory_budget="8MiB") as again:
+        store.variables["left out"].upsert([7], one[:1])
+        store.checkpoint(tmp_path / "last")
+        again.apply_delta(tmp_path / "last")
+        assert list(again.variables) == ["kept", "new"]

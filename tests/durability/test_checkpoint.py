@@ -1,0 +1,272 @@
+"""Checkpoints of a table that goes on changing: the state of one instant, whatever is done while it is written."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.backends import rocks
+from kvemb.durability import checkpointer, inventory, layout
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.errors import ColdStoreError, Corruption, Poisoned
+from kvemb.tiers import dirty_snapshot
+from kvemb.tiers.dirty_snapshot import DirtySnapshot
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
+from tests.histories import DIM, KEYS, change, checker_of
+
+
+def check_checkpoint(checkpoint: Checkpoint, models: dict[str, Model]) -> None:
+    """Compare every row of a checkpoint with the models of its instant, and its counts."""
+    with kvemb.open(checkpoint, read_only=True, memory_budget="4MiB") as store:
+        assert sorted(store.variables) == sorted(models)
+        for name, model in models.items():
+            twin = LockstepChecker(store.variables[name], model)
+            twin.check_size()
+            twin.check_export()
+            assert checkpoint.variables[name].step == model.step
+    assert list(inventory.damages(checkpoint.path, checkpoint._manifest, deep=True)) == []
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "12"))))
+@pytest.mark.parametrize("hot_rows", [32, 640])
+def test_a_checkpoint_has_the_state_of_its_instant(small_piles, monkeypatch, open_store, tmp_path, seed, hot_rows):
+    """The writing is slow, so that every operation meets it at every stage."""
+    chance = np.random.default_rng([seed, hot_rows])
+    real_take, real_write = DirtySnapshot._take, dirty_snapshot._write_file
+
+    def slow(real: Any) -> Any:
+        def call(*args: Any) -> Any:
+            result = real(*args)
+            time.sleep(0.001 * (args[0] is not None))
+            return result
+
+        return call
+
+    monkeypatch.setattr(DirtySnapshot, "_take", slow(real_take))
+    monkeypatch.setattr(dirty_snapshot, "_write_file", slow(real_write))
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    twins = {"table": checker_of(store, hot_rows), "other": checker_of(store, 64, ["cpu", "cpu"], "other")}
+    states = []
+    for turn in range(5):
+        for _ in range(int(chance.integers(1, 12))):
+            change(twins[chance.choice(list(twins))], chance)
+        states.append({name: twin.model.copy() for name, twin in twins.items()})
+        pending = store.checkpoint(tmp_path / f"{turn}", block=False)
+        for _ in range(int(chance.integers(1, 30))):
+            change(twins[chance.choice(list(twins))], chance)
+        if turn == 2:
+            twins["late"] = checker_of(store, 32, name="late")
+            twins["late"].upsert(KEYS[:100], np.ones((100, DIM), np.float32))
+            twins["late"].check_export()
+        if chance.integers(2):
+            store.flush()
+        else:
+            pending.result()
+    for turn, models in enumerate(states):
+        check_checkpoint(Checkpoint(tmp_path / f"{turn}"), models)
+    for twin in twins.values():
+        twin.check_export()
+    store.close()
+    with open_store(tmp_path / "store", memory_budget="4MiB") as again:
+        for name, twin in twins.items():
+            LockstepChecker(again.variables[name], twin.model).check_export()
+
+
+def test_rows_change_from_many_threads_while_a_checkpoint_is_written(small_piles, open_store, tmp_path):
+    """Each row's columns are equal and only grow, so a torn or a later row shows."""
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    table = store.get_variable("table", dim=DIM, hot_rows=400)
+    table.upsert(KEYS, np.zeros((len(KEYS), DIM), np.float32))
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def add(seed: int) -> None:
+        chance = np.random.default_rng(seed)
+        try:
+            while not stop.is_set():
+                keys = chance.choice(KEYS, 50, replace=False)
+                rows = table.lookup(keys)
+                table.accum(keys, rows, rows + 1, np.ones(50, np.bool_))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=add, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    sums = []
+    try:
+        for turn in range(6):
+            low = table.export()[1]
+            pending = store.checkpoint(tmp_path / f"{turn}", block=False)
+            high = table.lookup(KEYS, touch=False)
+            with kvemb.open(pending.result(), read_only=True, memory_budget="4MiB") as read:
+                keys, values = read.variables["table"].export()
+            assert (keys == KEYS).all()
+            assert (values == values[:, :1]).all()
+            assert (low <= values).all()
+            assert (values <= high).all()
+            sums.append(values.sum())
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert sums == sorted(sums)
+    assert sums[-1] > sums[0]
+
+
+def test_a_checkpoint_behind_returns_before_it_is_written(monkeypatch, store, tmp_path):
+    go = threading.Event()
+    real = checkpointer.Checkpointer._write_rows
+    monkeypatch.setattr(checkpointer.Checkpointer, "_write_rows", lambda *args: (go.wait(), real(*args))[1])
+    table = store.get_variable("table", dim=DIM)
+    table.upsert([1, 2], np.ones((2, DIM), np.float32))
+    pending = store.checkpoint(tmp_path / "checkpoint", block=False)
+    assert not pending.done()
+    assert not (tmp_path / "checkpoint").exists()
+    with pytest.raises(TimeoutError):
+        pending.result(timeout=0.01)
+    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
+    go.set()
+    assert pending.result().path == tmp_path / "checkpoint"
+    assert pending.done()
+    with kvemb.open(pending.result(), read_only=True) as read:
+        keys, values = read.variables["table"].export()
+    assert keys.tolist() == [1, 2]
+    assert (values == 1).all()
+
+
+def too_full(*args: Any) -> None:
+    raise ColdStoreError("too full")
+
+
+@pytest.mark.parametrize("call", ["flush", "checkpoint", "close"])
+def test_what_a_checkpoint_behind_failed_with_is_raised_by_the_next_call(monkeypatch, open_store, tmp_path, call):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=DIM)
+    table.upsert([1], np.ones((1, DIM), np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "unpack", too_full)
+        pending = store.checkpoint(tmp_path / "first", block=False)
+        while not pending.done():
+            time.sleep(0.001)
+    with pytest.raises(ColdStoreError, match="too full"):
+        {"flush": store.flush, "close": store.close, "checkpoint": lambda: store.checkpoint(tmp_path / "x")}[call]()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
+    if call == "close":
+        store = open_store(tmp_path / "store")
+        table = store.variables["table"]
+    assert store.state.cause is None, "the store itself is sound"
+    store.checkpoint(tmp_path / "second")
+    assert table.size() == 1
+
+
+def test_an_error_that_result_told_is_not_told_again(monkeypatch, store, tmp_path):
+    store.get_variable("table", dim=DIM).upsert([1], np.ones((1, DIM), np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "unpack", too_full)
+        pending = store.checkpoint(tmp_path / "first", block=False)
+        with pytest.raises(ColdStoreError, match="too full"):
+            pending.result()
+    store.flush()
+    store.checkpoint(tmp_path / "first")
+
+
+@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "amend", "sorted_file"])
+def test_a_store_whose_disk_refuses_a_point_is_poisoned_and_reads_on(monkeypatch, open_store, tmp_path, stage):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=DIM)
+    table.upsert([1, 2], np.ones((2, DIM), np.float32))
+    store.flush()
+    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
+
+    def fail(*args: Any) -> None:
+        raise ColdStoreError(28, "no space left on device")
+
+    monkeypatch.setattr(rocks.RocksDatabase, stage, fail)
+    with pytest.raises(Poisoned, match="no space left"):
+        store.checkpoint(tmp_path / "checkpoint")
+    monkeypatch.undo()
+    assert table.lookup([1, 2, 3])[:, 0].tolist() == [1, 0, 0]
+    with pytest.raises(Poisoned):
+        table.upsert([4], np.ones((1, DIM), np.float32))
+    with pytest.raises(Poisoned):
+        store.flush()
+    store.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
+    again = open_store(tmp_path / "store")
+    assert again.variables["table"].export()[0].tolist() == [1, 2]
+
+
+def test_only_what_changed_is_written(open_store, tmp_path):
+    store = open_store(tmp_path / "store", memory_budget="64MiB")
+    table = store.get_variable("table", dim=32)
+    table.upsert(np.arange(20_000), np.ones((20_000, 32), np.float32))
+    first = store.checkpoint(tmp_path / "first")
+    second = store.checkpoint(tmp_path / "second")
+    table.upsert(np.arange(100), np.zeros((100, 32), np.float32))
+    third = store.checkpoint(tmp_path / "third")
+
+    def new_bytes(checkpoint: Checkpoint, before: Checkpoint) -> int:
+        seen = {path.stat().st_ino for path in before.path.rglob("*")}
+        new = [path for path in checkpoint.path.rglob("*") if path.is_file() and path.stat().st_ino not in seen]
+        return sum(path.stat().st_size for path in new)
+
+    assert new_bytes(second, first) < 100_000
+    assert new_bytes(third, second) < 100_000 + 2 * 100 * (8 + 17 + 128)
+    assert first.nbytes > 20_000 * 128
+    assert (second.parent, third.parent) == (first.id, second.id)
+
+
+def test_a_checkpoint_knows_itself(store, tmp_path):
+    store.get_variable("table", dim=DIM).upsert([1], np.ones((1, DIM), np.float32))
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    again = Checkpoint(tmp_path / "checkpoint")
+    assert Path(taken) == again.path == tmp_path / "checkpoint"
+    assert again.id == taken.id != taken.parent
+    assert again.variables["table"].rows == 1
+    assert "1 variables, 1 rows" in repr(again)
+    with pytest.raises(kvemb.errors.CheckpointNotFound):
+        Checkpoint(tmp_path)
+
+
+def test_a_damaged_table_file_does_not_become_a_sound_one_by_copying(monkeypatch, store, tmp_path):
+    table = store.get_variable("table", dim=DIM)
+    table.upsert(KEYS, np.ones((len(KEYS), DIM), np.float32))
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    (file,) = (taken.path / "rows").glob("*.sst")
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 3] ^= 4
+    file.write_bytes(damaged)
+
+    def refuse(*paths: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        with pytest.raises(Corruption, match=file.name):
+            kvemb.restore(taken, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    damaged[len(damaged) // 3] ^= 4
+    file.write_bytes(damaged)  # the store's own file too
+
+
+@pytest.mark.parametrize("inside", ["checkpoint", "live/checkpoint", "points/00000099", "points/../log/x"])
+def test_a_checkpoint_inside_the_store_is_refused(open_store, tmp_path, inside):
+    store = open_store(tmp_path / "store")
+    store.get_variable("table").upsert([1], [[1.0]])
+    before = sorted(store.path.iterdir())
+    with pytest.raises(ValueError, match=r"is inside the store .*/store; name a directory beside it"):
+        store.checkpoint(store.path / inside)
+    assert sorted(store.path.iterdir()) == before
+    taken = store.checkpoint(tmp_path / "store-1")
+    with pytest.raises(ValueError, match="beside it for the new store"):
+        kvemb.restore(taken, store.path / inside)

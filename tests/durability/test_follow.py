@@ -1,0 +1,202 @@
+"""Stores that follow another process's store on the same machine, and readers beside a writer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.durability import points
+from kvemb.errors import Closed, ColdStoreError, Locked, ReadOnly, StoreNotFound
+from tests.histories import DIM
+
+
+def fill(store: kvemb.Store, keys: Any, value: float, name: str = "table") -> kvemb.Variable:
+    table = store.get_variable(name, dim=DIM)
+    table.upsert(keys, np.full((len(keys), DIM), value, np.float32))
+    return table
+
+
+def test_a_follower_shows_the_point_it_was_opened_on_until_it_is_refreshed(open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    table = fill(trainer, [1, 2, 3], 1)
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    seen = follower.variables["table"]
+    assert seen.lookup([1, 2, 3])[:, 0].tolist() == [1, 1, 1]
+    assert not follower.refresh()
+    table.remove([1])
+    fill(trainer, [2, 4], 2)
+    fill(trainer, [7], 7, "new")
+    assert not follower.refresh(), "what is not durable does not show"
+    trainer.flush()
+    scan = seen.export_batches(1)
+    next(scan)
+    assert seen.export()[0].tolist() == [1, 2, 3]
+    assert follower.refresh()
+    assert seen.export()[0].tolist() == [2, 3, 4]
+    assert seen.size() == 3
+    assert seen.lookup([1, 2, 3, 4])[:, 0].tolist() == [0, 2, 1, 2]
+    assert follower.variables["new"].lookup([7])[0, 0] == 7
+    with pytest.raises(Closed):
+        list(scan)
+    with pytest.raises(ReadOnly):
+        seen.upsert([1], np.ones((1, DIM), np.float32))
+    follower.close()
+    with pytest.raises(Closed):
+        follower.refresh()
+
+
+def test_only_stores_can_be_followed(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match="never changes"):
+        kvemb.open(taken, follow=True)
+    with pytest.raises(StoreNotFound):
+        kvemb.open(tmp_path / "none", follow=True)
+    with pytest.raises(ValueError, match="follow=True"):
+        open_store(tmp_path / "store", read_only=True).refresh()
+
+
+def test_another_store_in_the_place_of_the_followed_one_is_refused(open_store, tmp_path):
+    open_store(tmp_path / "store").close()
+    follower = open_store(tmp_path / "store", follow=True)
+    (tmp_path / "store").rename(tmp_path / "old")
+    open_store(tmp_path / "store").close()
+    with pytest.raises(StoreNotFound, match="another store"):
+        follower.refresh()
+    assert len(follower.variables) == 0
+
+
+def test_a_point_replaced_while_it_is_opened_is_no_error(monkeypatch, open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    fill(trainer, [1], 1)
+    trainer.flush()
+    real, turns = points.layout.mirrored, [3]
+
+    def replaced(rows: Path) -> Any:
+        if turns[0]:
+            turns[0] -= 1
+            fill(trainer, [turns[0]], 2)
+            trainer.flush()
+        return real(rows)
+
+    monkeypatch.setattr(points.layout, "mirrored", replaced)
+    follower = open_store(tmp_path / "store", follow=True)
+    assert follower.variables["table"].export()[0].tolist() == [0, 1, 2]
+
+
+def test_a_damaged_point_is_an_error_and_the_follower_stays_where_it_is(open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    fill(trainer, [1], 1)
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    fill(trainer, [2], 1)
+    trainer.close()
+    (file,) = (tmp_path / "store").glob("points/*/rows/MANIFEST*")
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-1])
+    with pytest.raises(kvemb.errors.Corruption, match=str(file)):
+        follower.refresh()
+    assert follower.variables["table"].export()[0].tolist() == [1]
+    file.write_bytes(sound)
+
+
+def test_refreshing_beside_lookups_never_shows_a_mixture(open_store, tmp_path):
+    """Every point holds one value throughout; a reader may see only one in a call."""
+    trainer = open_store(tmp_path / "store")
+    keys = np.arange(2000)
+    fill(trainer, keys, 0)
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    seen = follower.get_variable("table", dim=DIM, hot_rows=256)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def read(seed: int) -> None:
+        chance, last = np.random.default_rng(seed), -1.0
+        try:
+            while not stop.is_set():
+                some = chance.choice(keys, 300)
+                seen.prefetch(some)
+                rows = seen.lookup(some)
+                assert (rows >= last).all()
+                last = float(rows.min())
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+    for reader in readers:
+        reader.start()
+    for value in range(1, 25):
+        fill(trainer, keys, value)
+        trainer.flush()
+        assert follower.refresh()
+        time.sleep(0.005)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert failures == []
+    assert (seen.lookup(keys) == 24).all()
+
+
+WRITER = """
+    import sys, time
+    import numpy as np
+    import kvemb
+    with kvemb.open(sys.argv[1], memory_budget="8MiB") as store:
+        table = store.get_variable("table", dim=3)
+        print("ready", flush=True)
+        for turn in range(1_000_000):
+            table.upsert(np.arange(500), np.full((500, 3), turn, np.float32))
+            store.flush()
+"""
+
+
+def test_two_processes_one_writes_others_read(tmp_path):
+    """A second writer is told at once; readers of a checkpoint see it unchanged; followers see whole points."""
+    with kvemb.open(tmp_path / "store") as store:
+        fill(store, np.arange(500), -1)
+        taken = store.checkpoint(tmp_path / "checkpoint")
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+            began = time.monotonic()
+            with pytest.raises(Locked, match="open for writing"):
+                kvemb.open(tmp_path / "store")
+            took = time.monotonic() - began
+            with kvemb.open(tmp_path / "store", follow=True) as follower, kvemb.open(taken, read_only=True) as reader:
+                moved = 0
+                for _ in range(60):
+                    moved += follower.refresh()
+                    rows = follower.variables["table"].lookup(np.arange(500))
+                    assert (rows == rows[0, 0]).all()
+                    assert (reader.variables["table"].lookup(np.arange(500)) == -1).all()
+                assert moved > 0
+        finally:
+            writer.kill()
+    assert took < 1, "Locked must come at once"
+    with kvemb.open(tmp_path / "store") as again:
+        rows = again.variables["table"].lookup(np.arange(500))
+        assert (rows == rows[0, 0]).all()
+
+
+def test_a_disk_that_refuses_to_be_read_is_an_error(monkeypatch, open_store, tmp_path):
+    open_store(tmp_path / "store").close()
+
+    def refuse(*args: Any) -> None:
+        raise ColdStoreError("unreadable")
+
+    monkeypatch.setattr(kvemb.Store, "_open_database", refuse)
+    with pytest.raises(ColdStoreError, match="unreadable"):
+        kvemb.open(tmp_path / "store", follow=True)

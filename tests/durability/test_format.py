@@ -1,0 +1,235 @@
+"""Golden bytes: the dumps of FORMAT.md are made again, and a store on disk holds what the page says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import initializers, optimizers, restrict
+from kvemb.durability import journal
+from kvemb.durability.journal import Journal
+from kvemb.durability.keyfile import read_keys, write_keys
+from kvemb.durability.manifest import Changed, Epoch, FileEntry, Manifest, VariableEntry
+from kvemb.errors import UnsupportedFormat
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
+from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, dtype_of
+
+PAGE = (Path(__file__).parents[2] / "FORMAT.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+HEX = r"((?:[0-9a-f]{2} )*[0-9a-f]{2})"
+KEYS = re.findall(rf"^(\w+) +(-?\d+)   {HEX}$", BLOCKS[-5], re.MULTILINE)
+
+
+def dump(block: str) -> bytes:
+    """The bytes of a commented dump."""
+    return bytes.fromhex("".join(re.match(HEX, line)[1] for line in block.splitlines()))
+
+
+def noted(block: str, what: str) -> list[str]:
+    """The numbers that the comments give for a part."""
+    return [number for line in block.splitlines() if f"   {what} " in line for number in line.split(what)[1].split()]
+
+
+RECORDS = {
+    "float16": (BLOCKS[-4], Schema(dtype_of("int64"), dtype_of("float16"), 3, ("accumulator",))),
+    "int8": (BLOCKS[-3], Schema(dtype_of("int64"), dtype_of("int8"), 2)),
+}
+
+
+@pytest.mark.parametrize(("dtype", "key", "encoded"), KEYS)
+def test_keys_of_the_page(dtype, key, encoded):
+    schema = Schema(dtype_of(dtype), dtype_of("float32"), 1)
+    internal = np.array([int(key)], dtype)
+    internal = internal.view(np.int64) if dtype == "uint64" else internal.astype(np.int64)
+    assert encode_keys(internal, schema) == [bytes.fromhex(encoded)]
+    assert decode_keys([bytes.fromhex(encoded)], schema).tolist() == internal.tolist()
+
+
+def test_the_page_has_keys_of_every_dtype():
+    assert {dtype for dtype, _, _ in KEYS} == set(KEY_DTYPES)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_of_the_page(name):
+    block, schema = RECORDS[name]
+    row = RowBlock(schema, 1)
+    row.scores[0], row.steps[0] = float(noted(block, "score")[0]), int(noted(block, "step")[0])
+    row.flags[0] = DIRTY
+    embedding = np.array([[float(number) for number in noted(block, "embedding")]]).astype(schema.value_dtype)
+    row.values[:, : schema.dim] = embedding.view(schema.kernel_dtype)
+    for number in range(len(schema.slots)):
+        row.slot(number)[:] = [float(value) for value in noted(block, schema.slots[number])]
+    assert encode_records(row) == [dump(block)]
+    back = decode_records(np.zeros(1, np.int64), [dump(block)], schema)
+    assert back.embeddings().tolist() == embedding.tolist()
+    assert back.scores.tolist() == row.scores.tolist()
+    np.testing.assert_array_equal(back.words, row.words)
+
+
+def test_the_header_is_as_the_page_says():
+    offsets = re.findall(r"^\| (\d+) \| .+? \| (\w+)", PAGE, re.MULTILINE)
+    fields = record_dtype(RECORDS["int8"][1]).fields
+    names = {"score": "score", "step": "step", "flags": "flags", "the": "row"}
+    assert [(fields[names[word]][1], word) for _, word in offsets] == [(int(offset), word) for offset, word in offsets]
+    assert len(offsets) == 4
+
+
+def test_the_page_names_every_field_and_dtype():
+    described = (VariableEntry, Manifest, Epoch, Changed, FileEntry)
+    fields = [field.name for each in described for field in dataclasses.fields(each)]
+    for name in (*fields, "format", "checksum"):
+        assert f"`{name}`" in PAGE
+    for name in (*VALUE_DTYPES, *KEY_DTYPES):
+        assert f'`"{name}"`' in PAGE
+
+
+def test_the_page_names_every_kind_and_its_parameters():
+    rows = [set(re.findall(r"`(\w+)`", line)) for line in PAGE.splitlines() if line.startswith("| ")]
+    kinds = {**initializers._KINDS, **optimizers._NAMES, **restrict._KINDS}
+    for name, kind in kinds.items():
+        assert any({name, *(field.name for field in dataclasses.fields(kind))} <= row for row in rows), name
+    assert {field.name for field in dataclasses.fields(kvemb.RocksDBCreator)} in rows
+
+
+def tree_of(path: Path) -> set[str]:
+    return {str(file.relative_to(path)) for file in path.rglob("*")}
+
+
+def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("users", dim=3, value_dtype="float16", optimizer=kvemb.optimizers.Adagrad(0.5))
+    table.upsert([-2], np.array([[1, -2, 0.5]], np.float16))
+    store.checkpoint(tmp_path / "checkpoint")
+    assert {"LOCK", "CURRENT", "points", "live", "points/000002", "points/000002/rows"} <= tree_of(store.path)
+    store.close()
+    names = {name for name in tree_of(store.path) if "/rows/" not in name and ".keys" not in name}
+    point = "points/000003"
+    folders = {f"{point}/{name}" for name in ("rows", "changes", "hot")}
+    assert names == {"LOCK", "CURRENT", "points", point, f"{point}/manifest.json", *folders}
+    assert (store.path / "CURRENT").read_bytes() == b"000003\n"
+    assert (store.path / "LOCK").read_bytes() == b""
+    names = {name for name in tree_of(tmp_path / "checkpoint") if "/" not in name}
+    assert names == {"manifest.json", "rows", "changes", "hot"}
+    data = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())
+    assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__} - {"left_out"}
+    assert (data["format"], data["point"], data["parent"]) == (2, 2, None)
+    assert re.fullmatch("[0-9a-f]{32}", data["store"])
+    assert re.fullmatch("[0-9a-f]{32}", data["id"])
+    assert set(data["files"]) | {"manifest.json"} == {
+        name for name in tree_of(tmp_path / "checkpoint") if (tmp_path / "checkpoint" / name).is_file()
+    }
+    assert set(data["variables"]["users"]) == set(VariableEntry.__dataclass_fields__)
+    restored = kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy")
+    assert restored._manifest.store == data["store"]
+    restored.close()
+
+
+def test_the_cold_database_is_as_the_page_says(open_store, tmp_path):
+    rocksdict = pytest.importorskip("rocksdict")
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("users", dim=3, value_dtype="float16", optimizer=kvemb.optimizers.Adagrad(0.5))
+    store.get_variable("out", checkpoint=False).upsert([1], [[1.0]])
+    table.upsert([-2, 5], np.array([[1, -2, 0.5]] * 2, np.float16))
+    table.remove([5])
+    store.checkpoint(tmp_path / "checkpoint")
+    rows = str(tmp_path / "checkpoint" / "rows")
+    assert sorted(rocksdict.Rdict.list_cf(rows)) == ["default", "users"]
+    columns = {"users": rocksdict.Options(raw_mode=True)}
+    access = rocksdict.AccessType.read_only(False)
+    database = rocksdict.Rdict(rows, rocksdict.Options(raw_mode=True), columns, access)
+    assert list(database.items()) == []
+    ((key, record),) = database.get_column_family("users").items()
+    assert key == bytes.fromhex("7fff ffff ffff fffe")
+    assert record[17:25] == dump(RECORDS["float16"][0])[17:25]
+    assert len(record) == len(dump(RECORDS["float16"][0]))
+    database.close()
+    assert [log.stat().st_size for log in Path(rows).glob("*.log")] in ([], [0])
+
+
+def test_the_key_file_of_the_page(tmp_path):
+    given, schema = dump(BLOCKS[-2]), RECORDS["int8"][1]
+    (tmp_path / "given").write_bytes(given)
+    keys = order_keys(np.array([-2, 5, 6]), schema)
+    assert [batch.tolist() for batch in read_keys(tmp_path / "given")] == [keys.tolist()]
+    write_keys(tmp_path / "made", [keys])
+    made = (tmp_path / "made").read_bytes()
+    # The deflater is the machine's; all else is ours.
+    assert (made[:16], made[20:28], made[-20:]) == (given[:16], given[20:28], given[-20:])
+
+
+def test_the_log_of_the_page(tmp_path):
+    given, schema = dump(BLOCKS[-1]), RECORDS["int8"][1]
+    log = Journal(tmp_path, 7)
+    row = RowBlock(schema, 1)
+    row.keys[0], row.scores[0], row.steps[0] = -2, 1.0, 7
+    row.values[:, :2] = np.array([[127, -128]], np.int8)
+    users = log.of("users")
+    users.rows(row, 7)
+    users.commit()
+    users.removed(order_keys(row.keys, schema), 8)
+    log.close()
+    assert (tmp_path / "000007.log").read_bytes() == given
+
+
+EXAMPLES = Path(__file__).parent / "examples" / "format-2"
+
+
+@pytest.fixture
+def examples(tmp_path) -> Path:
+    """A copy of what this format's first release wrote: a store that was not closed, and two checkpoints of it."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    return tmp_path / "examples"
+
+
+def rows_of(store: kvemb.Store) -> dict[str, object]:
+    """All that a store holds, as JSON can say it."""
+    told: dict[str, object] = {}
+    for name, variable in store.variables.items():
+        keys, values, slots, scores = variable.export(with_slots=True, with_scores=True)
+        told[name] = {
+            "keys": keys.tolist(),
+            "values": values.astype(np.float64).tolist(),
+            "slots": {slot: array.astype(np.float64).tolist() for slot, array in slots.items()},
+            "scores": scores.tolist(),
+            "dtypes": [str(variable.key_dtype), str(variable.value_dtype)],
+            "step": variable._storage.step,
+        }
+    return told
+
+
+def test_what_was_written_once_is_read_for_ever(examples):
+    expected = json.loads((examples / "expected.json").read_text())
+    for name in ("checkpoint-1", "checkpoint-2", "store"):
+        assert kvemb.verify(examples / name, deep=True).findings == []
+    for name in ("checkpoint-1", "checkpoint-2"):
+        with kvemb.open(examples / name, read_only=True, memory_budget="4MiB") as store:
+            assert rows_of(store) == expected[name]
+    changes = kvemb.Checkpoint(examples / "checkpoint-2").changes(examples / "checkpoint-1")
+    told = [[change.variable, change.keys.tolist(), change.removed.tolist()] for change in changes]
+    assert told == expected["changes"]
+    with kvemb.restore(examples / "checkpoint-2", examples / "restored", memory_budget="4MiB", warm=True) as store:
+        assert rows_of(store) == expected["checkpoint-2"]
+    with kvemb.open(examples / "store", memory_budget="4MiB") as store:
+        assert store.recovery is not None
+        assert store.recovery.rows == expected["recovered"]
+        assert rows_of(store) == expected["store"]
+        store.check(deep=True)
+
+
+def test_other_versions_of_key_files_and_logs_are_refused_by_name(examples):
+    for path in (*examples.glob("checkpoint-2/changes/*"), *examples.glob("store/log/*")):
+        data = bytearray(path.read_bytes())
+        data[11] = 9
+        path.write_bytes(data)
+    with pytest.raises(UnsupportedFormat, match=r"changes/\d+\.keys has format 9, this kvemb reads format 1"):
+        list(kvemb.Checkpoint(examples / "checkpoint-2").changes(examples / "checkpoint-1"))
+    with pytest.raises(UnsupportedFormat, match=r"log/\d+\.log has format 9, this kvemb reads format 1"):
+        list(journal.read(sorted(examples.glob("store/log/*"))))

@@ -1,0 +1,307 @@
+"""Stores whose every acknowledged write outlives a crash: the log, and what is made of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.durability import journal, points
+from kvemb.errors import ColdStoreError, Corruption, Poisoned
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
+from tests.histories import DIM, change, checker_of
+
+BUDGET = "4MiB"
+
+
+def crashed(store: Path, to: Path) -> Path:
+    """What a crash of this instant leaves: a copy of the files of an open store."""
+    shutil.copytree(store, to, ignore=shutil.ignore_patterns("live"))
+    (to / "live").mkdir()
+    return to
+
+
+def check(path: Path, models: dict[str, Model]) -> kvemb.durability.recovery.Recovery:
+    with kvemb.open(path, memory_budget=BUDGET) as store:
+        assert sorted(store.variables) == sorted(models)
+        for name, model in models.items():
+            twin = LockstepChecker(store.variables[name], model)
+            twin.check_size()
+            twin.check_export()
+            assert store.variables[name]._storage.step == model.step
+        assert store.recovery is not None
+        return store.recovery
+
+
+def halted(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Make the next point stop when all but its manifest is written; returns events: it has stopped, it may go on."""
+    reached, go, real = threading.Event(), threading.Event(), points.Points.complete
+
+    def halting(*args: Any) -> Any:
+        if not reached.is_set():
+            reached.set()
+            go.wait()
+        return real(*args)
+
+    monkeypatch.setattr(points.Points, "complete", halting)
+    return reached, go
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "8"))))
+@pytest.mark.usefixtures("small_piles")
+def test_every_acknowledged_write_outlives_a_crash(monkeypatch, open_store, tmp_path, seed):
+    chance = np.random.default_rng(seed)
+    store = open_store(tmp_path / "store", memory_budget=BUDGET, durability="write")
+    twins = {"table": checker_of(store, 48), "other": checker_of(store, 640, ["cpu", "cpu"], "other")}
+    (tmp_path / "file").touch()
+    for turn in range(10):
+        for _ in range(int(chance.integers(0, 9))):
+            change(twins[chance.choice(list(twins))], chance, touching=False)
+        what = chance.choice(["crash", "flush", "checkpoint", "fail", "use", "late", "behind"])
+        if what == "flush":
+            store.flush()
+        elif what == "checkpoint":
+            store.checkpoint(tmp_path / f"checkpoint-{turn}")
+        elif what == "fail":
+            with pytest.raises(ColdStoreError):
+                store.checkpoint(tmp_path / "file" / "x")
+        elif what == "use":
+            keys = chance.choice(twins["table"].model.universe, 30)
+            twins["table"].variable.restrict_policy.apply_update(keys)
+            twins["table"].model.use(keys)
+        elif what == "late" and "late" not in twins:
+            twins["late"] = checker_of(store, 32, name="late")
+        elif what == "behind":
+            reached, go = halted(monkeypatch)
+            pending = store.checkpoint(tmp_path / f"behind-{turn}", block=False)
+            keys = chance.choice(twins["table"].model.universe, 90)
+            twins["table"].upsert(keys, chance.standard_normal((90, DIM)).astype(np.float32))
+            twins["table"].remove(keys[:9])
+            reached.wait()
+            crash = crashed(tmp_path / "store", tmp_path / f"behind-crash-{turn}")
+            check(crash, {name: twin.model for name, twin in twins.items()})
+            go.set()
+            pending.result()
+        crash = crashed(tmp_path / "store", tmp_path / f"crash-{turn}")
+        check(crash, {name: twin.model for name, twin in twins.items()})
+        if chance.random() < 0.3:
+            # What was recovered goes on: twice recovered is once recovered.
+            store.close()
+            store = open_store(crash, memory_budget=BUDGET, durability="write")
+            shutil.rmtree(tmp_path / "store")
+            store.close()
+            crash.rename(tmp_path / "store")
+            store = open_store(tmp_path / "store", memory_budget=BUDGET, durability="write")
+            twins = {name: LockstepChecker(store.variables[name], twin.model) for name, twin in twins.items()}
+
+
+def filled(open_store: Any, tmp_path: Path) -> kvemb.Store:
+    store: kvemb.Store = open_store(tmp_path / "store", durability="write")
+    store.get_variable("table", dim=DIM)
+    return store
+
+
+def put(store: kvemb.Store, key: int) -> None:
+    store.variables["table"].upsert([key], np.full((1, DIM), key, np.float32))
+
+
+def keys_in(path: Path) -> list[int]:
+    with kvemb.open(path, memory_budget=BUDGET) as store:
+        keys, values = store.variables["table"].export()
+        assert (values[:, 0] == keys).all()
+        assert store.variables["table"].size() == len(keys)
+        return list(keys.tolist())
+
+
+def only_log(path: Path) -> Path:
+    (log,) = (path / "log").iterdir()
+    return log
+
+
+def test_an_entry_that_was_not_wholly_written_is_dropped(open_store, tmp_path):
+    store = filled(open_store, tmp_path)
+    sizes = []
+    for key in (1, 2, 3):
+        put(store, key)
+        sizes.append(only_log(store.path).stat().st_size)
+    for at, size in enumerate(range(sizes[1], sizes[2], 7)):
+        crash = crashed(store.path, tmp_path / f"{at}")
+        os.truncate(only_log(crash), size)
+        assert keys_in(crash) == [1, 2]
+    for at, byte in enumerate(range(sizes[1], sizes[2], 5)):
+        crash = crashed(store.path, tmp_path / f"bit-{at}")
+        damaged = bytearray(only_log(crash).read_bytes())
+        damaged[byte] ^= 16
+        only_log(crash).write_bytes(damaged)
+        assert keys_in(crash) == [1, 2]
+
+
+def test_damage_before_an_entry_that_tells_it_was_synced_is_reported(open_store, tmp_path):
+    store = filled(open_store, tmp_path)
+    for key in (1, 2, 3):
+        put(store, key)
+    log = only_log(store.path)
+    first = log.stat().st_size // 3
+    for at, byte in enumerate(range(20, first, 9)):
+        crash = crashed(store.path, tmp_path / f"{at}")
+        damaged = bytearray(only_log(crash).read_bytes())
+        damaged[byte] ^= 2
+        only_log(crash).write_bytes(damaged)
+        with pytest.raises(Corruption, match=str(only_log(crash))):
+            kvemb.open(crash)
+
+
+def test_a_log_is_replayed_whatever_mode_the_store_is_opened_in_and_once(open_store, tmp_path, caplog):
+    store = filled(open_store, tmp_path)
+    put(store, 1)
+    crash = crashed(store.path, tmp_path / "crash")
+    reopened = kvemb.open(crash, memory_budget=BUDGET)
+    assert str(reopened.recovery) in caplog.text
+    assert "and 1 rows written later, from the log" in caplog.text
+    assert list((crash / "log").iterdir()) == []
+    put(reopened, 2)
+    again = crashed(crash, tmp_path / "again")
+    assert keys_in(again) == [1]
+    reopened.close()
+    assert keys_in(crash) == [1, 2]
+    with kvemb.open(crash) as closed_well:
+        assert closed_well.recovery is None
+
+
+def test_a_log_is_as_long_as_what_the_durable_point_lacks(open_store, tmp_path):
+    store = filled(open_store, tmp_path)
+    for key in range(20):
+        put(store, key)
+    long = only_log(store.path).stat().st_size
+    store.flush()
+    assert only_log(store.path).stat().st_size < 20 < long
+    store.close()
+    assert list((tmp_path / "store/log").iterdir()) == []
+
+
+def test_calls_that_wait_together_share_one_sync(monkeypatch, open_store, tmp_path):
+    store = filled(open_store, tmp_path)
+    syncs: list[int] = []
+
+    def slow(file: int) -> None:
+        syncs.append(file)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    threads = [
+        threading.Thread(target=lambda first=first: [put(store, first + key) for key in range(10)])
+        for first in range(0, 80, 10)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 10 <= len(syncs) < 60
+    assert keys_in(crashed(store.path, tmp_path / "crash")) == list(range(80))
+
+
+def test_an_interrupted_sync_leaves_every_segment_to_the_next(monkeypatch, open_store, tmp_path):
+    store = filled(open_store, tmp_path)
+    log = store._log
+    log.prepare(99)
+    log.rotate()  # what a cut does, between a call's append and its sync
+    put(store, 1)
+    log.prepare(100)
+    log.rotate()
+    synced: list[int] = []
+
+    def interrupt(file: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, "fdatasync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            put(store, 2)
+        patch.setattr(journal.os, "fdatasync", lambda file: synced.append(os.fstat(file).st_ino))
+        put(store, 3)
+    for segment in ("000099.log", "000100.log"):
+        assert (store.path / "log" / segment).stat().st_ino in synced
+
+
+@pytest.mark.parametrize("call", ["write", "fdatasync", "open"])
+def test_a_log_that_cannot_be_written_poisons_the_store(monkeypatch, open_store, tmp_path, call):
+    store = filled(open_store, tmp_path)
+    put(store, 1)
+
+    def refuse(*args: Any, **kwargs: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, call, refuse)
+        with pytest.raises(Poisoned, match="No space left"):
+            store.flush() if call == "open" else put(store, 2)
+    with pytest.raises(Poisoned):
+        put(store, 3)
+    with pytest.raises(Poisoned):
+        store.flush()
+    assert store.variables["table"].lookup([1])[0, 0] == 1
+    crash = crashed(store.path, tmp_path / "crash")
+    assert keys_in(crash)[0] == 1
+    store.close()
+    assert keys_in(store.path)[0] == 1
+
+
+def test_durability_is_one_of_two(tmp_path):
+    with pytest.raises(ValueError, match="'checkpoint' or 'write', got 'fsync'"):
+        kvemb.open(tmp_path / "store", durability="fsync")  # type: ignore[arg-type]
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_missing_segment_is_damage(open_store, tmp_path):
+    store = filled(open_store, tmp_path)
+    put(store, 1)
+    (tmp_path / "file").touch()
+    with pytest.raises(ColdStoreError):
+        store.checkpoint(tmp_path / "file" / "x")
+    put(store, 2)
+    crash = crashed(store.path, tmp_path / "crash")
+    assert keys_in(crash) == [1, 2]
+    crash = crashed(store.path, tmp_path / "less")
+    first, _ = sorted((crash / "log").iterdir())
+    first.unlink()
+    with pytest.raises(Corruption, match=first.name):
+        kvemb.open(crash)
+
+
+WRITER = """
+    import sys
+    import numpy as np
+    import kvemb
+    store = kvemb.open(sys.argv[1], memory_budget="4MiB", durability="write")
+    table = store.get_variable("table", dim=3, hot_rows=64)
+    for turn in range(1_000_000):
+        table.upsert(np.arange(turn, turn + 40), np.full((40, 3), turn, np.float32))
+        print(turn, flush=True)
+"""
+
+
+def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        told = [writer.stdout.readline() for _ in range(50)]
+        writer.kill()
+        told += writer.stdout.readlines()
+    last = int(told[-1])
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.variables["table"]
+        written = table.size() - 40
+        assert written in (last, last + 1)
+        expected = np.minimum(np.arange(table.size()), written)
+        assert (table.lookup(np.arange(table.size())) == expected[:, None]).all()

@@ -1,0 +1,129 @@
+"""The store's directory: what may become a store, which point is current, and who holds the lock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from kvemb.durability import layout
+from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
+
+
+@pytest.mark.parametrize("entries", [[], ["LOCK"], ["LOCK", "live", "points"], ["CURRENT.tmp"], ["CURRENT", "any"]])
+def test_a_place_for_a_store(tmp_path, entries):
+    for name in entries:
+        (tmp_path / name).touch()
+    layout.check_place_for_store(tmp_path)
+    layout.check_place_for_store(tmp_path / "missing")
+
+
+def test_no_place_for_a_store(tmp_path):
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(StoreNotFound, match=r"it holds 'photo\.jpg'"):
+        layout.check_place_for_store(tmp_path)
+    with pytest.raises(StoreNotFound, match="is a file"):
+        layout.check_place_for_store(tmp_path / "photo.jpg")
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(StoreNotFound, match=r"is a checkpoint, not a store.*restore"):
+        layout.check_place_for_store(tmp_path)
+
+
+def test_current_names_a_point(tmp_path):
+    with pytest.raises(StoreNotFound, match="no store"):
+        layout.current_point(tmp_path)
+    (tmp_path / "points" / "000012").mkdir(parents=True)
+    assert not layout.is_store(tmp_path)
+    layout.set_current(tmp_path, 12)
+    assert layout.is_store(tmp_path)
+    assert (tmp_path / "CURRENT").read_bytes() == b"000012\n"
+    assert layout.current_point(tmp_path) == tmp_path / "points" / "000012"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["CURRENT", "points"]
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"000013\n", b"../points/000012\n", b"/etc", b"\xff\xfe", b"12x"])
+def test_a_damaged_current_is_named(tmp_path, text):
+    (tmp_path / "points" / "000012").mkdir(parents=True)
+    (tmp_path / "CURRENT").write_bytes(text)
+    with pytest.raises(Corruption, match="CURRENT is damaged"):
+        layout.current_point(tmp_path)
+
+
+def test_a_file_is_no_store(tmp_path):
+    (tmp_path / "file").touch()
+    assert not layout.is_store(tmp_path / "file")
+    with pytest.raises(StoreNotFound):
+        layout.current_point(tmp_path / "file")
+
+
+def test_a_lock_is_held_once(tmp_path):
+    held = layout.lock(tmp_path)
+    with pytest.raises(Locked, match="open for writing elsewhere"):
+        layout.lock(tmp_path)
+    held.close()
+    layout.lock(tmp_path).close()
+
+
+def checkpoint(path):
+    """Files such as a checkpoint has."""
+    (path / "rows").mkdir(parents=True)
+    (path / "hot").mkdir()
+    for name in ("000004.sst", "000005.blob", "MANIFEST-1", "CURRENT", "LOG", "LOG.old.3"):
+        (path / "rows" / name).write_text(name)
+    (path / "hot" / "1.keys").write_text("keys")
+    (path / "hot" / "2.keys").write_text("named by no manifest")
+    return path
+
+
+def test_files_that_never_change_are_linked_and_the_rest_copied(tmp_path):
+    source = checkpoint(tmp_path / "source")
+    layout.unpack(source, tmp_path / "deep" / "copy", {"hot/1.keys"})
+    copies = {path.name: path for path in (tmp_path / "deep" / "copy").rglob("*.*") if path.is_file()}
+    assert sorted(copies) == ["000004.sst", "000005.blob", "1.keys"]
+    for path in copies.values():
+        assert os.path.samefile(path, source / path.relative_to(tmp_path / "deep" / "copy"))
+    rest = {path.name: path for path in (tmp_path / "deep" / "copy" / "rows").glob("[CML]*")}
+    assert sorted(rest) == ["CURRENT", "MANIFEST-1"]
+    for name, path in rest.items():
+        assert path.read_text() == name
+        assert not os.path.samefile(path, source / "rows" / name)
+    assert not (tmp_path / "deep" / "copy" / "changes").exists()
+
+
+def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
+    source = checkpoint(tmp_path / "source")
+
+    def refuse(*paths):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    layout.unpack(source, tmp_path / "copy", {"hot/1.keys"})
+    assert (tmp_path / "copy" / "rows" / "000004.sst").read_text() == "000004.sst"
+    assert not os.path.samefile(tmp_path / "copy" / "rows" / "000004.sst", source / "rows" / "000004.sst")
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "source").mkdir()
+    with pytest.raises(Corruption, match="rows is damaged: it has no file CURRENT"):
+        layout.unpack(tmp_path / "source", tmp_path / "copy", set())
+
+    def refuse(*paths):
+        raise OSError(28, "No space left on device")
+
+    source = checkpoint(tmp_path / "sound")
+    monkeypatch.setattr(shutil, "copyfile", refuse)
+    with pytest.raises(ColdStoreError, match=r"cannot copy .* No space left"):
+        layout.unpack(source, tmp_path / "copy", {"hot/1.keys"})
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_mirror_reads_like_the_rows_and_leaves_nothing(tmp_path):
+    source = checkpoint(tmp_path / "source")
+    before = sorted(path.name for path in (source / "rows").iterdir())
+    with layout.mirrored(source / "rows") as mirror:
+        assert (mirror / "CURRENT").read_text() == "CURRENT"
+        (mirror / "LOG").write_text("a reader's own")
+    assert not mirror.exists()
+    assert sorted(path.name for path in (source / "rows").iterdir()) == before
+    assert (source / "rows" / "LOG").read_text() == "LOG"

@@ -1,0 +1,136 @@
+"""Keys and rows as bytes: their order, their layout, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvemb.errors import Corruption
+from kvemb.rows.block import DIRTY, REMOVED, RowBlock
+from kvemb.rows.codec import (
+    HEADER_BYTES,
+    KEY_BYTES,
+    decode_keys,
+    decode_records,
+    encode_keys,
+    encode_records,
+    key_at,
+    order_key,
+    order_keys,
+    record_dtype,
+    unordered_keys,
+)
+from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
+
+LEAST, MOST = -(2**63), 2**63 - 1
+INT64 = st.integers(LEAST, MOST)
+
+
+def schema_of(key="int64", value="float32", dim=2, slots=()):
+    return Schema(dtype_of(key), dtype_of(value), dim, slots)
+
+
+@given(st.lists(INT64, max_size=50))
+def test_the_order_of_signed_keys_bytes_is_numeric(keys):
+    schema = schema_of()
+    array = np.array(keys, np.int64)
+    encoded = encode_keys(array, schema)
+    assert [len(key) for key in encoded] == [KEY_BYTES] * len(keys)
+    assert decode_keys(sorted(encoded), schema).tolist() == sorted(keys)
+    assert decode_keys(encoded, schema).tolist() == keys
+    assert encoded == [struct.pack(">Q", (key + 2**63) % 2**64) for key in keys]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=50))
+def test_the_order_of_unsigned_keys_bytes_is_numeric(keys):
+    schema = schema_of("uint64")
+    array = np.array(keys, np.uint64).view(np.int64)
+    encoded = encode_keys(array, schema)
+    assert decode_keys(sorted(encoded), schema).view(np.uint64).tolist() == sorted(keys)
+    assert encoded == [struct.pack(">Q", key) for key in keys]
+
+
+@given(st.lists(INT64, max_size=20), st.sampled_from(["int64", "int32", "uint64"]))
+def test_ordered_keys_map_back(keys, key):
+    array = np.array(keys, np.int64)
+    ordered = order_keys(array, schema_of(key))
+    assert ordered.dtype == np.uint64
+    assert unordered_keys(ordered, schema_of(key)).tolist() == keys
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])
+def test_one_key_is_ordered_as_many_are(dtype):
+    schema, limits = schema_of(dtype), np.iinfo(dtype)
+    for key in (limits.min, limits.max, 0, 7):
+        stored = np.array([key], np.uint64 if dtype == "uint64" else np.int64).view(np.int64)
+        place = order_key(int(key), schema)
+        assert place == int(order_keys(stored, schema)[0])
+        assert key_at(place, schema) == key
+    assert (key_at(0, schema), key_at(2**64 - 1, schema)) == (limits.min, limits.max)
+
+
+@pytest.mark.parametrize("bad", [[b"1234567"], [b"123456789"], [b""], [b"12345678", b"1"]])
+def test_keys_of_another_width_are_refused(bad):
+    with pytest.raises(Corruption, match="8 bytes each"):
+        decode_keys(bad, schema_of())
+
+
+@pytest.mark.parametrize("name", VALUE_DTYPES)
+@pytest.mark.parametrize("slots", [(), ("accumulator",), ("a", "b")])
+@pytest.mark.parametrize("dim", [1, 3, 8])
+def test_records_keep_every_bit(name, slots, dim):
+    if name == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    schema = schema_of(value=name, dim=dim, slots=slots)
+    block = RowBlock(schema, 50)
+    random = np.random.default_rng(dim)
+    block.keys[:] = random.integers(LEAST, MOST, 50)
+    block.words[:] = random.integers(0, 2**64, block.words.shape, dtype=np.uint64)
+    block.scores[:] = random.normal(size=50)
+    block.scores[:4] = [-0.0, np.inf, -np.inf, 5e-324]
+    block.steps[:] = random.integers(LEAST, MOST, 50)
+    block.flags[:] = np.where(np.arange(50) % 2, DIRTY | REMOVED, 0)
+    records = encode_records(block)
+    assert {len(record) for record in records} == {HEADER_BYTES + schema.row_bytes} == {record_dtype(schema).itemsize}
+    back = decode_records(block.keys, records, schema)
+    for column in ("keys", "steps", "words"):
+        np.testing.assert_array_equal(getattr(back, column), getattr(block, column))
+    assert back.scores.tobytes() == block.scores.tobytes()
+    assert not back.flags.any(), "flags of the memory do not reach the disk"
+    assert encode_records(back) == records
+
+
+def test_no_rows_are_no_records():
+    schema = schema_of()
+    assert encode_records(RowBlock(schema, 0)) == encode_keys(np.empty(0, np.int64), schema) == []
+    assert len(decode_records(np.empty(0, np.int64), [], schema)) == 0
+    assert len(decode_keys([], schema)) == 0
+
+
+def test_decoded_rows_own_their_memory():
+    schema = schema_of()
+    block = decode_records(np.zeros(1, np.int64), encode_records(RowBlock(schema, 1)), schema)
+    block.words[:] = 1
+    block.scores[:] = 2.0
+
+
+@pytest.mark.parametrize("change", [lambda r: r[:-1], lambda r: r + b"\0", lambda r: b""], ids=["short", "long", "no"])
+def test_records_of_another_width_are_refused(change):
+    schema = schema_of()
+    records = encode_records(RowBlock(schema, 3))
+    records[1] = change(records[1])
+    with pytest.raises(Corruption, match="25 bytes each"):
+        decode_records(np.zeros(3, np.int64), records, schema)
+
+
+def test_widths_that_only_add_up_are_refused():
+    schema = schema_of()
+    one, two, three = encode_records(RowBlock(schema, 3))
+    with pytest.raises(Corruption):
+        decode_records(np.zeros(3, np.int64), [one[:-1], two + b"\0", three], schema)
+    with pytest.raises(Corruption):
+        decode_keys([b"1234567", b"123456789"], schema)

@@ -1,0 +1,169 @@
+"""A call that fails half-way loses no row and miscounts none, whatever it is that fails: a user's code, or memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.backends import cpu
+from kvemb.tiers import dirty_snapshot, spill
+
+KEYS = np.arange(80)
+Opener = Callable[..., kvemb.Store]
+
+
+def filled(store: kvemb.Store, **arguments: Any) -> kvemb.Variable:
+    """A table of 80 rows of 2.0, 32 of them hot and the newest of most others waiting to be spilled."""
+    variable = store.get_variable("table", dim=1, hot_rows=32, optimizer=kvemb.optimizers.SGD(1.0), **arguments)
+    for value in (1, 2):
+        variable.upsert(KEYS, np.full((80, 1), value, np.float32))
+    return variable
+
+
+CALLS: dict[str, Callable[[kvemb.Variable], object]] = {
+    "lookup": lambda variable: variable.lookup(KEYS[:20]),
+    "untouched": lambda variable: variable.lookup(KEYS[:20], touch=False),
+    "upsert": lambda variable: variable.upsert(KEYS[:20], np.full((20, 1), 2, np.float32)),
+    "apply_gradients": lambda variable: variable.apply_gradients(KEYS[:20], np.zeros((20, 1), np.float32)),
+    "accum": lambda variable: variable.accum(*(KEYS[:20], *np.zeros((2, 20, 1), np.float32), np.ones(20, bool))),
+    "new": lambda variable: variable.apply_gradients(KEYS[:20] + 1000, np.zeros((20, 1), np.float32)),
+}
+
+
+def check(variable: kvemb.Variable, store: kvemb.Store) -> None:
+    """Every row is there with its value, and all are counted."""
+    rows, exists = variable.lookup(KEYS, return_exists=True)
+    assert exists.all()
+    assert (rows == 2).all()
+    assert variable.size() == len(variable.export()[0])
+    store.check()
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_partitioner_that_raises_at_any_time(store: kvemb.Store, call: str, nth: int) -> None:
+    calls_left = [0]
+
+    def partitioner(keys: Any, count: int) -> Any:
+        calls_left[0] -= 1
+        if calls_left[0] == 0:
+            raise RuntimeError("a partitioner's own error")
+        return keys % count
+
+    variable = filled(store, devices=["cpu"] * 2, partitioner=partitioner)
+    calls_left[0] = nth
+    with suppress(RuntimeError):
+        CALLS[call](variable)
+    calls_left[0] = 0
+    assert store.state.cause is None
+    check(variable, store)
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nth: int = 1) -> None:
+    """Let one call of owner.name fail."""
+    real, calls = getattr(owner, name), [0]
+
+    def failing(*arguments: Any, **others: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == nth:
+            raise MemoryError("no memory")
+        return real(*arguments, **others)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def check_nothing_is_wrong(store: kvemb.Store, open_store: Opener) -> None:
+    """The store refuses to go on, and opens again as it was at its last flush: KEYS, all of value 2."""
+    with pytest.raises(kvemb.errors.Poisoned, match="no memory"):
+        store.variables["table"].upsert(KEYS[:1], np.full((1, 1), 2, np.float32))
+    store.close()
+    again = open_store(store.path)
+    check(again.variables["table"], again)
+    assert again.variables["table"].size() == len(KEYS)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("devices", "nth"), [(1, 1), (2, 1), (2, 2)])
+def test_memory_that_is_short_while_rows_go_hot(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, devices: int, nth: int
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = filled(store, devices=["cpu"] * devices)
+    store.flush()
+    with monkeypatch.context() as patched:
+        short_of_memory(patched, cpu, "RowBlock", nth)
+        with pytest.raises(MemoryError):
+            CALLS[call](variable)
+    assert (variable.lookup(KEYS, touch=False) == 2).all()
+    check_nothing_is_wrong(store, open_store)
+
+
+def change(variable: kvemb.Variable, call: str) -> None:
+    """Fill piles with one kind of change."""
+    for start in range(100, 2000, 100):
+        if call == "upsert":
+            variable.upsert(KEYS + start, np.ones((80, 1), np.float32))
+        else:
+            variable.remove(KEYS[:60])
+
+
+@pytest.mark.parametrize("call", ["upsert", "remove"])
+def test_memory_that_is_short_for_a_pile_that_is_written(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_piles: None, call: str
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = filled(store)
+    store.flush()
+    with monkeypatch.context() as patched:
+        short_of_memory(patched, spill.Pile, "rows")
+        with pytest.raises(MemoryError):
+            change(variable, call)
+    check_nothing_is_wrong(store, open_store)
+
+
+def test_memory_that_is_short_while_a_table_grows(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = store.get_variable("table", dim=1, init_size=32)
+    variable.upsert(KEYS, np.full((80, 1), 2, np.float32))
+    store.flush()
+    with monkeypatch.context() as patched:
+        short_of_memory(patched, cpu.CpuTable, "grow")
+        with pytest.raises(MemoryError):
+            variable.upsert(np.arange(100, 100_000), np.ones((99_900, 1), np.float32))
+    check_nothing_is_wrong(store, open_store)
+
+
+def test_memory_that_is_short_for_what_a_checkpoint_keeps_fails_the_checkpoint(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = filled(store)
+    store.flush()
+    variable.upsert(KEYS, np.full((80, 1), 3, np.float32))
+    with monkeypatch.context() as patched:
+        begin = dirty_snapshot.DirtySnapshot.write
+        gate = threading.Event()
+
+        def later(self: Any, *arguments: Any) -> Any:
+            gate.wait()
+            return begin(self, *arguments)
+
+        patched.setattr(dirty_snapshot.DirtySnapshot, "write", later)
+        pending = store.checkpoint(tmp_path / "checkpoint", block=False)
+        short_of_memory(patched, dirty_snapshot.DirtySnapshot, "_put_aside")
+        with pytest.raises(MemoryError):
+            variable.upsert(np.arange(1000, 1100), np.ones((100, 1), np.float32))
+        gate.set()
+        with pytest.raises(kvemb.errors.Poisoned):
+            pending.result()
+    assert not (tmp_path / "checkpoint").exists()
+    check_nothing_is_wrong(store, open_store)

@@ -1,0 +1,108 @@
+"""A hot tier without a fixed size: it doubles under pressure, in place, until its share of the budget is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
+
+Opener = Callable[..., kvemb.Store]
+KEYS = np.arange(-3000, 3000) * 1_000_003
+
+
+def drive(twin: LockstepChecker, seed: int, calls: int) -> None:
+    """Make random calls; many keys are new to the table at first."""
+    chance = np.random.default_rng(seed)
+    for _ in range(calls):
+        keys = chance.choice(KEYS, int(chance.integers(400)))
+        values = chance.standard_normal((len(keys), twin.model.dim)).astype(np.float32)
+        act = chance.integers(6)
+        if act <= 1:
+            twin.upsert(keys, values)
+        elif act == 2:
+            twin.apply_gradients(keys, values)
+        elif act == 3:
+            twin.remove(keys[:50])
+        else:
+            twin.variable.prefetch(keys)
+            twin.lookup(keys, touch=act == 4)
+        twin.check_size()
+
+
+def table(store: kvemb.Store, dim: int, **arguments: Any) -> LockstepChecker:
+    optimizer, start = kvemb.optimizers.Adagrad(0.5), kvemb.RandomUniform(seed=1)
+    variable = store.get_variable("table", dim=dim, initializer=start, optimizer=optimizer, **arguments)
+    return LockstepChecker(variable, Model(KEYS, variable.value_dtype, dim, initializer=start, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]])
+def test_a_growing_table_equals_its_model_at_every_size(store: kvemb.Store, devices: list[str]) -> None:
+    twin = table(store, 4, init_size=1, devices=devices)
+    sizes = set()
+    for seed in range(12):
+        drive(twin, seed, 5)
+        sizes.add(sum(hot.capacity_rows for hot in twin.variable.tables))
+    assert len(sizes) >= 4
+    assert twin.variable.stats.rows_hot == twin.variable.size(), "the budget holds every row"
+    twin.check_export()
+
+
+def test_a_table_of_wide_rows_stops_growing_at_its_budget_and_still_equals_its_model(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    twin = table(store, 300)
+    for seed in range(8):
+        drive(twin, seed, 8)
+    stats = twin.variable.stats
+    assert stats.bytes_hot < 4 << 20
+    assert 0 < stats.rows_hot < twin.variable.size() / 2
+    assert stats.spills > 1000
+    twin.check_export()
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu"] * 3])
+@pytest.mark.parametrize("dim", [3, 100])
+@pytest.mark.parametrize("init_size", [0, 10_000])
+def test_a_growing_table_ends_with_all_of_the_budget_but_a_sixteenth(
+    open_store: Opener, tmp_path: Path, devices: list[str], dim: int, init_size: int
+) -> None:
+    store = open_store(tmp_path / "store", memory_budget=12_345_678)
+    variable = store.get_variable("table", dim=dim, devices=devices, init_size=init_size)
+    for start in range(0, (12 << 20) // (4 * dim), 20_000):
+        keys = np.arange(start, start + 20_000)
+        variable.upsert(keys, np.ones((len(keys), dim), np.float32))
+    kept = store.budget.kept_from_growth
+    assert [2 * table.capacity_rows > table.max_capacity_rows for table in variable.tables] == [True] * len(devices)
+    assert kept <= store.budget.free < kept + store.budget.total // 50
+
+
+def test_a_second_variable_finds_memory_after_the_first_has_grown(store: kvemb.Store) -> None:
+    first = table(store, 128)
+    drive(first, 1, 60)
+    second = store.get_variable("second", dim=128)
+    rows = np.ones((3000, 128), np.float32)
+    second.upsert(np.arange(3000), rows)
+    np.testing.assert_array_equal(second.lookup(np.arange(3000)), rows)
+    first.check_export()
+
+
+def test_stored_variables_open_after_the_first_of_them_has_grown(open_store: Opener, tmp_path: Path) -> None:
+    names = [f"table{number:02}" for number in range(16)]
+    with open_store(tmp_path / "store", memory_budget="64MiB") as store:
+        for name in names:
+            store.get_variable(name, dim=64).upsert([1], np.ones((1, 64), np.float32))
+    again = open_store(tmp_path / "store", memory_budget="64MiB")
+    for start in range(0, 300_000, 50_000):
+        again.variables[names[0]].upsert(np.arange(start, start + 50_000), np.ones((50_000, 64), np.float32))
+    table = again.variables[names[0]].tables[0]
+    assert 2 * table.capacity_rows > table.max_capacity_rows
+    for name in names:
+        assert (again.variables[name].lookup([1]) == 1).all()

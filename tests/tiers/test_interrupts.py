@@ -1,0 +1,125 @@
+"""Ctrl-C at any instant leaves every acknowledged row as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.interrupts import result_of, uninterrupted, wait_for
+from kvemb.tiers import sizing
+
+KEYS, DIM, BATCH, ROUNDS = 600, 4, 40, 25
+
+
+def interrupted(steps: list[str]) -> None:
+    with uninterrupted():
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("inner")
+        steps.append("outer")
+
+
+def test_ctrl_c_waits_for_the_end_of_the_outermost_block() -> None:
+    steps: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(steps)
+    assert steps == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_are_left_alone() -> None:
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+class Writer:
+    """Writes versions of random rows until it is interrupted, and knows which were acknowledged."""
+
+    def __init__(self, var: kvemb.Variable, chance: np.random.Generator) -> None:
+        self.var, self.chance = var, chance
+        self.acknowledged, self.version = np.zeros(KEYS), 0
+        self.writing = np.empty(0, np.int64)
+
+    def run(self) -> None:
+        while True:
+            self.version += 1
+            self.writing = self.chance.choice(KEYS, BATCH, replace=False)
+            self.var.upsert(self.writing, np.full((BATCH, DIM), self.version, np.float32))
+            self.acknowledged[self.writing] = self.version
+            self.var.lookup(self.chance.choice(KEYS, BATCH))
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_no_acknowledged_row_is_lost_to_ctrl_c(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 32)
+    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 32)
+    chance = np.random.default_rng(seed)
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
+        var = store.get_variable("rows", dim=DIM, hot_rows=32, kv_creator=kvemb.MemoryCreator())
+        var.upsert(np.arange(KEYS), np.zeros((KEYS, DIM), np.float32))
+        writer = Writer(var, chance)
+        timer = threading.Timer(0.01 + 0.04 * chance.random(), os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            writer.run()
+        timer.join()
+        rows, exists = var.lookup(np.arange(KEYS), return_exists=True, touch=False)
+        assert exists.all()
+        assert var.size() == KEYS
+        assert (rows == rows[:, :1]).all()
+        changed = rows[:, 0] != writer.acknowledged
+        changed[writer.writing] &= rows[writer.writing, 0] != writer.version
+        assert not changed.any()
+
+
+class Interrupting(threading.Condition):
+    """The condition of an event or a future, which meets Ctrl-C when it has just taken its lock."""
+
+    def __enter__(self) -> bool:
+        taken = super().__enter__()
+        if threading.current_thread() is threading.main_thread():
+            self.__class__ = threading.Condition  # once
+            os.kill(os.getpid(), signal.SIGINT)
+        return taken
+
+
+def test_ctrl_c_while_an_event_takes_its_lock_leaves_it_free() -> None:
+    event = threading.Event()
+    event._cond.__class__ = Interrupting  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(event)
+    threading.Timer(0.05, event.set).start()
+    wait_for(event)
+
+
+def test_ctrl_c_while_a_future_takes_its_lock_leaves_it_free() -> None:
+    future: Future[int] = Future()
+    future._condition.__class__ = Interrupting
+    with pytest.raises(KeyboardInterrupt):
+        result_of(future)
+    threading.Timer(0.05, future.set_result, [7]).start()
+    assert result_of(future) == 7
+
+
+def test_a_result_is_waited_for_no_longer_than_asked() -> None:
+    future: Future[int] = Future()
+    with pytest.raises(TimeoutError, match="not done after"):
+        result_of(future, 0.01)
+    future.set_exception(TimeoutError("its own"))
+    with pytest.raises(TimeoutError, match="its own"):
+        result_of(future)

@@ -1,0 +1,78 @@
+"""The exact limit: the same as sorting, whatever the scores and however small the blocks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvemb.tiers import selection
+from kvemb.tiers.selection import Spool, order_scores
+
+SCORES = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, -math.inf, math.inf, 5e-324, -5e-324]),
+    st.floats(allow_nan=False),
+    st.integers(-3, 3).map(float),
+)
+KEYS = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 20), st.integers(2**63 - 5, 2**63 + 5))
+PAIRS = st.lists(st.tuples(SCORES, KEYS), unique_by=lambda pair: pair[1], max_size=80)
+
+
+def dropped(pairs, keep, batch=7):
+    """The keys below the limit, by a spool that takes the pairs in batches."""
+    with Spool() as spool:
+        for at in range(0, len(pairs), batch):
+            part = pairs[at : at + batch]
+            scores, keys = [score for score, _ in part], [key for _, key in part]
+            spool.append(np.array(scores, np.float64), np.array(keys, np.uint64))
+        return [int(key) for batch in spool.below_limit(keep) for key in batch]
+
+
+@given(st.lists(SCORES, max_size=50))
+def test_ordered_scores_compare_as_scores_do(scores):
+    ordered = order_scores(np.array(scores, np.float64)).tolist()
+    for a, x in zip(scores, ordered, strict=True):
+        for b, y in zip(scores, ordered, strict=True):
+            assert (a < b, a == b) == (x < y, x == y)
+
+
+@pytest.mark.parametrize("block_pairs", [1, 4, 1 << 18])
+def test_the_limit_is_what_sorting_gives(block_pairs, monkeypatch):
+    monkeypatch.setattr(selection, "_BLOCK_PAIRS", block_pairs)
+
+    @given(PAIRS, st.integers(0, 90))
+    @settings(max_examples=60, deadline=None)
+    def check(pairs, keep):
+        ranked = sorted(pairs, key=lambda pair: (pair[0] + 0.0, pair[1]))
+        expected = [key for _, key in ranked[: max(0, len(pairs) - keep)]]
+        assert sorted(dropped(pairs, keep)) == sorted(expected)
+
+    check()
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 999, 1000, 1001])
+def test_equal_scores_are_parted_by_key(keep, monkeypatch):
+    monkeypatch.setattr(selection, "_BLOCK_PAIRS", 16)
+    keys = np.random.default_rng(0).permutation(1000)
+    pairs = [(0.5, int(key)) for key in keys]
+    assert sorted(dropped(pairs, keep)) == list(range(max(0, 1000 - keep)))
+
+
+def test_keys_come_in_the_order_they_were_spooled():
+    pairs = [(float(score), key) for key, score in enumerate([3, 1, 2, 0, 5])]
+    assert dropped(pairs, 2) == [1, 2, 3]
+
+
+def test_an_empty_spool_has_nothing_to_drop():
+    assert dropped([], 0) == dropped([], 5) == []
+
+
+def test_a_spool_leaves_no_file(tmp_path):
+    with Spool(tmp_path) as spool:
+        spool.append(np.ones(3), np.arange(3, dtype=np.uint64))
+        assert list(tmp_path.iterdir()) == []
+        assert len(list(spool.below_limit(1))) == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,301 @@
+"""Tiering is invisible: a table with next to no hot rows gives bit for bit what its model gives, whatever is called."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import kvemb
+from kvemb.backends import cpu, rocks
+from kvemb.rows.schema import value_dtype
+from kvemb.tiers import operations, sizing
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
+
+KEYS = 160
+SETTINGS = settings(
+    max_examples=int(os.environ.get("KVEMB_EXAMPLES", "20")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+class Damped(kvemb.RestrictPolicy):
+    """A user's own policy: uses, and a trace of when; never the same twice."""
+
+    def score(self, old_score: Any, count: Any, now: float) -> Any:
+        return old_score * 0.75 + count + now / 64.0
+
+
+def shuffled(keys: Any, hot_tables: int) -> Any:
+    """A partitioner that is not the default, and puts nothing on the first of three devices."""
+    mixed = np.asarray(keys).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(60)
+    return (mixed % np.uint64(max(1, hot_tables - 1))).astype(np.int64) + (1 if hot_tables == 3 else 0)
+
+
+def universe(name: str) -> Any:
+    """Keys of a dtype: a dense run about 0, and the extremes."""
+    kind = np.iinfo(name)
+    dense = np.arange(max(kind.min, -KEYS // 2), max(kind.min, -KEYS // 2) + KEYS, dtype=name)
+    ends = np.array([kind.min, kind.min + 1, kind.max - 1, kind.max, kind.max // 2, kind.max // 2 + 1], name)
+    return np.unique(np.concatenate([dense, ends]))
+
+
+def numbers(seed: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Values of a dtype, its awkward ones among them."""
+    chance = np.random.default_rng(seed)
+    if dtype.kind == "i":
+        kind = np.iinfo(dtype)
+        return chance.integers(kind.min, kind.max, shape, dtype, endpoint=True)
+    awkward = np.array([0.0, -0.0, 1.0, 1e-7, 6e-8, 65504.0, np.inf, 1e30, 3.3895e38])
+    plain = chance.standard_normal(shape)
+    with np.errstate(over="ignore"):
+        return np.where(chance.random(shape) < 0.05, chance.choice(awkward, shape), plain).astype(dtype)
+
+
+def copy_if_there(source: str, target: str) -> None:
+    """Copy a file of an open store; RocksDB deletes some of its own meanwhile."""
+    with suppress(FileNotFoundError):
+        shutil.copyfile(source, target)
+
+
+POLICIES = [
+    None,
+    kvemb.TimestampRestrictPolicy(clock="steps"),
+    kvemb.FrequencyRestrictPolicy(),
+    kvemb.FrequencyRestrictPolicy(half_life=7.5),
+    Damped(),
+]
+PLACES = st.integers(0, KEYS + 5)
+# Few keys with duplicates, or a run of many.
+RUNS = st.builds(lambda start, length: list(range(start, start + length)), PLACES, st.integers(0, KEYS))
+BATCHES = st.lists(PLACES, max_size=30) | RUNS
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+class Tiering(RuleBasedStateMachine):
+    """One variable and its model, under every operation there is."""
+
+    cold: type[Any] = kvemb.RocksDBCreator
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = Path(tempfile.mkdtemp(prefix="tiering-"))
+        self.stores = 0
+        self.twin: LockstepChecker | None = None
+
+    @initialize(
+        dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64"]),
+        key_dtype=st.sampled_from(["int64", "int32", "uint64"]),
+        policy=st.sampled_from(POLICIES),
+        adagrad=st.booleans(),
+        devices=st.integers(1, 3),
+        growing=st.booleans(),
+        dim=st.sampled_from([1, 3, 8]),
+        seed=SEEDS,
+    )
+    def start(
+        self, dtype: str, key_dtype: str, policy: Any, adagrad: bool, devices: int, growing: bool, dim: int, seed: int
+    ) -> None:
+        kind = value_dtype(dtype)
+        start: Any = kvemb.Constant(7) if kind.kind == "i" else kvemb.RandomNormal(stddev=0.5, seed=seed)
+        rate = 0.1 + (seed % 7) / 8
+        trained = kvemb.optimizers.Adagrad(rate, 0.1) if adagrad else kvemb.optimizers.SGD(rate)
+        optimizer = None if kind.kind == "i" else trained
+        self.arguments: dict[str, Any] = {
+            "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim, "devices": ["cpu"] * devices,
+            "initializer": start, "optimizer": optimizer, "restrict_policy": policy, "kv_creator": self.cold(),
+            "partitioner": shuffled if seed % 2 else kvemb.tiers.hot_tables.default_partitioner,
+            **({"init_size": 1} if growing else {"hot_rows": 16}),
+        }  # fmt: skip
+        self.model = Model(universe(key_dtype), kind, dim, initializer=start, optimizer=optimizer, policy=policy)
+        self.store = self._open(self.home / "store")
+        self.twin = self._twin(self.store, self.model)
+        # What a crash goes back to; a variable no flush has seen is not there.
+        self.durable = self.model.copy()
+
+    def _open(self, path: Path) -> kvemb.Store:
+        return kvemb.open(path, memory_budget="4MiB")
+
+    def _twin(self, store: kvemb.Store, model: Model) -> LockstepChecker:
+        return LockstepChecker(store.get_variable("table", **self.arguments), model)
+
+    def _reopened(self, store: kvemb.Store, model: Model) -> None:
+        """Go on with another store, which must hold what the model says."""
+        self.store = store
+        if self.cold is kvemb.MemoryCreator:
+            model.clear()
+            model.step = 0
+        self.model = model
+        self.twin = self._twin(store, model)
+        self.durable = model.copy()
+
+    def _keys(self, places: list[int]) -> Any:
+        return self.model.universe[np.array(places, np.intp) % len(self.model.universe)]
+
+    def _values(self, seed: int, places: list[int]) -> Any:
+        return numbers(seed, self.model.dtype, (len(places), self.model.dim))
+
+    @invariant()
+    def sizes_are_equal(self) -> None:
+        if self.twin is not None:
+            self.twin.check_size()
+
+    @rule(places=BATCHES, touch=st.booleans(), ahead=st.booleans())
+    def lookup(self, places: list[int], touch: bool, ahead: bool) -> None:
+        if ahead:
+            self.twin.variable.prefetch(self._keys(places))
+        self.twin.lookup(self._keys(places), touch=touch)
+
+    @rule(places=BATCHES)
+    def prefetch(self, places: list[int]) -> None:
+        self.twin.variable.prefetch(self._keys(places))
+
+    @rule(places=BATCHES, seed=SEEDS, how=st.sampled_from(["upsert", "remove", "use"]), flushing=st.booleans())
+    def change_what_was_read_ahead(self, places: list[int], seed: int, how: str, flushing: bool) -> None:
+        keys = self._keys(places)
+        self.twin.variable.prefetch(keys)
+        for fetch in self.twin.variable._storage._where._ahead:
+            fetch.wait()
+        if how == "upsert":
+            self.twin.upsert(keys, self._values(seed, places))
+        elif how == "remove":
+            self.twin.remove(keys)
+        else:
+            self.twin.lookup(keys, touch=True)
+        if flushing:
+            self.flush()
+        # Every other row passes through the hot tier, so that these have left it when they are read again.
+        for at in range(0, KEYS, 40):
+            self.twin.lookup(self._keys(list(range(at, at + 40))), touch=True)
+        self.twin.lookup(keys, touch=False)
+
+    @rule(places=BATCHES, seed=SEEDS)
+    def upsert(self, places: list[int], seed: int) -> None:
+        self.twin.upsert(self._keys(places), self._values(seed, places))
+
+    @rule(places=BATCHES, seed=SEEDS, believing=st.sampled_from(["all", "none", "right", "random"]))
+    def accum(self, places: list[int], seed: int, believing: str) -> None:
+        keys, n = self._keys(places), len(places)
+        exists = {
+            "all": np.ones(n, np.bool_),
+            "none": np.zeros(n, np.bool_),
+            "right": self.model.present[self.model.places(keys)],
+            "random": np.random.default_rng(seed).random(n) < 0.5,
+        }[believing]
+        self.twin.accum(keys, self._values(seed + 1, places), self._values(seed, places), exists)
+
+    @precondition(lambda self: self.model.optimizer is not None)
+    @rule(places=BATCHES, seed=SEEDS)
+    def apply_gradients(self, places: list[int], seed: int) -> None:
+        self.twin.apply_gradients(
+            self._keys(places), numbers(seed, self.model.state_dtype, (len(places), self.model.dim))
+        )
+
+    @rule(places=BATCHES)
+    def remove(self, places: list[int]) -> None:
+        self.twin.remove(self._keys(places))
+
+    @rule(certain=st.integers(0, 3))
+    def clear(self, certain: int) -> None:
+        if certain == 0:
+            self.twin.clear()
+
+    @rule(keep=st.integers(0, KEYS), trigger=st.none() | st.integers(0, KEYS))
+    def restrict(self, keep: int, trigger: int | None) -> None:
+        self.twin.restrict(keep, trigger)
+
+    @precondition(lambda self: self.model.policy is not None)
+    @rule(places=BATCHES)
+    def record_uses(self, places: list[int]) -> None:
+        self.twin.use(self._keys(places))
+
+    @precondition(lambda self: self.model.policy is not None)
+    @rule(places=BATCHES)
+    def status(self, places: list[int]) -> None:
+        self.twin.check_status(self._keys(places))
+
+    @rule()
+    def shard_sizes(self) -> None:
+        self.twin.check_shard_sizes()
+
+    @rule(batch_rows=st.none() | st.integers(1, 40))
+    def export(self, batch_rows: int | None) -> None:
+        self.twin.check_export(batch_rows)
+
+    @rule()
+    def flush(self) -> None:
+        self.store.flush()
+        self.durable = self.model.copy()
+
+    @rule()
+    def close_and_reopen(self) -> None:
+        self.store.close()
+        self._reopened(self._open(self.store.path), self.model)
+
+    @rule()
+    def checkpoint_and_restore(self) -> None:
+        self.stores += 1
+        checkpoint = self.store.checkpoint(self.home / f"checkpoint{self.stores}")
+        self.durable = self.model.copy()
+        self.store.close()
+        target = self.home / f"restored{self.stores}"
+        self._reopened(kvemb.restore(checkpoint, target, memory_budget="4MiB"), self.model)
+
+    @rule()
+    def crash(self) -> None:
+        self.stores += 1
+        copy = self.home / f"crashed{self.stores}"
+        shutil.copytree(self.store.path, copy, copy_function=copy_if_there)
+        self.store.close()
+        self._reopened(self._open(copy), self.durable)
+
+    def teardown(self) -> None:
+        try:
+            if self.twin is not None:
+                with self.store:
+                    self.twin.check_export()
+        finally:
+            shutil.rmtree(self.home)
+
+
+class TieringInMemory(Tiering):
+    """The same with cold rows that closing loses."""
+
+    cold = kvemb.MemoryCreator
+
+
+@pytest.fixture(params=["whole", "in pieces"])
+def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piles of a few rows, so that rows spill all the time; and calls cut in chunks, batches split among threads."""
+    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 8)
+    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 8)
+    if request.param == "in pieces":
+        monkeypatch.setattr(operations, "CHUNK_ROWS", 7)
+        monkeypatch.setattr(cpu, "PARALLEL_KEYS", 4)
+        monkeypatch.setattr(rocks, "PARALLEL_KEYS", 4)
+        monkeypatch.setattr(rocks, "WRITE_ROWS", 5)
+
+
+@pytest.mark.usefixtures("_sizes")
+@pytest.mark.parametrize("machine", [Tiering, TieringInMemory])
+def test_a_table_with_next_to_no_hot_rows_equals_its_model(machine: type[Tiering]) -> None:
+    run_state_machine_as_test(machine, settings=SETTINGS)

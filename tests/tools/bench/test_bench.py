@@ -1,0 +1,126 @@
+"""Every benchmark runs at a tiny size and says what it documents. No time is asserted: a benchmark is not a test."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from kvemb.tools.bench.command import app
+from kvemb.tools.bench.data import Zipf, ids_of, values_of
+from kvemb.tools.bench.hitrate import lru_hit_rate
+from kvemb.tools.bench.results import Report, Spread, compare
+from kvemb.tools.bench.train_by_hand import RocksLoop
+
+TABLE = ["--rows", "3000", "--dim", "8", "--batch", "256"]
+TIERED = [*TABLE, "--hot-rows", "300", "--budget-mib", "32"]
+TINY = {
+    "lookup": [*TABLE, "--batches", "2", "--runs", "3"],
+    "upsert": [*TABLE, "--batches", "2", "--runs", "3"],
+    "train": [*TIERED, "--steps", "3", "--runs", "2"],
+    "hitrate": [*TIERED, "--accesses", "3000"],
+    "memory": [*TIERED, "--rows", "6000", "--steps", "3"],
+    "spill": ["--rows", "3000", "--batch", "500", "--batches", "3", "--reads", "200", "--cache-mib", "8"],
+}
+LINES = {"lookup": 2, "upsert": 1, "train": 2, "hitrate": 2, "memory": 3, "spill": 4}
+FACTS = {
+    "lookup": {"compile_s", "misses"},
+    "upsert": {"compile_s"},
+    "train": {"compile_s", "hit_rate", "spills_per_step", "rows_compared"},
+    "hitrate": {"compile_s", "promotions", "hit_rate_by_eighth"},
+    "memory": {"3,000 rows", "6,000 rows"},
+    "spill": {"most_files_in_l0", "longest_write_s", "write_and_read_s", "seconds_to_compact_all"},
+}
+RUNNER = CliRunner()
+
+
+def run(bench: str, folder: Path, *more: str) -> str:
+    result = RUNNER.invoke(app, [bench, *TINY[bench], "--folder", str(folder), *more], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert not list(folder.iterdir()), "a benchmark left files behind"
+    return result.stdout
+
+
+@pytest.mark.parametrize("bench", TINY)
+def test_json_has_the_documented_fields(bench: str, tmp_path: Path) -> None:
+    report: dict[str, Any] = json.loads(run(bench, tmp_path, "--json"))
+    assert list(report) == ["bench", "settings", "lines", "facts"]
+    assert report["bench"] == bench
+    assert set(report["facts"]) == FACTS[bench]
+    assert len(report["lines"]) == LINES[bench]
+    for line in report["lines"]:
+        assert list(line) == ["name", "unit", "ours", "peer_name", "peer", "ratio", "bar", "met"]
+        for side in ("ours", "peer", "ratio"):
+            assert 0 < line[side]["min"] <= line[side]["median"] <= line[side]["max"]
+        assert (line["met"] is None) == (line["bar"] == "")
+
+
+@pytest.mark.parametrize("bench", ["lookup", "hitrate"])
+def test_without_json_a_table_is_printed(bench: str, tmp_path: Path) -> None:
+    output = run(bench, tmp_path)
+    assert f"bench {bench}:" in output
+    assert "ours" in output
+    assert "ratio" in output
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    result = RUNNER.invoke(app, ["lookup", "--folder", str(tmp_path / "no")])
+    assert result.exit_code == 2
+
+
+def test_ratio_is_the_median_of_the_runs_own_ratios() -> None:
+    line = compare("x", "rows/s", [1.0, 20.0, 3.0], "peer", [1.0, 40.0, 1.0], 1.5)
+    assert line.ratio == Spread(1.0, 0.5, 3.0)
+    assert line.met is False
+
+
+def test_a_report_without_peers_still_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    Report("x", {"rows": 10}).show(False)
+    assert "bench x" in capsys.readouterr().out
+
+
+def test_ids_are_distinct_and_use_all_64_bits() -> None:
+    ids = ids_of(np.arange(100_000))
+    assert len(np.unique(ids)) == len(ids)
+    assert 0.49 < np.mean(ids < 0) < 0.51
+
+
+def test_values_differ_by_row_and_are_not_zero() -> None:
+    values = values_of(ids_of(np.arange(1000)), 8)
+    assert len(np.unique(values, axis=0)) == 1000
+    assert np.abs(values).min() < 0.01 < np.abs(values).max() < 0.51
+
+
+@pytest.mark.parametrize("exponent", [0.8, 1.0, 1.2])
+def test_zipf_draws_each_rank_as_often_as_it_should(exponent: float) -> None:
+    drawn = np.bincount(Zipf(50, exponent, seed=1).sample(200_000), minlength=50) / 200_000
+    weights = np.arange(1, 51) ** -exponent
+    np.testing.assert_allclose(drawn, weights / weights.sum(), atol=0.004)
+
+
+def test_the_static_optimum_is_the_share_of_the_top_ranks() -> None:
+    assert Zipf(2_000_000, 0.8, seed=1).mass_of_top(131_072) == pytest.approx(0.558, abs=0.0005)
+
+
+def test_lru_counts_hits_in_order() -> None:
+    # 1 hits; 3 pushes 2 out; 2 comes back and pushes 1 out.
+    assert lru_hit_rate([np.array([1, 2, 1]), np.array([3, 2, 1])], 2) == 1 / 6
+
+
+def test_the_peer_takes_adagrad_steps_on_summed_gradients(tmp_path: Path) -> None:
+    peer = RocksLoop(tmp_path / "peer", 4, 0.1, 1e-10, 8 << 20)
+    ids = np.array([5, -7, 1 << 40], np.int64)
+    rows = values_of(ids, 4)
+    peer.load(ids, rows)
+    batch, pull = np.array([5, 5, -7], np.int64), np.ones(4, np.float32)
+    peer.train(batch, pull)
+    for row, key in enumerate(ids.tolist()):
+        gradient = (rows[row] - pull) * Counter(batch.tolist())[key]
+        moved = 0.1 * gradient / (np.abs(gradient) + 1e-10)
+        np.testing.assert_allclose(peer.values(ids)[row], rows[row] - moved, rtol=1e-6)
+    peer.close()

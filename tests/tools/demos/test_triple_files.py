@@ -1,0 +1,132 @@
+"""Reading triples: what is accepted, what is refused and how it is named, keys, and splits."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvemb.tools.demos import triple_files as under_test
+from kvemb.tools.demos.triple_files import keys_of, load_graph, read_triples
+from kvemb.tools.failures import BadInput
+
+TEXT = "a\tlikes\tb\nb\tlikes\tc\n"
+NAMED = [("a", "likes", "b"), ("b", "likes", "c")]
+# Keys reach the disk: a store trained before must find its rows.
+PINNED_KEYS = [-6569326470661302050, 5717441744405258058]
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.tsv", "t"])
+def test_plain_text_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(TEXT)
+    assert read_triples(tmp_path / name) == NAMED
+
+
+@pytest.mark.parametrize("name", ["t.txt.gz", "named_otherwise.txt"])
+def test_gzip_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(TEXT.encode()))
+    assert read_triples(tmp_path / name) == NAMED
+
+
+def test_blank_lines_and_carriage_returns_are_no_matter(tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(b"a\tlikes\tb\r\n\r\n\nb\tlikes\tc")
+    assert read_triples(tmp_path / "t") == NAMED
+
+
+@pytest.mark.parametrize("line", [b"a b c", b"a\tb", b"a\tb\tc\td", b"a\t\tc", b"a\tb\t\xff"])
+def test_a_malformed_line_is_named_by_file_and_number(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_bytes(TEXT.encode() + line + b"\n")
+    with pytest.raises(BadInput, match=r"bad\.txt, line 3: expected head<TAB>relation<TAB>tail"):
+        read_triples(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("t.gz", TEXT.encode(), "not a gzip file"),
+        ("t.gz", gzip.compress(TEXT.encode(), mtime=0)[:-9], "damaged gzip"),
+        ("t.gz", gzip.compress(TEXT.encode(), mtime=0)[:12] + b"\0\0\0\0", "damaged gzip"),
+        ("t.txt", b"", "no triples"),
+        ("t.txt.gz", gzip.compress(b"\n", mtime=0), "no triples"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=says):
+        read_triples(tmp_path / name)
+
+
+def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_triples(tmp_path / "none")
+
+
+def test_decimal_names_are_their_own_keys() -> None:
+    np.testing.assert_array_equal(keys_of(["00260881", "7"], "entities"), [260881, 7])
+
+
+@pytest.mark.parametrize("names", [["7", "007"], ["7", "x"], ["7", "-7"], ["9" * 19, "1"]])
+def test_other_names_are_hashed_apart(names: list[str]) -> None:
+    keys = keys_of(names, "entities")
+    assert keys.dtype == np.int64
+    assert len(np.unique(keys)) == len(names)
+    assert 7 not in keys
+
+
+def test_the_hash_never_changes() -> None:
+    assert keys_of(["/m/027rn", "x"], "entities").tolist() == PINNED_KEYS
+
+
+def test_a_collision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Constant:
+        def __init__(self, data: bytes, digest_size: int) -> None:
+            self._size = digest_size
+
+        def digest(self) -> bytes:
+            return b"\1" * self._size
+
+    monkeypatch.setattr(under_test, "blake2b", Constant)
+    with pytest.raises(BadInput, match="'a' and 'b' have the same"):
+        keys_of(["a", "b"], "entities")
+
+
+def test_files_named_for_splits_are_those_splits(tmp_path: Path) -> None:
+    contents = {"train.txt": TEXT, "my-valid.txt": "a\tlikes\tc\n", "TEST.txt": "c\thates\td\n"}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    graph = load_graph([tmp_path / name for name in contents], seed=0)
+    assert [len(part) for part in (graph.train, graph.valid, graph.test)] == [2, 1, 1]
+    assert (len(graph.entities), len(graph.relations)) == (4, 2)
+    # Places follow the sorted names: a b c d, hates likes.
+    assert graph.test.tolist() == [[2, 0, 3]]
+
+
+@pytest.mark.parametrize("name", ["all.txt", "train.txt"])
+def test_one_file_is_split_by_seed_without_losing_a_triple(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("".join(f"{i}\tnext\t{i + 1}\n" for i in range(100)))
+    graph, same, other = (load_graph([path], seed) for seed in (1, 1, 2))
+    assert [len(part) for part in (graph.train, graph.valid, graph.test)] == [90, 5, 5]
+    together = np.concatenate([graph.train, graph.valid, graph.test])
+    assert len(np.unique(together, axis=0)) == 100
+    np.testing.assert_array_equal(graph.test, same.test)
+    assert (graph.test != other.test).any()
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["train.txt", "more.txt"], "name all of them, or none"),
+        (["test.txt"], "none to train on"),
+        (["train-test.txt"], "both 'train' and 'test'"),
+        (["small.txt"], "at least 3"),
+    ],
+)
+def test_files_that_give_no_split_are_refused(tmp_path: Path, names: list[str], says: str) -> None:
+    for name in names:
+        (tmp_path / name).write_text(TEXT)
+    with pytest.raises(BadInput, match=says):
+        load_graph([tmp_path / name for name in names], seed=0)

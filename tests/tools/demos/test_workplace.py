@@ -1,0 +1,103 @@
+"""The demo's directory is gone afterwards, nothing of the user's is touched, and interrupts wait for `check`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvemb.tools.demos.workplace import PatientInterrupts, workplace
+from kvemb.tools.failures import BadInput
+
+
+def fill(place: Path) -> None:
+    (place / "store").mkdir()
+    (place / "store" / "rows").write_text("x")
+    (place / "file").write_text("x")
+
+
+def test_a_temporary_directory_is_removed() -> None:
+    with workplace(None, keep=False) as place:
+        fill(place)
+    assert not place.exists()
+
+
+def test_it_is_removed_after_an_error_too(tmp_path: Path) -> None:
+    def work() -> None:
+        with workplace(tmp_path / "new", keep=False) as place:
+            fill(place)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keep_leaves_everything(tmp_path: Path) -> None:
+    with workplace(tmp_path / "a" / "b", keep=True) as place:
+        fill(place)
+    assert (tmp_path / "a" / "b" / "store" / "rows").exists()
+
+
+def test_an_empty_directory_of_the_users_is_emptied_and_stays(tmp_path: Path) -> None:
+    with workplace(tmp_path, keep=False) as place:
+        fill(place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(BadInput, match="not empty"), workplace(tmp_path, keep=False):
+        pass
+    with pytest.raises(BadInput, match="is a file"), workplace(tmp_path / "mine", keep=False):
+        pass
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_an_interrupt_waits_for_the_check() -> None:
+    with PatientInterrupts() as stop:
+        stop.check()
+        os.kill(os.getpid(), signal.SIGINT)
+        reached = True
+        with pytest.raises(KeyboardInterrupt):
+            stop.check()
+    assert reached
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    with PatientInterrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_kill_exits_as_shells_expect() -> None:
+    with PatientInterrupts() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            stop.check()
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with PatientInterrupts():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_in_another_thread_it_does_nothing() -> None:
+    checked = []
+
+    def work() -> None:
+        with PatientInterrupts() as stop:
+            stop.check()
+            checked.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert checked == [True]

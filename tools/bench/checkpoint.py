@@ -1,0 +1,216 @@
+"""`kvemb bench checkpoint`: what a checkpoint writes, how long training stands still for it, and what a restore costs.
+
+Bytes are those of files that the checkpoint before does not share. The pause is the longest that any call took, of a
+thread that trains on without a rest, from the call of checkpoint(block=False) until the checkpoint is complete, beside
+the longest call with no checkpoint under way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import kvemb
+from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.measure import compile_seconds, scratch, seconds, until_idle
+from kvemb.tools.bench.results import Line, Report, Spread, compare
+
+LOAD_BATCH = 65_536
+RECORD_OVERHEAD_BYTES = 8 + 17
+MOST_WRITTEN, MOST_UNCHANGED_BYTES = 2.0, 100_000
+MOST_PAUSE_MS, MOST_RESTORE_S = 100.0, 1.0
+
+
+def run(rows: int, dim: int, share: float, hot_mib: int, batch: int, runs: int, folder: Path | None) -> Report:
+    """Measure on a table of `rows` rows with one slot, of which `share` changes between checkpoints."""
+    settings: dict[str, object] = {"rows": rows, "dim": dim, "share": share, "hot_mib": hot_mib, "batch": batch}
+    report = Report("checkpoint", {**settings, "runs": runs})
+    report.facts["compile_s"] = compile_seconds(dim)
+    with scratch(folder) as place:
+        _bytes_and_restore(report, place, rows, dim, share, runs)
+    with scratch(folder) as place:
+        _pause(report, place, dim, hot_mib, batch, runs)
+    return report
+
+
+def _table(store: kvemb.Store, dim: int, hot_rows: int | None = None) -> kvemb.Variable:
+    return store.get_variable("table", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1), hot_rows=hot_rows)
+
+
+def _load(table: kvemb.Variable, rows: int, dim: int) -> None:
+    for ids in batches_of_ids(rows, LOAD_BATCH):
+        table.upsert(ids, values_of(ids, dim))
+
+
+# Bytes, restores and deltas.
+
+
+def _bytes_and_restore(report: Report, place: Path, rows: int, dim: int, share: float, runs: int) -> None:
+    record = RECORD_OVERHEAD_BYTES + 8 * dim  # the row and its slot, float32
+    chance = np.random.default_rng(7)
+    written, unchanged, delta_seconds, changed_rows = [], [], [], int(rows * share)
+    with kvemb.open(place / "store", memory_budget="512MiB") as store:
+        table = _table(store, dim)
+        _load(table, rows, dim)
+        store.flush()
+        until_idle()  # what loading left to compact
+        before = store.checkpoint(place / "0")
+        for number in range(1, runs + 1):
+            ids = ids_of(chance.choice(rows, changed_rows, replace=False))
+            table.apply_gradients(ids, values_of(ids, dim))
+            after = store.checkpoint(place / f"{number}")
+            written.append(_new_bytes(after, before))
+            began = time.perf_counter()
+            told = sum(len(part.keys) for part in after.changes(before))
+            delta_seconds.append(time.perf_counter() - began)
+            if told != changed_rows:
+                raise AssertionError(f"{changed_rows} rows changed and {told} were told")
+            again = store.checkpoint(place / f"{number}-again")
+            unchanged.append(_new_bytes(again, after))
+            shutil.rmtree(before)
+            shutil.rmtree(after)
+            before = again
+        began = time.perf_counter()
+        whole = sum(len(keys) for keys, _ in table.export_batches())
+        export_seconds = time.perf_counter() - began
+        if whole != rows:
+            raise AssertionError(f"{rows} rows were loaded and {whole} are there")
+    report.lines.append(
+        _at_most(
+            "written by a checkpoint", "bytes", written, "the changed records", [record * changed_rows], MOST_WRITTEN
+        )
+    )
+    report.lines.append(_below("written with no change", "bytes", unchanged, MOST_UNCHANGED_BYTES))
+    rate, all_rate = [changed_rows / taken for taken in delta_seconds], [rows / export_seconds] * runs
+    report.lines.append(compare("delta of what changed", "rows/s", rate, "export of the whole table", all_rate))
+    _restores(report, place, before, dim, runs)
+
+
+def _new_bytes(checkpoint: kvemb.Checkpoint, before: kvemb.Checkpoint) -> int:
+    """Bytes of a checkpoint's files that are not the same files as before, its manifest included."""
+    known = {path.stat().st_ino for path in Path(before).rglob("*")}
+    new = [path for path in Path(checkpoint).rglob("*") if path.is_file() and path.stat().st_ino not in known]
+    return sum(path.stat().st_size for path in new)
+
+
+def _restores(report: Report, place: Path, large: kvemb.Checkpoint, dim: int, runs: int) -> None:
+    """Restore the table and one of a sixteenth of its rows, and load the same rows as arrays."""
+    rows = large.variables["table"].rows
+    with kvemb.open(place / "small-store", memory_budget="512MiB") as store:
+        _load(_table(store, dim), rows // 16, dim)
+        small = store.checkpoint(place / "small")
+    saved = _saved_arrays(place, rows, dim)
+    taken: dict[str, list[float]] = {name: [] for name in ("large", "small", *saved)}
+    for _ in range(runs):
+        taken["large"].append(seconds(lambda _: _restore(large, place / "restored"), 0))
+        shutil.rmtree(place / "restored")
+        taken["small"].append(seconds(lambda _: _restore(small, place / "restored"), 0))
+        shutil.rmtree(place / "restored")
+        for name, load in saved.items():
+            taken[name].append(seconds(lambda _, load=load: load(), 0))  # type: ignore[misc]
+    report.lines.append(_below("restore", "s", taken["large"], MOST_RESTORE_S))
+    report.lines.append(_beside("restore", "s", taken["large"], f"of {rows // 16:,} rows", taken["small"]))
+    for name in saved:
+        report.lines.append(_beside("restore", "s", taken["large"], f"{name} of the same rows", taken[name]))
+
+
+def _restore(checkpoint: kvemb.Checkpoint, path: Path) -> None:
+    """Restore, open the variable, read a row, close."""
+    with kvemb.restore(checkpoint, path, memory_budget="512MiB") as store:
+        store.variables["table"].lookup(ids_of(np.zeros(1, np.int64)), touch=False)
+
+
+def _saved_arrays(place: Path, rows: int, dim: int) -> dict[str, Callable[[], object]]:
+    """Save keys, rows and slots as arrays; returns ways to load them, torch's where it is installed."""
+    ids = ids_of(np.arange(rows))
+    table = np.zeros((rows, 2 * dim), np.float32)
+    for start in range(0, rows, LOAD_BATCH):
+        table[start : start + LOAD_BATCH, :dim] = values_of(ids[start : start + LOAD_BATCH], dim)
+    np.save(place / "ids.npy", ids)
+    np.save(place / "table.npy", table)
+    ways: dict[str, Callable[[], object]] = {
+        "np.load": lambda: (np.load(place / "ids.npy"), np.load(place / "table.npy")),
+    }
+    try:
+        import torch
+    except ImportError:
+        return ways
+    torch.save({"ids": torch.from_numpy(ids), "table": torch.from_numpy(table)}, place / "table.pt")
+    return {**ways, "torch.load": lambda: torch.load(place / "table.pt")}
+
+
+# The pause.
+
+
+def _pause(report: Report, place: Path, dim: int, hot_mib: int, batch: int, runs: int) -> None:
+    """Train on a hot tier that is wholly dirty, with a checkpoint behind; also where every batch spills."""
+    hot_rows = (hot_mib << 20) // (8 * dim + RECORD_OVERHEAD_BYTES)
+    for name, keys in (("all hot", hot_rows * 8 // 10), ("spilling", hot_rows * 2)):
+        pauses, quiet, whole = [], [], []
+        budget = f"{2 * hot_mib + 256}MiB"
+        with kvemb.open(place / name.replace(" ", "-"), memory_budget=budget) as store:
+            table = _table(store, dim, hot_rows)
+            _load(table, keys, dim)
+            step = _Trainer(table, dim, keys, batch)
+            for number in range(runs):
+                _make_dirty(table, dim, keys)
+                quiet.append(1000 * max(step() for _ in range(50)))
+                until_idle()
+                began = time.perf_counter()
+                pending = store.checkpoint(place / f"{name}-{number}", block=False)
+                longest = time.perf_counter() - began
+                while not pending.done():
+                    longest = max(longest, step())
+                whole.append(time.perf_counter() - began)
+                pauses.append(1000 * longest)
+                shutil.rmtree(pending.result())
+        most = MOST_PAUSE_MS if name == "all hot" else None
+        report.lines.append(_below(f"longest call beside a checkpoint, {name}", "ms", pauses, most))
+        report.facts[f"longest call without one, {name}"] = f"{float(np.median(quiet)):.1f} ms"
+        report.facts[f"until it is complete, {name}"] = f"{float(np.median(whole)):.2f} s"
+
+
+class _Trainer:
+    """Steps of training on random keys; a step says how long it took."""
+
+    def __init__(self, table: kvemb.Variable, dim: int, keys: int, batch: int) -> None:
+        self._table, self._keys, self._batch = table, keys, batch
+        self._chance = np.random.default_rng(11)
+        self._grads = self._chance.standard_normal((batch, dim)).astype(np.float32)
+
+    def __call__(self) -> float:
+        ids = ids_of(self._chance.integers(0, self._keys, self._batch))
+        began = time.perf_counter()
+        self._table.lookup(ids)
+        self._table.apply_gradients(ids, self._grads)
+        return time.perf_counter() - began
+
+
+def _make_dirty(table: kvemb.Variable, dim: int, keys: int) -> None:
+    for ids in batches_of_ids(keys, LOAD_BATCH):
+        table.apply_gradients(ids, values_of(ids, dim))
+
+
+# Lines.
+
+
+def _below(name: str, unit: str, ours: list[float] | list[int], most: float | None) -> Line:
+    spread = Spread.of(ours)
+    if most is None:
+        return Line(name, unit, spread)
+    return Line(name, unit, spread, bar=f"≤ {most:,g}", met=spread.median <= most)
+
+
+def _at_most(name: str, unit: str, ours: list[int], peer_name: str, peer: list[int], most: float) -> Line:
+    ratio = Spread.of(value / peer[0] for value in ours)
+    met = ratio.median <= most
+    return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, f"ratio ≤ {most:g}", met)
+
+
+def _beside(name: str, unit: str, ours: list[float], peer_name: str, peer: list[float]) -> Line:
+    ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
+    return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio)

@@ -1,0 +1,124 @@
+"""`kvemb bench memory`: the peak memory of training, in a process of its own for each table size.
+
+The peak is the kernel's own (VmHWM). Run as a module with the settings as JSON, this file is that process: it loads the
+table a batch at a time, trains, and prints what it took.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import kvemb
+from kvemb.tools.bench.data import Zipf, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.measure import compile_seconds, scratch
+from kvemb.tools.bench.results import Line, Report, Spread
+from kvemb.tools.bench.train import LOAD_BATCH, open_table, target, train_step
+
+OVERHEAD_BYTES = 300_000_000
+# Two runs of one size differ by a few percent; a table four times as large may not cost more than that.
+MOST_GROWTH = 1.05
+SAMPLE_SECONDS = 0.05
+FIELDS = ("VmHWM", "VmRSS", "RssAnon", "RssFile")
+
+
+def run(
+    rows: list[int],
+    dim: int,
+    hot_rows: int,
+    batch: int,
+    steps: int,
+    exponent: float,
+    budget_mib: int,
+    folder: Path | None,
+) -> Report:
+    """Train on tables of each of these sizes and compare the peaks with the budget, and with each other."""
+    settings: dict[str, object] = {"dim": dim, "hot_rows": hot_rows, "batch": batch, "steps": steps, "zipf": exponent}
+    settings["budget_mib"] = budget_mib
+    report = Report("memory", {"rows": rows, **settings})
+    limit = ((budget_mib << 20) + OVERHEAD_BYTES) / 1e6
+    peaks: list[float] = []
+    for count in rows:
+        seen = _in_a_process({**settings, "rows": count, "folder": None if folder is None else str(folder)})
+        report.facts[f"{count:,} rows"] = seen
+        peaks.append(seen["peak_mb"])
+        report.lines.append(_line(f"{count:,} rows", peaks[-1], "budget + 300 MB", limit, 1.0))
+    if len(rows) > 1:
+        report.lines.append(_line(f"{rows[-1]:,} rows", peaks[-1], f"{rows[0]:,} rows", peaks[0], MOST_GROWTH))
+    return report
+
+
+def _line(name: str, ours: float, peer_name: str, peer: float, most: float) -> Line:
+    ratio = Spread.of([ours / peer])
+    bar, met = f"ratio ≤ {most:g}", ratio.median <= most
+    return Line(name, "MB at the peak", Spread.of([ours]), peer_name, Spread.of([peer]), ratio, bar, met)
+
+
+def _in_a_process(settings: dict[str, object]) -> dict[str, float]:
+    command = [sys.executable, "-m", "kvemb.tools.bench.memory", json.dumps(settings)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    seen: dict[str, float] = json.loads(done.stdout)
+    return seen
+
+
+def measure(
+    rows: int, dim: int, hot_rows: int, batch: int, steps: int, zipf: float, budget_mib: int, folder: str | None
+) -> dict[str, float]:
+    """Load and train in this process; return its peaks in MB."""
+    compiled = compile_seconds(dim)
+    baseline = _resident()
+    popularity = Zipf(rows, zipf, seed=3)
+    with (
+        scratch(None if folder is None else Path(folder)) as path,
+        _Peaks() as peaks,
+        kvemb.open(path / "store", memory_budget=budget_mib << 20) as store,
+    ):
+        var = open_table(store, dim, hot_rows)
+        for ids in batches_of_ids(rows, LOAD_BATCH):
+            var.upsert(ids, values_of(ids, dim))
+        loaded = _resident()
+        pull, upcoming = target(dim), ids_of(popularity.sample(batch))
+        for _ in range(steps):
+            ids, upcoming = upcoming, ids_of(popularity.sample(batch))
+            train_step(var, ids, upcoming, pull)
+        trained = _resident()
+    seen = {"peak_mb": _resident()["VmHWM"], "imported_mb": baseline["VmRSS"], "loaded_peak_mb": loaded["VmHWM"]}
+    seen |= {"trained_mb": trained["VmRSS"], "anon_peak_mb": peaks.anon, "file_peak_mb": peaks.file}
+    return {**seen, "compile_s": compiled}
+
+
+class _Peaks:
+    """Samples anonymous and file-backed memory on a thread, since the kernel keeps a peak only of their sum."""
+
+    def __init__(self) -> None:
+        self.anon = self.file = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> _Peaks:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._done.wait(SAMPLE_SECONDS):
+            now = _resident()
+            self.anon, self.file = max(self.anon, now["RssAnon"]), max(self.file, now["RssFile"])
+
+
+def _resident() -> dict[str, float]:
+    """Return this process's memory in MB (10**6 bytes), by the kernel's names."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    pairs = (line.split(":", 1) for line in lines)
+    return {name: int(text.split()[0]) * 1024 / 1e6 for name, text in pairs if name in FIELDS}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(**json.loads(sys.argv[1]))))

@@ -1,0 +1,49 @@
+"""A table wholly in the hot tier beside a plain array of the same rows: for `bench lookup` and `bench upsert`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import kvemb
+from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.measure import scratch
+
+LOAD_BATCH = 65_536
+
+
+@dataclass(frozen=True)
+class Resident:
+    """var and array hold the same rows; array's row r is that of ids_of(r)."""
+
+    var: kvemb.Variable
+    array: Floats
+    seed: int = 1
+
+    def positions(self, run: int, batches: int, batch: int) -> list[Ids]:
+        """Return random rows of the array, duplicates allowed, the same ones each time for a run."""
+        rng = np.random.default_rng((self.seed, run))
+        return [rng.integers(0, len(self.array), batch) for _ in range(batches)]
+
+
+@contextmanager
+def resident(rows: int, dim: int, folder: Path | None) -> Iterator[Resident]:
+    """Yield a loaded pair. The budget leaves room for cells that are empty, so that nothing has to leave."""
+    budget = 3 * rows * (4 * dim + 64) + (256 << 20)
+    array = np.empty((rows, dim), np.float32)
+    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget) as store:
+        var = store.get_variable("resident", dim=dim, init_size=rows)
+        for start, ids in zip(range(0, rows, LOAD_BATCH), batches_of_ids(rows, LOAD_BATCH), strict=True):
+            array[start : start + len(ids)] = values_of(ids, dim)
+            var.upsert(ids, array[start : start + len(ids)])
+        yield Resident(var, array)
+
+
+def assert_same(pair: Resident, positions: Ids) -> None:
+    """Raise AssertionError unless the table holds what the array does in these positions."""
+    if not np.array_equal(pair.var.lookup(ids_of(positions), touch=False), pair.array[positions]):
+        raise AssertionError("the table and the array differ")

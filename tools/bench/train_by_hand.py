@@ -1,0 +1,98 @@
+"""The peer of `kvemb bench train`: the same training loop written by hand on rocksdict, as a careful user writes it.
+
+One read a step (the rows read for the forward pass are the ones updated), keys unique and sorted, records joined once
+into an array, one sorted WriteBatch without a log, a Bloom filter, and the whole memory budget as block cache and
+memtables. Index and filter blocks stay outside the cache, which is quicker and is not held against it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import rocksdict as rd
+
+from kvemb.tools.bench.data import Floats, Ids
+
+WRITE_BUFFER_BYTES = 32 << 20
+WRITE_BUFFERS = 2
+
+
+class RocksLoop:
+    """Rows of dim float32 and their Adagrad accumulators, in one raw record a key."""
+
+    def __init__(self, path: Path, dim: int, learning_rate: float, epsilon: float, memory_bytes: int) -> None:
+        self._dim, self._rate, self._epsilon = dim, np.float32(learning_rate), np.float32(epsilon)
+        self._db = rd.Rdict(str(path), options(memory_bytes))
+        self._unlogged = rd.WriteOptions()
+        self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
+        self._unlogged.memtable_insert_hint_per_batch = True
+
+    def load(self, ids: Ids, values: Floats) -> None:
+        """Insert distinct rows with empty accumulators."""
+        order = np.argsort(ids)
+        rows = np.zeros((len(ids), 2 * self._dim), np.float32)
+        rows[:, : self._dim] = values[order]
+        self._write(encode(ids[order]), rows)
+
+    def flush(self) -> None:
+        """Write the memtables out, as a store's flush does, so that the first steps do not pay for the load."""
+        self._db.flush(True)
+
+    def train(self, ids: Ids, pull: Floats) -> None:
+        """Read the rows of ids, and take an Adagrad step against the gradient `row - pull`."""
+        unique, inverse = np.unique(ids, return_inverse=True)
+        names = encode(unique)
+        rows = self._read(names)
+        grads = rows[inverse, : self._dim] - pull
+        order = np.argsort(inverse, kind="stable")
+        starts = np.searchsorted(inverse[order], np.arange(len(unique)))
+        summed = np.add.reduceat(grads[order], starts, axis=0)
+        accumulator = rows[:, self._dim :]
+        accumulator += summed * summed
+        rows[:, : self._dim] -= self._rate * summed / (np.sqrt(accumulator) + self._epsilon)
+        self._write(names, rows)
+
+    def values(self, ids: Ids) -> Floats:
+        """Return the embeddings of distinct ids."""
+        order = np.argsort(ids)
+        out = np.empty((len(ids), self._dim), np.float32)
+        out[order] = self._read(encode(ids[order]))[:, : self._dim]
+        return out
+
+    def close(self) -> None:
+        """Release the files."""
+        self._db.close()
+
+    def _read(self, names: list[bytes]) -> Floats:
+        records: list[bytes] = self._db.get(names)  # type: ignore[arg-type, assignment]
+        return np.frombuffer(b"".join(records), np.float32).reshape(len(names), 2 * self._dim).copy()
+
+    def _write(self, names: list[bytes], rows: Floats) -> None:
+        batch = rd.WriteBatch(raw_mode=True)
+        deque(map(batch.put, names, rows.view(f"V{8 * self._dim}").ravel().tolist()), maxlen=0)
+        self._db.write(batch, self._unlogged)
+
+
+def encode(ids: Ids) -> list[bytes]:
+    """Return 8-byte keys whose order is that of the ids."""
+    ordered = ids.view(np.uint64) ^ np.uint64(1 << 63)
+    names: list[bytes] = ordered.astype(">u8").view("V8").tolist()
+    return names
+
+
+def options(memory_bytes: int) -> rd.Options:
+    """Return what both benchmarks on bare rocksdict open their tables with: memtables, and the rest block cache."""
+    table = rd.BlockBasedOptions()
+    table.set_block_cache(rd.Cache(max(1 << 20, memory_bytes - WRITE_BUFFERS * WRITE_BUFFER_BYTES)))
+    table.set_bloom_filter(10, False)
+    table.set_format_version(5)
+    database = rd.Options(raw_mode=True)
+    database.set_block_based_table_factory(table)
+    database.set_compression_type(rd.DBCompressionType.none())
+    database.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    database.set_max_write_buffer_number(WRITE_BUFFERS)
+    database.set_max_background_jobs(2)
+    database.set_stats_dump_period_sec(0)
+    return database

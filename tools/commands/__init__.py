@@ -1,0 +1,2 @@
+"""The verbs of the command line, grouped by what they are for; each turns arguments into one call and prints the
+result."""

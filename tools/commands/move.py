@@ -1,0 +1,117 @@
+"""`kvemb export` and `kvemb import`: the commands of kvemb.tools.export and kvemb.tools.importing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from kvemb.tools.destinations import PIPE
+from kvemb.tools.formats.known import FORMATS, names
+from kvemb.tools.screen import AsJson, Quiet, Screen
+
+_FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
+Variable = Annotated[str | None, typer.Option(help="The variable; needed where there are several.")]
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is read as of its last durable point.")],
+    out: Annotated[str, typer.Argument(help="A new file or folder, a URL, or - for a pipe.")],
+    variable: Variable = None,
+    format: Annotated[str | None, typer.Option(help=f"{names(written=True)}; else as OUT ends.")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Such as 'score >= 3 and key in 0..999'.")] = None,
+    since: Annotated[Path | None, typer.Option(help="A checkpoint before PATH: only what changed since.")] = None,
+    dtype: Annotated[Literal["float16", "bfloat16", "int8"] | None, typer.Option(help="Of the values.")] = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Give each row the length 1.")] = False,
+    with_slots: Annotated[bool, typer.Option("--with-slots", help="Columns for the optimizer's slots.")] = False,
+    with_scores: Annotated[bool, typer.Option("--with-scores", help="Columns for score and step.")] = False,
+    partitions: Annotated[int, typer.Option(min=1, help="Files, of ranges of keys, in the folder OUT.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that write them.")] = 1,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a variable to what others read, in key order, in memory that does not follow its size.
+
+    Example: kvemb export checkpoints/00000042 users.parquet --variable users --with-slots --with-scores
+    """
+    from kvemb.tools import export as tool
+
+    piped = out == PIPE
+    screen = Screen(quiet or piped, as_json)
+    with screen.counting("export") as tell:
+        done = tool.export(
+            path,
+            sys.stdout.buffer if piped else out,
+            variable=variable,
+            format=format,
+            where=where or [],
+            since=since,
+            dtype=dtype,
+            normalize=normalize,
+            with_slots=with_slots,
+            with_scores=with_scores,
+            partitions=partitions,
+            jobs=jobs,
+            progress=tell,
+        )
+    if piped:
+        return
+    lines = [("variable", done.variable), ("wrote", f"{done.rows:,} rows as {done.format} to {done.out}")]
+    if since is not None:
+        lines.append(("removed", f"{done.removed:,} keys, in {tool.removed_beside(done.out)}"))
+    if done.left_out:
+        lines.append(("note", f"without {' and '.join(done.left_out)}: training cannot go on from it"))
+    screen.close(f"kvemb export {path}", lines, asdict(done))
+
+
+def import_(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A file, a folder, a URL, or - for a pipe.")],
+    path: Annotated[Path, typer.Argument(help="A store; made if it is missing.")],
+    variable: Annotated[str | None, typer.Option(help="Its name; else the one in IN, or IN's.")] = None,
+    format: Annotated[str | None, typer.Option(help=f"{names()}; else as IN ends.")] = None,
+    on_conflict: Annotated[
+        Literal["replace", "keep", "error"], typer.Option(help="What becomes of rows that are there.")
+    ] = "error",
+    key_column: Annotated[str | None, typer.Option(help="The column of keys.")] = None,
+    value_column: Annotated[str | None, typer.Option(help="The column of rows; of a PyTorch file, the weight.")] = None,
+    key_dtype: Annotated[Literal["int64", "int32", "uint64"] | None, typer.Option(help="Of a new variable.")] = None,
+    value_dtype: Annotated[str | None, typer.Option(help="Of a new variable.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Load a table into a variable, new or there already. What kvemb exported whole comes back bit for bit.
+
+    Example: kvemb import pretrained.parquet store --variable items --key-column id --value-column embedding
+    """
+    from kvemb.tools.importing import import_table
+
+    piped = source == PIPE
+    screen = Screen(quiet, as_json)
+    with screen.counting("import") as tell:
+        done = import_table(
+            sys.stdin.buffer if piped else source,
+            path,
+            variable=variable,
+            format=format,
+            on_conflict=on_conflict,
+            key_column=key_column,
+            value_column=value_column,
+            key_dtype=key_dtype,
+            value_dtype=value_dtype,
+            progress=tell,
+        )
+    lines = [
+        ("variable", f"{done.variable}, {done.rows:,} rows now"),
+        ("added", f"{done.added:,} rows"),
+        ("replaced", f"{done.replaced:,} rows"),
+        ("kept as they were", f"{done.kept:,} rows"),
+    ]
+    if done.made is not None:
+        lines.insert(1, ("new, with", ", ".join(f"{what} {name}" for what, name in done.made.items())))
+    screen.close(f"kvemb import {source}", lines, asdict(done))
+
+
+export.__doc__ = f"{export.__doc__}\n\n    Formats: {_FORMATS}."

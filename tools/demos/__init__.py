@@ -1,0 +1,1 @@
+"""`kvemb demo`: two complete training jobs, their data, models and metrics."""

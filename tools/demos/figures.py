@@ -1,0 +1,53 @@
+"""The figures both demos end with: rows by tier, what moved, and memory against the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import kvemb
+from kvemb.tools.demos.training import Meter
+from kvemb.tools.memory import peak_bytes
+from kvemb.tools.screen import Summary, size
+
+Lines = list[tuple[str, str]]
+
+
+def tier_figures(variables: Sequence[kvemb.Variable], row_bytes: int) -> tuple[Lines, Summary]:
+    """Say where the variables' rows are. row_bytes: a row with its slots."""
+    stats = [variable.stats for variable in variables]
+    rows = sum(variable.size() for variable in variables)
+    hot = sum(each.rows_hot for each in stats)
+    promotions, spills = sum(each.promotions for each in stats), sum(each.spills for each in stats)
+    disk = sum(each.bytes_cold for each in stats)
+    lines = [
+        ("table", f"{rows:,} rows of {row_bytes} bytes with their slots = {size(rows * row_bytes)}"),
+        ("hot", f"{hot:,} rows ({hot / max(1, rows):.1%})"),
+        ("on disk", f"{size(disk)}; {promotions:,} rows promoted, {spills:,} spilled"),
+    ]
+    summary = {"rows": rows, "row_bytes": row_bytes, "table_bytes": rows * row_bytes, "rows_hot": hot}
+    return lines, {**summary, "disk_bytes": disk, "promotions": promotions, "spills": spills}
+
+
+def speed_figures(meter: Meter) -> tuple[Lines, Summary]:
+    """Say how fast training was, the first batch apart."""
+    lines = [
+        ("speed", f"{meter.rows_per_second:,.0f} rows/s looked up and updated, in {meter.seconds:.1f} s"),
+        ("first batch", f"{meter.first_seconds:.1f} s (compiles kernels on the first run ever)"),
+        ("hit rate", f"{meter.hit_rate:.3f}"),
+    ]
+    summary: Summary = {"rows_per_second": round(meter.rows_per_second), "seconds": round(meter.seconds, 2)}
+    return lines, {**summary, "first_batch_seconds": round(meter.first_seconds, 2), "hit_rate": meter.hit_rate}
+
+
+def memory_figures(before: int, budget: int, table: int) -> tuple[Lines, Summary]:
+    """Compare this process's peak with the store's budget, and the table with both; all in bytes.
+
+    before: what was resident just before the store was opened.
+    """
+    peak = peak_bytes()
+    above = peak - before
+    lines = [
+        ("memory budget", f"{size(budget)}; the table is {table / budget:.1f} times that"),
+        ("peak memory", f"{size(peak)}, of which {size(before)} before the store was opened: {size(above)} since"),
+    ]
+    return lines, {"budget_bytes": budget, "peak_bytes": peak, "before_bytes": before, "peak_above_bytes": above}

@@ -1,0 +1,86 @@
+"""`kvemb demo`: train a table larger than its memory budget on a generated click log, end to end.
+
+Half way a checkpoint is taken. At the end it is opened as a store of its own, and must rank held-out lines exactly as
+the model did when it was taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvemb
+from kvemb.tools.demos.click_log import HELD_OUT, ClickLog, Clicks, auc
+from kvemb.tools.demos.factorisation import Factorisation
+from kvemb.tools.demos.figures import memory_figures, speed_figures, tier_figures
+from kvemb.tools.demos.training import Meter, train
+from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.memory import resident_bytes
+from kvemb.tools.screen import Screen
+
+HELD_OUT_LINES = 100_000
+
+
+@dataclass(frozen=True)
+class ClickRun:
+    """What to train on, and how: lines of the log, factors, lines a batch, the store's budget (bytes, or text)."""
+
+    clicks: int
+    dim: int
+    batch: int
+    budget: str
+    seed: int
+
+
+def run(asked: ClickRun, place: Path, screen: Screen, stop: PatientInterrupts) -> None:
+    """Train, check the checkpoint, and close with a table. Works in `place`, an empty directory."""
+    log = ClickLog(asked.seed, asked.clicks)
+    half = asked.clicks // 2
+    before = resident_bytes()
+    with kvemb.open(place / "store", memory_budget=asked.budget) as store:
+        model = Factorisation(store, asked.dim, asked.seed)
+        with screen.progress("training", -(-half // asked.batch) - (half - asked.clicks) // asked.batch) as advance:
+            meter = Meter(model.variables, advance)
+            train(model, _parts(log, 0, half, asked.batch), meter, stop)
+            taken = model.auc(_held_out(log, half))
+            started = time.perf_counter()
+            store.checkpoint(place / "checkpoint")
+            checkpoint_seconds = time.perf_counter() - started
+            screen.say(f"half way: held-out AUC {taken:.4f}, checkpoint taken in {checkpoint_seconds:.2f} s")
+            train(model, _parts(log, half, asked.clicks, asked.batch), meter, stop)
+        stop.check()
+        sections = [speed_figures(meter), tier_figures(model.variables, model.row_bytes)]
+        final = model.auc(_held_out(log, asked.clicks))
+        table = model.row_bytes * sum(variable.size() for variable in model.variables)
+        sections.append(memory_figures(before, store.budget.total, table))
+    stop.check()
+    with kvemb.restore(place / "checkpoint", place / "restored", memory_budget=asked.budget) as restored:
+        again = Factorisation(restored, asked.dim, asked.seed).auc(_held_out(log, half))
+    best = _held_out(log, asked.clicks)
+    limit = auc(log.logits(best.users, best.items), best.clicked)
+    lines = [
+        ("trained on", f"{asked.clicks:,} lines of a click log, dim {asked.dim}, batches of {asked.batch:,}"),
+        *(line for section, _ in sections for line in section),
+        ("AUC half way", f"{taken:.4f} when the checkpoint was taken (in {checkpoint_seconds:.2f} s)"),
+        ("AUC reopened", f"{again:.4f} from that checkpoint: {'the same' if again == taken else 'DIFFERENT'}"),
+        ("AUC at the end", f"{final:.4f} (chance 0.5; the hidden model that drew the clicks {limit:.4f})"),
+    ]
+    summary: dict[str, object] = {"demo": "clicks", "clicks": asked.clicks, "dim": asked.dim, "batch": asked.batch}
+    summary |= {name: value for _, section in sections for name, value in section.items()}
+    summary |= {"auc_at_checkpoint": taken, "auc_reopened": again, "auc_final": final, "auc_limit": limit}
+    screen.close("kvemb demo", lines, summary | {"checkpoint_seconds": round(checkpoint_seconds, 3)})
+    if again != taken:
+        raise kvemb.errors.Corruption(f"the reopened checkpoint gives AUC {again}, and gave {taken} when it was taken")
+
+
+def _parts(log: ClickLog, start: int, stop: int, batch: int) -> Iterator[Clicks]:
+    for at in range(start, stop, batch):
+        yield log.part(at, min(batch, stop - at))
+
+
+def _held_out(log: ClickLog, end: int) -> Clicks:
+    """Return lines of the time just before `end` that no one trains on."""
+    count = min(HELD_OUT_LINES, max(1, log.lines // 10), end)
+    return log.part(end - count, count, HELD_OUT)

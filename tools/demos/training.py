@@ -1,0 +1,80 @@
+"""The loop both demos share: while one batch trains, the next one's rows are read. Counts rows, seconds and hits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import kvemb
+from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.screen import Advance
+
+Batch = TypeVar("Batch", contravariant=True)
+Given = TypeVar("Given")
+NOTE_EVERY_SECONDS = 0.25
+
+
+class Model(Protocol[Batch]):
+    """What can be trained here."""
+
+    @property
+    def variables(self) -> Sequence[kvemb.Variable]:
+        """The variables whose hits and misses are worth showing."""
+
+    def prefetch(self, batch: Batch) -> None:
+        """Start reading the rows that training on the batch will need."""
+
+    def train(self, batch: Batch) -> int:
+        """Take one step, and return how many rows were looked up and updated."""
+
+
+class Meter:
+    """Batches done, rows a second, and the hit rate since training began.
+
+    The first batch is timed apart, as `first_seconds`: on a machine's first run it compiles kernels.
+    """
+
+    def __init__(self, variables: Sequence[kvemb.Variable], advance: Advance) -> None:
+        self._variables, self._advance = variables, advance
+        self._noted = -NOTE_EVERY_SECONDS  # the first note needs no wait
+        self.batches = self.rows = 0
+        self.seconds = self.first_seconds = 0.0
+
+    def count(self, rows: int, seconds: float) -> None:
+        """Record a batch, and show it when the last note is old enough."""
+        self.batches += 1
+        if self.batches == 1:
+            self.first_seconds = seconds
+            return
+        self.rows, self.seconds = self.rows + rows, self.seconds + seconds
+        if self.seconds - self._noted >= NOTE_EVERY_SECONDS:
+            self._noted = self.seconds
+            self._advance(self.batches, f"hit rate {self.hit_rate:.3f} · {self.rows_per_second:,.0f} rows/s")
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows looked up and updated for each second of training; 0 before the second batch."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of looked-up rows that were hot; 0 before the first one."""
+        hits = sum(variable.stats.hits for variable in self._variables)
+        misses = sum(variable.stats.misses for variable in self._variables)
+        return hits / (hits + misses) if hits + misses else 0.0
+
+
+def train(model: Model[Given], batches: Iterable[Given], meter: Meter, stop: PatientInterrupts) -> None:
+    """Train on all batches in order. Between two of them is where an interrupt is taken."""
+    coming = iter(batches)
+    batch = next(coming, None)
+    while batch is not None:
+        started = time.perf_counter()
+        following = next(coming, None)
+        if following is not None:
+            model.prefetch(following)
+        rows = model.train(batch)
+        meter.count(rows, time.perf_counter() - started)
+        stop.check()
+        batch = following

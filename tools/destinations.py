@@ -1,0 +1,109 @@
+"""Where tools read and write: paths, URLs that fsspec reaches, and pipes. What is half-written is never seen.
+
+Everything is written beside its place under a hidden name, or in a temporary folder for a URL, and moved when it is
+whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvemb.tools.failures import BadInput
+
+PIPE = "-"
+
+
+def is_url(place: str) -> bool:
+    """Whether a place is a URL."""
+    return "://" in place
+
+
+@contextmanager
+def atomic_directory(place: str, *, folder: bool) -> Iterator[Path]:
+    """Yield a path to write to, a folder that is there where `folder`; it takes its place when the block ends well.
+
+    Raises FileExistsError where something is there already.
+    """
+    if is_url(place):
+        files, path = _filesystem(place)
+        if files.exists(path):
+            raise FileExistsError(f"{place} exists; name a new place, or delete it")
+        with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch:
+            made = Path(scratch) / (place.rstrip("/").rpartition("/")[2] or "out")
+            if folder:
+                made.mkdir()
+            yield made
+            try:
+                _send(made, files, path)
+            except BaseException:
+                if files.exists(path):
+                    files.rm(path, recursive=True)
+                raise
+        return
+    target = Path(place)
+    if target.exists():
+        raise FileExistsError(f"{target} exists; name a new {'folder' if folder else 'file'}, or delete it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    remove(made)
+    try:
+        if folder:
+            made.mkdir()
+        yield made
+        os.rename(made, target)
+    except BaseException:
+        remove(made)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _filesystem(place: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise BadInput(f"{place} cannot be reached: {error}; install: pip install 'kvemb[remote]'") from error
+    try:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(place)
+        return found
+    except (ImportError, ValueError) as error:  # which names the package that knows this protocol
+        raise BadInput(f"{place} cannot be reached: {error}") from error
+
+
+def _send(made: Path, files: Any, path: str) -> None:
+    if made.is_dir():
+        for file in sorted(made.rglob("*")):
+            if file.is_file():
+                target = f"{path.rstrip('/')}/{file.relative_to(made).as_posix()}"
+                files.makedirs(target.rpartition("/")[0], exist_ok=True)
+                files.put_file(str(file), target)
+    else:
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        files.put_file(str(made), path)
+
+
+@contextmanager
+def fetched(place: str) -> Iterator[Path]:
+    """Yield a path to read from: what is at a URL is copied first."""
+    if not is_url(place):
+        yield Path(place)
+        return
+    files, path = _filesystem(place)
+    if not files.exists(path):
+        raise FileNotFoundError(f"{place} is not there")
+    with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch:
+        target = Path(scratch) / (place.rstrip("/").rpartition("/")[2] or "in")
+        files.get(path, str(target), recursive=files.isdir(path))
+        yield target

@@ -1,0 +1,338 @@
+"""Parquet, Arrow IPC and CSV, by pyarrow. What is known beside the rows goes into the schema's metadata, as JSON.
+
+Parquet and Arrow have a list column of fixed size for each column that has a width; CSV has a column for each number.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from kvemb.tools.failures import BadInput, WrongUsage
+from kvemb.tools.formats.columns import (
+    KEY,
+    SCORE,
+    STEP,
+    VALUE,
+    Batch,
+    Column,
+    Given,
+    Place,
+    Table,
+    parse_about,
+    renamed,
+)
+
+ABOUT = b"kvemb"
+# Of a row group; a reader that wants a range of keys reads no more than this around it.
+GROUP_ROWS = 131_072
+READ_ROWS = 32_768
+
+
+def _type(column: Column) -> pa.DataType:
+    plain = pa.from_numpy_dtype(column.dtype)
+    return plain if column.width is None else pa.list_(plain, column.width)
+
+
+def _schema(table: Table) -> pa.Schema:
+    fields = [pa.field(column.name, _type(column), nullable=False) for column in table.columns]
+    return pa.schema(fields, {ABOUT: json.dumps(table.about).encode()} if table.about else None)
+
+
+def _record_batch(batch: Batch, table: Table, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = []
+    for column in table.columns:
+        flat = pa.array(np.ascontiguousarray(batch[column.name]).reshape(-1))
+        arrays.append(flat if column.width is None else pa.FixedSizeListArray.from_arrays(flat, type=_type(column)))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def write_parquet(place: Place, table: Table, batches: Iterator[Batch]) -> None:
+    """Write row groups of GROUP_ROWS, with statistics of every plain column."""
+    schema = _schema(table)
+    plain = [column.name for column in table.columns if column.width is None]
+    # A dictionary of floats would make NaNs of other bits one.
+    with pq.ParquetWriter(place, schema, use_dictionary=False, write_statistics=plain) as writer:
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            waiting.append(_record_batch(batch, table, schema))
+            if sum(map(len, waiting)) >= GROUP_ROWS:
+                writer.write_table(pa.Table.from_batches(waiting), row_group_size=GROUP_ROWS)
+                waiting = []
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting), row_group_size=GROUP_ROWS)
+
+
+def write_arrow(place: Place, table: Table, batches: Iterator[Batch]) -> None:
+    """Write an Arrow IPC file; to a pipe, an Arrow IPC stream."""
+    schema = _schema(table)
+    begin = pa.ipc.new_file if isinstance(place, Path) else pa.ipc.new_stream
+    with begin(place, schema) as writer:
+        for batch in batches:
+            writer.write_batch(_record_batch(batch, table, schema))
+
+
+def write_csv(place: Place, table: Table, batches: Iterator[Batch]) -> None:
+    """Write a column for each number: value_0, value_1, ... ; floats with as many digits as bring them back."""
+    write_delimited(place, table, batches, ",", header=True)
+
+
+def write_delimited(place: Place, table: Table, batches: Iterator[Batch], delimiter: str, *, header: bool) -> None:
+    """Write numbers as text."""
+    names = [name for column in table.columns for name in _names(column)]
+    types = [pa.from_numpy_dtype(_in_text(column.dtype)) for column in table.columns for _ in _names(column)]
+    schema = pa.schema(list(zip(names, types, strict=True)))
+    options = pacsv.WriteOptions(include_header=header, delimiter=delimiter, quoting_style="none")
+    with pacsv.CSVWriter(place, schema, write_options=options) as writer:
+        for batch in batches:
+            arrays = []
+            for column in table.columns:
+                numbers = batch[column.name].astype(_in_text(column.dtype), copy=False)
+                parts = [numbers] if column.width is None else np.ascontiguousarray(numbers.T)
+                arrays += [pa.array(part) for part in parts]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+def _names(column: Column) -> list[str]:
+    return [column.name] if column.width is None else [f"{column.name}_{at}" for at in range(column.width)]
+
+
+def _in_text(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+# Reading.
+
+
+def read_parquet(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read a Parquet file, or a folder of them, of whatever origin."""
+    files = sorted(place.rglob("*.parquet")) if isinstance(place, Path) and place.is_dir() else [place]
+    if not files:
+        raise BadInput(f"{place} holds no .parquet file")
+    # Its buffering ahead would read whole files into memory.
+    readers = [_opened(partial(pq.ParquetFile, pre_buffer=False), file) for file in files]
+    schema = readers[0].schema_arrow
+    for file, reader in zip(files, readers, strict=True):
+        if reader.schema_arrow.remove_metadata() != schema.remove_metadata():
+            raise BadInput(f"{file} has other columns than {files[0]}: {reader.schema_arrow.names}, not {schema.names}")
+    rows = sum(reader.metadata.num_rows for reader in readers)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for reader in readers:
+            yield from reader.iter_batches(READ_ROWS)
+
+    return _table(str(place), schema, rows, batches, given)
+
+
+def read_arrow(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read an Arrow IPC file or stream."""
+    if isinstance(place, Path):
+        source = pa.memory_map(str(place)) if place.stat().st_size else pa.BufferReader(b"")
+        with source:
+            is_file = source.read(6) == b"ARROW1"
+        if is_file:
+            file = _opened(pa.ipc.open_file, pa.memory_map(str(place)), str(place))
+            parts = (file.get_batch(at) for at in range(file.num_record_batches))
+            return _table(str(place), file.schema, None, lambda: parts, given)
+    source = pa.OSFile(str(place)) if isinstance(place, Path) else place
+    stream = _opened(pa.ipc.open_stream, source, place)
+    return _table(str(place), stream.schema, None, lambda: iter(stream), given)
+
+
+def read_csv(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read numbers as write_csv writes them: columns that end in _0, _1, ... are one list, in whatever order.
+
+    A CSV does not say of what dtype they are: int64 and float32 unless that is given.
+    """
+    file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
+    names = next(csv.reader([file.readline().decode(errors="replace")]), [])
+    chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
+    try:
+        groups = _groups(names, chosen, place)
+    except BadInput:
+        file.close()
+        raise
+    halves = ("float16", "bfloat16")  # which pyarrow does not read from text
+    number_dtype = np.dtype("float32" if given.value_dtype in (None, *halves) else given.value_dtype)
+    plain = {chosen[KEY]: np.dtype(given.key_dtype or "int64"), SCORE: np.dtype(np.float64), STEP: np.dtype(np.int64)}
+    dtypes = {name: plain.get(name, number_dtype) for name in groups}
+    wide = {name: len(parts) > 1 or parts[0] != name for name, parts in groups.items()}
+    columns = [
+        Column(renamed(name, chosen), dtypes[name], len(parts) if wide[name] else None)
+        for name, parts in groups.items()
+    ]
+    types = {part: pa.from_numpy_dtype(dtypes[name]) for name, parts in groups.items() for part in parts}
+    options = pacsv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=False)
+
+    def batches() -> Iterator[Batch]:
+        with file:
+            try:
+                reader = pacsv.open_csv(file, pacsv.ReadOptions(column_names=names), convert_options=options)
+            except pa.ArrowInvalid as error:
+                if "Empty CSV" in str(error):
+                    return
+                raise BadInput(f"{place} cannot be read: {error}") from error
+            for part in _told(iter(reader), place):
+                batch = {}
+                for name, parts in groups.items():
+                    arrays = [_numbers(part.column(each), each, place) for each in parts]
+                    batch[renamed(name, chosen)] = np.stack(arrays, axis=1) if wide[name] else arrays[0]
+                yield batch
+
+    return Table(columns), batches()
+
+
+def _groups(names: list[str], chosen: dict[str, str], place: object) -> dict[str, list[str]]:
+    """Return the columns of each list by its name, and every other column by its own. Raises BadInput.
+
+    What is needed must be whole: a list of numbers from 0 on, the key one column. Others are let through as they are.
+    """
+    _check_once(names, names, place)
+    lists: dict[str, dict[int, str]] = {}
+    for name in names:
+        stem, _, number = name.rpartition("_")
+        if stem and number.isdecimal() and number == str(int(number)):
+            lists.setdefault(stem, {})[int(number)] = name
+    groups: dict[str, list[str]] = {}
+    for stem, parts in lists.items():
+        missing = next((at for at in range(len(parts)) if at not in parts), None)
+        if missing is None and stem not in names:
+            groups[stem] = [parts[at] for at in range(len(parts))]
+        elif stem == chosen[VALUE]:
+            wrong = f"and {stem!r} too" if missing is None or stem in names else f"but no '{stem}_{missing}'"
+            raise BadInput(
+                f"{place} has the column {parts[min(parts)]!r} {wrong}; number a list's columns from 0 without gaps"
+            )
+    listed = {part for parts in groups.values() for part in parts}
+    groups |= {name: [name] for name in names if name not in listed}
+    for what, name in chosen.items():
+        if name not in groups:
+            known = ", ".join(groups)[:200] or "none"
+            raise BadInput(f"{place} has no column {name!r} for the {what}; it has {known}")
+    for name in (chosen[KEY], SCORE, STEP):
+        if name in groups and groups[name] != [name]:
+            raise BadInput(f"{place} has the column {groups[name][0]!r}; a {name} is one number: name it {name!r}")
+    return groups
+
+
+def _check_once(wanted: list[str], names: list[str], place: object) -> None:
+    """Raise BadInput where a column that is needed is there twice: which is meant, nobody knows."""
+    if doubled := [name for name in wanted if names.count(name) > 1]:
+        raise BadInput(f"{place} has the column {doubled[0]!r} twice; rename one, or leave it out")
+
+
+def _opened(how: Callable[..., Any], place: Any, name: object = None) -> Any:
+    try:
+        return how(place)
+    except (pa.ArrowInvalid, pa.ArrowIOError, pa.ArrowKeyError) as error:
+        raise BadInput(f"{name or place} cannot be read: {error}") from error
+
+
+def _told(batches: Iterator[Any], place: Any) -> Iterator[Any]:
+    """Turn pyarrow's errors of a damaged file into BadInput."""
+    try:
+        yield from batches
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{place} is damaged: {error}") from error
+
+
+def _table(
+    place: str,
+    schema: pa.Schema,
+    rows: int | None,
+    batches: Callable[[], Iterator[pa.RecordBatch]],
+    given: Given,
+) -> tuple[Table, Iterator[Batch]]:
+    about = parse_about((schema.metadata or {}).get(ABOUT, b"{}"), place)
+    chosen = {
+        KEY: given.key_column or _guess(place, schema, KEY, "an integer", _is_key),
+        VALUE: given.value_column or _guess(place, schema, VALUE, "a list", _is_list),
+    }
+    for what, name in chosen.items():
+        if name not in schema.names:
+            raise BadInput(f"{place} has no column {name!r} for the {what}; it has {', '.join(schema.names)}")
+    _check_once(schema.names if about else [*chosen.values()], schema.names, place)
+    if not _is_key(schema.field(chosen[KEY]).type):
+        raise BadInput(f"column {chosen[KEY]!r} of {place} must hold integers, got {schema.field(chosen[KEY]).type}")
+    if not _is_list(schema.field(chosen[VALUE]).type):
+        raise BadInput(
+            f"column {chosen[VALUE]!r} of {place} must hold lists of numbers, got {schema.field(chosen[VALUE]).type}"
+        )
+    wanted = [name for name in schema.names if name in chosen.values() or about]
+
+    def read() -> Iterator[Batch]:
+        for part in _told(batches(), place):
+            yield {renamed(name, chosen): _numbers(part.column(name), name, place) for name in wanted}
+
+    stream = read()
+    first = next(stream, None)
+    columns = []
+    for name in wanted:
+        kind = schema.field(name).type
+        width = None
+        if _is_list(kind):
+            width = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
+            if first is not None:
+                width = first[renamed(name, chosen)].shape[1]
+            kind = kind.value_type
+        columns.append(Column(renamed(name, chosen), np.dtype(kind.to_pandas_dtype()), width))
+
+    def again() -> Iterator[Batch]:
+        if first is not None:
+            yield first
+        yield from stream
+
+    return Table(columns, rows, about), again()
+
+
+def _guess(place: str, schema: pa.Schema, name: str, kind: str, fits: Callable[[pa.DataType], bool]) -> str:
+    """Return the column of this name, or the only one of its kind."""
+    if name in schema.names:
+        return name
+    found = [field.name for field in schema if fits(field.type)]
+    if len(found) != 1:
+        raise WrongUsage(
+            f"{place} has no column {name!r}, and {len(found)} columns that hold {kind}; name one with --{name}-column "
+            f"(it has {', '.join(schema.names)})"
+        )
+    return str(found[0])
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_a(kind) for is_a in lists) and bool(
+        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    )
+
+
+def _numbers(array: pa.Array, name: str, place: object) -> np.ndarray[Any, Any]:
+    """Return a column's numbers, (n,) or (n, width)."""
+    if array.null_count:
+        raise BadInput(f"column {name!r} of {place} has rows without a value; fill or drop them")
+    if not _is_list(array.type):
+        return np.asarray(array.to_numpy(zero_copy_only=False))
+    flat = array.flatten()
+    if flat.null_count:
+        raise BadInput(f"column {name!r} of {place} has lists with numbers missing; fill or drop them")
+    numbers = np.asarray(flat.to_numpy(zero_copy_only=False))
+    if pa.types.is_fixed_size_list(array.type):
+        return numbers.reshape(len(array), array.type.list_size)
+    lengths = np.diff(np.asarray(array.offsets))
+    if len(lengths) and (lengths != lengths[0]).any():
+        raise BadInput(
+            f"column {name!r} of {place} has lists of {lengths.min()} to {lengths.max()} numbers; all must be as long"
+        )
+    return numbers.reshape(len(array), int(lengths[0]) if len(lengths) else 0)

@@ -1,0 +1,158 @@
+"""word2vec's text and binary files, and a PyTorch state dict: formats in which a key is a word, or a row's number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from kvemb.tools.failures import BadInput, WrongUsage
+from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, Given, Place, Table
+from kvemb.tools.numbers import bfloat16, rounded
+
+READ_ROWS = 65_536
+
+
+def _head(table: Table) -> bytes:
+    return f"{table.rows} {table.value.width}\n".encode()
+
+
+def write_words(place: Place, table: Table, batches: Iterator[Batch]) -> None:
+    """Write word2vec's text: a line with the numbers of rows and of columns, then a line a row."""
+    from kvemb.tools.formats.arrow import write_delimited
+
+    if isinstance(place, Path):
+        with open(place, "wb") as file:
+            return write_words(file, table, batches)
+    place.write(_head(table))
+    place.flush()
+    return write_delimited(place, table, batches, " ", header=False)
+
+
+def write_words_binary(place: Place, table: Table, batches: Iterator[Batch]) -> None:
+    """Write word2vec's binary format: the same line, then each key as text, a space, and float32 numbers."""
+    if isinstance(place, Path):
+        with open(place, "wb") as file:
+            return write_words_binary(file, table, batches)
+    place.write(_head(table))
+    for batch in batches:
+        value = np.ascontiguousarray(batch[VALUE], "<f4")
+        rows = value.view(f"V{4 * value.shape[1]}").reshape(-1).tolist()
+        keys = batch[KEY].astype("U").tolist()
+        place.write(b"".join(b"%b %b" % (key.encode(), row) for key, row in zip(keys, rows, strict=True)))
+    return None
+
+
+def _read_head(file: IO[bytes], place: object) -> tuple[int, int]:
+    line = file.readline(100)
+    try:
+        rows, dim = map(int, line.split())
+        if rows < 0 or dim < 1:
+            raise ValueError
+    except ValueError:
+        file.close()
+        raise BadInput(f"{place} is not a word2vec file: it must begin with two numbers, got {line[:40]!r}") from None
+    return rows, dim
+
+
+def _key(word: bytes, place: object) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise BadInput(
+            f"{place} has the key {word.decode(errors='replace')!r}; keys must be integers: number or hash them"
+        ) from None
+
+
+def _keys(keys: list[int], dtype: np.dtype[Any], place: object) -> Any:
+    try:
+        return np.array(keys, dtype)
+    except OverflowError as error:
+        raise BadInput(f"{place} has a key that does not fit {dtype.name}: {error}") from error
+
+
+def read_words(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read word2vec's text, whose words must be integers."""
+    file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
+    rows, dim = _read_head(file, place)
+    dtype = np.dtype(given.key_dtype or "int64")
+
+    def batches() -> Iterator[Batch]:
+        read = 0
+        with file:
+            while lines := file.readlines(4 << 20):
+                words = [line.split() for line in lines]
+                if wrong := [word for word in words if len(word) != dim + 1]:
+                    raise BadInput(f"{place} has a row of {len(wrong[0]) - 1} numbers after row {read:,}, not {dim}")
+                keys = _keys([_key(word[0], place) for word in words], dtype, place)
+                try:
+                    values = np.array([word[1:] for word in words]).astype(np.float64)
+                except ValueError as error:
+                    raise BadInput(f"{place} cannot be read after row {read:,}: {error}") from error
+                read += len(words)
+                values = values.reshape(len(words), dim)
+                yield {KEY: keys, VALUE: rounded(values, np.dtype(np.float32), keys, "word2vec's are no greater")}
+        if read != rows:
+            raise BadInput(f"{place} has {read:,} rows and says {rows:,}: it was cut short, or is another format")
+
+    return Table([Column(KEY, dtype), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
+
+
+def read_words_binary(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read word2vec's binary format, whose words must be integers."""
+    file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
+    rows, dim = _read_head(file, place)
+    dtype = np.dtype(given.key_dtype or "int64")
+
+    def batches() -> Iterator[Batch]:
+        left = rows
+        with file:
+            while left:
+                keys, values = [], []
+                for _ in range(min(left, READ_ROWS)):
+                    word = b""
+                    while (letter := file.read(1)) not in (b" ", b""):
+                        word += letter
+                    row = file.read(4 * dim)
+                    if len(row) != 4 * dim:
+                        raise BadInput(f"{place} was cut short: {left:,} of {rows:,} rows are missing")
+                    keys.append(_key(word.strip(), place))
+                    values.append(row)
+                left -= len(keys)
+                numbers = np.frombuffer(b"".join(values), "<f4").reshape(len(keys), dim)
+                yield {KEY: _keys(keys, dtype, place), VALUE: numbers}
+
+    return Table([Column(KEY, dtype), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
+
+
+def read_state_dict(place: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read a weight of a PyTorch state dict, the one that is named or the only one; a row's key is its number."""
+    try:
+        import torch
+    except ImportError as error:
+        raise BadInput(f"reading {place} needs PyTorch; install it: pip install 'kvemb[torch]'") from error
+    try:
+        state = torch.load(place, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise BadInput(f"{place} is not a PyTorch state dict: {error}") from error
+    if not isinstance(state, dict):
+        raise BadInput(f"{place} holds {type(state).__name__}, not a state dict; save model.state_dict()")
+    found = {name: each for name, each in state.items() if isinstance(each, torch.Tensor) and each.ndim == 2}
+    alone = next(iter(found)) if len(found) == 1 else None
+    name = alone if given.value_column is None else given.value_column
+    if name not in found:
+        known = ", ".join(map(str, found)) or "(none)"
+        raise WrongUsage(f"{place} has the matrices {known}; name one with --value-column")
+    weight = found[name]
+    bits = weight.dtype == torch.bfloat16
+    dtype = bfloat16() if bits else np.dtype(str(weight.dtype).removeprefix("torch."))
+
+    def batches() -> Iterator[Batch]:
+        for at in range(0, len(weight), READ_ROWS):
+            part = weight[at : at + READ_ROWS].contiguous()
+            values = part.view(torch.int16).numpy().view(dtype) if bits else part.numpy()
+            yield {KEY: np.arange(at, at + len(part)), VALUE: values}
+
+    return Table([Column(KEY, np.dtype(np.int64)), Column(VALUE, dtype, weight.shape[1])], len(weight)), batches()

@@ -1,0 +1,1 @@
+"""`kvemb stress`: random operations and crashes on a real table, compared with a plain model."""

@@ -1,0 +1,219 @@
+"""The run behind `kvemb stress crash`: kill -9 at a random instant, open what is left, compare every row, go on.
+
+After each kill the store must hold what it promised: with durability="checkpoint" exactly the state of the last flush
+or checkpoint that was acknowledged, or of one that was under way; with "write" every acknowledged call, and of the one
+that was under way each row either as before or as after. Checkpoints that were acknowledged must be there and right;
+others absent, or right.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb.tools.screen import Screen
+from kvemb.tools.stress.load import (
+    BUDGET,
+    DURABLE,
+    UNIVERSE,
+    apply,
+    calls,
+    check_equal,
+    checkpoint_of,
+    model_of,
+    open_variables,
+    work,
+)
+from kvemb.tools.stress.lockstep import Difference
+from kvemb.tools.stress.model import Model
+
+Models = dict[str, Model]
+# A round is killed at most this long after its process began to work, or some while it still opens the store.
+MOST_SECONDS, EARLY_SHARE = 1.0, 0.15
+
+
+class Told:
+    """What a process said before it was killed, by the numbers of its calls (stress_load.work)."""
+
+    def __init__(self, lines: list[str]) -> None:
+        said = [line.split() for line in lines]
+        self.begun, self.done, self.behind = ({int(n) for what, n in said if what == kind} for kind in "bdp")
+
+    def acknowledged(self, name: str, number: int) -> bool:
+        """Whether the call, of that name, was complete."""
+        return number in (self.behind if name == "checkpoint behind" else self.done)
+
+
+class CrashRounds:
+    """Rounds on one store in a folder. models: the state that the store is known to have. totals: what there was."""
+
+    def __init__(self, folder: Path, durability: Any, seed: int) -> None:
+        self.folder, self.durability = folder, durability
+        self._chance = random.Random(seed)
+        self._processes = multiprocessing.get_context("forkserver")
+        self._processes.set_forkserver_preload(["kvemb.tools.stress.load"])
+        self.totals: Counter[str] = Counter()
+        with kvemb.open(folder / "store", memory_budget=BUDGET) as store:
+            self.models: Models = {name: model_of(variable) for name, variable in open_variables(store).items()}
+
+    def round(self) -> None:
+        """Run, kill, compare. Raises Difference."""
+        seed = self._chance.getrandbits(40)
+        told = self._run_and_kill(seed)
+        before, after, points = self._replay(seed, told)
+        with kvemb.open(self.folder / "store", memory_budget=BUDGET) as store:
+            variables = open_variables(store)
+            if self.durability == "write":
+                self.models = {name: _mixture(variables[name], before[name], after[name]) for name in before}
+            else:
+                self.models = _first_equal(variables, points)
+            for name, variable in variables.items():
+                check_equal(variable, self.models[name])
+        self.totals["rounds"] += 1
+        self.totals["rows compared"] += sum(model.size for model in self.models.values())
+
+    def _run_and_kill(self, seed: int) -> Told:
+        reading, writing = self._processes.Pipe(duplex=False)
+        process = self._processes.Process(target=work, args=(self.folder, seed, self.durability, writing), daemon=True)
+        process.start()
+        writing.close()
+        with os.fdopen(os.dup(reading.fileno()), encoding="ascii") as pipe:
+            reading.close()
+            lines = [pipe.readline()] if self._chance.random() >= EARLY_SHARE else []
+            time.sleep(self._chance.random() * MOST_SECONDS)
+            process.kill()
+            lines += pipe.readlines()
+        process.join()
+        if process.exitcode != -9:
+            raise Difference(f"the process ended by itself, with exit code {process.exitcode}; its error is above")
+        return Told([line for line in lines if line.endswith("\n")])
+
+    def _replay(self, seed: int, told: Told) -> tuple[Models, Models, list[Models]]:
+        """Make the calls on the models, and compare each checkpoint with its instant.
+
+        Returns the states before and after the call that was under way, and the durable points the store may be at.
+        """
+        models, points = _copied(self.models), [_copied(self.models)]
+        before = _copied(models)
+        for number, call in enumerate(islice(calls(seed), len(told.begun))):
+            acknowledged = told.acknowledged(call.name, number)
+            if number not in told.done:
+                before = _copied(models)
+            if call.name not in DURABLE:
+                apply(call, models[call.variable], touching=self.durability == "checkpoint")
+            else:
+                if call.name != "flush":
+                    self._check_checkpoint(checkpoint_of(self.folder, seed, number), models, acknowledged)
+                points = [*([] if acknowledged else points), _copied(models)]
+            self.totals["calls"] += 1
+            self.totals["durable points"] += acknowledged and call.name in DURABLE
+        if len(told.done - {-1}) == len(told.begun):
+            before = models
+        return before, models, points
+
+    def _check_checkpoint(self, path: Path, models: Models, acknowledged: bool) -> None:
+        if not path.exists():
+            if acknowledged:
+                raise Difference(f"{path} is missing, though it was acknowledged")
+            return
+        with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
+            for name, variable in store.variables.items():
+                check_equal(variable, models[name])
+        shutil.rmtree(path)
+        self.totals["checkpoints"] += 1
+
+
+def _copied(models: Models) -> Models:
+    return {name: model.copy() for name, model in models.items()}
+
+
+def _first_equal(variables: dict[str, kvemb.Variable], candidates: list[Models]) -> Models:
+    """Return the first candidate that all variables are equal to. Raises the last one's Difference."""
+    failure = Difference("there is no durable point to compare with")
+    for models in candidates:
+        try:
+            for name, variable in variables.items():
+                check_equal(variable, models[name])
+        except Difference as difference:
+            failure = difference
+        else:
+            return models
+    raise failure
+
+
+def _mixture(variable: kvemb.Variable, before: Model, after: Model) -> Model:
+    """Return the state of a variable each of whose rows is as in one of two models. Raises Difference."""
+    found = before.copy()
+    found.clear()
+    exported: tuple[Any, ...] = variable.export(with_slots=True, with_scores=True)
+    keys, values, slots, scores = exported
+    at = np.searchsorted(UNIVERSE, keys)
+    found.present[at], found.values[at], found.scores[at] = True, values, scores
+    for name, slot in slots.items():
+        found.slots[name][at] = slot
+    strange = np.flatnonzero(~(_same(found, before) | _same(found, after)))
+    if len(strange):
+        raise Difference(
+            f"{len(strange)} rows are neither as before the last call nor as after it: {UNIVERSE[strange]}"
+        )
+    return found
+
+
+def _same(one: Model, other: Model) -> Any:
+    """Which keys have the same row in both, or none."""
+    same = (one.values == other.values).all(axis=1) & (one.scores == other.scores)
+    for name, slot in one.slots.items():
+        same &= (slot == other.slots[name]).all(axis=1)
+    return (one.present == other.present) & (~one.present | same)
+
+
+def run(rounds: int, seed: int, durability: str | None, *, quiet: bool, as_json: bool) -> bool:
+    """Run `rounds` rounds, by turns in both modes unless one is given, and tell. Returns whether nothing was lost."""
+    logging.getLogger("kvemb").setLevel(logging.ERROR)  # each round recovers, and would say so
+    screen = Screen(quiet, as_json)
+    modes = ["checkpoint", "write"] if durability is None else [durability]
+    replay = f"kvemb stress crash --rounds {rounds} --seed {seed}" + (
+        "" if durability is None else f" --durability {durability}"
+    )
+    started, difference = time.perf_counter(), None
+    totals: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder, screen.progress("crash", rounds) as advance:
+        for turn, mode in enumerate(modes):
+            place = Path(folder) / mode
+            place.mkdir()
+            crashes = CrashRounds(place, mode, seed)
+            try:
+                for at in range(turn, rounds, len(modes)):
+                    crashes.round()
+                    advance(
+                        turn * (rounds // len(modes)) + at // len(modes) + 1, f"{mode}: {crashes.totals['calls']:,}"
+                    )
+            except Difference as error:
+                difference = f"durability={mode!r}, round {crashes.totals['rounds']}: {error}"
+            totals += crashes.totals
+            if difference is not None:
+                break
+    outcome = "every row as promised, after every kill" if difference is None else f"a difference: {difference}"
+    seconds = time.perf_counter() - started
+    lines = [("outcome", outcome), ("replay", replay), *((name, f"{count:,}") for name, count in totals.items())]
+    summary: dict[str, object] = {
+        "agreed": difference is None,
+        "difference": difference,
+        "replay": replay,
+        **totals,
+        "seconds": seconds,
+    }
+    screen.close("kvemb stress crash", [*lines, ("seconds", f"{seconds:.0f}")], summary)
+    return difference is None

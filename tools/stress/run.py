@@ -1,0 +1,271 @@
+"""The run behind `kvemb stress random`: what is drawn, what is done with it, and how it is told.
+
+Everything follows from the seed: the table's dtypes, policy, optimizer and devices, and every call. One thread draws
+and calls; reads ahead and spills run beside it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb.tools.screen import Screen
+from kvemb.tools.stress.lockstep import Difference, LockstepChecker
+from kvemb.tools.stress.model import Keys, Model
+
+BUDGET = "64MiB"
+DIM = 8
+
+# How often each call is drawn. Those that touch no keys cost the most, and come seldom.
+CALLS = {
+    "lookup": 300, "lookup without touch": 80, "upsert": 150, "accum": 130, "apply_gradients": 160, "remove": 60,
+    "prefetch": 150, "record uses": 40, "status": 30, "restrict": 6, "export": 3, "flush": 4, "reopen": 2,
+    "restore": 1, "crash": 1, "clear": 1,
+}  # fmt: skip
+
+
+class Stress:
+    """A table in a folder, its model, and the chance that drives both."""
+
+    def __init__(self, folder: Path, seed: int, hot: float, keys: int, batch: int) -> None:
+        self.folder, self.batch = folder, batch
+        self.chance = np.random.default_rng(seed)
+        self.copies = 0
+        self.called: Counter[str] = Counter()
+        self.touched = 0
+        self.arguments = self._draw_arguments(hot, keys)
+        universe = self._draw_universe(keys)
+        self.store = kvemb.open(folder / "store", memory_budget=BUDGET)
+        variable = self._variable()
+        self.model = Model(
+            universe, variable.value_dtype, DIM, initializer=variable.initializer, optimizer=variable.optimizer,
+            policy=self.arguments["restrict_policy"],
+        )  # fmt: skip
+        self.twin = LockstepChecker(variable, self.model)
+        self.durable = self.model.copy()
+
+    def _draw_arguments(self, hot: float, keys: int) -> dict[str, Any]:
+        pick: Callable[[list[Any]], Any] = lambda choices: choices[self.chance.integers(len(choices))]  # noqa: E731
+        dtype = pick(["float32", "float64", "float16", "int32", "float32", "float32", "int64", "int8"])
+        whole = dtype.startswith("int")
+        optimizers: list[Any] = [kvemb.optimizers.Adagrad(0.1, 0.1), kvemb.optimizers.SGD(0.1)]
+        policies = [
+            kvemb.TimestampRestrictPolicy(clock="steps"), kvemb.FrequencyRestrictPolicy(),
+            kvemb.FrequencyRestrictPolicy(half_life=100.0),
+        ]  # fmt: skip
+        return {
+            "key_dtype": pick(["int64", "int32", "uint64"]),
+            "value_dtype": dtype,
+            "dim": DIM,
+            "devices": ["cpu"] * int(pick([1, 1, 2, 3])),
+            "initializer": kvemb.Constant(3) if whole else kvemb.RandomNormal(seed=int(self.chance.integers(1000))),
+            "optimizer": None if whole else pick(optimizers),
+            "restrict_policy": pick(policies),
+            "hot_rows": max(1, int(hot * keys)),
+        }
+
+    def _draw_universe(self, keys: int) -> Keys:
+        """Half of the keys in a row, as ids are handed out, and half anywhere."""
+        kind = np.iinfo(self.arguments["key_dtype"])
+        ends = np.array([kind.min, kind.max, 0], kind.dtype)
+        anywhere = self.chance.integers(kind.min, kind.max, keys // 2, kind.dtype, endpoint=True)
+        return np.unique(np.concatenate([ends, np.arange(keys - keys // 2, dtype=kind.dtype), anywhere]))
+
+    def _variable(self) -> kvemb.Variable:
+        return self.store.get_variable("table", **self.arguments)
+
+    def step(self) -> None:
+        """Make one call, drawn at random, and compare."""
+        weights = np.array(list(CALLS.values()), float)
+        name = list(CALLS)[self.chance.choice(len(CALLS), p=weights / weights.sum())]
+        if name == "apply_gradients" and self.model.optimizer is None:
+            name = "upsert"
+        count = 0
+        if name in _WITH_KEYS:
+            keys = self._draw_keys()
+            _WITH_KEYS[name](self, keys)
+            count = len(keys)
+        else:
+            _WITHOUT_KEYS[name](self)
+        self.called[name] += 1
+        self.touched += count
+        self.twin.check_size()
+
+    def _draw_keys(self) -> Keys:
+        """A batch of popular keys, of any, or of a run of neighbours; with duplicates."""
+        n, size = int(self.chance.integers(self.batch + 1)), len(self.model.universe)
+        kind = self.chance.integers(3)
+        if kind == 0:
+            places = (size * self.chance.random(n) ** 4).astype(np.int64) * 7919 % size
+        elif kind == 1:
+            places = self.chance.integers(0, size, n)
+        else:
+            places = (self.chance.integers(size) + self.chance.permutation(n)) % size
+        return self.model.universe[places]
+
+    def _draw_values(self, count: int, dtype: np.dtype[Any]) -> Any:
+        if dtype.kind == "i":
+            kind = np.iinfo(dtype)
+            return self.chance.integers(kind.min, kind.max, (count, DIM), dtype, endpoint=True)
+        return self.chance.standard_normal((count, DIM)).astype(dtype)
+
+    def lookup(self, keys: Keys) -> None:
+        """Look up, now and then after reading ahead."""
+        if self.chance.random() < 0.3:
+            self.twin.variable.prefetch(keys)
+        self.twin.lookup(keys, touch=True)
+
+    def look(self, keys: Keys) -> None:
+        """Look up without a use."""
+        self.twin.lookup(keys, touch=False)
+
+    def upsert(self, keys: Keys) -> None:
+        """Set rows."""
+        self.twin.upsert(keys, self._draw_values(len(keys), self.model.dtype))
+
+    def accum(self, keys: Keys) -> None:
+        """Add, with beliefs that are mostly right."""
+        right = self.model.present[self.model.places(keys)]
+        old, new = (self._draw_values(len(keys), self.model.dtype) for _ in range(2))
+        self.twin.accum(keys, old, new, right ^ (self.chance.random(len(keys)) < 0.1))
+
+    def train(self, keys: Keys) -> None:
+        """Take a training step."""
+        self.twin.apply_gradients(keys, self._draw_values(len(keys), self.model.state_dtype))
+
+    def remove(self, keys: Keys) -> None:
+        """Drop keys."""
+        self.twin.remove(keys)
+
+    def prefetch(self, keys: Keys) -> None:
+        """Read ahead for nothing in particular."""
+        self.twin.variable.prefetch(keys)
+
+    def use(self, keys: Keys) -> None:
+        """Record uses."""
+        self.twin.use(keys)
+
+    def status(self, keys: Keys) -> None:
+        """Compare scores."""
+        self.twin.check_status(keys)
+
+    def restrict(self) -> None:
+        """Drop up to a fifth of the rows."""
+        keep = int(self.model.size * self.chance.uniform(0.8, 1.05))
+        self.twin.restrict(keep, None if self.chance.random() < 0.5 else int(self.chance.integers(2 * keep + 1)))
+
+    def export(self) -> None:
+        """Compare every row."""
+        self.twin.check_export(int(self.chance.integers(1000, 100_000)))
+        self.twin.check_shard_sizes()
+
+    def flush(self) -> None:
+        """Make a durable point."""
+        self.store.flush()
+        self.durable = self.model.copy()
+
+    def reopen(self) -> None:
+        """Close the store and go on with it."""
+        self.store.close()
+        self._go_on(kvemb.open(self.store.path, memory_budget=BUDGET), self.model)
+
+    def restore(self) -> None:
+        """Go on with a store made from a checkpoint."""
+        checkpoint = self.store.checkpoint(self._place("checkpoint"))
+        self.store.close()
+        shutil.rmtree(self.store.path)
+        store = kvemb.restore(checkpoint, self._place("store"), memory_budget=BUDGET)
+        shutil.rmtree(checkpoint)
+        self._go_on(store, self.model)
+
+    def crash(self) -> None:
+        """Go on with a copy of the open store's files, as a crash would leave them."""
+        copy = self._place("store")
+        shutil.copytree(self.store.path, copy, copy_function=_copy_if_there)
+        self.store.close()
+        shutil.rmtree(self.store.path)
+        self._go_on(kvemb.open(copy, memory_budget=BUDGET), self.durable)
+
+    def clear(self) -> None:
+        """Drop every row, one time in four."""
+        if self.chance.random() < 0.25:
+            self.twin.clear()
+
+    def _place(self, name: str) -> Path:
+        self.copies += 1
+        return self.folder / f"{name}{self.copies}"
+
+    def _go_on(self, store: kvemb.Store, model: Model) -> None:
+        self.store, self.model = store, model
+        self.twin = LockstepChecker(self._variable(), model)
+        self.durable = model.copy()
+        self.twin.check_export()
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    """Copy a file of an open store; RocksDB deletes some of its own meanwhile."""
+    with suppress(FileNotFoundError):
+        shutil.copyfile(source, target)
+
+
+_WITH_KEYS: dict[str, Callable[[Stress, Keys], None]] = {
+    "lookup": Stress.lookup, "lookup without touch": Stress.look, "upsert": Stress.upsert, "accum": Stress.accum,
+    "apply_gradients": Stress.train, "remove": Stress.remove, "prefetch": Stress.prefetch, "record uses": Stress.use,
+    "status": Stress.status,
+}  # fmt: skip
+_WITHOUT_KEYS: dict[str, Callable[[Stress], None]] = {
+    "restrict": Stress.restrict, "export": Stress.export, "flush": Stress.flush, "reopen": Stress.reopen,
+    "restore": Stress.restore, "crash": Stress.crash, "clear": Stress.clear,
+}  # fmt: skip
+
+
+def run(ops: int, seed: int, hot: float, keys: int, batch: int, *, quiet: bool, as_json: bool) -> bool:
+    """Touch `ops` keys and tell what came of it. Returns whether table and model agreed to the end."""
+    screen = Screen(quiet, as_json)
+    replay = f"kvemb stress random --ops {ops} --seed {seed} --hot {hot} --keys {keys} --batch {batch}"
+    started = time.perf_counter()
+    difference: Difference | None = None
+    with tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder:
+        stress = Stress(Path(folder), seed, hot, keys, batch)
+        try:
+            with screen.progress("stress", ops) as advance:
+                while stress.touched < ops:
+                    stress.step()
+                    advance(min(stress.touched, ops), f"{stress.model.size:,} rows")
+                stress.export()
+        except Difference as error:
+            difference = error
+        except Exception:
+            screen.say(f"replay: {replay}")
+            raise
+        finally:
+            stress.store.close()
+        stats = stress.twin.variable.stats
+    agreed = difference is None
+    table = {name: str(value) for name, value in stress.arguments.items()}
+    lines = [
+        ("outcome", "equal to the model, bit for bit" if agreed else f"a difference: {difference}"),
+        ("replay", replay),
+        ("keys touched", f"{stress.touched:,}"),
+        ("calls", ", ".join(f"{count:,} {name}" for name, count in stress.called.most_common())),
+        ("table", ", ".join(f"{name}={value}" for name, value in table.items())),
+        ("rows at the end", f"{stress.model.size:,}"),
+        ("since it was last opened", f"hit rate {stats.hit_rate:.1%}, {stats.spills:,} spills"),
+        ("seconds", f"{time.perf_counter() - started:.0f}"),
+    ]
+    summary: dict[str, object] = {
+        "agreed": agreed, "difference": None if agreed else str(difference), "replay": replay, "seed": seed,
+        "keys_touched": stress.touched, "calls": dict(stress.called), "table": table, "rows": stress.model.size,
+        "hot_rows": stress.arguments["hot_rows"], "seconds": time.perf_counter() - started,
+    }  # fmt: skip
+    screen.close("kvemb stress random", lines, summary)
+    return agreed
