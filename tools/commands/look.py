@@ -185,6 +185,8 @@ def report(
 ) -> None:
     """Write one HTML page to look at: growth and churn of a series, norms, scores, what moved, a projection.
 
+    A checkpoint of the series that cannot be read is named there; exits with 1 then, once the page is written.
+
     Example: kvemb report checkpoints --out model.html
     """
     from kvemb.tools.report import report as write
@@ -192,4 +194,7 @@ def report(
     screen = Screen(quiet, as_json)
     with screen.counting("report") as tell:
         made = write(path, out, progress=tell)
-    screen.close(f"kvemb report {path}", [("wrote", str(made))], {"out": str(made)})
+    lines = [("wrote", str(made.path)), *((f"{name} cannot be read", why) for name, why in made.damages.items())]
+    screen.close(f"kvemb report {path}", lines, {"out": str(made.path), "damages": made.damages})
+    if made.damages:
+        raise typer.Exit(1)

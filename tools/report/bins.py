@@ -1,0 +1,117 @@
+"""Bins of a histogram, chosen so that a few outlying numbers do not squeeze all others into one bar.
+
+The range reaches half its width beyond the 1st and the 99th percentile, or to the least and the greatest number where
+these are nearer. What lies outside is counted in one bin at either end. Positive numbers over a factor of 50 or more
+have bins of equal factors: a log scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.tools.report.axes import EARLIEST, LATEST, Linear, Log, Scale, Time
+
+BINS = 32
+PERCENTILES = (1, 25, 50, 75, 99)
+# From the 5th to the 99th percentile; evenly spread numbers have 20.
+_LOG_FROM = 50.0
+Numbers = npt.NDArray[np.float64]
+
+
+class Kind(Enum):
+    """What numbers are: any, whole ones that count something, steps of a clock, or seconds since 1970."""
+
+    ANY = "any"
+    COUNT = "count"
+    STEP = "step"
+    TIME = "time"
+
+
+@dataclass
+class Bins:
+    """Counts of numbers between edges, and of those below the first and above the last."""
+
+    scale: Scale
+    edges: Numbers
+    counts: npt.NDArray[np.int64] = field(init=False)
+    under: int = 0
+    over: int = 0
+
+    def __post_init__(self) -> None:
+        self.counts = np.zeros(len(self.edges) - 1, np.int64)
+
+    @property
+    def counts_zeros(self) -> bool:
+        """Whether what is below the first edge is zeros, which have no place on a log scale."""
+        return isinstance(self.scale, Log) and self.scale.whole and self.edges[0] == 0.5
+
+    def add(self, numbers: Numbers) -> None:
+        """Count some more finite numbers."""
+        self.counts += np.histogram(numbers, self.edges)[0]
+        self.under += int((numbers < self.edges[0]).sum())
+        self.over += int((numbers > self.edges[-1]).sum())
+
+
+def bins(sample: Numbers, least: float, most: float, kind: Kind = Kind.ANY) -> Bins:
+    """Return empty bins for numbers from least to most, of which sample (n,) is a fair sample; all of them finite."""
+    positive = sample[sample > 0]
+    if kind in (Kind.ANY, Kind.COUNT) and least >= 0 and len(positive):
+        low, high = _at(positive, 5), _at(positive, 99)
+        if high / low >= _LOG_FROM:
+            return _logarithmic(positive, least, most, kind)
+    low, high = _range(sample, least, most)
+    if kind in (Kind.COUNT, Kind.STEP) and high - low < 2**52:
+        low, width = np.floor(low), max(1.0, np.ceil((high - low + 1) / BINS))
+        count = max(1, int(np.ceil((high - low + 1) / width)))
+        edges = low - 0.5 + width * np.arange(count + 1)
+        return Bins(Linear(float(edges[0]), float(edges[-1]), whole=True), edges)
+    if not high > low:
+        low, high = low - max(0.5, abs(low) * 1e-3), high + max(0.5, abs(high) * 1e-3)
+    edges = np.linspace(low / 4, high / 4, BINS + 1) * 4  # a quarter: the difference stays finite
+    edges[0], edges[-1] = low, high
+    timed = kind is Kind.TIME and low > EARLIEST and high < LATEST
+    return Bins(Time(low, high) if timed else Linear(low, high), edges)
+
+
+def percentiles(sample: Numbers, least: float, most: float) -> list[tuple[str, float]]:
+    """Return the least, PERCENTILES and the greatest number, with what each is called."""
+    between = [("median" if each == 50 else f"{each}%", _at(sample, each)) for each in PERCENTILES]
+    return [("min", least), *between, ("max", most)]
+
+
+def _logarithmic(positive: Numbers, least: float, most: float, kind: Kind) -> Bins:
+    low, high = (float(np.exp(each)) for each in _range(np.log(positive), _log(least), _log(most)))
+    if kind is Kind.COUNT:
+        # exp(log()) rounds off by much less than half.
+        first, last = max(1.0, np.round(low)), np.round(high) + 1
+        edges: Any = np.unique(np.round(np.geomspace(first, last, BINS + 1))) - 0.5
+    else:
+        edges = np.geomspace(low, high, BINS + 1)
+        edges[0], edges[-1] = low * (1 - 1e-9), high * (1 + 1e-9)  # what exp(log()) has rounded off
+    return Bins(Log(float(edges[0]), float(edges[-1]), kind is Kind.COUNT), edges)
+
+
+def _log(value: float) -> float:
+    return float(np.log(value)) if value > 0 else -np.inf
+
+
+def _range(sample: Numbers, least: float, most: float) -> tuple[float, float]:
+    """Return the range that a histogram shows."""
+    for outside in (1.0, 0.1):
+        low, high = _at(sample, outside), _at(sample, 100 - outside)
+        if high > low:
+            with np.errstate(over="ignore"):
+                beyond = high / 2 - low / 2
+                low, high = max(least, low - beyond), min(most, high + beyond)
+            return (low, high)
+    return (least, most) if np.isfinite(least) else (float(np.min(sample)), most)
+
+
+def _at(sample: Numbers, percent: float) -> float:
+    """Return a percentile that is one of the numbers: between an outlier and the rest there is nothing."""
+    return float(np.percentile(sample, percent, method="lower" if percent >= 50 else "higher"))

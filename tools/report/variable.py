@@ -1,0 +1,233 @@
+"""The report's section about one variable: what it is, how its rows are distributed, how they changed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from kvemb.tools.diff import Difference
+from kvemb.tools.inspect import TableStats, VariableInfo
+from kvemb.tools.reading import kind_name
+from kvemb.tools.report.axes import Log, Time
+from kvemb.tools.report.charts import Part, columns, histogram, scatter
+from kvemb.tools.report.history import History
+from kvemb.tools.report.markup import card, cards, facts, heading, notice, table
+from kvemb.tools.report.projection import Projection
+from kvemb.tools.report.rows import SAMPLE, Spread, Survey
+from kvemb.tools.report.series import CHURN_NOTE, churn, rows_of
+from kvemb.tools.screen import size
+
+# Numbers of a list, such as an initializer's row, that are told.
+_TOLD = 4
+
+
+@dataclass
+class Found:
+    """What there is to say of a variable. survey, stats: None where its rows cannot be read, because of `damage`.
+
+    changes: as History.changes tells.
+    """
+
+    info: VariableInfo
+    survey: Survey | None = None
+    stats: TableStats | None = None
+    damage: str = ""
+    changes: list[Difference | None] = field(default_factory=list)
+
+
+def variable(found: Found, history: History, anchor: str) -> str:
+    """Return the section."""
+    parts = [heading(found.info.name, anchor), facts(_facts(found))]
+    if found.damage:
+        parts.append(notice("Its rows cannot be read:", found.damage))
+    if bad := not_finite(found):
+        keys = ", ".join(map(str, found.survey.keys)) if found.survey else ""
+        parts.append(notice("Not finite:", f"{bad}. The first keys: {keys}."))
+    left_out: list[str] = []
+    inside = _past(found, history, left_out) if len(history.checkpoints) > 1 else []
+    if found.survey is not None:
+        inside += _distributions(found.survey, found.info.described, left_out)
+    last = found.changes[-1] if found.changes else None
+    inside += _moved(last, found.info.described["dim"]) if last is not None and last.moved else []
+    if found.survey is not None:
+        inside += _projection(found.survey.projection, found.info.described["dim"], left_out)
+    parts.append(cards(inside))
+    parts += [f'<p class="sub small">Left out: {escape("; ".join(left_out))}.</p>'] if left_out else []
+    return "".join(parts)
+
+
+def not_finite(found: Found) -> str:
+    """Return how many rows hold NaN or infinity, in words; nothing where none does."""
+    if found.survey is None:
+        return ""
+    counts = (
+        (found.survey.nan, "NaN"),
+        (found.survey.infinite, "infinity"),
+        (found.survey.slots, "either in their optimizer slots"),
+    )
+    told = [f"{count:,} {'row holds' if count == 1 else 'rows hold'} {what}" for count, what in counts if count]
+    return "; ".join(told)
+
+
+def shape(about: dict[str, Any]) -> str:
+    """Return a row's values in words."""
+    return f"{about['dim']} x {about['value_dtype']}"
+
+
+def spoken(about: dict[str, Any] | None) -> str:
+    """Return an optimizer, a policy or an initializer with its numbers, in words."""
+
+    def said(value: Any) -> str:
+        if isinstance(value, list):
+            return " ".join(f"{each:g}" for each in value[:_TOLD]) + (f" ... ({len(value)})" if value[_TOLD:] else "")
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    rest = [
+        f"{name.replace('_', ' ')} {said(value)}"
+        for name, value in (about or {}).items()
+        if name not in ("kind", "name") and value is not None
+    ]
+    return ", ".join([kind_name(about), *rest])
+
+
+def _facts(found: Found) -> list[tuple[str, str]]:
+    about = found.info.described
+    told = [
+        ("rows", f"{found.info.rows:,}"),
+        ("values", f"{shape(about)}, keys {about['key_dtype']}"),
+        ("a row with its slots", f"{size(found.info.row_bytes)}; all {size(found.info.row_bytes * found.info.rows)}"),
+        ("step", f"{about['step']:,}"),
+        ("optimizer", spoken(about["optimizer"])),
+        ("policy", spoken(about["policy"])),
+        ("initializer", spoken(about["initializer"])),
+    ]
+    if found.stats is not None:
+        told.append(("rows as initialized", _part(found.stats.dead, found.info.rows)))
+        told.append(("rows equal to another", _part(found.stats.duplicates, found.info.rows)))
+    return told
+
+
+def _part(count: int, rows: int) -> str:
+    share = count / max(1, rows)
+    return f"{count:,} ({share:.1%})" if share >= 0.001 else f"{count:,} (below 0.1%)" if count else "none"
+
+
+def _past(found: Found, history: History, left_out: list[str]) -> list[str]:
+    """Cards of rows and churn over the series."""
+    inside = []
+    counts = set(history.rows(found.info.name))
+    if len(counts) > 1:
+        inside.append(card("Rows over time", *rows_of(history, found.info.name)))
+    else:
+        left_out.append("rows over time, as their number is the same in each checkpoint")
+    if any(each.added or each.changed or each.removed for each in found.changes if each):
+        inside.append(card("Rows that changed", churn(history, [found.changes]), CHURN_NOTE))
+    else:
+        left_out.append("rows that changed, as none did")
+    return inside
+
+
+def _distributions(survey: Survey, about: dict[str, Any], left_out: list[str]) -> list[str]:
+    """Cards of norms, scores and ages. What says nothing goes to left_out."""
+    title = "Norms" if about["dim"] > 1 else "Values"
+    found = [_distribution(title, survey.sizes, "", left_out)]
+    if survey.scores is None:
+        left_out.append("scores, as there is no policy")
+    else:
+        found.append(_distribution(*_scored(about["policy"], survey.scores), left_out))
+    if survey.ages is None:
+        left_out.append("ages, as no step was counted: nothing was looked up")
+    else:
+        found.append(_distribution("Ages", survey.ages, "Steps since a row last changed.", left_out))
+    return [each for each in found if each]
+
+
+def _scored(policy: dict[str, Any], scores: Spread) -> tuple[str, Spread, str]:
+    if policy["kind"] == "timestamp":
+        when = "." if policy["clock"] == "seconds" else ", in steps."
+        return "Last uses", scores, f"When a row was last used{when}"
+    if policy["kind"] == "frequency" and policy["half_life"] is None:
+        return "Uses", scores, "How often a row was used."
+    if policy["kind"] == "frequency":
+        return "Scores", scores, f"Uses that count half after {policy['half_life']:g} steps, as log2."
+    return "Scores", scores, "As the policy computes them; the higher survives."
+
+
+def _distribution(title: str, found: Spread, note: str, left_out: list[str]) -> str:
+    bins = found.bins
+    if bins is None:
+        left_out.append(f"{title.lower()}, as there is no finite one")
+        return ""
+    say = bins.scale.say
+    notes = [note] if note else []
+    if isinstance(bins.scale, Log):
+        notes.append("A log scale.")
+    outside = [
+        f"{count:,} {where} {say(float(edge))}"
+        for count, where, edge in ((bins.under, "below", bins.edges[0]), (bins.over, "above", bins.edges[-1]))
+        if count and not (where == "below" and bins.counts_zeros)
+    ]
+    notes += [f"Outside of the range, in bars of their own: {' and '.join(outside)}."] if outside else []
+    notes += [f"{found.infinite:,} are infinite, in no bar."] if found.infinite else []
+    notes += [f"Percentiles are those of a sample of {SAMPLE:,} rows."] if found.sampled else []
+    least, most = found.percentiles[0][1], found.percentiles[-1][1]
+    if least == most:
+        return card(title, f"<p>{escape(say(least))} in every row.</p>", " ".join(notes))
+    wide = " wide" if isinstance(bins.scale, Time) else ""
+    told = facts([(name, say(value)) for name, value in found.percentiles], f"numbers{wide}")
+    return card(title, histogram(title.lower(), bins) + told, " ".join(notes))
+
+
+def _moved(last: Difference, dim: int) -> list[str]:
+    """Cards of how far rows moved, and which moved most."""
+    counts = last.l2.counts
+    upto = ["exactly 0", *(f"up to {most:g}" for most in last.l2.upto[1:-1]), f"more than {last.l2.upto[-2]:g}, or NaN"]
+    tips = [f"{each}: {count:,}" for each, count in zip(upto, counts, strict=True)]
+    below = [
+        (at, f"{most:g}".replace("e-0", "e-") if math.isfinite(most) else "more")
+        for at, most in enumerate(last.l2.upto)
+    ]
+    far = columns("how far rows moved", [Part("rows", "one", counts, tips)], below[::2])
+    names, said = ["key", "by"], "By: length of the difference."
+    lines = [[str(row.key), _number(row.l2)] for row in last.most]
+    if dim > 1:  # the cosine of single numbers is 1 or -1
+        names, said = [*names, "cosine"], f"{said} Cosine: of the row before and the row now."
+        lines = [[*line, _number(row.cosine)] for line, row in zip(lines, last.most, strict=True)]
+    note = (
+        f"{last.moved:,} rows, since the checkpoint before: by how much of their length, each column up to its label."
+    )
+    return [
+        card("How far rows moved", far, note),
+        card("Moved most since the checkpoint before", table(names, lines, "most"), said),
+    ]
+
+
+def _number(value: float) -> str:
+    return (
+        f"{value:.4g}" if math.isfinite(value) else f'<span class="bad">{"NaN" if math.isnan(value) else value}</span>'
+    )
+
+
+def _projection(found: Projection | None, dim: int, left_out: list[str]) -> list[str]:
+    if found is None:
+        left_out.append("a projection, as " + ("there is one column" if dim == 1 else "too few rows differ"))
+        return []
+    names = [
+        f"key {key}" + (f", score {score:g}" if found.by_score else "")
+        for key, score in zip(found.keys, found.scores, strict=True)
+    ]
+    points = [
+        (float(x), float(y), float(weight), name)
+        for (x, y), weight, name in zip(found.points, found.weights, names, strict=True)
+    ]
+    who = (
+        f"The {len(points)} rows of the highest scores; larger: higher."
+        if found.by_score
+        else f"{len(points)} rows, at random."
+    )
+    note = (
+        f"{who} Directions, all of length 1: the two in which they differ most hold {found.share:.0%} of the variance."
+    )
+    return [card("Rows in two dimensions", scatter("rows in two dimensions", points), note)]
