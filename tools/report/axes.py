@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 # Labels of an axis of numbers, at most, beside that of its beginning.
 STEPS = 5
-# Characters of labels that fit below a chart of 250 pixels, spaces between them included.
-ROOM = 34
+# What a letter of a label takes of the width of a chart of 250 pixels, and the least gap between two labels.
+LETTER, GAP = 0.031, 0.04
 _SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAYS = (1, 2, 3, 7, 14)
 _MONTHS = (1, 2, 3, 6, 12, 24, 60, 120, 600)
@@ -27,12 +28,20 @@ Choice = TypeVar("Choice")
 
 
 def beside(ticks: Ticks) -> bool:
-    """Whether labels fit below a chart."""
-    return sum(len(label) + 2 for _, label in ticks) <= ROOM
+    """Whether labels at places fit below a chart, also in the nine tenths of it that bars at its ends leave."""
+    ends = [extent(place, label) for place, label in ticks]
+    return all(first[1] + GAP <= second[0] for first, second in pairwise(ends))
+
+
+def extent(place: float, label: str) -> tuple[float, float]:
+    """Return where a label begins and ends: those near the ends of a chart do not go beyond it."""
+    wide = len(label) * LETTER
+    begin = min(max(place - wide / 2, 0.0), 1.0 - wide)
+    return begin, begin + wide
 
 
 def above(ticks: Ticks) -> bool:
-    """Whether labels fit on the left of a chart."""
+    """Whether labels at places fit on the left of a chart."""
     return len(ticks) <= STEPS + 1
 
 
@@ -72,7 +81,7 @@ class Linear:
 
     def ticks(self, fit: Fit = beside) -> Ticks:
         """Return multiples of 1, 2 or 5 times a power of ten."""
-        return _first_that_fits(self._ticks, range(STEPS, 0, -1), fit)
+        return _first_that_fits(self, self._ticks, range(STEPS, 0, -1), fit)
 
     def say(self, value: float) -> str:
         """Return a number with four digits, or a whole one exactly."""
@@ -83,6 +92,7 @@ class Linear:
         step = max(step, 1.0) if self.whole else step
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         values = [at * step for at in range(first, last + 1)] if last - first < 50 else [self.low, self.high]
+        values = [value for value in values if -1e-6 <= self.place(value) <= 1 + 1e-6]
         return [(value, label + self.suffix) for value, label in zip(values, _labels(values, step), strict=True)]
 
 
@@ -105,14 +115,16 @@ class Log:
         def powers(every: int) -> Ticks:
             leading = (1, 2, 5) if every == 0 else (1,)
             found = [lead * 10.0**at for at in range(first, min(last, 307) + 1, max(1, every)) for lead in leading]
-            least = max(self.low * 0.999, 1.0) if self.whole else self.low * 0.999
-            return [(value, _short(value)) for value in found if least <= value <= self.high * 1.001]
+            return [(value, _short(value)) for value in found if value > 0 and self._labelled(value)]
 
-        return _first_that_fits(powers, (0, 1, 2, 3, 5, 10, 20, 50, 100, 200), fit)
+        return _first_that_fits(self, powers, (0, 1, 2, 3, 5, 10, 20, 50, 100, 200), fit)
 
     def say(self, value: float) -> str:
         """Return a number with four digits, or a whole one exactly."""
         return f"{value:,.0f}" if self.whole and abs(value) < 1e15 else number(value)
+
+    def _labelled(self, value: float) -> bool:
+        return -1e-6 <= self.place(value) <= 1 + 1e-6 and (value >= 1 or not self.whole)
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,7 @@ class Time:
         ]
         if span < 4:
             return [(self.low, f"{self.low % 60:.3f} s"), (self.high, f"{self.high % 60:.3f} s")]
-        return _first_that_fits(lambda each: each(), short, fit)
+        return _first_that_fits(self, lambda each: each(), short, fit)
 
     def say(self, value: float) -> str:
         """Return a date and a time, to the second where the axis is short."""
@@ -214,7 +226,7 @@ def _labels(values: Sequence[float], step: float) -> list[str]:
         if limit <= most < 1e15:
             size = limit if unit != "k" else 1e3
             digits = max(0, math.ceil(-math.log10(step / size) - 1e-9))
-            if digits <= 3:
+            if digits <= 2:
                 return [f"{value / size:.{digits}f}{unit}" if value else "0" for value in values]
     if step > 1e-4 and most < 1e15:
         digits = max(0, math.ceil(-math.log10(step) - 1e-9))
@@ -223,13 +235,20 @@ def _labels(values: Sequence[float], step: float) -> list[str]:
     return [f"{value:.{digits}g}" for value in values]
 
 
-def _first_that_fits(ticks: Callable[[Choice], Ticks], choices: Sequence[Choice], fit: Fit) -> Ticks:
-    """Return the ticks of the first choice that has two or more that fit; else the best there is."""
-    best: Ticks = []
+def _first_that_fits(scale: Scale, ticks: Callable[[Choice], Ticks], choices: Sequence[Choice], fit: Fit) -> Ticks:
+    """Return the ticks of the first choice that has two or more and all fit; else those of the fewest that do."""
+
+    def placed(found: Ticks) -> Ticks:
+        return [(scale.place(value), label) for value, label in found]
+
+    fewest: Ticks = []
     for choice in choices:
         found = ticks(choice)
-        if len(found) >= 2 and fit(found):
+        if len(found) >= 2 and fit(placed(found)):
             return found
-        if found and (not best or len(found) < len(best)):
-            best = found
-    return best
+        if found and (not fewest or len(found) < len(fewest)):
+            fewest = found
+    kept: Ticks = []
+    for tick in fewest:
+        kept += [tick] if fit(placed([*kept, tick])) else []
+    return kept

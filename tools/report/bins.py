@@ -20,6 +20,7 @@ BINS = 32
 PERCENTILES = (1, 25, 50, 75, 99)
 # From the 5th to the 99th percentile; evenly spread numbers have 20.
 _LOG_FROM = 50.0
+LEAST, MOST = 5e-324, float(np.finfo(np.float64).max)
 Numbers = npt.NDArray[np.float64]
 
 
@@ -65,13 +66,14 @@ def bins(sample: Numbers, least: float, most: float, kind: Kind = Kind.ANY) -> B
         if high / low >= _LOG_FROM:
             return _logarithmic(positive, least, most, kind)
     low, high = _range(sample, least, most)
-    if kind in (Kind.COUNT, Kind.STEP) and high - low < 2**52:
+    if kind in (Kind.COUNT, Kind.STEP) and max(abs(low), abs(high)) < 2**50:
         low, width = np.floor(low), max(1.0, np.ceil((high - low + 1) / BINS))
         count = max(1, int(np.ceil((high - low + 1) / width)))
         edges = low - 0.5 + width * np.arange(count + 1)
         return Bins(Linear(float(edges[0]), float(edges[-1]), whole=True), edges)
     if not high > low:
-        low, high = low - max(0.5, abs(low) * 1e-3), high + max(0.5, abs(high) * 1e-3)
+        apart = max(0.5, abs(low) * 1e-3)
+        low, high = max(low - apart, -MOST), min(high + apart, MOST)
     edges = np.linspace(low / 4, high / 4, BINS + 1) * 4  # a quarter: the difference stays finite
     edges[0], edges[-1] = low, high
     timed = kind is Kind.TIME and low > EARLIEST and high < LATEST
@@ -85,15 +87,19 @@ def percentiles(sample: Numbers, least: float, most: float) -> list[tuple[str, f
 
 
 def _logarithmic(positive: Numbers, least: float, most: float, kind: Kind) -> Bins:
-    low, high = (float(np.exp(each)) for each in _range(np.log(positive), _log(least), _log(most)))
+    ends = _range(np.log(positive), _log(least), _log(most))
     if kind is Kind.COUNT:
-        # exp(log()) rounds off by much less than half.
-        first, last = max(1.0, np.round(low)), np.round(high) + 1
-        edges: Any = np.unique(np.round(np.geomspace(first, last, BINS + 1))) - 0.5
+        first, last = max(1.0, np.round(_exp(ends[0]))), np.round(_exp(ends[1])) + 1
+        edges: Any = np.unique(np.round(_exp(np.linspace(np.log(first), np.log(last), BINS + 1)))) - 0.5
     else:
-        edges = np.geomspace(low, high, BINS + 1)
-        edges[0], edges[-1] = low * (1 - 1e-9), high * (1 + 1e-9)  # what exp(log()) has rounded off
+        edges = _exp(np.linspace(ends[0] - 1e-9, ends[1] + 1e-9, BINS + 1))
     return Bins(Log(float(edges[0]), float(edges[-1]), kind is Kind.COUNT), edges)
+
+
+def _exp(powers: Any) -> Any:
+    """Return exp(powers) within float64, as it rounds off what log() had of the least and the greatest numbers."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.clip(np.exp(powers), LEAST, MOST)
 
 
 def _log(value: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from kvemb.tools.report.axes import Linear, Scale, above, top
+from kvemb.tools.report.axes import Linear, Scale, above, extent, top
 from kvemb.tools.report.bins import Bins
 
 # Colours of lines; the last is for what is not told apart.
@@ -140,8 +140,9 @@ def _plot(title: str, marks: Sequence[str], below: Sequence[tuple[float, str]], 
         drawn.append(f'<line class="grid" x1="0" x2="100%" y1="{y}" y2="{y}"/>')
         drawn.append(f'<text class="label" x="-8" y="{y}" dy="4" text-anchor="end">{escape(label)}</text>')
     for place, label in below:
-        anchor = "start" if place < 0.08 else "end" if place > 0.92 else "middle"
-        x = _share(place)
+        begin, end = extent(place, label)
+        at, anchor = (0.0, "start") if begin <= 0 else (1.0, "end") if end >= 1 else (place, "middle")
+        x = _share(at)
         drawn.append(f'<text class="label" x="{x}" y="100%" dy="20" text-anchor="{anchor}">{escape(label)}</text>')
     return f'<svg class="plot" role="img" aria-label="{escape(title)}">{"".join([*drawn, *marks])}</svg>'
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from kvemb.errors import Corruption
 from kvemb.tools.destinations import atomic_directory
 from kvemb.tools.inspect import Info, info, stats
-from kvemb.tools.reading import Progress
+from kvemb.tools.reading import Progress, kind_name
 from kvemb.tools.report.axes import moment, zone
 from kvemb.tools.report.history import SHOWN, History, history
 from kvemb.tools.report.markup import facts, name, notice, table
 from kvemb.tools.report.rows import survey
 from kvemb.tools.report.series import series
 from kvemb.tools.report.style import page
-from kvemb.tools.report.variable import Found, not_finite, shape, spoken, variable
+from kvemb.tools.report.variable import Found, not_finite, shape, variable
 from kvemb.tools.screen import size
 
 
@@ -96,8 +96,8 @@ def _overview(variables: list[Found], past: History) -> str:
                 f'<a href="#v{at}">{name(each.info.name)}</a>',
                 f"<span>{each.info.rows:,}{moved}</span>",
                 escape(shape(about)),
-                escape(spoken(about["optimizer"])),
-                escape(spoken(about["policy"])),
+                escape(kind_name(about["optimizer"])),
+                escape(kind_name(about["policy"])),
                 f'<span class="bad">{escape(bad)}</span>' if bad else '<span class="sub">none</span>',
             ]
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from kvemb.tools.diff import Difference
-from kvemb.tools.report.axes import ROOM, Linear, Log, Scale, Time, moment, top
+from kvemb.tools.report.axes import GAP, LETTER, Linear, Log, Scale, Time, moment, top
 from kvemb.tools.report.charts import COLOURS, Line, Part, columns, lines
 from kvemb.tools.report.history import History
 from kvemb.tools.report.markup import card, cards, heading
@@ -113,7 +113,7 @@ def _dates(history: History) -> list[tuple[int, str]]:
     made = [datetime.fromtimestamp(checkpoint.created) for checkpoint in history.checkpoints]
     form = "%b %d" if made[-1].date() != made[0].date() else "%H:%M"
     labels = [each.strftime(form) for each in made]
-    gap = len(labels) * (len(labels[0]) + 2) / ROOM
+    gap = len(labels) * (len(labels[0]) * LETTER + GAP)
     found: list[tuple[int, str]] = []
     for at, label in enumerate(labels):
         if not found or (label != labels[at - 1] and at - found[-1][0] >= gap):

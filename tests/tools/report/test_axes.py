@@ -1,0 +1,82 @@
+"""Scales: labels that differ, fit and are where they belong, whatever the ends."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvemb.tools.report.axes import Linear, Log, Scale, Time, above, beside, moment, number, top
+
+FINITE = st.floats(-1e301, 1e301)
+DECADES = st.floats(-300, 300)
+
+
+def holds(scale: Scale) -> None:
+    """Labels are between the ends, in order, and differ; there are few enough."""
+    for fit in (beside, above):
+        ticks = scale.ticks(fit)
+        places, labels = [scale.place(value) for value, _ in ticks], [label for _, label in ticks]
+        assert places == sorted(places)
+        assert all(-1e-3 <= place <= 1.001 for place in places)
+        assert len(set(labels)) == len(labels)
+        assert fit(list(zip(places, labels, strict=True)))
+
+
+@given(low=FINITE, share=st.floats(1e-6, 1e6))
+def test_labels_of_a_linear_scale_hold(low, share):
+    high = low + max(abs(low), 1e-12) * share
+    holds(Linear(low, high))
+    if high - low > 2:
+        holds(Linear(low, high, whole=True))
+
+
+@given(low=DECADES, decades=st.floats(0.05, 300))
+def test_labels_of_a_log_scale_hold(low, decades):
+    holds(Log(10.0**low, 10.0 ** min(low + decades, 305)))
+
+
+@given(low=st.floats(-6e10, 2.5e11), decades=st.floats(-2, 9))
+def test_labels_of_a_time_scale_hold(low, decades):
+    holds(Time(low, min(low + 10.0**decades, 2.53e11)))
+
+
+def test_labels_are_round():
+    assert [label for _, label in Linear(0, 20_000).ticks()] == ["0", "5k", "10k", "15k", "20k"]
+    assert [label for _, label in Linear(0.1, 4.2).ticks()] == ["1", "2", "3", "4"]
+    assert [label for _, label in Linear(0, 2, whole=True).ticks()] == ["0", "1", "2"]
+    assert [label for _, label in Linear(1_000_000, 1_000_010).ticks()] == ["1,000,000", "1,000,005", "1,000,010"]
+    assert [label for _, label in Log(0.5, 2e6).ticks()] == ["1", "10", "100", "1k", "10k", "100k", "1M"]
+    assert [label for _, label in Log(0.5, 40, whole=True).ticks()] == ["1", "2", "5", "10", "20"]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "labels"),
+    [
+        (datetime(2026, 3, 1, 18), datetime(2026, 3, 5, 6), ["Mar 02", "Mar 03", "Mar 04", "Mar 05"]),
+        (datetime(2026, 3, 1, 8, 1), datetime(2026, 3, 1, 11), ["09:00", "10:00", "11:00"]),
+        (datetime(2026, 3, 1, 8, 0, 2), datetime(2026, 3, 1, 8, 0, 16), ["08:00:05", "08:00:10", "08:00:15"]),
+        (datetime(2025, 11, 20), datetime(2026, 5, 2), ["2026-01", "2026-03", "2026-05"]),
+    ],
+)
+def test_times_are_labelled_where_they_are_round(first, last, labels):
+    assert [label for _, label in Time(first.timestamp(), last.timestamp()).ticks()] == labels
+
+
+@given(values=st.lists(st.integers(0, 10**18) | st.floats(0.001, 1e6), max_size=5))
+def test_an_axis_ends_at_a_label_above_its_values(values):
+    end = top(values)
+    ticks = Linear(0, end).ticks(above)
+    assert end >= max(values, default=0.0) * (1 - 1e-9)
+    assert ticks[-1][0] == pytest.approx(end)
+
+
+def test_numbers_and_moments_are_for_people():
+    assert [number(value) for value in (0, 0.12345, 1234, 12345, 1.8e9, 1e300)] == [
+        *("0", "0.1235", "1234", "12.35k", "1.8G", "1e+300"),
+    ]
+    assert moment(datetime(2026, 3, 1, 8, 1, 2).timestamp()) == "2026-03-01 08:01"
+    assert moment(datetime(2026, 3, 1, 8, 1, 2).timestamp(), seconds=True) == "2026-03-01 08:01:02"
+    assert moment(1e18) == "1e+18"
