@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import warnings
@@ -10,11 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from kvemb.durability import layout
+from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
 from kvemb.errors import KvembError
 from kvemb.options import parse_budget
 from kvemb.store import DEFAULTS, Store
+
+_logger = logging.getLogger("kvemb")
 
 
 def open(
@@ -36,12 +39,13 @@ def open(
     lookups record are as durable as with "checkpoint".
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
-    if follow and layout.is_checkpoint(Path(path)):
+    place = paths.local(path)
+    if follow and layout.is_checkpoint(place):
         raise ValueError(f"{path} is a checkpoint, which never changes; follow the store, or use read_only=True")
     if durability not in ("checkpoint", "write"):
         raise ValueError(f"durability must be 'checkpoint' or 'write', got {durability!r}")
     return Store(
-        Path(path),
+        place,
         memory_budget=memory_budget,
         read_only=bool(read_only or follow),
         follow=bool(follow),
@@ -60,21 +64,24 @@ def restore(
 ) -> Store:
     """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
 
-    variables: take only these. warm: what was hot when the checkpoint was made becomes so again, each variable when it
-    is opened; otherwise rows become hot as they are used. Devices may be others than they were. durability: as for
-    open.
+    checkpoint: of the root of a series, the newest, and the logger "kvemb" tells which. variables: take only these.
+    warm: what was hot when the checkpoint was made becomes so again, each variable when it is opened; otherwise rows
+    become hot as they are used. Devices may be others than they were. durability: as for open.
 
     Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
     name, and what open does.
     """
     parse_budget(memory_budget)
-    install(Path(checkpoint), Path(path), variables)
+    given, place = paths.local(checkpoint, "checkpoint"), paths.local(path)
+    if (source := paths.newest_of(given)) != given:
+        _logger.info("restoring %s, the newest checkpoint of %s", source, given)
+    install(source, place, variables)
     try:
-        store = open(path, memory_budget=memory_budget, durability=durability)
+        store = open(place, memory_budget=memory_budget, durability=durability)
         store._warm = bool(warm)
         return store
     except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         raise
 
 

@@ -18,7 +18,7 @@ from kvemb import registry
 from kvemb.arguments import stored_optimizer
 from kvemb.catalog import Catalog
 from kvemb.contracts import ColdDatabase
-from kvemb.durability import inventory, journal, layout, manifest
+from kvemb.durability import inventory, journal, layout, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpoint import Checkpoint
@@ -156,7 +156,7 @@ class Store(Catalog):
 
         Raises FileExistsError; ValueError for a path inside the store; ColdStoreError, Poisoned, Closed, ReadOnly.
         """
-        pending = self._start(Path(path).absolute())
+        pending = self._start(paths.local(path).absolute())
         return pending.result() if block else pending
 
     def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:

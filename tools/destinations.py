@@ -64,7 +64,7 @@ def atomic_directory(place: str, *, folder: bool) -> Iterator[Path]:
 
 def remove(path: Path) -> None:
     """Delete a file or a folder, if it is there."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

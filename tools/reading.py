@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,12 @@ from kvemb.tools.failures import BadInput, WrongUsage
 Progress = Callable[[int, int], None]
 # Of a store that is read in key order: rows pass it by, whatever the table's size.
 BUDGET = "32MiB"
+
+
+def newest(path: Path) -> Path:
+    """Return the newest checkpoint of a series, and any other path as it is. Raises Corruption."""
+    found = kvemb.CheckpointManager(path).latest()
+    return path if found is None else found.path
 
 
 @contextmanager

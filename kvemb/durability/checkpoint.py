@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from kvemb import registry
-from kvemb.durability import inventory, layout, manifest
+from kvemb.durability import fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
 from kvemb.durability.readable import opened
@@ -33,7 +33,7 @@ class Checkpoint(os.PathLike[str]):
     """A complete checkpoint, by its directory. Raises CheckpointNotFound, UnsupportedFormat or Corruption when made."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = paths.local(path)
         try:
             self._manifest = manifest.read(self.path)
         except CheckpointNotFound as error:
@@ -42,7 +42,7 @@ class Checkpoint(os.PathLike[str]):
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the checkpoint at path, or the last durable point of the store there. Raises StoreNotFound too."""
-        place = Path(path)
+        place = paths.local(path)
         if layout.is_checkpoint(place):
             return cls(place)
         check_there(place)
@@ -109,6 +109,8 @@ class Checkpoint(os.PathLike[str]):
 
 def describe_path(path: Path) -> str:
     """Say of a path where no checkpoint is, or no store either, what is there instead."""
+    if (lacking := paths.lacking_number(path)) is not None:
+        return lacking
     if not path.exists():
         return f"{path} does not exist: there is no store and no checkpoint"
     if not path.is_dir():
@@ -147,12 +149,12 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
     Raises FileExistsError where target is there, ColdStoreError for an OSError; then nothing is left.
     """
-    if target.exists():
+    if os.path.lexists(target):
         raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
     temporary = target.with_name(layout.making_name(target.name, next(_attempts)))
     try:
         layout.make_directory(target.parent)
-        shutil.rmtree(temporary, ignore_errors=True)
+        fresh_files.remove(temporary)
         temporary.mkdir()
         yield temporary
         layout.sync_tree(temporary)
@@ -186,6 +188,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     described = Checkpoint(checkpoint)._manifest
     inventory.check(checkpoint, described)
     layout.check_outside_stores(store, "new store")
+    paths.check_no_number(store)
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise FileExistsError(f"{store} exists and is not empty; name a new directory to restore to")
     names = set(described.variables if variables is None else variables)

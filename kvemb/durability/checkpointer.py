@@ -11,6 +11,7 @@ Until the last step has ended well, the point before it stands.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -115,7 +116,7 @@ class Checkpointer:
         REQUIRES: settled. Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed.
         """
         if target is not None:
-            if target.exists():
+            if os.path.lexists(target):
                 raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
             layout.check_outside_stores(target, "checkpoint")
         try:

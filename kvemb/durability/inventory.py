@@ -85,7 +85,8 @@ def damages(
                     if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
                         yield f"{path} is damaged: its checksum is not that of the manifest"
         except (FileNotFoundError, NotADirectoryError):
-            yield f"{path} is missing"
+            led = f": it is a symbolic link to {os.readlink(path)}, which is not there" if path.is_symlink() else ""
+            yield f"{path} is missing{led}"
         except OSError as error:
             yield f"{path} cannot be read: {error}"
 

@@ -130,7 +130,8 @@ class Journal:
     def _new_segment(self, number: int) -> int:
         path = self._directory / layout.segment_name(number)
         try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            path.unlink(missing_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             _write(file, _HEAD.pack(_MAGIC, VERSION))
             os.fsync(file)
             layout.sync_directory(self._directory)
@@ -173,7 +174,7 @@ class WriteLog:
 
 def segments(directory: Path, number: int) -> list[Path]:
     """Return the segments from a durable point on, in order. Raises Corruption when the first is missing."""
-    numbered = [(int(path.stem), path) for path in directory.glob("*.log") if path.stem.isdigit()]
+    numbered = _numbered(directory)
     later = [(at, path) for at, path in sorted(numbered) if at >= number]
     if later and later[0][0] != number:
         raise Corruption(f"{directory / layout.segment_name(number)} is missing; restore from a checkpoint")
@@ -182,9 +183,14 @@ def segments(directory: Path, number: int) -> list[Path]:
 
 def drop_before(directory: Path, number: int) -> None:
     """Delete the segments of before a durable point."""
-    for path in directory.glob("*.log"):
-        if path.stem.isdigit() and int(path.stem) < number:
+    for at, path in _numbered(directory):
+        if at < number:
             path.unlink(missing_ok=True)
+
+
+def _numbered(directory: Path) -> list[tuple[int, Path]]:
+    named = [(path, layout.segment_number(path.name)) for path in directory.glob("*.log")]
+    return [(number, path) for path, number in named if number is not None]
 
 
 def read(paths: list[Path]) -> Iterator[Entry]:

@@ -21,13 +21,14 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from kvemb.durability import manifest
+from kvemb.durability import fresh_files, manifest
 from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
@@ -118,6 +119,11 @@ def segment_name(number: int) -> str:
     return f"{number:06d}.log"
 
 
+def segment_number(name: str) -> int | None:
+    """The number of a segment of the log, None for another name."""
+    return int(name[:-4]) if re.fullmatch(r"[0-9]{6,18}\.log", name) else None
+
+
 def keys_name(number: int) -> str:
     """The number-th key file in changes/."""
     return f"{number:06d}.keys"
@@ -151,10 +157,7 @@ def is_left_in_series(name: str) -> bool:
 def set_current(store: Path, number: int) -> None:
     """Make CURRENT name a point, durably and at once."""
     temporary = store / (CURRENT + ".tmp")
-    with open(temporary, "w", encoding="ascii") as file:
-        file.write(point(store, number).name + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    fresh_files.write_new(temporary, f"{point(store, number).name}\n".encode("ascii"))
     os.replace(temporary, store / CURRENT)
     sync_directory(store)
 
@@ -169,8 +172,10 @@ def sync_directory(path: Path) -> None:
 
 
 def lock(store: Path) -> IO[bytes]:
-    """Take the store's lock for this process. Raises Locked at once when it is held, by this process too."""
-    file = open(store / LOCK, "ab")  # noqa: SIM115 -- the open file is the lock
+    """Take the store's lock for this process. Raises Locked at once when it is held, by this process too; Corruption
+    where it is no file of the store's own.
+    """
+    file = _opened_lock(store / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -181,11 +186,21 @@ def lock(store: Path) -> IO[bytes]:
     return file
 
 
+def _opened_lock(path: Path, flags: int) -> IO[bytes]:
+    if flags & os.O_NOFOLLOW and path.is_symlink():
+        raise Corruption(f"{path} is a symbolic link; what is locked is a file beside it: delete the link")
+    handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)  # a pipe is not waited for
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Corruption(f"{path} is not a file; delete it")
+    return os.fdopen(handle, "rb")
+
+
 @contextmanager
 def held_still(store: Path) -> Iterator[None]:
     """Keep everybody from opening a store for writing, and change nothing in it. Raises Locked."""
     try:
-        file = open(store / LOCK, "rb")  # noqa: SIM115 -- the open file is the lock
+        file = _opened_lock(store / LOCK, os.O_RDONLY)
     except FileNotFoundError:
         yield  # a copy of a store, which nobody opened yet
         return
@@ -248,10 +263,18 @@ def _link_files(source: Path, target: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make target the same file as source, or a copy of it where links cannot be made."""
+    """Make target, which is new, the same file as source, or a copy of it where links cannot be made.
+
+    Where source is a symbolic link it is the file that it leads to: the link itself would break, or lead out, from
+    another place. Raises FileExistsError, OSError.
+    """
     try:
-        os.link(source, target)
+        os.link(os.path.realpath(source), target)
+    except FileExistsError:
+        raise
     except OSError:
+        if os.path.lexists(target):
+            raise
         shutil.copyfile(source, target)
 
 

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvemb.durability import fresh_files
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, dtype_of
 
 FORMAT = 2  # on disk; do not renumber
 NAME = "manifest.json"
+MOST_CHARACTERS = 256 << 20  # of a manifest: a million files
+MOST_POINT = 10**18
+# All that a checkpoint lists. What is pulled, restored or opened writes under other names itself, and under these never
+# in place of one that is there.
+_FILE = re.compile(
+    r"rows/([0-9]+\.(sst|blob|log)|(MANIFEST|OPTIONS)-[0-9]+|CURRENT|IDENTITY|rocksdict-config\.json)"
+    r"|changes/[0-9]{1,18}\.keys|hot/[0-9-]+\.keys"
+)
 
 
 @dataclass(frozen=True)
@@ -122,17 +130,15 @@ def write(manifest: Manifest, directory: Path) -> None:
     if not manifest.left_out:
         del data["left_out"]
     text = json.dumps({"checksum": _checksum(data), **data}, indent=1) + "\n"
-    with open(directory / NAME, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    fresh_files.write_new(directory / NAME, text.encode())
 
 
 def read(directory: Path) -> Manifest:
     """Read directory/manifest.json. Raises CheckpointNotFound, UnsupportedFormat or Corruption, naming the file."""
     path = directory / NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointNotFound(f"there is no checkpoint at {directory}: it has no {NAME}") from error
     except ValueError as error:
@@ -143,9 +149,11 @@ def read(directory: Path) -> Manifest:
 def parse(text: str, path: str) -> Manifest:
     """Return what a manifest's text says. path: what errors call it. Raises UnsupportedFormat or Corruption."""
     try:
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"it is longer than {MOST_CHARACTERS:,} characters")
         data = json.loads(text)
         version = data["format"]
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     if version != FORMAT:
         raise UnsupportedFormat(
@@ -161,8 +169,10 @@ def parse(text: str, path: str) -> Manifest:
         data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
         data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
         manifest = Manifest(**data)
-        if strange := [name for name in manifest.files if not _is_below(name)]:
-            raise ValueError(f"{strange[0]!r} is not below it")
+        if not _is_described(manifest):
+            raise ValueError("a field is not what it can be")
+        if strange := [name for name in manifest.files if _FILE.fullmatch(name) is None]:
+            raise ValueError(f"{strange[0]!r} is no file that a checkpoint lists")
         if odd := [name for name, file in manifest.files.items() if not _is_measured(file)]:
             raise ValueError(f"{odd[0]!r} has no size and sha256 that could be")
         if missing := manifest.key_files - set(manifest.files):
@@ -173,8 +183,20 @@ def parse(text: str, path: str) -> Manifest:
         raise Corruption(f"{path} is damaged: {how}; restore from another checkpoint") from error
 
 
-def _is_below(name: str) -> bool:
-    return all(part not in ("", ".", "..") for part in name.split("/"))
+def _is_described(manifest: Manifest) -> bool:
+    """Whether the fields beside variables and files are of their kinds: some become names on disk."""
+    changed = [change for epoch in manifest.changes for change in epoch.variables.values()]
+    named = [*manifest.hot.values(), manifest.left_out, *(change.files for change in changed)]
+    texts = [manifest.store, manifest.id, *(epoch.since for epoch in manifest.changes)]
+    return (
+        type(manifest.point) is int
+        and 1 <= manifest.point <= MOST_POINT
+        and type(manifest.created) in (int, float)
+        and (manifest.parent is None or type(manifest.parent) is str)
+        and all(type(text) is str for text in texts)
+        and all(type(names) is list and all(type(name) is str for name in names) for names in named)
+        and all(type(change.cleared) is bool for change in changed)
+    )
 
 
 def _is_measured(file: FileEntry) -> bool:

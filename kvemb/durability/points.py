@@ -6,7 +6,6 @@ The store's lock file guards the directory against other processes; within the s
 
 from __future__ import annotations
 
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvemb.contracts import ColdDatabase
-from kvemb.durability import inventory, journal, layout, manifest
+from kvemb.durability import fresh_files, inventory, journal, layout, manifest, paths
 from kvemb.durability.checkpoint import atomic_directory, check_there, complete, describe_path, tell_if_left
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
@@ -31,6 +30,7 @@ class Points:
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
         self.store = store
+        paths.check_no_number(store)
         try:
             layout.check_place_for_store(store)
         except StoreNotFound as error:
@@ -43,9 +43,10 @@ class Points:
     def _take(self, store: Path, undo: ExitStack) -> None:
         layout.make_directory(store)
         undo.enter_context(layout.lock(store))
+        paths.check_own(store)
         self.live = store / layout.LIVE
         self.crashed = self.live.exists() and layout.is_store(store)
-        shutil.rmtree(self.live, ignore_errors=True)
+        fresh_files.remove(self.live)
         if layout.is_store(store):
             point = layout.current_point(store)
             self.current = manifest.read(point)
@@ -55,12 +56,14 @@ class Points:
         else:
             identity = uuid.uuid4().hex
             self.current = Manifest(identity, identity, None, 0, time.time(), changes=[Epoch(identity)])
-            shutil.rmtree(store / layout.POINTS, ignore_errors=True)
+            fresh_files.remove(store / layout.POINTS)
             (self.live / layout.ROWS).mkdir(parents=True)
         (self.live / layout.CHANGES).mkdir(exist_ok=True)
         self.log = journal.segments(store / layout.LOG, self.current.point)
         # A point that was not completed may have begun a segment.
-        self._last_number = max([self.current.point, *(int(path.stem) for path in self.log)])
+        self._last_number = max(
+            [self.current.point, *filter(None, (layout.segment_number(path.name) for path in self.log))]
+        )
 
     @property
     def folder(self) -> Path:
@@ -111,7 +114,7 @@ class Points:
     def _drop_points_but(self, name: str) -> None:
         for other in (self.store / layout.POINTS).iterdir():
             if other.name != name:
-                shutil.rmtree(other, ignore_errors=True)
+                fresh_files.remove(other)
 
 
 @contextmanager

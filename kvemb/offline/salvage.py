@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvemb import registry
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
-from kvemb.durability import inventory, journal, layout, manifest
+from kvemb.durability import inventory, journal, layout, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
@@ -70,7 +70,8 @@ def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     Raises StoreNotFound, FileExistsError, Locked, ColdStoreError; Corruption where the manifest, or RocksDB's own, is
     damaged: without them nothing says what the files hold.
     """
-    path, out = Path(path), Path(out)
+    path, out = paths.local(path), paths.local(out, "out")
+    paths.check_no_number(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not empty; name a new directory to repair to")
     if layout.is_checkpoint(path):
@@ -87,7 +88,7 @@ def _point_of(store: Path) -> tuple[Path, list[str]]:
     try:
         return layout.current_point(store), []
     except (StoreNotFound, Corruption) as error:
-        points = [path for path in (store / layout.POINTS).iterdir() if path.name.isdigit()]
+        points = [path for path in (store / layout.POINTS).iterdir() if path.name.isdecimal()]
         if not points:
             raise Corruption(f"{store} holds no durable point; restore from a checkpoint") from error
         damage = f"{store / layout.CURRENT} is missing" if isinstance(error, StoreNotFound) else str(error)
@@ -163,6 +164,8 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
     Of that its manifest alone says something that cannot be said again. Raises Corruption.
     """
     names = [name for name in described.files if name.startswith(f"{layout.ROWS}/MANIFEST-")]
+    if not names:
+        raise Corruption(f"{source / manifest.NAME} lists no {layout.ROWS}/MANIFEST; restore from another checkpoint")
     inventory.check(source, replace(described, files={name: described.files[name] for name in names}))
     with tempfile.TemporaryDirectory(prefix="kvemb-repair-") as scratch:
         place = Path(scratch)

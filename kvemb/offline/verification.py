@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvemb.durability import journal, layout, manifest
+from kvemb.durability import journal, layout, manifest, paths
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpoint import describe_path
 from kvemb.durability.manifest import Manifest
@@ -43,7 +43,7 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
     bytes as they are read. Memory does not grow with the table. Changes nothing. Raises StoreNotFound where there is
     neither, Locked, UnsupportedFormat.
     """
-    path = Path(path)
+    path = paths.local(path)
     found = Verification(path, bool(deep))
     if layout.is_checkpoint(path):
         _verify_checkpoint(path, found, progress)

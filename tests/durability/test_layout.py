@@ -103,6 +103,24 @@ def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
     assert not os.path.samefile(tmp_path / "copy" / "rows" / "000004.sst", source / "rows" / "000004.sst")
 
 
+def test_a_link_or_a_copy_never_takes_the_place_of_a_file(tmp_path, monkeypatch):
+    for name in ("source", "there"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "dangling").symlink_to(tmp_path / "made")
+
+    def refuse(*paths):
+        raise OSError(18, "Invalid cross-device link")
+
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(os, "link", refuse)
+        for name in ("there", "dangling"):
+            with pytest.raises(OSError, match=r"exists|cross-device"):
+                layout.link_or_copy(tmp_path / "source", tmp_path / name)
+    assert (tmp_path / "there").read_text() == "there"
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "source").mkdir()
     with pytest.raises(Corruption, match="rows is damaged: it has no file CURRENT"):

@@ -453,10 +453,10 @@ def test_where_a_series_is_named_every_command_says_what_to_name(tmp_path, monke
     with kvemb.open("store", memory_budget=BUDGET) as store, kvemb.CheckpointManager("series") as manager:
         store.get_variable("table", dim=1).upsert([1], [[1.0]])
         manager.save(store)
-    commands = "info ls peek stats verify compact"
+    commands = "info peek stats verify compact"
     for arguments in (
         *([command, "series"] for command in commands.split()),
-        *([command, "series", "out"] for command in ("repair", "restore", "export")),
+        *([command, "series", "out"] for command in ("repair", "export")),
         *(["diff", "series", "store"], ["migrate", "series", "out", "--dim", "2"], ["import", "rows.npy", "series"]),
         ["restrict", "series", "5"],
     ):
@@ -465,7 +465,7 @@ def test_where_a_series_is_named_every_command_says_what_to_name(tmp_path, monke
         told = capsys.readouterr().err
         assert re.search("series is a series of checkpoints: name one, such as .*series/00000001", told)
         assert told.count("\n") == 1
-    for refused in (kvemb.verify, kvemb.Checkpoint, lambda path: kvemb.restore(path, "out")):
+    for refused in (kvemb.verify, kvemb.Checkpoint):
         with pytest.raises(FileNotFoundError, match="name one, such as series/00000001"):
             refused("series")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rows.npy", "series", "store"]

@@ -11,6 +11,7 @@ import typer
 
 from kvemb.tools import diff as differing
 from kvemb.tools import inspect
+from kvemb.tools.reading import newest
 from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
 Place = Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is read as of its last durable point.")]
@@ -51,15 +52,18 @@ def _brief(described: dict[str, Any]) -> str:
 
 
 def ls(
-    path: Place,
+    path: Annotated[Path, typer.Argument(help="A checkpoint, a store, or a series, of which the newest is meant.")],
     files: Annotated[bool, typer.Option("--files", help="List files instead of variables.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the variables, or with --files the files, one a line: size, then name.
+    """List the variables, or with --files the files, one a line: size, then name. Of a series, those of its newest
+    checkpoint, which stderr tells.
 
     Example: kvemb ls store --files
     """
-    found = inspect.info(path)
+    if (source := newest(path)) != path:
+        typer.echo(f"{source}, the newest checkpoint of {path}:", err=True)
+    found = inspect.info(source)
     screen = Screen(False, as_json)
     listed = found.files if files else {each.name: each.rows for each in found.variables}
     if as_json:

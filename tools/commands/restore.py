@@ -9,6 +9,7 @@ import typer
 
 import kvemb
 from kvemb.tools.failures import WrongUsage
+from kvemb.tools.reading import newest
 from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
 # Nothing is looked up: the least that a store opens with.
@@ -16,7 +17,7 @@ BUDGET = "32MiB"
 
 
 def restore(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, which is not changed, whatever the store does.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, which never changes; of a series, its newest.")],
     path: Annotated[Path, typer.Argument(metavar="STORE", help="A new directory: the store that is made.")],
     variable: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
     quiet: Quiet = False,
@@ -26,12 +27,17 @@ def restore(
 
     Example: kvemb restore checkpoints/00000042 store
     """
+    checkpoint = newest(checkpoint)
     known = sorted(kvemb.Checkpoint(checkpoint).variables)
     if strange := [name for name in variable or [] if name not in known]:
         raise WrongUsage(f"{checkpoint} has no variable {strange[0]!r}; it has {', '.join(known) or 'none'}")
     kvemb.restore(checkpoint, path, memory_budget=BUDGET, variables=variable or None).close()
     made = kvemb.Checkpoint.at(path)
     rows = {name: entry.rows for name, entry in sorted(made.variables.items())}
-    lines = [("made", f"{path}, {size(made.nbytes)}"), *((name, f"{count:,} rows") for name, count in rows.items())]
-    summary = {"out": str(path), "rows": rows, "nbytes": made.nbytes}
+    lines = [
+        ("made", f"{path}, {size(made.nbytes)}"),
+        ("from", str(checkpoint)),
+        *((name, f"{count:,} rows") for name, count in rows.items()),
+    ]
+    summary = {"out": str(path), "checkpoint": str(checkpoint), "rows": rows, "nbytes": made.nbytes}
     Screen(quiet, as_json).close(f"kvemb restore {checkpoint}", lines, summary)

@@ -51,11 +51,26 @@ def test_some_of_its_variables(series, capsys):
     capsys.readouterr()
 
 
+def test_of_a_series_the_newest_is_taken_and_told(series, capsys):
+    assert run(["restore", "series", "store"]) == 0
+    assert "series/00000001" in capsys.readouterr().out
+    assert run(["restore", "series", "again", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == "series/00000001"
+    for options, listed in (([], "1,000  users"), (["--files"], "rows/CURRENT")):
+        assert run(["ls", "series", *options]) == 0
+        told = capsys.readouterr()
+        assert listed in told.out
+        assert told.err == "series/00000001, the newest checkpoint of series:\n"
+    assert run(["ls", "series", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"items": 1, "users": 1000}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
         (["nowhere", "out"], 1, "nowhere does not exist"),
-        (["series", "out"], 1, "series is a series of checkpoints: name one, such as series/00000001"),
+        (["series/00000009", "out"], 1, "the series series has no checkpoint 00000009; it has 00000001"),
+        (["series/00000001", "series/00000009"], 1, "the series series has no checkpoint 00000009; it has 00000001"),
         (["trained", "out"], 1, "trained is a store, not a checkpoint; name a checkpoint"),
         (["series/00000001", "trained"], 1, "trained exists and is not empty; name a new directory to restore to"),
         (["series/00000001", "out", "--variable", "ads"], 2, "has no variable 'ads'; it has items, users"),

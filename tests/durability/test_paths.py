@@ -1,0 +1,102 @@
+"""What callers name: paths and URLs of every kind, and numbers of a series."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.durability import paths
+from kvemb.errors import StoreNotFound
+
+
+@pytest.fixture
+def series(open_store, tmp_path, monkeypatch):
+    """A series of which two of three checkpoints are left; the last has three rows."""
+    monkeypatch.chdir(tmp_path)
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=1)
+    with kvemb.CheckpointManager("series", keep=2) as manager:
+        for number in range(3):
+            table.upsert([number], np.ones((1, 1), np.float32))
+            manager.save(store)
+    return Path("series")
+
+
+def test_a_url_is_no_directory(series, tmp_path):
+    checkpoint = series / "00000003"
+    with kvemb.open(checkpoint, read_only=True, memory_budget="4MiB") as reader:
+        calls = [
+            *(kvemb.open, kvemb.verify, kvemb.Checkpoint, kvemb.Checkpoint.at, kvemb.CheckpointManager),
+            *(lambda path: kvemb.repair(path, "out"), lambda path: kvemb.repair(checkpoint, path)),
+            *(lambda path: kvemb.restore(path, "out"), lambda path: kvemb.restore(checkpoint, path)),
+            reader.checkpoint,
+        ]
+        for call in calls:
+            for url in ("s3://bucket/store", Path("s3://bucket/store"), "file:///tmp/store", "memory://x"):
+                with pytest.raises(ValueError, match=r"must be a directory here, got '.*', a URL; kvemb pull"):
+                    call(url)
+            for strange in (7, None, b"store", ["store"]):
+                with pytest.raises(TypeError, match="must be a str or a path, got"):
+                    call(strange)
+            with pytest.raises(ValueError, match="must name a place"):
+                call("")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["series", "store"]
+    assert paths.local("./s3:/x") == Path("s3:/x")
+
+
+def test_a_place_elsewhere_is_text():
+    for given, place in (
+        *((Path("/a/b"), "/a/b"), ("a/b/", "a/b"), ("/", "/"), ("s3://b/x//", "s3://b/x"), ("memory://", "memory://")),
+    ):
+        assert paths.place(given) == place
+    for strange in (7, None, b"x"):
+        with pytest.raises(TypeError, match="url must be a str or a path"):
+            paths.place(strange)
+    with pytest.raises(ValueError, match="url must name a place"):
+        paths.place("")
+    with pytest.raises(ValueError, match="'s3:/b/x' has one slash after its colon; give it as a str"):
+        paths.place(Path("s3://b/x"))
+
+
+def test_a_number_that_is_dropped_is_no_place_for_a_store(series, tmp_path):
+    told = "the series .*series has no checkpoint 0000000{}; it has 00000002, 00000003"
+    for number in (1, 7):
+        place = series / f"0000000{number}"
+        for call in (
+            kvemb.open,
+            lambda path: kvemb.open(path, read_only=True),
+            lambda path: kvemb.open(path, follow=True),
+            kvemb.verify,
+            kvemb.Checkpoint,
+            kvemb.Checkpoint.at,
+            lambda path: kvemb.restore(path, "out"),
+            lambda path: kvemb.restore("series/00000002", path),
+            lambda path: kvemb.repair("series/00000002", path),
+        ):
+            with pytest.raises(FileNotFoundError, match=told.format(number)):
+                call(place)
+    (series / "00000001").mkdir()
+    with pytest.raises(StoreNotFound, match=told.format(1)):
+        kvemb.open(series / "00000001")
+    (series / "00000001").rmdir()
+    assert sorted(path.name for path in series.iterdir()) == ["00000002", "00000003", "LOCK"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["series", "store"]
+    # A name of eight digits is one like another where no series is.
+    kvemb.open("00000001", memory_budget="4MiB").close()
+    kvemb.open("00000001", memory_budget="4MiB").close()
+
+
+def test_of_a_series_the_newest_is_restored_and_told(series, caplog):
+    with caplog.at_level(logging.INFO, "kvemb"), kvemb.restore("series", "new", memory_budget="4MiB") as store:
+        assert store.variables["table"].size() == 3
+    assert "restoring series/00000003, the newest checkpoint of series" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "kvemb"):
+        kvemb.restore("series/00000002", "older", memory_budget="4MiB").close()
+    assert caplog.text == ""
+    assert paths.newest_of(Path("store")) == Path("store")
+    assert paths.newest_of(Path("nowhere")) == Path("nowhere")
