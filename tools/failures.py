@@ -16,6 +16,7 @@ _ADVICE = {
         "is a checkpoint, which never changes; make a store of it with kvemb restore"
     ),
     "close it there, or open it with read_only=True": "stop the process that has it open",
+    "again with verify=True": "again with --verify",
     "close it there": "stop the process that has it open",
     "ask for on_conflict 'replace' or 'keep'": "say --on-conflict replace, or keep",
 }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal, overload
 
-from kvemb.durability import layout
+from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
@@ -70,7 +69,7 @@ class CheckpointManager:
     def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
         if every is not None and not every > 0:
             raise ValueError(f"every must be a number of seconds above 0, or None, got {every!r}")
-        self.root, self.every = Path(root), every
+        self.root, self.every = paths.local(root, "root"), every
         self.keep = None if keep is None else at_least(keep, 1, "keep")
         self._lock: IO[bytes] | None = None
         self._pending: PendingCheckpoint | None = None
@@ -79,11 +78,7 @@ class CheckpointManager:
 
     def numbers(self) -> builtins.list[int]:
         """The numbers of the complete checkpoints, ascending."""
-        if not self.root.is_dir():
-            return []
-        found = (path for path in self.root.iterdir() if path.name.isdecimal())
-        ours = (path for path in found if path.name == series_name(int(path.name)))
-        return sorted(int(path.name) for path in ours if layout.is_checkpoint(path))
+        return paths.series_numbers(self.root)
 
     def path(self, number: int) -> Path:
         """Where the checkpoint of a number is, or would be."""
@@ -153,10 +148,11 @@ class CheckpointManager:
 
     def push(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         number: int | None = None,
         keep: int | None = None,
+        verify: bool = False,
         options: Mapping[str, Any] | None = None,
         jobs: int = JOBS,
         progress: Progress | None = None,
@@ -167,24 +163,32 @@ class CheckpointManager:
         else may push there meanwhile. options: fsspec's for the filesystem. jobs: files at once. progress(done, total):
         called with bytes. What an interrupted push has moved, the next one does not move again.
 
-        Raises CheckpointNotFound, FileExistsError where another checkpoint has the number there, TransferError,
-        Corruption, BackendUnavailable; TypeError or ValueError for keep and jobs.
+        Every file is hashed as it is sent, and none that is damaged here is sent. What is there already was hashed so
+        too: by its size it is known whether it came whole, and it is replaced where it did not, for a checkpoint that
+        is there as well. verify: what is there of the checkpoint is read again, at the cost of reading it all, and
+        replaced where it changed since.
+
+        Raises CheckpointNotFound, FileExistsError where another checkpoint has the number there, TransferError, also
+        where there is no such bucket; Corruption naming a file here, BackendUnavailable; TypeError or ValueError for
+        url, keep and jobs.
         """
         keep, jobs = None if keep is None else at_least(keep, 1, "keep"), at_least(jobs, 1, "jobs")
         if layout.is_checkpoint(self.root):
             raise CheckpointNotFound(
                 f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
             )
+        if layout.is_store(self.root):
+            raise CheckpointNotFound(f"{self.root} is a store, not a series of checkpoints; save it in one, push that")
         number = self._number(number, self.numbers(), str(self.root))
         remote = Remote(url, options)
-        done = remote.push(Checkpoint(self.path(number)), number, jobs=jobs, progress=progress)
+        done = remote.push(Checkpoint(self.path(number)), number, verify=bool(verify), jobs=jobs, progress=progress)
         if keep is not None:
             remote.prune(keep)
         return done
 
     def pull(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         number: int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -193,13 +197,15 @@ class CheckpointManager:
     ) -> Checkpoint:
         """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
 
-        Files that a checkpoint here has do not travel; the others are held against their checksums. One that is here
-        already is returned. Raises Locked, CheckpointNotFound, FileExistsError where another checkpoint has the number
-        here, TransferError; Corruption naming the file; ColdStoreError, BackendUnavailable.
+        Files that a checkpoint here has, with their sizes, do not travel; the others are held against their checksums,
+        and no more of one is read than its size. One that is here already is returned. Raises Locked,
+        CheckpointNotFound, TransferError; FileExistsError where another checkpoint has the number here, or the root is
+        a store or a checkpoint; Corruption naming the file; ColdStoreError, BackendUnavailable.
         """
         jobs = at_least(jobs, 1, "jobs")
         remote = Remote(url, options)
-        number = self._number(number, remote.numbers(), url)
+        self._check_root()
+        number = self._number(number, remote.numbers(), str(url))
         self._hold()
         if number in self.numbers():
             here = Checkpoint(self.path(number))
@@ -209,7 +215,9 @@ class CheckpointManager:
         remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, jobs=jobs, progress=progress)
         return Checkpoint(self.path(number))
 
-    def remote_numbers(self, url: str, *, options: Mapping[str, Any] | None = None) -> builtins.list[int]:
+    def remote_numbers(
+        self, url: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None
+    ) -> builtins.list[int]:
         """The numbers of the checkpoints at a URL, ascending. Raises TransferError, BackendUnavailable."""
         return Remote(url, options).numbers()
 
@@ -234,9 +242,21 @@ class CheckpointManager:
             raise CheckpointNotFound(f"there is no checkpoint{asked} in {where}; it has {known}")
         return number
 
+    def _check_root(self) -> None:
+        """Raise FileExistsError, saying what is there, or ValueError, where no series can be at the root."""
+        above = (each for each in self.root.absolute().parents if (each / layout.ROWS).is_dir())
+        if held := next(filter(layout.is_checkpoint, above), None):
+            raise ValueError(f"{self.root} is inside the checkpoint {held}, which never changes; name another place")
+        if kind := "store" if layout.is_store(self.root) else "checkpoint" if layout.is_checkpoint(self.root) else None:
+            raise FileExistsError(f"{self.root} is a {kind}, not a series of checkpoints; name another directory")
+        if self.root.exists() and not self.root.is_dir():
+            raise FileExistsError(f"{self.root} is a file, not a series of checkpoints; name a directory")
+        layout.check_outside_stores(self.root, "series")
+
     def _hold(self) -> None:
         """Take the series for writing. What a crash left under a hidden name goes: nobody else writes here."""
         if self._lock is None:
+            self._check_root()
             with layout.as_cold_store_error(f"write to {self.root}"):
                 layout.make_directory(self.root)
                 try:
@@ -245,7 +265,8 @@ class CheckpointManager:
                     raise Locked(f"the series {self.root} is written to elsewhere; close it there") from error
             for left in self.root.iterdir():
                 if layout.is_left_in_series(left.name):
-                    shutil.rmtree(left, ignore_errors=True)
+                    with layout.as_cold_store_error(f"delete {left}"):
+                        fresh_files.remove(left)
 
     def _drop_old(self) -> None:
         with self._dropping:
@@ -253,4 +274,4 @@ class CheckpointManager:
                 hidden = self.root / layout.dropped_name(number)
                 with layout.as_cold_store_error(f"drop {self.path(number)}"):
                     os.rename(self.path(number), hidden)
-                shutil.rmtree(hidden, ignore_errors=True)
+                    fresh_files.remove(hidden)

@@ -314,19 +314,19 @@ def test_an_interrupted_push_shows_nothing_and_the_next_goes_on(failing, store, 
     url = f"memory://{tmp_path.name}"
     make(store, manager, 2)
     manager.push(url, number=1)
-    calls = failing("put_file", 0)
-    manager.push(url)
-    whole = len(calls)
+    calls = failing("open", 0)
+    whole = manager.push(url).files
     assert whole > 5
+    assert len(calls) == whole + 1, "the manifest is the last"
     for at in range(1, whole + 1):
         url = f"memory://{tmp_path.name}-{at}"
         manager.push(url, number=1)
-        calls = failing("put_file", at)
+        calls = failing("open", at)
         with pytest.raises(TransferError, match="the network is gone; what was moved stays: call again"):
             manager.push(url, jobs=1)
         assert len(calls) == at
         assert manager.remote_numbers(url) == [1]
-        calls = failing("put_file", 0)
+        calls = failing("open", 0)
         assert manager.push(url).files == whole - at + 1
         assert manager.remote_numbers(url) == [1, 2]
     # And with the manifest alone, the last file that is opened there.
@@ -349,14 +349,14 @@ def test_an_interrupted_pull_shows_nothing_and_the_next_goes_on(failing, store, 
     whole = len({entry.sha256 for entry in manager.latest().files.values()})
     for at in range(1, whole + 1):
         with kvemb.CheckpointManager(tmp_path / f"copy{at}") as copy:
-            failing("get_file", at)
+            failing("open", at + 1)  # the manifest is the first
             with pytest.raises(TransferError, match="the network is gone"):
                 copy.pull(url, jobs=1)
             assert copy.numbers() == []
         with kvemb.CheckpointManager(tmp_path / f"copy{at}") as copy:
-            calls = failing("get_file", 0)
+            calls = failing("open", 0)
             assert kvemb.verify(copy.pull(url).path, deep=True)
-            assert len(calls) == whole - at + 1
+            assert len(calls) == whole - at + 2
             assert sorted(path.name for path in copy.root.iterdir()) == ["00000001", "LOCK"]
 
 
@@ -402,7 +402,10 @@ def test_a_damaged_or_hostile_manifest_elsewhere_is_refused(store, manager, tmp_
         manifest.write(described, tmp_path)
         files.pipe_file(path, (tmp_path / manifest.NAME).read_bytes())
         described.files[name] = described.files.pop(strange)
-        with kvemb.CheckpointManager(tmp_path / "copy") as copy, pytest.raises(Corruption, match="not below it"):
+        with (
+            kvemb.CheckpointManager(tmp_path / "copy") as copy,
+            pytest.raises(Corruption, match="no file that a checkpoint"),
+        ):
             copy.pull(url)
     for sha256 in ("../../escaped", "", "x" * 64, None, 7):
         entry = described.files[name]
@@ -448,15 +451,180 @@ def test_pruning_elsewhere_keeps_what_others_need(store, manager, tmp_path, plac
             copy.pull(url, number=1, options=options)
 
 
-def test_a_damaged_file_here_is_not_pushed(store, manager, tmp_path):
+@pytest.mark.parametrize("how", ["flipped", "cut", "longer", "empty", "missing"])
+@pytest.mark.parametrize("kind", ["*.sst", "MANIFEST-*"])
+def test_a_damaged_file_here_is_not_pushed(store, manager, tmp_path, place, how, kind):
+    url, options = place
     (checkpoint,) = make(store, manager, 1)
-    path = max(checkpoint.path.glob("rows/*.sst"))
+    path = max(checkpoint.path.glob(f"rows/{kind}"))
+    name = path.relative_to(checkpoint.path).as_posix()
     data = path.read_bytes()
     path.unlink()  # the store has links of its own
-    path.write_bytes(data[:-1])
+    flipped = data[:-1] + bytes([data[-1] ^ 1])
+    if how != "missing":
+        path.write_bytes({"flipped": flipped, "cut": data[:-1], "longer": data + b"x", "empty": b""}[how])
     with pytest.raises(Corruption, match=str(path)):
-        manager.push(f"memory://{tmp_path.name}")
-    assert manager.remote_numbers(f"memory://{tmp_path.name}") == []
+        manager.push(url, options=options)
+    assert manager.remote_numbers(url, options=options) == []
+    there = {Path(each).name: known["size"] for each, known in Remote(url, options)._found("files").items()}
+    entry = checkpoint.files[name]
+    assert there.get(entry.sha256) != entry.bytes, "what is there with the right size is right"
+    path.write_bytes(data)
+    assert manager.push(url, options=options).number == 1
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        assert kvemb.verify(copy.pull(url, options=options), deep=True)
+
+
+def test_a_file_of_the_wrong_size_elsewhere_is_replaced_by_every_push(store, manager, tmp_path, place):
+    url, options = place
+    made = make(store, manager, 2)
+    manager.push(url, number=1, options=options)
+    files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    shared = {entry.sha256 for entry in made[0].files.values()} & {entry.sha256 for entry in made[1].files.values()}
+    path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
+    for number in (1, 2, 2):
+        files.pipe_file(path, files.cat_file(path)[:-1] + b"more")
+        told: builtins.list[tuple[int, int]] = []
+        done = manager.push(
+            url, number=number, options=options, progress=lambda *bytes_, told=told: told.append(bytes_)
+        )
+        assert (done.files >= 1, told[-1]) == (True, (done.nbytes, done.nbytes))
+        with kvemb.CheckpointManager(tmp_path / f"copy{len(list(tmp_path.glob('copy*')))}") as copy:
+            assert kvemb.verify(copy.pull(url, number=number, options=options), deep=True)
+
+
+def test_what_changed_elsewhere_is_found_and_replaced_when_asked(store, manager, tmp_path, place):
+    url, options = place
+    made = make(store, manager, 2)
+    manager.push(url, number=1, options=options)
+    files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    shared = {entry.sha256 for entry in made[0].files.values()} & {entry.sha256 for entry in made[1].files.values()}
+    path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
+    sound = files.cat_file(path)
+    for number in (1, 2):
+        files.pipe_file(path, sound[:-1] + bytes([sound[-1] ^ 1]))
+        with kvemb.CheckpointManager(tmp_path / f"copy{number}") as copy:
+            with pytest.raises(Corruption, match=r"is damaged.*push checkpoint 1 again with verify=True"):
+                copy.pull(url, number=1, options=options)
+            told: builtins.list[tuple[int, int]] = []
+            done = manager.push(
+                url, number=number, options=options, verify=True, progress=lambda *seen, told=told: told.append(seen)
+            )
+            assert done.files == 1 if number == 1 else done.files > 1
+            whole = sum({entry.sha256: entry.bytes for entry in made[number - 1].files.values()}.values())
+            assert told[-1] == (whole, whole)
+            assert files.cat_file(path) == sound
+            for each in range(1, number + 1):
+                assert kvemb.verify(copy.pull(url, number=each, options=options), deep=True)
+        assert manager.push(url, number=number, options=options, verify=True).files == 0
+
+
+def test_what_is_replaced_elsewhere_is_not_written_through(store, manager, tmp_path):
+    """A place elsewhere that is a folder may share its files with a copy of it."""
+    make(store, manager, 1)
+    url = tmp_path / "remote"
+    manager.push(url)
+    path = max(url.glob("files/*/*"), key=lambda path: path.stat().st_size)
+    path.write_bytes(b"damaged")
+    os.link(path, tmp_path / "link")
+    assert manager.push(url).files == 1
+    assert (tmp_path / "link").read_bytes() == b"damaged"
+
+
+def test_a_damaged_manifest_elsewhere_is_pushed_again(store, manager, tmp_path, place):
+    url, options = place
+    make(store, manager, 1)
+    manager.push(url, options=options)
+    files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    path = f"{root}/checkpoints/00000001.json"
+    text = files.cat_file(path)
+    for damaged in (b"", text[:-3], text.replace(b"1000", b"1001")):
+        files.pipe_file(path, damaged)
+        with (
+            kvemb.CheckpointManager(tmp_path / "copy") as copy,
+            pytest.raises(Corruption, match=r"00000001\.json is damaged"),
+        ):
+            copy.pull(url, options=options)
+        assert manager.push(url, options=options).files == 0
+        assert files.cat_file(path) == text
+    assert [Path(each).name for each in files.find(f"{root}/checkpoints")] == ["00000001.json"]
+
+
+def test_only_names_of_checkpoints_count_elsewhere(store, manager, tmp_path):
+    make(store, manager, 1)
+    url = tmp_path / "remote"
+    manager.push(url)
+    for name in (
+        "7.json",
+        "0000000\u0667.json",
+        "00000009.json.part",
+        "9" * 200 + ".json",
+        "a/00000005.json",
+        "x.json",
+    ):
+        (url / "checkpoints" / name).parent.mkdir(exist_ok=True)
+        (url / "checkpoints" / name).touch()
+    assert manager.remote_numbers(url) == [1]
+
+
+def test_a_bucket_that_is_not_there_is_told_and_not_made(s3, store, manager, tmp_path):
+    make(store, manager, 1)
+    files = fsspec.filesystem("s3", **s3)
+    for url in ("s3://typo", "s3://typo/model"):
+        for call in (manager.push, manager.pull, manager.remote_numbers):
+            with pytest.raises(TransferError, match=r"there is no bucket 'typo', which s3://typo.* names"):
+                call(url, options=s3)
+    assert not files.exists("typo")
+    assert manager.remote_numbers("s3://bucket/nothing/yet", options=s3) == []
+
+
+def test_a_place_that_is_none_is_told(s3, store, manager, tmp_path, monkeypatch):
+    make(store, manager, 1)
+    monkeypatch.chdir(tmp_path)
+    for call in (manager.push, manager.pull, manager.remote_numbers):
+        for url in ("s3:///x", "s3://", "s3:///"):
+            with pytest.raises(ValueError, match=rf"url '{url}' names no bucket, or host; write s3://NAME"):
+                call(url, options=s3)
+        with pytest.raises(ValueError, match="one slash after its colon"):
+            call(Path("s3://bucket/x"), options=s3)
+        with pytest.raises(ValueError, match="url must name a place"):
+            call("")
+        for strange in (7, None, b"remote"):
+            with pytest.raises(TypeError, match="url must be a str or a path, got"):
+                call(strange)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["series", "store"]
+    done = manager.push(Path("remote"))
+    assert manager.remote_numbers(Path("remote/")) == [done.number]
+    with kvemb.CheckpointManager("copy") as copy:
+        assert copy.pull(tmp_path / "remote").id == manager.latest().id
+
+
+def test_a_store_or_a_checkpoint_is_no_place_for_a_series(open_store, manager, tmp_path):
+    store = open_store(tmp_path / "store")
+    (checkpoint,) = make(store, manager, 1)
+    url = str(tmp_path / "remote")
+    manager.push(url)
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    for root, told in (
+        (tmp_path / "store", "is a store, not a series of checkpoints; name another directory"),
+        (checkpoint.path, "is a checkpoint, not a series of checkpoints; name another directory"),
+        (tmp_path / "file", "is a file, not a series of checkpoints; name a directory"),
+        (tmp_path / "store" / "points", "is inside the store"),
+        (tmp_path / "store" / "new", "is inside the store"),
+        (checkpoint.path / "rows", "is inside the checkpoint"),
+        (checkpoint.path / "new", "is inside the checkpoint"),
+    ):
+        wrong = kvemb.CheckpointManager(root)
+        for call in (lambda wrong=wrong: wrong.pull(url), lambda wrong=wrong: wrong.save(store)):
+            with pytest.raises((FileExistsError, ValueError), match=told):
+                call()
+        if "inside the checkpoint" not in told:
+            with pytest.raises((FileExistsError, ValueError, TransferError), match=r"is a |is inside|exists|directory"):
+                manager.push(root)
+    with pytest.raises(CheckpointNotFound, match="is a store, not a series of checkpoints"):
+        kvemb.CheckpointManager(tmp_path / "store").push(url)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_place_that_cannot_be_reached_is_told(monkeypatch, store, manager, tmp_path):

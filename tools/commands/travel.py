@@ -20,6 +20,9 @@ def push(
     url: Annotated[str, typer.Argument(help="Where to: a folder, s3://bucket/prefix, ...")],
     number: Number = None,
     keep: Annotated[int | None, typer.Option(min=1, help="How many of the newest stay there.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read what is there of it, and replace what changed.")
+    ] = False,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -30,7 +33,8 @@ def push(
     """
     screen = Screen(quiet, as_json)
     with screen.reading("push") as tell:
-        done = kvemb.CheckpointManager(root).push(url, number=number, keep=keep, jobs=jobs, progress=tell)
+        series = kvemb.CheckpointManager(root)
+        done = series.push(url, number=number, keep=keep, verify=verify, jobs=jobs, progress=tell)
     lines = [
         ("checkpoint", f"{done.number:08d}"),
         ("sent", f"{done.files:,} files, {size(done.nbytes)}"),
