@@ -498,7 +498,7 @@ def test_advice_is_for_the_command_line(tmp_path, monkeypatch, capsys):
         (["frob"], 2, "(see kvemb --help)"),
         (["export", "store", "o.xyz"], 2, "hugectr, tfra, dynamicemb, word2vec, word2vec-binary\n"),
         (["export", "empty", "o.csv", "--variable", "y"], 1, "empty has no variable 'y'; it has x"),
-        (["push", "empty", "foo://x"], 1, "there is no checkpoint in empty"),
+        (["push", "empty", "foo://x"], 1, "empty is a store, not a series of checkpoints"),
     ):
         assert run(arguments) == code, arguments
         told = capsys.readouterr().err
