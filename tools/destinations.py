@@ -7,6 +7,7 @@ whole.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,18 +20,47 @@ from kvemb.tools.failures import BadInput
 PIPE = "-"
 
 
-def is_url(place: str) -> bool:
-    """Whether a place is a URL."""
-    return "://" in place
+# Of fsspec's filesystems, those where making a folder would make its bucket.
+_BUCKETS = (
+    "s3://",
+    "s3a://",
+    "gs://",
+    "gcs://",
+    "az://",
+    "abfs://",
+    "abfss://",
+    "oss://",
+    "obs://",
+    "oci://",
+    "cos://",
+    "tos://",
+)
+_SLIPPED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+
+
+def is_url(place: str | os.PathLike[str]) -> bool:
+    """Whether a place is a URL. Raises BadInput for one that a Path was made of."""
+    text = os.fspath(place)
+    if _SLIPPED.match(text):
+        raise BadInput(f"{text} has one slash after its colon; a URL has two, and is given as a str, not as a Path")
+    return "://" in text
+
+
+def local(place: str | os.PathLike[str], what: str) -> Path:
+    """Return a path on this machine. Raises BadInput for a URL."""
+    if is_url(place):
+        raise BadInput(f"the {what} must be a directory here, got the URL {os.fspath(place)}")
+    return Path(place)
 
 
 @contextmanager
-def atomic_directory(place: str, *, folder: bool) -> Iterator[Path]:
+def atomic_directory(place: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
     """Yield a path to write to, a folder that is there where `folder`; it takes its place when the block ends well.
 
-    Raises FileExistsError where something is there already.
+    Raises FileExistsError where something is there already; BadInput where its bucket is not.
     """
     if is_url(place):
+        place = os.fspath(place)
         files, path = _filesystem(place)
         if files.exists(path):
             raise FileExistsError(f"{place} exists; name a new place, or delete it")
@@ -75,9 +105,16 @@ def _filesystem(place: str) -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise BadInput(f"{place} cannot be reached: {error}; install: pip install 'kvemb[remote]'") from error
+    in_bucket = place.startswith(_BUCKETS)
+    if in_bucket and place.partition("://")[2][:1] in ("", "/"):
+        raise BadInput(f"{place} names no bucket; write {place.partition('://')[0]}://BUCKET/NAME")
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(place)
+        if in_bucket and not found[0].exists(bucket := found[1].partition("/")[0]):
+            raise BadInput(f"there is no bucket {bucket!r}, which {place} names; make it first, or mend the URL")
         return found
+    except BadInput:
+        raise
     except (ImportError, ValueError) as error:  # which names the package that knows this protocol
         raise BadInput(f"{place} cannot be reached: {error}") from error
 
@@ -95,11 +132,12 @@ def _send(made: Path, files: Any, path: str) -> None:
 
 
 @contextmanager
-def fetched(place: str) -> Iterator[Path]:
+def fetched(place: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a path to read from: what is at a URL is copied first."""
     if not is_url(place):
         yield Path(place)
         return
+    place = os.fspath(place)
     files, path = _filesystem(place)
     if not files.exists(path):
         raise FileNotFoundError(f"{place} is not there")

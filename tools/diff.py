@@ -77,7 +77,7 @@ def diff(
     *,
     variable: str | None = None,
     top: int = 10,
-    out: str | None = None,
+    out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> list[Difference]:
     """Compare the variables of two checkpoints, or stores, or only one of them; returns a Difference for each.
@@ -245,7 +245,7 @@ class _Writer:
 
     @classmethod
     @contextmanager
-    def opened(cls, out: str, entry: Any) -> Iterator[_Writer]:
+    def opened(cls, out: str | os.PathLike[str], entry: Any) -> Iterator[_Writer]:
         """A writer whose file appears at out when all went well."""
         with atomic_directory(out, folder=False) as path:
             writer = cls(path, entry)

@@ -13,7 +13,7 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.destinations import atomic_directory
+from kvemb.tools.destinations import atomic_directory, local
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.numbers import rounded
@@ -63,7 +63,7 @@ def plan(
     check_dtype(value_dtype)
     point = kvemb.Checkpoint.at(path)
     name = chosen(path, sorted(point.variables), variable)
-    if Path(out).exists():
+    if local(out, "new store").exists():
         raise FileExistsError(f"{out} exists; name a new directory for the store")
     with opened(point.path, name) as old:
         before, rows = bulk.described(old), old.size()

@@ -21,6 +21,8 @@ from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, Kve
 from kvemb.offline import streams
 
 CHECKPOINTS, FILES = "checkpoints", "files"
+# Of fsspec's filesystems, those whose names are flat, below buckets.
+BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "oci", "cos", "tos"})
 MOST_MANIFEST_BYTES = 4 * manifest.MOST_CHARACTERS
 _MANIFEST = re.compile(rf"(?:.*/)?{CHECKPOINTS}/([0-9]{{8,18}})\.json")
 
@@ -48,8 +50,8 @@ class RemotePlace:
         scheme, told, rest = url.partition("://")
         if told and self._files.root_marker != "/" and (not rest or rest.startswith("/")):
             raise ValueError(f"url {url!r} names no bucket, or host; write {scheme}://NAME, or {scheme}://NAME/FOLDER")
-        # Elsewhere names are flat: to make a folder there would make the bucket.
-        self._has_folders = self._root.startswith("/")
+        # In the others to make a folder would make the bucket.
+        self._has_folders = BUCKETS.isdisjoint(_protocols(self._files))
 
     @contextmanager
     def _translated(self, what: str, *, resumable: bool = False) -> Iterator[None]:
@@ -87,7 +89,7 @@ class RemotePlace:
     def _check_bucket(self) -> None:
         """Raise TransferError where the bucket of a URL is not there: nobody makes one by a slip."""
         bucket = self._root.partition("/")[0]
-        if not self._has_folders and "://" not in self._root and not self._files.exists(bucket):
+        if not self._has_folders and not self._files.exists(bucket):
             raise TransferError(
                 f"there is no bucket {bucket!r}, which {self._url} names; make it first, or mend the URL"
             )
@@ -109,3 +111,7 @@ class RemotePlace:
             except UnicodeDecodeError as error:
                 raise Corruption(f"{where} is damaged: {error!r}; push it again") from error
         return text, manifest.parse(text, where)
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)

@@ -32,7 +32,7 @@ class Report:
     damages: dict[str, str]
 
 
-def report(path: str | os.PathLike[str], out: str, *, progress: Progress | None = None) -> Report:
+def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress | None = None) -> Report:
     """Write a page about path to out, a new file.
 
     path: a checkpoint, a store, or the root of a kvemb.CheckpointManager, whose newest readable checkpoint is then
