@@ -1,4 +1,4 @@
-"""The hot table on the CPU: buckets of 16 cells over a RowBlock, with eviction by lowest score.
+"""The hot table on the CPU: buckets of 16 cells over columns in host memory, with eviction by lowest score.
 
 Cells are reserved for the largest size as address space and given to the process only as the table doubles into them.
 Not thread-safe: the tier's lock guards it; a large batch is split over the machine's cores within a call. The layout
@@ -14,91 +14,102 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.restrict import ScoreRule
-from kvemb.rows.block import RowBlock
+from kvemb.optimizers import Optimizer
+from kvemb.restrict import ScoreRule, Scores
+from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema
 
 # A batch of this many keys or more is worth a thread a core: a hand-over costs about what 1,000 keys do.
 PARALLEL_KEYS = 16_384
 
+_MARKS = np.uint8(PENDING | WRITING)
 
-class CpuTable(CpuRows):
-    """contracts.HotTable in NumPy memory.
 
-    capacity_rows: cells now, a multiple of 16, at most max_capacity_rows.
-    """
+class CpuTable:
+    """contracts.HotTable in NumPy memory."""
 
     cells_per_bucket = cpu_probe.CELLS
 
     def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int) -> None:
         self._buckets = max(1, -(-capacity_rows // cpu_probe.CELLS))
-        most = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)
-        self.max_capacity_rows = most * cpu_probe.CELLS
-        self.block = RowBlock(schema, self.max_capacity_rows)
+        self._max_buckets = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)
+        self._rows = RowBlock(schema, self.max_capacity_rows)
         self._digests = RowBlock.column(self.max_capacity_rows, np.uint8)
         self._tags = self._digests.view(np.uint64)
+        self._kernels = CpuRows()
         self.size = 0
 
     @staticmethod
     def bytes_per_cell(schema: Schema) -> int:
-        """Bytes of memory one cell takes."""
+        """See contracts.HotTable."""
         return RowBlock.bytes_per_row(schema) + 1
 
     @property
+    def schema(self) -> Schema:
+        """See contracts.HotTable."""
+        return self._rows.schema
+
+    @property
     def capacity_rows(self) -> int:
-        """Cells now."""
+        """See contracts.HotTable."""
         return self._buckets * cpu_probe.CELLS
 
     @property
+    def max_capacity_rows(self) -> int:
+        """See contracts.HotTable."""
+        return self._max_buckets * cpu_probe.CELLS
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of memory its cells take now."""
-        return self.capacity_rows * self.bytes_per_cell(self.block.schema)
+        """See contracts.HotTable."""
+        return self.capacity_rows * self.bytes_per_cell(self.schema)
 
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
         cells = np.empty(len(keys), np.int64)
-        cpu_probe.find(keys, self._buckets, self._tags, self.block.keys, cells)
+        cpu_probe.find(keys, self._buckets, self._tags, self._rows.keys, cells)
         return cells
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.HotTable."""
-        block, n = self.block, len(keys)
+        rows, n = self._rows, len(keys)
         cells = np.empty(n, np.int64)
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
-        seen = out.view(block.schema.kernel_dtype)
+        seen = out.view(rows.schema.kernel_dtype)
 
         def read(start: int, stop: int, shared: bool) -> None:
             cpu_probe.lookup(
-                keys, start, stop, self._buckets, self._tags, block.keys, block.values, seen, block.schema.dim,
-                how, now, shared, block.scores, block.flags, cells,
+                keys, start, stop, self._buckets, self._tags, rows.keys, rows.values, seen, rows.schema.dim,
+                how, now, shared, rows.scores, rows.flags, cells,
             )  # fmt: skip
 
         if _worth_threads(n):
             _in_parts(lambda part, parts: read(n * part // parts, n * (part + 1) // parts, shared=True))
         else:
             read(0, n, shared=False)
-        return cells
+        return np.flatnonzero(cells < 0)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
-        block, cells = self.block, np.empty(len(keys), np.int64)
-        seen = values.view(block.schema.kernel_dtype)
+        rows, cells = self._rows, np.empty(len(keys), np.int64)
+        seen = values.view(rows.schema.kernel_dtype)
 
         def part(number: int, parts: int) -> None:
             cpu_probe.upsert(
-                keys, number, parts, self._buckets, self._tags, block.keys, block.values, seen, block.schema.dim,
-                step, block.steps, block.flags, cells,
+                keys, number, parts, self._buckets, self._tags, rows.keys, rows.values, seen, rows.schema.dim,
+                step, rows.steps, rows.flags, cells,
             )  # fmt: skip
 
         if _worth_threads(len(keys)):
             _in_parts(part)
         else:
             part(0, 1)
-        return cells
+        return np.flatnonzero(cells < 0)
 
     def insert(
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
@@ -106,7 +117,7 @@ class CpuTable(CpuRows):
         """See contracts.HotTable. Doubles when a key finds both of its buckets full, at about nine tenths of the
         cells.
         """
-        left = RowBlock(self.block.schema, len(rows))
+        left = RowBlock(self.schema, len(rows))
         at, count = self._insert(rows, 0, left, 0, by_score, evicting=False)
         while at < len(rows):
             may_grow = reserve is not None and 2 * self.capacity_rows <= self.max_capacity_rows
@@ -119,47 +130,130 @@ class CpuTable(CpuRows):
     def _insert(
         self, rows: RowBlock, start: int, left: RowBlock, count: int, by_score: bool, *, evicting: bool
     ) -> tuple[int, int]:
-        block = self.block
+        own = self._rows
         stopped, count, used = cpu_insert.insert(
             self._buckets, self._tags, self._digests,
-            block.keys, block.scores, block.steps, block.flags, block.words,
+            own.keys, own.scores, own.steps, own.flags, own.words,
             start, rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score, evicting,
             count, left.keys, left.scores, left.steps, left.flags, left.words,
         )  # fmt: skip
         self.size += used
         return stopped, count
 
+    def keys(self) -> Keys:
+        """See contracts.HotTable."""
+        return self._rows.keys[self.occupied()]
+
+    # By cell.
+
+    def occupied(self) -> Positions:
+        """See contracts.HotTable."""
+        return np.flatnonzero(self._digests[: self.capacity_rows])
+
+    def read(self, cells: Positions) -> RowBlock:
+        """See contracts.HotTable."""
+        return self._rows.select(cells)
+
+    def put(self, cells: Positions, rows: RowBlock) -> None:
+        """See contracts.HotTable."""
+        self._rows.put(cells, rows)
+
+    def gather(self, cells: Positions, out: Any) -> None:
+        """See contracts.HotTable."""
+        self._kernels.gather(self._rows, cells, out)
+
+    def assign(self, cells: Positions, values: Any, step: int) -> None:
+        """See contracts.HotTable."""
+        self._kernels.assign(self._rows, cells, values, step)
+
+    def add(self, cells: Positions, old: Any, new: Any, step: int) -> None:
+        """See contracts.HotTable."""
+        self._kernels.add(self._rows, cells, old, new, step)
+
+    def apply(self, cells: Positions, optimizer: Optimizer, grads: Any, step: int) -> None:
+        """See contracts.HotTable."""
+        self._kernels.apply(self._rows, cells, optimizer, grads, step)
+
+    def scores(self, cells: Positions) -> Scores:
+        """See contracts.HotTable."""
+        return self._rows.scores[cells]
+
+    def set_scores(self, cells: Positions, scores: Scores) -> None:
+        """See contracts.HotTable."""
+        self._rows.scores[cells] = scores
+        self._rows.flags[cells] |= DIRTY
+
     def remove(self, cells: Positions) -> None:
         """See contracts.HotTable."""
-        self.size -= cpu_insert.remove(cells, self._digests, self.block.flags)
+        self.size -= cpu_insert.remove(cells, self._digests, self._rows.flags)
 
     def clear(self) -> None:
         """See contracts.HotTable."""
         self._digests[: self.capacity_rows] = 0
-        self.block.flags[: self.capacity_rows] = 0
+        self._flags_now()[:] = 0
         self.size = 0
 
     def grow(self) -> None:
         """See contracts.HotTable."""
         if 2 * self.capacity_rows > self.max_capacity_rows:
             raise ValueError(f"a table of {self.capacity_rows} cells cannot double past {self.max_capacity_rows}")
-        block = self.block
-        cpu_insert.double(self._buckets, self._digests, block.keys, block.scores, block.steps, block.flags, block.words)
+        rows = self._rows
+        cpu_insert.double(self._buckets, self._digests, rows.keys, rows.scores, rows.steps, rows.flags, rows.words)
         self._buckets *= 2
+
+    # What is dirty, and what a snapshot has marked.
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
         """See contracts.HotTable."""
         cells = np.empty(limit, np.int64)
         at = 0
         while at < self.capacity_rows:
-            count, at = cpu_insert.dirty_cells(self.block.flags, at, self.capacity_rows, limit, cells)
+            count, at = cpu_insert.dirty_cells(self._rows.flags, at, self.capacity_rows, limit, cells)
             if count:
                 found = cells[:count].copy()
-                yield found, self.block.select(found)
+                yield found, self._rows.select(found)
 
-    def occupied(self) -> Positions:
+    def mark_clean(self, cells: Positions) -> None:
         """See contracts.HotTable."""
-        return np.flatnonzero(self._digests[: self.capacity_rows])
+        self._rows.flags[cells] &= ~np.uint8(DIRTY)
+
+    def mark_dirty_pending(self) -> Keys:
+        """See contracts.HotTable."""
+        flags = self._flags_now()
+        dirty = np.flatnonzero(flags & DIRTY)
+        flags[dirty] |= np.uint8(PENDING)
+        return self._rows.keys[dirty]
+
+    def release_pending(self, cells: Positions) -> RowBlock:
+        """See contracts.HotTable."""
+        flags = self._rows.flags
+        cells = cells[cells >= 0]
+        marked = np.unique(cells[flags[cells] & _MARKS != 0])
+        pending = self._rows.select(marked[flags[marked] & PENDING != 0])
+        flags[marked] &= ~_MARKS
+        return pending
+
+    def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
+        """See contracts.HotTable."""
+        flags = self._rows.flags
+        positions = np.flatnonzero((cells >= 0) & (flags[cells] & PENDING != 0))
+        taken = self._rows.select(cells[positions])
+        flags[cells[positions]] ^= _MARKS  # from PENDING to WRITING
+        return positions, taken
+
+    def mark_written(self, cells: Positions) -> None:
+        """See contracts.HotTable."""
+        flags = self._rows.flags
+        cells = cells[cells >= 0]
+        written = cells[flags[cells] & WRITING != 0]
+        flags[written] &= ~np.uint8(WRITING | DIRTY)
+
+    def release_all(self) -> None:
+        """See contracts.HotTable."""
+        self._flags_now()[:] &= ~_MARKS
+
+    def _flags_now(self) -> npt.NDArray[np.uint8]:
+        return self._rows.flags[: self.capacity_rows]
 
 
 def _worth_threads(keys: int) -> bool:

@@ -108,7 +108,7 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
     schema = variable._schema
     wanted = as_keys(keys, schema.key_dtype)
     storage = variable._storage
-    with nullcontext(storage.cold) if variable._store.state.read_only else storage.taking_in() as cold:
+    with nullcontext(storage.cold) if variable._store.state.read_only else storage.bypassing() as cold:
         return _rows_of(cold.read(wanted)[0])
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb.optimizers import Optimizer
-from kvemb.restrict import ScoreRule
+from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import Ordered
 from kvemb.rows.hashing import Keys, Positions
@@ -24,10 +24,13 @@ Values = npt.NDArray[Any]
 
 
 class RowKernels(Protocol):
-    """Operations on rows of a block. index (n,) int64 names rows of it; entries < 0 are skipped.
+    """Operations on rows of a block in host memory. index (n,) int64 names rows of it; entries < 0 are skipped.
 
     `step` is recorded as the step of last change, and the rows become dirty. Repeated entries of index apply in order.
     """
+
+    def gather(self, block: RowBlock, index: Positions, out: Values) -> None:
+        """Copy embeddings to out (n, dim) of the value dtype."""
 
     def assign(self, block: RowBlock, index: Positions, values: Values, step: int) -> None:
         """Set embeddings to values (n, dim); slots and scores stay."""
@@ -38,21 +41,45 @@ class RowKernels(Protocol):
     def apply(self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Values, step: int) -> None:
         """Take one step of the optimizer on embeddings and slots; grads (n, dim) in the slot dtype, index distinct."""
 
-    def gather(self, block: RowBlock, index: Positions, out: Values) -> None:
-        """Copy embeddings to out (n, dim) of the value dtype."""
 
+class HotTable(Protocol):
+    """A hash table of rows in fixed cells, in memory of its own. Full buckets evict their lowest score.
 
-class HotTable(RowKernels, Protocol):
-    """A hash table of rows in fixed cells. Full buckets evict their lowest score."""
+    Nobody but the table indexes its columns: rows go in and out as copies, by key or by cell. A cell is an int64 number
+    that find() gives; it names the row until the next insert, remove, clear or grow. Where a method takes cells (n,),
+    entries < 0 are skipped, unless it says otherwise.
 
-    block: RowBlock
+    Rows have flags (kvemb.rows.block): a change makes a row DIRTY, and a dirty row is not forgotten. A snapshot marks
+    dirty rows PENDING and, once it has taken them, WRITING (kvemb.tiers.dirty_snapshot); the marks leave with the row.
+    """
+
+    cells_per_bucket: ClassVar[int]
     size: int
-    capacity_rows: int
-    max_capacity_rows: int
+
+    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int) -> None:
+        """Make an empty table. Both are multiples of cells_per_bucket: cells at first, and at most."""
+
+    @staticmethod
+    def bytes_per_cell(schema: Schema) -> int:
+        """Bytes of memory that one cell takes."""
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of its rows."""
+
+    @property
+    def capacity_rows(self) -> int:
+        """Cells now."""
+
+    @property
+    def max_capacity_rows(self) -> int:
+        """Cells it may grow to."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory its cells take now."""
+
+    # By key.
 
     def find(self, keys: Keys) -> Positions:
         """Return the cell of each key (n,), -1 where it is not in the table. Scores are not touched."""
@@ -60,36 +87,90 @@ class HotTable(RowKernels, Protocol):
     def lookup(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
         """Find, copy the embeddings found to out (n, dim), and record one use of each occurrence.
 
-        rule None or CUSTOM: scores are left alone. Returns cells as find does.
+        rule None or CUSTOM: scores are left alone. Returns the positions in keys of those that are not in the table,
+        ascending; their rows of out are left as they are.
         """
 
     def upsert(self, keys: Keys, values: Values, step: int) -> Positions:
-        """Find, and set the embeddings found, in order. Returns cells as find does."""
+        """Find, and set the embeddings found, in order. Returns the positions of missing keys, as lookup does."""
 
     def insert(
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
     ) -> RowBlock:
         """Insert rows whose keys are distinct and not in the table; return the dirty rows that had to leave.
 
-        The lowest score of the two buckets a key may stand in leaves, of equal ones the smaller key. by_score: a clean
+        The lowest score of the cells a key may stand in leaves, of equal ones the smaller key. by_score: a clean
         newcomer that does not outscore the victim stays out. Rows that leave clean are forgotten. reserve(nbytes) is
         asked for the memory to double before a row has to leave; without it the table never grows.
         """
 
+    def keys(self) -> Keys:
+        """Return the keys of all rows, in the order of their cells."""
+
+    # By cell.
+
+    def occupied(self) -> Positions:
+        """Return the cells in use, ascending."""
+
+    def read(self, cells: Positions) -> RowBlock:
+        """Return the rows of cells, which are all in use, whole and in that order."""
+
+    def put(self, cells: Positions, rows: RowBlock) -> None:
+        """Overwrite the rows of cells, which are all in use, each by a row of the same key."""
+
+    def gather(self, cells: Positions, out: Values) -> None:
+        """See RowKernels.gather."""
+
+    def assign(self, cells: Positions, values: Values, step: int) -> None:
+        """See RowKernels.assign."""
+
+    def add(self, cells: Positions, old: Values, new: Values, step: int) -> None:
+        """See RowKernels.add."""
+
+    def apply(self, cells: Positions, optimizer: Optimizer, grads: Values, step: int) -> None:
+        """See RowKernels.apply."""
+
+    def scores(self, cells: Positions) -> Scores:
+        """Return the scores of cells, which are all in use."""
+
+    def set_scores(self, cells: Positions, scores: Scores) -> None:
+        """Set the scores of cells, which are all in use; the rows become dirty."""
+
     def remove(self, cells: Positions) -> None:
-        """Empty these cells; entries < 0 are skipped."""
+        """Empty cells."""
 
     def clear(self) -> None:
         """Empty every cell."""
 
     def grow(self) -> None:
-        """Double the number of cells, in place."""
+        """Double the number of cells, in place. Raises ValueError past max_capacity_rows."""
+
+    # What is dirty, and what a snapshot has marked.
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
         """Yield the dirty rows as copies with their cells, at most `limit` at a time, in the order of cells."""
 
-    def occupied(self) -> Positions:
-        """Return the cells in use, ascending."""
+    def mark_clean(self, cells: Positions) -> None:
+        """The cold store has the rows of cells, which are all in use, as they are."""
+
+    def mark_dirty_pending(self) -> Keys:
+        """Mark every dirty row PENDING; return their keys."""
+
+    def release_pending(self, cells: Positions) -> RowBlock:
+        """Take all marks off the rows of cells, which are about to change; return, once each, those that were PENDING.
+
+        Where there is no memory for them nothing has changed.
+        """
+
+    def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
+        """Mark those rows of distinct cells WRITING that were PENDING; return their positions in cells, and the
+        rows."""
+
+    def mark_written(self, cells: Positions) -> None:
+        """Rows of cells that are still marked WRITING are clean, and lose the mark."""
+
+    def release_all(self) -> None:
+        """Take all marks off all rows."""
 
 
 class Gap(NamedTuple):
@@ -151,7 +232,7 @@ class Recorder(Protocol):
     def record_cleared(self) -> None:
         """Every row went."""
 
-    def settled(self) -> int:
+    def sealed_epochs(self) -> int:
         """Return how often what was recorded has been taken for a durable point."""
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
 from kvemb.errors import KvembError
+from kvemb.limits import Limits
 from kvemb.options import parse_budget
 from kvemb.store import DEFAULTS, Store
 
@@ -27,6 +28,7 @@ def open(
     read_only: bool = False,
     follow: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
+    limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
     """Open the store at path, making it if the directory is missing or empty.
 
@@ -37,6 +39,7 @@ def open(
     durability: what a crash goes back to. "checkpoint": the last completed flush() or checkpoint(). "write": the last
     call that changed rows and returned; each waits for an fsync, which calls of several threads share. Uses that
     lookups record are as durable as with "checkpoint".
+    limits: how much one step of the machinery takes at a time (kvemb.limits).
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
     place = paths.local(path)
@@ -50,6 +53,7 @@ def open(
         read_only=bool(read_only or follow),
         follow=bool(follow),
         durability=durability,
+        limits=limits,
     )
 
 
@@ -61,12 +65,14 @@ def restore(
     variables: Collection[str] | None = None,
     warm: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
+    limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
     """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
 
     checkpoint: of the root of a series, the newest, and the logger "kvemb" tells which. variables: take only these.
     warm: what was hot when the checkpoint was made becomes so again, each variable when it is opened; otherwise rows
-    become hot as they are used. Devices may be others than they were. durability: as for open.
+    become hot as they are used. Devices may be others than they were. durability,
+    limits: as for open.
 
     Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
     name, and what open does.
@@ -77,7 +83,7 @@ def restore(
         _logger.info("restoring %s, the newest checkpoint of %s", source, given)
     install(source, place, variables)
     try:
-        store = open(place, memory_budget=memory_budget, durability=durability)
+        store = open(place, memory_budget=memory_budget, durability=durability, limits=limits)
         store._warm = bool(warm)
         return store
     except BaseException:

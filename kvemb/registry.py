@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from kvemb.contracts import HotTable, RowKernels
 from kvemb.errors import BackendUnavailable
 
 _HOT = {"cpu": "kvemb.backends.cpu:CpuTable"}
+_ROWS = "kvemb.backends.cpu_rows:CpuRows"
 _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
 
 
-def hot_table(device: str) -> Any:
+def hot_table(device: str) -> type[HotTable]:
     """Return the HotTable class for a device as parse_device spells it: "cpu", "gpu:0"."""
     kind = device.partition(":")[0]
     if kind not in _HOT:
@@ -19,7 +21,14 @@ def hot_table(device: str) -> Any:
             f"device {device!r} is not available: hot tables are on the CPU only in this version of kvemb; "
             "use devices=None"
         )
-    return _load(_HOT[kind])
+    table: type[HotTable] = _load(_HOT[kind])
+    return table
+
+
+def row_kernels() -> RowKernels:
+    """Return the operations on rows in host memory."""
+    kernels: RowKernels = _load(_ROWS)()
+    return kernels
 
 
 def cold_backend(name: str) -> Any:

@@ -30,6 +30,7 @@ from kvemb.durability.points import Points, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.interrupts import result_of
+from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator, format_bytes, parse_budget
 from kvemb.replica import bring_to, common
 from kvemb.rows.codec import Ordered
@@ -63,8 +64,10 @@ class Store(Catalog):
         read_only: bool = False,
         follow: bool = False,
         durability: str = "checkpoint",
+        limits: Limits = Limits(),  # noqa: B008 -- a frozen value
     ) -> None:
         super().__init__()
+        self.limits = limits
         self.budget = Budget(parse_budget(memory_budget))
         self.state = StoreState(str(path), read_only=read_only)
         path = path.absolute()  # wherever the process goes
@@ -174,7 +177,7 @@ class Store(Catalog):
         self.state.check_here()
         with self._lock:
             self.state.check_writable()
-            self._checkpointer.settle()
+            self._checkpointer.wait()
             ancestors = self._changes.ancestors()
             if taken.id in ancestors:
                 return
@@ -189,13 +192,13 @@ class Store(Catalog):
         if self._warm and name in self._manifest.hot:
             yield from read_hot(self._points.live / layout.HOT, self._manifest.hot[name])
 
-    def _start(self, target: Path | None, *, last: bool = False) -> PendingCheckpoint:
+    def _start(self, target: Path | None, *, closing: Callable[[], None] | None = None) -> PendingCheckpoint:
         self.state.check_here()
         with self._lock:
             self.state.check_writable()
-            self._checkpointer.settle()
+            self._checkpointer.wait()
             parts = [variable._part() for variable in self._opened.values() if variable.persistent]
-            return self._checkpointer.start(parts, target, last=last)
+            return self._checkpointer.start(parts, target, closing=closing)
 
     def refresh(self) -> bool:
         """Show the last durable point of the store that this one follows; returns whether it is a newer one.
@@ -236,17 +239,17 @@ class Store(Catalog):
         with self._lock:
             if self.state.closed:
                 return
-            # Last in, first out: settle, flush, release; each even where the one before raises.
+            # Last in, first out: wait, flush, release; each even where the one before raises.
             with ExitStack() as last:
                 last.callback(self._release)
                 if not self.state.read_only:
                     if flush:
                         last.callback(self._flush_if_sound)
-                    self._checkpointer.settle()
+                    self._checkpointer.wait()
 
     def _flush_if_sound(self) -> None:
         if self.state.cause is None:
-            self._start(None, last=True)._wait()
+            self._start(None, closing=self.state.close)._wait()
 
     def _release(self) -> None:
         if not self.state.read_only:
@@ -256,7 +259,7 @@ class Store(Catalog):
                 paused.enter_context(variable._storage.closing())
             for variable in self._opened.values():
                 variable._keep_bytes_cold()
-            self.state.closed = True
+            self.state.close()
         self.spiller.shutdown(wait=True)
         self.readers.shutdown(wait=True)
         self._undo.close()

@@ -63,6 +63,10 @@ class StoreState:
         """Whether a use may change a row's score."""
         return not self.read_only and self.cause is None
 
+    def close(self) -> None:
+        """Refuse every call from now on. Only the store itself says so."""
+        self.closed = True
+
     def poison(self, cause: BaseException) -> None:
         """Refuse writes from now on. The first cause is kept."""
         if self.cause is None:

@@ -25,8 +25,8 @@ from kvemb.arguments import (
     stored_optimizer,
 )
 from kvemb.contracts import ColdStore, HotTable
-from kvemb.durability.checkpointer import Part
 from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.point_writer import Part
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.numeric import at_least
 from kvemb.opening import default_store
@@ -117,7 +117,9 @@ class Variable:
             self._bytes_cold: int | None = None
             cold = self._cold(stored)
             try:
-                tables, spill_rows = make_tables(name, schema, self._devices, first_rows, hot_rows, store.budget)
+                tables, spill_rows = make_tables(
+                    name, schema, self._devices, first_rows, hot_rows, store.budget, store.limits
+                )
             except BaseException:
                 if stored is None and self.persistent:
                     store._in_order(store._database.drop, name)
@@ -131,16 +133,17 @@ class Variable:
                 executor=store.spiller,
                 readers=store.readers,
                 spill_rows=spill_rows,
+                limits=store.limits,
                 recorder=store._changes.of(name) if self.persistent and not store.state.read_only else None,
                 log=store._log.of(name) if self.persistent and store._log else None,
                 size=stored.rows if stored else 0,
                 step=stored.step if stored else 0,
             )
-            factory = RowFactory(schema, initial, chosen, tables[0])
+            kernels = registry.row_kernels()
+            factory = RowFactory(schema, initial, chosen, kernels)
             scratch = None if store.state.read_only else store.path
-            self._operations = TableOperations(
-                self._storage, factory, Scoring(self._policy, self._hot_tables), chosen, scratch
-            )
+            scoring = Scoring(self._policy, self._hot_tables)
+            self._operations = TableOperations(self._storage, factory, scoring, kernels, chosen, scratch)
             self._warm(store, name)
             store._opened[name] = self
             store._add_to_collection(GraphKeys.GLOBAL_VARIABLES, self)
@@ -358,7 +361,9 @@ class Variable:
             raise IndexError(f"index must be from 0 to {count - 1}, got {number}")
         if count == 1:
             return self.size()
-        return sum(int(np.sum(self._hot_tables.of(rows.keys) == number)) for rows in self._storage.scan(EXPORT_ROWS))
+        return sum(
+            int(np.sum(self._hot_tables.owners(rows.keys) == number)) for rows in self._storage.scan(EXPORT_ROWS)
+        )
 
     def export(self, *, with_slots: bool = False, with_scores: bool = False) -> tuple[npt.NDArray[Any], ...]:
         """Return (keys, values) of all rows, in key order: copies, as large as the table. See export_batches.
@@ -439,7 +444,7 @@ class Variable:
 
     def _flat_to_change(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], npt.NDArray[np.int64]]:
         shape, flat = self._flat(keys)
-        self._hot_tables.of(flat)  # a partitioner that raises does so before anything changes
+        self._hot_tables.owners(flat)  # a partitioner that raises does so before anything changes
         return shape, flat
 
 

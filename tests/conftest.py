@@ -10,19 +10,26 @@ import pytest
 
 import kvemb
 from kvemb.backends import rocks
-from kvemb.tiers import dirty_snapshot, sizing
+from kvemb.limits import Limits
 
 BUDGET = "8MiB"
 Opener = Callable[..., kvemb.Store]
 
 
 @pytest.fixture
-def open_store() -> Iterator[Opener]:
+def limits(request: pytest.FixtureRequest) -> Limits:
+    """The limits of stores of a test: those that the marker `limits` gives, else the usual ones."""
+    marker = request.node.get_closest_marker("limits")
+    return Limits(**marker.kwargs) if marker else Limits()
+
+
+@pytest.fixture
+def open_store(limits: Limits) -> Iterator[Opener]:
     """kvemb.open with a small budget; every store opened is checked and closed at teardown."""
     opened: list[kvemb.Store] = []
 
     def opener(path: Path, **arguments: Any) -> kvemb.Store:
-        arguments.setdefault("memory_budget", BUDGET)
+        arguments = {"memory_budget": BUDGET, "limits": limits, **arguments}
         opened.append(kvemb.open(path, **arguments))
         return opened[-1]
 
@@ -42,10 +49,8 @@ def store(open_store: Opener, tmp_path: Path) -> kvemb.Store:
     return open_store(tmp_path / "store")
 
 
-@pytest.fixture
-def small_piles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Piles, files and the room at the side so small that every wait and every file boundary is met."""
-    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 24)
-    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 24)
-    monkeypatch.setattr(dirty_snapshot, "TAKE_BYTES", 1200)
-    monkeypatch.setattr(rocks, "CROWDED_FILES", 10_000)
+@pytest.fixture(autouse=True)
+def _never_crowded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many files in level 0 as small piles make hold no checkpoint up."""
+    if request.node.get_closest_marker("limits"):
+        monkeypatch.setattr(rocks, "CROWDED_FILES", 10_000)

@@ -10,6 +10,8 @@ import kvemb
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
+# Piles, files and a snapshot's buffer so small that every wait and every file boundary is met: for the marker `limits`.
+SMALL_PILES = {"min_spill_rows": 24, "max_spill_rows": 24, "snapshot_file_bytes": 1200}
 DIM = 3
 KEYS = np.arange(900)
 _WEIGHTS = {

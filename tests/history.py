@@ -16,10 +16,12 @@ from faults import Trial
 
 import kvemb
 from kvemb.errors import KvembError, Poisoned
+from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import Difference, LockstepChecker
 from kvemb.tools.stress.model import Model
 
 BUDGET = "4MiB"
+LIMITS = Limits(min_spill_rows=32, max_spill_rows=32)
 KEYS = np.arange(200)
 # Every call that changes a store, and everything that makes a durable point, in most orders that differ.
 STEPS = [
@@ -187,9 +189,9 @@ class History:
         try:
             if fresh:
                 with self.promising("store", {}):
-                    self.store = kvemb.open(self.path, memory_budget=BUDGET, **how)
+                    self.store = kvemb.open(self.path, memory_budget=BUDGET, limits=LIMITS, **how)
             else:
-                self.store = kvemb.open(self.path, memory_budget=BUDGET, **how)
+                self.store = kvemb.open(self.path, memory_budget=BUDGET, limits=LIMITS, **how)
         except KvembError as error:
             raise Ended from error
         if not fresh:
@@ -277,7 +279,7 @@ class History:
         source, state = self.checkpoints[-1]
         try:
             with self.promising(str(path.relative_to(self.root)), state):
-                restored = kvemb.restore(source, path, memory_budget=BUDGET)
+                restored = kvemb.restore(source, path, memory_budget=BUDGET, limits=LIMITS)
         except KvembError:
             assert not path.exists(), "a store that could not be restored is there"
             raise

@@ -25,7 +25,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 ROOMS = " ".join(
     [
-        "errors numeric rows optimizers initializers restrict options",
+        "errors numeric rows optimizers initializers restrict options limits",
         "contracts registry stats store_state interrupts meter",
         "tiers durability arguments",
         "replica catalog store opening variable scope offline bulk __init__",

@@ -798,8 +798,8 @@ def test_a_follower_sees_the_trainers_numbers(open_store, tmp_path):
     assert follower.variables["x"].optimizer == SGD(0.5)
 
 
-def test_one_call_takes_one_learning_rate(make, monkeypatch):
-    monkeypatch.setattr(operations, "CHUNK_ROWS", 8)
+@pytest.mark.limits(call_rows=8)
+def test_one_call_takes_one_learning_rate(make):
     variable, keys = make(optimizer=SGD(1.0)), np.arange(400)
     training = threading.Event()
     training.set()

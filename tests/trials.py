@@ -22,9 +22,6 @@ from typing import Any
 from faults import Disk
 from history import History
 
-from kvemb.tiers import sizing
-
-sizing.MIN_SPILL_ROWS = sizing.MAX_SPILL_ROWS = 32
 PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 

@@ -63,14 +63,14 @@ def _reading(path: Path) -> Iterator[Ordered]:
 class ChangeLog:
     """The epochs of a store in use. directory: of its key files. epochs: as they are in the point it starts from.
 
-    settled: how often what was recorded was taken for a durable point.
+    sealed_epochs: how often what was recorded was taken for a durable point.
     """
 
     def __init__(self, directory: Path, epochs: list[Epoch]) -> None:
         self._directory, self._epochs = directory, epochs
         self._lock = threading.Lock()
         self._buffers: dict[str, list[Ordered]] = {}
-        self.settled = 0
+        self.sealed_epochs = 0
         self._last_number = max((int(path.stem) for path in directory.glob("*.keys")), default=0)
 
     def record(self, variable: str, keys: Ordered) -> None:
@@ -89,10 +89,10 @@ class ChangeLog:
             self._epochs[-1].variables[variable] = Changed(cleared=True)
             self._drop(before.files)
 
-    def settle(self) -> list[Epoch]:
+    def seal_epoch(self) -> list[Epoch]:
         """Write out what is in memory; returns all epochs as they are now, the one under way last. Raises OSError."""
         with self._lock:
-            self.settled += 1
+            self.sealed_epochs += 1
             for variable in list(self._buffers):
                 self._write_out(variable)
             for changed in self._epochs[-1].variables.values():
@@ -101,20 +101,20 @@ class ChangeLog:
             self._forget_oldest()
             return deepcopy(self._epochs)
 
-    def add(self, settled: list[Epoch], variable: str, keys: Ordered) -> None:
-        """These keys (n,), distinct and ascending, changed before settle() was called, which gave `settled`."""
+    def add(self, sealed: list[Epoch], variable: str, keys: Ordered) -> None:
+        """These keys (n,), distinct and ascending, changed before seal_epoch() was called, which gave `sealed`."""
         if len(keys) == 0:
             return
         with self._lock:
             path = self._new_path()
         write_keys(path, [keys])
         with self._lock:
-            for epochs in (settled, self._epochs):
+            for epochs in (sealed, self._epochs):
                 epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
 
-    def begin(self, checkpoint: str, settled: list[Epoch]) -> None:
-        """A checkpoint was made of what settle() returned: the epoch after it began then."""
-        before = settled[-1]
+    def begin(self, checkpoint: str, sealed: list[Epoch]) -> None:
+        """A checkpoint was made of what seal_epoch() returned: the epoch after it began then."""
+        before = sealed[-1]
         with self._lock:
             later = Epoch(checkpoint)
             for name, changed in self._epochs[-1].variables.items():
@@ -200,9 +200,9 @@ class Recorder:
         """See contracts.Recorder."""
         self._log.record_cleared(self._variable)
 
-    def settled(self) -> int:
+    def sealed_epochs(self) -> int:
         """See contracts.Recorder."""
-        return self._log.settled
+        return self._log.sealed_epochs
 
 
 def files_of(epochs: list[Epoch]) -> set[str]:

@@ -22,7 +22,7 @@ from kvemb.durability import fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
 from kvemb.durability.readable import opened
-from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError, StoreNotFound
+from kvemb.errors import CheckpointNotFound, StoreNotFound
 
 # A name is used once: of an attempt that failed, its error may keep a database open.
 _attempts = count(1)
@@ -143,27 +143,47 @@ def tell_if_left(store: Path, shown: Manifest) -> None:
         )
 
 
+class DirectoryDraft:
+    """A new directory that takes its name, whole and durable, when it is published. path: where to fill it meanwhile.
+
+    Raises FileExistsError where target is there, ColdStoreError for another OSError; then nothing is left.
+    """
+
+    def __init__(self, target: Path) -> None:
+        if os.path.lexists(target):
+            raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
+        self.target = target
+        self.path = target.with_name(layout.making_name(target.name, next(_attempts)))
+        with layout.as_cold_store_error(f"write {target}"):
+            layout.make_directory(target.parent)
+            fresh_files.remove(self.path)
+            self.path.mkdir()
+
+    def publish(self) -> None:
+        """Give it its name. Raises ColdStoreError."""
+        with layout.as_cold_store_error(f"write {self.target}"):
+            layout.sync_tree(self.path)
+            os.rename(self.path, self.target)
+            layout.sync_directory(self.target.parent)
+
+    def discard(self) -> None:
+        """Delete it, unless it was published."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield a new directory beside target that takes its name, whole and durable, when the block has ended well.
 
     Raises FileExistsError where target is there, ColdStoreError for an OSError; then nothing is left.
     """
-    if os.path.lexists(target):
-        raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
-    temporary = target.with_name(layout.making_name(target.name, next(_attempts)))
+    draft = DirectoryDraft(target)
     try:
-        layout.make_directory(target.parent)
-        fresh_files.remove(temporary)
-        temporary.mkdir()
-        yield temporary
-        layout.sync_tree(temporary)
-        os.rename(temporary, target)
-        layout.sync_directory(target.parent)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and not isinstance(error, KvembError):
-            raise ColdStoreError(f"cannot write {target}: {error}") from error
+        with layout.as_cold_store_error(f"write {target}"):
+            yield draft.path
+        draft.publish()
+    except BaseException:
+        draft.discard()
         raise
 
 

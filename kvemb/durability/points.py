@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal, layout, manifest, paths
-from kvemb.durability.checkpoint import atomic_directory, check_there, complete, describe_path, tell_if_left
+from kvemb.durability.checkpoint import DirectoryDraft, check_there, complete, describe_path, tell_if_left
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
 from kvemb.errors import KvembError, StoreNotFound
@@ -93,19 +93,17 @@ class Points:
             variables={**self.current.variables, **variables},
         )
 
-    @contextmanager
-    def advancing(self, number: int) -> Iterator[Path]:
-        """Yield the folder to fill for a point, its manifest included; when the block ends well, it is the current one.
+    def draft(self, number: int) -> DirectoryDraft:
+        """Return the folder to fill for a point, its manifest included. Raises ColdStoreError."""
+        return DirectoryDraft(layout.point(self.store, number))
 
-        Raises ColdStoreError; then the point before it still is.
-        """
-        point = layout.point(self.store, number)
-        with atomic_directory(point) as scratch:
-            yield scratch
-        self.current = manifest.read(point)
+    def publish(self, draft: DirectoryDraft) -> None:
+        """Make a folder that was filled the current point. Raises ColdStoreError; then the point before it still is."""
+        draft.publish()
+        self.current = manifest.read(draft.target)
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
-            layout.set_current(self.store, number)
-        self._drop_points_but(point.name)
+            layout.set_current(self.store, self.current.point)
+        self._drop_points_but(draft.target.name)
 
     def complete(self, scratch: Path, described: Manifest) -> Manifest:
         """Describe the folder of a point; what it shares with the current one is not read again."""

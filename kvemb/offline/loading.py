@@ -93,11 +93,11 @@ def _compare_and_give(variable: Variable, files: TableFiles, sorter: Sorter, on_
     """Let the cold store have all of it at once, or nothing."""
     storage, schema = variable._storage, variable._schema
     added = replaced = kept = 0
-    with storage.taking_in() as cold:
+    with storage.bypassing() as cold:
         anew = storage.size == 0
         if files.rows and not anew:
             raise ValueError(f"{variable.name!r} was empty, and was written to during the load; load again")
-        if files.rows and storage.settled() != files.settled:
+        if files.rows and storage.sealed_epochs() != files.sealed_epochs:
             files.record_again()  # what was recorded went to a checkpoint that these rows are not in
         added = files.rows
         for block in sorter.blocks():

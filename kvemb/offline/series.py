@@ -44,13 +44,13 @@ class Saving(PendingCheckpoint):
                 self._drop_old()
 
     @property
-    def told(self) -> bool:
-        """Whether somebody was told how it ended: of one that is waited for twice, too."""
-        return self._pending.told
+    def reported(self) -> bool:
+        """Whether its failure was raised to somebody: of one that is waited for twice, too."""
+        return self._pending.reported
 
-    @told.setter
-    def told(self, told: bool) -> None:
-        self._pending.told = told
+    @reported.setter
+    def reported(self, reported: bool) -> None:
+        self._pending.reported = reported
 
     def _wait(self, timeout: float | None = None) -> Checkpoint | None:
         checkpoint = self._pending._wait(timeout)
@@ -136,7 +136,7 @@ class CheckpointManager:
     def close(self) -> None:
         """Wait for what is being saved, and let others write to the series. Idempotent."""
         try:
-            if self._pending is not None and not self._pending.told:
+            if self._pending is not None and not self._pending.reported:
                 self._pending.result()
         finally:
             self._pending = None

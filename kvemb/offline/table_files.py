@@ -30,7 +30,7 @@ class TableFiles:
 
     def __init__(self, variable: Variable, folder: Path) -> None:
         self.rows, self.step = 0, 0
-        self.settled = variable._storage.settled()
+        self.sealed_epochs = variable._storage.sealed_epochs()
         self._last = -1
         self._made = 0
         self._behind = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")

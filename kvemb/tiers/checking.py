@@ -32,18 +32,18 @@ def order_findings(rows: RowBlock, last: int) -> Iterator[str]:
 def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int, schema: Schema) -> Iterator[str]:
     """Yield what is wrong with the tiers of a variable none of whose rows is dirty. size: of rows, as it is counted.
 
-    REQUIRES: the tier's lock, and no cut under way.
+    REQUIRES: the variable's lock, and no snapshot under way.
     """
     for number, table in enumerate(hot_tables.tables):
         cells = table.occupied()
         if table.size != len(cells) or len(cells) > table.capacity_rows:
             yield f"hot table {number} counts {table.size:,} rows in {len(cells):,} of {table.capacity_rows:,} cells"
         for at in range(0, len(cells), BATCH_ROWS):
-            rows = table.block.select(cells[at : at + BATCH_ROWS])
+            rows = table.read(cells[at : at + BATCH_ROWS])
             yield from (f"hot table {number}: {line}" for line in _hot_findings(rows, cold))
             if not np.array_equal(table.find(rows.keys), cells[at : at + BATCH_ROWS]):
                 yield f"hot table {number}: a key stands in another cell than it is found in"
-            owners = hot_tables.of(rows.keys)
+            owners = hot_tables.owners(rows.keys)
             if owners is not None and (owners != number).any():
                 yield f"hot table {number}: key {rows.keys[owners != number][0]} belongs to another"
     count, last = 0, -1
@@ -57,7 +57,7 @@ def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int, schema: Sch
 
 def _hot_findings(rows: RowBlock, cold: ColdStore) -> Iterator[str]:
     if (rows.flags & (PENDING | WRITING)).any():
-        yield "a cell is marked for a cut, and none is under way"
+        yield "a cell is marked for a snapshot, and none is under way"
     order = np.argsort(order_keys(rows.keys, rows.schema))
     rows = rows.select(order)
     there, found = cold.read(rows.keys)

@@ -1,7 +1,7 @@
-"""A read of cold rows that runs while the tier's lock is free.
+"""A read of cold rows that runs while the variable's lock is free.
 
 Between its start and its use another call may move a row through the hot tier and back to the cold store; the tier
-then calls invalidate(), and that row is read again. All but read() and wait() run under the tier's lock.
+then calls invalidate(), and that row is read again. All but read() and wait() run under that lock.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class Fetch:
             self._fresh[positions[positions >= 0]] = False
 
     def covers(self, keys: Keys) -> Positions:
-        """Return the place here of each key, -1 where it is not here or no longer fresh, or the read failed."""
+        """Return the position here of each key, -1 where it is not here or no longer fresh, or the read failed."""
         positions = self._index.find(self.keys, keys)
         if self._block is None and not self.reading:
             positions[:] = -1
         positions[(positions >= 0) & ~self._fresh[positions]] = -1
         return positions
 
-    def copy(self, places: Positions, into: RowBlock, to: Positions) -> np.ndarray:
-        """Copy the rows at places to rows `to` of into; returns exists (n,) bool."""
+    def copy(self, positions: Positions, into: RowBlock, to: Positions) -> np.ndarray:
+        """Copy the rows at positions to rows `to` of into; returns exists (n,) bool."""
         assert self._block is not None
-        rows = self._row_of[places]
+        rows = self._row_of[positions]
         exists = rows >= 0
         into.put(to[exists], self._block.select(rows[exists]))
         return exists

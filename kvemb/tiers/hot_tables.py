@@ -1,6 +1,7 @@
 """The hot tables of one variable, one a device, seen as one: which table a key belongs to, growth, totals.
 
-The partitioner divides the hot tier only; the cold store is common. The tier's lock guards it.
+The partitioner divides the hot tier only; the cold store is common. The variable's lock guards it. Cells are a table's
+own (contracts.HotTable), so they go with the owners of their keys.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import HotTable
+from kvemb.contracts import HotTable, Values
+from kvemb.optimizers import Optimizer
+from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import public_keys
@@ -47,7 +50,17 @@ class HotTables:
         self._partitioner, self._public_dtype = partitioner, public_dtype
         self._reserve = budget.try_grow if growing else None
 
-    def of(self, keys: Keys) -> Owners:
+    @property
+    def size(self) -> int:
+        """Rows in all tables."""
+        return sum(table.size for table in self.tables)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cells."""
+        return sum(table.nbytes for table in self.tables)
+
+    def owners(self, keys: Keys) -> Owners:
         """Return whose each key is. Raises ValueError when a number is out of range, and what the partitioner does."""
         count = len(self.tables)
         if count == 1 and self._partitioner is default_partitioner:
@@ -63,45 +76,132 @@ class HotTables:
             )
         return given.astype(np.int64)
 
-    def split(self, keys: Keys) -> Iterator[tuple[HotTable, Any]]:
-        """Yield each table with the places in keys that are its own: a slice when there is one table, else indexes."""
-        return self.parts(self.of(keys))
+    @staticmethod
+    def part(owners: Owners, positions: Positions) -> Owners:
+        """Return whose the keys at these positions are."""
+        return None if owners is None else owners[positions]
 
-    def parts(self, owners: Owners) -> Iterator[tuple[HotTable, Any]]:
-        """See split(). Asks no partitioner, so it cannot fail half-way through a call."""
+    def by_table(self, owners: Owners) -> Iterator[tuple[HotTable, Any]]:
+        """Yield each table with the positions of its own keys: a slice when there is one table, else indexes.
+
+        Asks no partitioner, so it cannot fail half-way through a call.
+        """
         if owners is None or len(self.tables) == 1:
             yield self.tables[0], slice(None)
             return
         for number, table in enumerate(self.tables):
-            places = np.flatnonzero(owners == number)
-            if len(places):
-                yield table, places
+            positions = np.flatnonzero(owners == number)
+            if len(positions):
+                yield table, positions
+
+    # By key.
 
     def find(self, keys: Keys, owners: Owners) -> Positions:
         """Return each key's cell in its own table, -1 where it is not hot."""
         cells = np.empty(len(keys), np.int64)
-        for table, places in self.parts(owners):
-            cells[places] = table.find(keys[places])
+        for table, positions in self.by_table(owners):
+            cells[positions] = table.find(keys[positions])
         return cells
+
+    def lookup(self, keys: Keys, owners: Owners, out: Values, rule: ScoreRule | None, now: float) -> Positions:
+        """See contracts.HotTable.lookup."""
+        missing = [np.empty(0, np.int64)]
+        for table, positions in self.by_table(owners):
+            if isinstance(positions, slice):
+                return table.lookup(keys, out, rule, now)
+            part = np.empty((len(positions), out.shape[1]), out.dtype)
+            absent = table.lookup(keys[positions], part, rule, now)
+            found = np.delete(np.arange(len(positions)), absent)
+            out[positions[found]] = part[found]
+            missing.append(positions[absent])
+        return np.sort(np.concatenate(missing))
+
+    def upsert(self, keys: Keys, owners: Owners, values: Values, step: int) -> Positions:
+        """See contracts.HotTable.upsert."""
+        missing = [np.empty(0, np.int64)]
+        for table, positions in self.by_table(owners):
+            if isinstance(positions, slice):
+                return table.upsert(keys, values, step)
+            missing.append(positions[table.upsert(keys[positions], values[positions], step)])
+        return np.sort(np.concatenate(missing))
 
     def insert(self, rows: RowBlock, owners: Owners, *, by_score: bool = False) -> Iterator[tuple[Keys, RowBlock]]:
         """Insert rows that are not hot, growing where that is due, one table after the other.
 
         Yields the keys that a table was offered and the dirty rows that had to leave it.
         """
-        for table, part in [(table, _part(rows, places)) for table, places in self.parts(owners)]:
+        for table, part in [(table, _part(rows, positions)) for table, positions in self.by_table(owners)]:
             yield part.keys, table.insert(part, by_score=by_score, reserve=self._reserve)
 
-    @property
-    def size(self) -> int:
-        """Rows in all tables."""
-        return sum(table.size for table in self.tables)
+    def remove(self, keys: Keys, owners: Owners) -> None:
+        """Empty the cells of keys; those that are not hot are ignored."""
+        for table, positions in self.by_table(owners):
+            table.remove(table.find(keys[positions]))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all cells."""
-        return sum(table.nbytes for table in self.tables)
+    def keys(self) -> Keys:
+        """Return the keys of all rows."""
+        return np.concatenate([table.keys() for table in self.tables])
+
+    # By cell: cells (n,) with the owners of their keys; entries < 0 are skipped.
+
+    def read(self, cells: Positions, owners: Owners) -> Iterator[RowBlock]:
+        """Yield the rows of cells, table by table."""
+        for table, positions in self.by_table(owners):
+            mine = cells[positions]
+            if len(hot := mine[mine >= 0]):
+                yield table.read(hot)
+
+    def put(self, cells: Positions, owners: Owners, rows: RowBlock) -> None:
+        """Overwrite the rows of cells by rows (n) of the same keys."""
+        for table, positions in self.by_table(owners):
+            mine = np.arange(len(cells))[positions]
+            hot = mine[cells[mine] >= 0]
+            table.put(cells[hot], rows.select(hot))
+
+    def gather(self, cells: Positions, owners: Owners, out: Values) -> None:
+        """Copy the embeddings of cells to out (n, dim)."""
+        for table, positions in self.by_table(owners):
+            if isinstance(positions, slice):
+                table.gather(cells, out)
+            else:
+                part = out[positions]
+                table.gather(cells[positions], part)
+                out[positions] = part
+
+    def assign(self, cells: Positions, owners: Owners, values: Values, step: int) -> None:
+        """Set embeddings to values (n, dim)."""
+        for table, positions in self.by_table(owners):
+            table.assign(cells[positions], values[positions], step)
+
+    def add(self, cells: Positions, owners: Owners, old: Values, new: Values, step: int) -> None:
+        """Add new - old, (n, dim); a cell may be there more than once."""
+        for table, positions in self.by_table(owners):
+            table.add(cells[positions], old[positions], new[positions], step)
+
+    def apply(self, cells: Positions, owners: Owners, optimizer: Optimizer, grads: Values, step: int) -> None:
+        """Take one step of the optimizer, grads (n, dim), on distinct cells."""
+        for table, positions in self.by_table(owners):
+            table.apply(cells[positions], optimizer, grads[positions], step)
+
+    def scores(self, cells: Positions, owners: Owners) -> Scores:
+        """Return the scores of cells (n,), NaN where an entry is < 0."""
+        scores = np.full(len(cells), np.nan)
+        for table, positions in self.by_table(owners):
+            mine = np.arange(len(cells))[positions]
+            hot = mine[cells[mine] >= 0]
+            scores[hot] = table.scores(cells[hot])
+        return scores
+
+    def set_scores(self, cells: Positions, owners: Owners, scores: Scores) -> None:
+        """Set the scores of cells, which are all in use; the rows become dirty."""
+        for table, positions in self.by_table(owners):
+            table.set_scores(cells[positions], scores[positions])
+
+    def clear(self) -> None:
+        """Empty every cell."""
+        for table in self.tables:
+            table.clear()
 
 
-def _part(rows: RowBlock, places: Any) -> RowBlock:
-    return rows if isinstance(places, slice) else rows.select(places)
+def _part(rows: RowBlock, positions: Any) -> RowBlock:
+    return rows if isinstance(positions, slice) else rows.select(positions)

@@ -1,11 +1,10 @@
 """Where the rows of some keys are, found in every place a row can be: hot, waiting to be spilled, cold.
 
-The tier's lock guards everything here; located() gives it up while cold rows are read, and looks again after.
+The variable's lock guards everything here; located() gives it up while cold rows are read, and looks again after.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.stats import Stats
-from kvemb.store_state import StoreState
+from kvemb.tiers.access import TableAccess
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.spill import SpillBuffer
@@ -31,9 +30,9 @@ READS_AHEAD = 2
 class Located:
     """Where the rows of some distinct keys are, while the lock is held.
 
-    owners: whose each key is (kvemb.tiers.hot_tables). cells (n,): the hot cell, or -1. cold (m,): places in keys that
-    are not hot; rows: their rows, in that order, where exists (m,); for the others only the key is set. known (m,):
-    whether that is certain; always, once located.
+    owners: whose each key is (kvemb.tiers.hot_tables). cells (n,): the hot cell, or -1. cold (m,): the positions in
+    keys of those that are not hot; rows: their rows, in that order, where exists (m,); for the others only the key is
+    set. known (m,): whether that is certain; always, once located.
     """
 
     keys: Keys
@@ -52,9 +51,18 @@ class Located:
         return present
 
     @property
+    def hot(self) -> Positions:
+        """The positions in keys of those that are hot."""
+        return np.flatnonzero(self.cells >= 0)
+
+    def owners_of(self, positions: Positions) -> Owners:
+        """Whose the keys at these positions are."""
+        return HotTables.part(self.owners, positions)
+
+    @property
     def cold_owners(self) -> Owners:
         """Whose each of the rows is (m,)."""
-        return None if self.owners is None else self.owners[self.cold]
+        return self.owners_of(self.cold)
 
     def only(self, chosen: Mask) -> Located:
         """Return the same without some of the keys that are not hot; chosen (m,): those that stay."""
@@ -75,32 +83,31 @@ class Locator:
         hot_tables: HotTables,
         spill: SpillBuffer,
         cold: ColdStore,
-        state: StoreState,
-        lock: threading.Lock,
+        access: TableAccess,
         readers: Executor,
         ahead_rows: int,
         stats: Stats,
     ) -> None:
         self._hot_tables, self._spill, self._cold = hot_tables, spill, cold
-        self._state, self._lock, self._stats = state, lock, stats
-        self._schema = hot_tables.tables[0].block.schema
+        self._access, self._stats = access, stats
+        self._schema = hot_tables.tables[0].schema
         self._readers, self._ahead_rows = readers, ahead_rows
         self._reads: list[Fetch] = []
         self._ahead: list[Fetch] = []
 
     @contextmanager
     def located(self, keys: Keys) -> Iterator[Located]:
-        """Find distinct keys. REQUIRES: the lock, which is given up while cold rows are read; held again when it
-        yields.
+        """Find distinct keys. REQUIRES: access.held(), which is given up while cold rows are read; held again when
+        it yields.
         """
         own: list[Fetch] = []
-        owners = self._hot_tables.of(keys)
+        owners = self._hot_tables.owners(keys)
         try:
             while True:
                 found = self._look(keys, owners)
                 unknown, awaited = self._take_fetched(found, own)
                 if awaited is not None:
-                    with self._unlocked():
+                    with self._access.given_up():
                         awaited.wait()
                 elif len(unknown):
                     fetch = self._fetch(found.rows.keys[unknown])
@@ -108,13 +115,13 @@ class Locator:
                     self._reads.append(fetch)
                     # Others may change these rows meanwhile; the second read keeps them out.
                     if len(own) == 1:
-                        with self._unlocked():
+                        with self._access.given_up():
                             self._read(fetch)
                     else:
                         self._read(fetch)
                 else:
                     break
-                self._state.check_open()
+                self._access.state.check_open()
             yield found
         finally:
             for fetch in own:
@@ -136,13 +143,13 @@ class Locator:
             if len(unknown) == 0:
                 break
             reading = fetch.reading
-            places = fetch.covers(found.rows.keys[unknown])
-            covered = places >= 0
+            positions = fetch.covers(found.rows.keys[unknown])
+            covered = positions >= 0
             if not covered.any():
                 continue
             if reading:
                 return unknown, fetch
-            found.exists[unknown[covered]] = fetch.copy(places[covered], found.rows, unknown[covered])
+            found.exists[unknown[covered]] = fetch.copy(positions[covered], found.rows, unknown[covered])
             found.known[unknown[covered]] = True
         return np.flatnonzero(~found.known), None
 
@@ -152,7 +159,7 @@ class Locator:
         """
         if sum(fetch.reading for fetch in self._ahead) >= READS_AHEAD:
             return
-        found = self._look(keys, self._hot_tables.of(keys))
+        found = self._look(keys, self._hot_tables.owners(keys))
         wanted = found.rows.keys[~found.known][: self._ahead_rows]
         if len(wanted):
             fetch = self._fetch(wanted)
@@ -164,12 +171,12 @@ class Locator:
         for fetch in (*self._reads, *self._ahead):
             fetch.invalidate(keys)
 
-    def settle(self) -> None:
+    def wait_for_reads(self) -> None:
         """Wait for reads that are under way. They need no lock to end."""
         for fetch in (*self._reads, *self._ahead):
             fetch.wait()
 
-    def show(self, cold: ColdStore) -> None:
+    def read_from(self, cold: ColdStore) -> None:
         """Find cold rows in another store from now on."""
         self._cold = cold
         self.forget(None)
@@ -187,11 +194,3 @@ class Locator:
         except Exception:
             # The call that wants these rows reads them itself, and meets the error where it can be raised.
             fetch.invalidate()
-
-    @contextmanager
-    def _unlocked(self) -> Iterator[None]:
-        self._lock.release()
-        try:
-            yield
-        finally:
-            self._lock.acquire()

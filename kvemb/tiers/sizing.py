@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvemb import registry
 from kvemb.contracts import HotTable
+from kvemb.limits import Limits
 from kvemb.numeric import at_least
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Budget
 
-# Rows the hot tables hold at first, when neither init_size nor hot_rows says.
-DEFAULT_INIT_ROWS = 8192
-# A pile of the spill buffer: enough for RocksDB to take in one run; beyond that nothing is gained.
-MAX_SPILL_ROWS, MIN_SPILL_ROWS = 65_536, 64
-# Two piles that wait to be written, two reads ahead of half a pile each, and a pile at the side of a cut.
+# Two piles that wait to be written, two reads ahead of half a pile each, and a pile of a snapshot's copies.
 _SPILL_BLOCKS = 4
 
 
 def make_tables(
-    variable: str, schema: Schema, devices: tuple[str, ...], init_size: int, hot_rows: int | None, budget: Budget
+    variable: str,
+    schema: Schema,
+    devices: tuple[str, ...],
+    init_size: int,
+    hot_rows: int | None,
+    budget: Budget,
+    limits: Limits,
 ) -> tuple[list[HotTable], int]:
     """Reserve memory for a variable and make its hot tables, one a device.
 
@@ -28,37 +29,36 @@ def make_tables(
     first (0: a default), and as many doublings as the budget may ever allow. Raises ValueError when the budget does
     not hold what was asked for.
     """
-    makers = [registry.hot_table(device) for device in devices]
-    bucket_bytes = [factory.cells_per_bucket * factory.bytes_per_cell(schema) for factory in makers]
+    kinds = [registry.hot_table(device) for device in devices]
+    bucket_bytes = [kind.cells_per_bucket * kind.bytes_per_cell(schema) for kind in kinds]
     spill_row_bytes = _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
     share = budget.free // 16
-    spill_rows = max(MIN_SPILL_ROWS, min(MAX_SPILL_ROWS, share // spill_row_bytes))
+    spill_rows = max(limits.min_spill_rows, min(limits.max_spill_rows, share // spill_row_bytes))
     if hot_rows is not None:
         what, wanted = "hot_rows of ", -(-at_least(hot_rows, 1, "hot_rows") // len(devices))
-        first = most = [_buckets(wanted, factory) for factory in makers]
+        first = most = [_buckets(wanted, kind) for kind in kinds]
     else:
-        what, wanted = "init_size of ", -(-(init_size or DEFAULT_INIT_ROWS) // len(devices))
+        what, wanted = "init_size of ", -(-(init_size or limits.init_rows) // len(devices))
         free = max(0, budget.free - spill_rows * spill_row_bytes) // len(devices)
         if not init_size:
-            dearest = max(factory.bytes_per_cell(schema) for factory in makers)
+            dearest = max(kind.bytes_per_cell(schema) for kind in kinds)
             what, wanted = "", min(wanted, free // (32 * dearest))
-        first = [_buckets(wanted, factory) for factory in makers]
+        first = [_buckets(wanted, kind) for kind in kinds]
         for_growth = max(0, free - budget.kept_from_growth // len(devices))
         most = [max(least, for_growth // nbytes) for least, nbytes in zip(first, bucket_bytes, strict=True)]
         first = [_halved(limit, least) for limit, least in zip(most, first, strict=True)]
     needed = sum(count * nbytes for count, nbytes in zip(first, bucket_bytes, strict=True))
     budget.reserve(needed + spill_rows * spill_row_bytes, f"{what}variable {variable!r}")
     tables = [
-        factory(schema, start * factory.cells_per_bucket, limit * factory.cells_per_bucket)
-        for factory, start, limit in zip(makers, first, most, strict=True)
+        kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket)
+        for kind, start, limit in zip(kinds, first, most, strict=True)
     ]
     return tables, spill_rows
 
 
-def _buckets(rows: int, factory: Any) -> int:
+def _buckets(rows: int, kind: type[HotTable]) -> int:
     """Buckets of one device's table that hold rows."""
-    count: int = max(1, -(-rows // factory.cells_per_bucket))
-    return count
+    return max(1, -(-rows // kind.cells_per_bucket))
 
 
 def _halved(limit: int, least: int) -> int:

@@ -1,8 +1,8 @@
 """Dirty rows on their way from the hot tier to the cold store.
 
 Evicted rows gather in a pile; a full pile is frozen and written behind, in one large sorted batch, while the next one
-fills. Rows stay readable here until the cold store has taken them. The tier's lock guards every method; the writing
-thread touches only the frozen pile, which nobody changes.
+fills. Rows stay readable here until the cold store has taken them. The variable's lock guards every method; the
+writing thread reads the frozen pile, which nobody changes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import numpy as np
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.schema import Schema
+
+# Rows that are moved at a time where a pile is compacted.
+MOVE_ROWS = 1024
 
 
 class Pile:
@@ -55,14 +58,23 @@ class Pile:
 
     def enlarged(self, more: int) -> Pile:
         """Return a pile of the same rows with room for `more`."""
-        rows = self.rows()
+        rows = self.compacted()
         larger = Pile(self.block.schema, len(rows) + more)
         larger.append(rows)
         return larger
 
-    def rows(self) -> RowBlock:
-        """Return the live rows, a copy."""
-        return self.block.select(np.flatnonzero(self.live[: self.count]))
+    def compacted(self) -> RowBlock:
+        """Move the live rows together, in place, and return a view of them: a copy would double a pile's memory."""
+        live = np.flatnonzero(self.live[: self.count])
+        if len(live) < self.count:
+            for start in range(0, len(live), MOVE_ROWS):
+                part = live[start : start + MOVE_ROWS]
+                self.block.put(slice(start, start + len(part)), self.block.select(part))
+            self.live[: len(live)], self.live[len(live) : self.count] = True, False
+            self.count = len(live)
+            self._index.clear()
+            self._index.put(self.block.keys, 0, self.count)
+        return self.block.part(0, self.count)
 
     def clear(self) -> None:
         """Forget every row."""
@@ -146,12 +158,12 @@ class SpillBuffer:
 
     def drain(self) -> None:
         """Write everything and wait for it. Raises the error of a write; then the rows stay here."""
-        self.settle()
+        self.wait_for_write()
         if self._active.count:
             self._freeze()
             self._finish()
 
-    def hand_over(self) -> Future[None] | None:
+    def start_write(self) -> Future[None] | None:
         """Begin to write everything that is here; returns what to wait for, None when there is nothing.
 
         Waits itself only where a pile is being written already. Raises the error of that write.
@@ -160,20 +172,19 @@ class SpillBuffer:
             self._freeze()
         return self._writing
 
-    def settle(self) -> None:
+    def wait_for_write(self) -> None:
         """Wait until a write under way has ended. Raises its error."""
         if self._writing is not None:
             self._finish()
 
     def clear(self) -> None:
         """Forget every row, after a write under way has ended."""
-        self.settle()
+        self.wait_for_write()
         self._active.clear()
 
     def _freeze(self) -> None:
-        self.settle()
-        # Where there is no memory for the copy nothing has changed.
-        self._writing = self._executor.submit(self._write, self._active.rows())
+        self.wait_for_write()
+        self._writing = self._executor.submit(self._write, self._active.compacted())
         self._frozen, self._active = self._active, self._spare
 
     def _finish(self) -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opaque_table import OpaqueTable
 
 from kvemb import registry
 from kvemb.errors import BackendUnavailable
 from kvemb.restrict import ScoreRule
-from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
@@ -21,11 +22,16 @@ EXTREMES = np.array([0, -1, 1, LEAST, LEAST + 1, MOST, MOST - 1, 2**32, -(2**32)
 MANY = 40_000
 
 
-@pytest.fixture(params=["cpu"], scope="module")
-def kind(request: pytest.FixtureRequest) -> Any:
+def table_kind(name: str) -> Any:
     """A HotTable class."""
+    return OpaqueTable if name == "opaque" else registry.hot_table(name)
+
+
+@pytest.fixture(params=["cpu", "opaque"], scope="module")
+def kind(request: pytest.FixtureRequest) -> Any:
+    """Each HotTable class in turn."""
     try:
-        return registry.hot_table(request.param)
+        return table_kind(request.param)
     except BackendUnavailable as error:
         pytest.skip(str(error))
 
@@ -53,7 +59,7 @@ def assert_holds(table: Any, rows: RowBlock) -> None:
     """Assert that the table holds these rows, every column as given."""
     cells = table.find(rows.keys)
     assert (cells >= 0).all()
-    assert_same(table.block.select(cells), rows)
+    assert_same(table.read(cells), rows)
 
 
 def assert_same(got: RowBlock, expected: RowBlock) -> None:
@@ -71,7 +77,7 @@ def random_keys(count: int, seed: int = 0) -> Any:
 
 def test_every_int64_is_a_key(kind):
     table = kind(schema_of(), 64, 64)
-    rows = rows_of(table.block.schema, EXTREMES, 1.0)
+    rows = rows_of(table.schema, EXTREMES, 1.0)
     assert (table.find(EXTREMES) == -1).all()
     assert len(table.insert(rows)) == 0
     assert_holds(table, rows)
@@ -96,7 +102,7 @@ def test_empty_batches_change_nothing(kind):
 
 def test_a_row_of_zeros_is_a_row(kind):
     table = kind(schema_of(), 16, 16)
-    table.insert(RowBlock(table.block.schema, 1))
+    table.insert(RowBlock(table.schema, 1))
     assert table.find(np.array([0, 1])).tolist() == [table.occupied()[0], -1]
 
 
@@ -109,8 +115,7 @@ def test_rows_of_every_dtype_are_copied_out(kind, name, dim):
     table.insert(rows)
     wanted = np.concatenate([rows.keys[::-1], [5, 6], rows.keys[:3]])
     out = np.zeros((len(wanted), dim), schema.value_dtype)
-    cells = table.lookup(wanted, out, None, 0.0)
-    np.testing.assert_array_equal(cells, table.find(wanted))
+    assert table.lookup(wanted, out, None, 0.0).tolist() == [100, 101]
     embeddings = rows.embeddings()
     assert out[:100].tobytes() == np.ascontiguousarray(embeddings[::-1]).tobytes()
     assert out[102:].tobytes() == embeddings[:3].tobytes()
@@ -129,9 +134,9 @@ def test_a_lookup_records_each_occurrence_as_the_rule_says(kind):
         table.insert(rows_of(schema, [1, 2, 3], [10.0, 20.0, 30.0]))
         table.lookup(wanted, out, rule, 77.5)
         cells = table.find(np.array([1, 2, 3]))
-        assert table.block.scores[cells].tolist() == expected
+        assert table.scores(cells).tolist() == expected
         touched = rule in (ScoreRule.COUNT, ScoreRule.LAST_USE)
-        assert table.block.flags[cells].tolist() == [DIRTY * touched, DIRTY * touched, 0]
+        assert table.read(cells).flags.tolist() == [DIRTY * touched, DIRTY * touched, 0]
 
 
 @pytest.mark.parametrize("name", VALUE_DTYPES)
@@ -142,10 +147,8 @@ def test_upsert_sets_the_embeddings_it_finds_and_nothing_else(kind, name):
     table.insert(before)
     keys = np.array([3, 100, 4, 3])
     values = np.arange(12).reshape(4, 3).astype(schema.value_dtype)
-    cells = table.upsert(keys, values, 9)
-    assert cells.tolist() == table.find(keys).tolist()
-    assert cells[1] == -1
-    after = table.block.select(table.find(before.keys))
+    assert table.upsert(keys, values, 9).tolist() == [1]
+    after = table.read(table.find(before.keys))
     assert after.embeddings()[3].tolist() == values[3].tolist()
     assert after.embeddings()[4].tolist() == values[2].tolist()
     np.testing.assert_array_equal(after.slot(0), before.slot(0))
@@ -167,14 +170,16 @@ def test_a_large_lookup_equals_many_small_ones(kind):
     for table in (whole, parts):
         table.insert(rows_of(schema, keys, 0.5))
     out, expected = np.zeros((2, MANY, 5), np.float32)
-    cells = whole.lookup(wanted, out, ScoreRule.COUNT, 0.0)
+    missing = whole.lookup(wanted, out, ScoreRule.COUNT, 0.0)
+    assert missing.tolist() == np.flatnonzero(~np.isin(wanted, keys)).tolist()
     for at in range(0, MANY, 1000):
         part = slice(at, at + 1000)
-        np.testing.assert_array_equal(parts.lookup(wanted[part], expected[part], ScoreRule.COUNT, 0.0), cells[part])
+        found = parts.lookup(wanted[part], expected[part], ScoreRule.COUNT, 0.0)
+        np.testing.assert_array_equal(at + found, missing[(missing >= at) & (missing < at + 1000)])
     assert out.tobytes() == expected.tobytes()
-    assert_same(whole.block, parts.block)
+    assert_same(whole.read(whole.occupied()), parts.read(parts.occupied()))
     counts = np.array([np.sum(wanted == key) for key in keys[:50]])
-    assert whole.block.scores[whole.find(keys[:50])].tolist() == (0.5 + counts).tolist()
+    assert whole.scores(whole.find(keys[:50])).tolist() == (0.5 + counts).tolist()
 
 
 def test_a_large_upsert_takes_duplicates_in_order(kind):
@@ -184,22 +189,23 @@ def test_a_large_upsert_takes_duplicates_in_order(kind):
     values = np.arange(2 * MANY, dtype=np.float32).reshape(MANY, 2)
     table = kind(schema, 512, 512)
     table.insert(rows_of(schema, keys))
-    cells = table.upsert(wanted, values, 1)
-    np.testing.assert_array_equal(cells, table.find(wanted))
+    missing = table.upsert(wanted, values, 1)
+    np.testing.assert_array_equal(missing, np.flatnonzero(table.find(wanted) < 0))
     last = {int(key): at for at, key in enumerate(wanted)}
     expected = values[[last[int(key)] for key in keys]]
-    np.testing.assert_array_equal(table.block.select(table.find(keys)).embeddings(), expected)
+    np.testing.assert_array_equal(table.read(table.find(keys)).embeddings(), expected)
 
 
 # Inserting and evicting.
 
 
+@pytest.mark.parametrize("name", ["cpu", "opaque"])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_one_bucket_keeps_the_highest_scores(data):
+def test_one_bucket_keeps_the_highest_scores(name, data):
     # All keys of a table of one bucket share it, so a dict that evicts its least (score, key) is the exact model.
     schema = schema_of(dim=1, slots=())
-    table = registry.hot_table("cpu")(schema, 16, 16)
+    table = table_kind(name)(schema, 16, 16)
     model: dict[int, tuple[float, bool]] = {}
     for _ in range(data.draw(st.integers(1, 6))):
         fresh = st.integers(-40, 40).filter(lambda key: key not in model)
@@ -219,7 +225,7 @@ def test_one_bucket_keeps_the_highest_scores(data):
         left = table.insert(rows_of(schema, keys, scores, dirty=np.array(dirty, bool)), by_score=by_score)
         assert left.keys.tolist() == expected
         assert table.size == len(model)
-        assert sorted(table.block.keys[table.occupied()].tolist()) == sorted(model)
+        assert sorted(table.keys().tolist()) == sorted(model)
         for key in list(model)[: data.draw(st.integers(0, 3))]:
             table.remove(table.find(np.array([key])))
             del model[key]
@@ -258,7 +264,7 @@ def test_no_dirty_row_is_ever_dropped(kind, capacity, inserted, by_score):
     random = np.random.default_rng(5)
     rows = rows_of(schema, keys, random.integers(0, 9, inserted), dirty=random.random(inserted) < 0.7)
     left = [table.insert(rows.select(slice(at, at + 700)), by_score=by_score) for at in range(0, inserted, 700)]
-    here = table.block.select(table.occupied())
+    here = table.read(table.occupied())
     assert table.size == len(here) <= capacity
     dirty = [block.select(block.flags & DIRTY != 0) for block in (here, *left)]
     assert all(len(a) == len(b) for a, b in zip(dirty[1:], left, strict=True)), "only dirty rows are handed back"
@@ -276,7 +282,7 @@ def test_a_batch_larger_than_the_table_leaves_it_full(kind):
     left = table.insert(rows_of(schema, keys, 1.0, dirty=True))
     assert table.size == 64
     assert len(left) == 20_000 - 64
-    assert not np.isin(left.keys, table.block.keys[table.occupied()]).any()
+    assert not np.isin(left.keys, table.keys()).any()
 
 
 # Growing.
@@ -298,7 +304,7 @@ def full_table(kind: Any, schema: Schema, capacity: int, load: float) -> Any:
 def test_growing_keeps_every_row(kind, capacity, load):
     table = full_table(kind, schema_of("float32", 5), capacity, load)
     assert load < 1.0 or table.size == capacity
-    before = table.block.select(table.occupied())
+    before = table.read(table.occupied())
     table.grow()
     assert table.capacity_rows == 2 * capacity
     assert table.size == len(before) == len(table.occupied())
@@ -374,7 +380,7 @@ def test_dirty_rows_are_collected_in_the_order_of_cells(kind, limit):
     keys = np.concatenate([block.keys for _, block in batches])
     assert sorted(keys.tolist()) == list(range(0, 150, 3))
     for cells, block in batches:
-        assert_same(block, table.block.select(cells))
+        assert_same(block, table.read(cells))
     batches[0][1].words[:] = 0
     assert_holds(table, rows)
 
@@ -397,3 +403,93 @@ def test_rows_go_where_they_are_told_to_after_removal_and_growth(kind):
         assert table.size == len(held)
         assert (table.find(gone) == -1).all()
     assert_holds(table, rows_of(schema, list(held), list(held.values())))
+
+
+# By cell.
+
+
+def test_rows_are_read_and_put_whole(kind):
+    schema = schema_of()
+    table = kind(schema, 64, 64)
+    rows = rows_of(schema, np.arange(30), 1.0)
+    table.insert(rows)
+    read = table.read(table.find(np.array([7, 3])))
+    assert_same(read, rows.select([7, 3]))
+    read.words[:] = 0
+    assert_holds(table, rows)
+    changed = rows_of(schema, [3, 7], 5.0, dirty=True)
+    changed.words[:] += np.uint64(1)
+    table.put(table.find(changed.keys), changed)
+    assert_holds(table, changed)
+    assert_holds(table, rows.select(~np.isin(rows.keys, [3, 7])))
+
+
+def test_scores_are_set_and_the_rows_are_dirty(kind):
+    schema = schema_of()
+    table = kind(schema, 64, 64)
+    table.insert(rows_of(schema, np.arange(5), 1.0))
+    cells = table.find(np.array([4, 1]))
+    table.set_scores(cells, np.array([8.0, 9.0]))
+    assert table.scores(table.find(np.arange(5))).tolist() == [1.0, 9.0, 1.0, 1.0, 8.0]
+    assert table.read(table.find(np.arange(5))).flags.tolist() == [0, DIRTY, 0, 0, DIRTY]
+    table.mark_clean(cells)
+    assert not table.read(table.occupied()).flags.any()
+
+
+# What a snapshot marks.
+
+
+def marked_table(kind: Any, schema: Schema) -> Any:
+    """Rows 0 to 9, the even ones dirty and pending."""
+    table = kind(schema, 64, 64)
+    table.insert(rows_of(schema, np.arange(10), 1.0, dirty=np.arange(10) % 2 == 0))
+    assert sorted(table.mark_dirty_pending().tolist()) == [0, 2, 4, 6, 8]
+    return table
+
+
+def flags_of(table: Any, keys: Any) -> Any:
+    return table.read(table.find(np.array(keys))).flags.tolist()
+
+
+def test_dirty_rows_are_marked_pending_and_others_are_not(kind):
+    table = marked_table(kind, schema_of())
+    assert flags_of(table, [0, 1]) == [DIRTY | PENDING, 0]
+    table.release_all()
+    assert flags_of(table, [0, 1]) == [DIRTY, 0]
+
+
+def test_pending_rows_are_taken_once_and_are_clean_when_written(kind):
+    schema = schema_of()
+    table = marked_table(kind, schema)
+    keys = np.array([4, 1, 99, 2])
+    positions, rows = table.take_pending(table.find(keys))
+    assert positions.tolist() == [0, 3]
+    assert rows.keys.tolist() == [4, 2]
+    np.testing.assert_array_equal(rows.words, rows_of(schema, [4, 2]).words)
+    assert flags_of(table, [4, 2, 1]) == [DIRTY | WRITING, DIRTY | WRITING, 0]
+    assert len(table.take_pending(table.find(keys))[0]) == 0
+    table.release_pending(table.find(np.array([2])))  # it changes before it is written
+    table.mark_written(table.find(keys))
+    assert flags_of(table, [4, 2, 0]) == [0, DIRTY, DIRTY | PENDING]
+
+
+def test_rows_about_to_change_are_released_once_each(kind):
+    schema = schema_of()
+    table = marked_table(kind, schema)
+    table.take_pending(table.find(np.array([8])))
+    before = rows_of(schema, [0, 6], 1.0)
+    rows = table.release_pending(table.find(np.array([6, 0, 77, 6, 3, 8])))
+    assert sorted(rows.keys.tolist()) == [0, 6], "8 was taken already, 3 was clean, 77 is not there"
+    np.testing.assert_array_equal(rows.select(np.argsort(rows.keys)).words, before.words)
+    assert flags_of(table, [0, 6, 8, 2]) == [DIRTY, DIRTY, DIRTY, DIRTY | PENDING]
+    assert len(table.release_pending(table.find(np.array([6, 0])))) == 0
+
+
+def test_marks_leave_with_the_row(kind):
+    schema = schema_of()
+    table = kind(schema, 16, 16)
+    table.insert(rows_of(schema, np.arange(16), dirty=True))
+    table.mark_dirty_pending()
+    left = table.insert(rows_of(schema, np.arange(100, 116), 1.0))
+    assert left.flags.tolist() == [DIRTY | PENDING] * 16
+    assert not table.read(table.occupied()).flags.any()

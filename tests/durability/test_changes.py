@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from histories import SMALL_PILES
 
 import kvemb
 from kvemb.durability import changes, delta, readable
@@ -55,7 +56,8 @@ def told(checkpoint: Checkpoint, since: Any, name: str) -> tuple[dict[int, tuple
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "10"))))
-@pytest.mark.usefixtures("small_piles", "small_batches")
+@pytest.mark.limits(**SMALL_PILES)
+@pytest.mark.usefixtures("small_batches")
 def test_changes_are_exact_between_any_two_checkpoints_and_replicas_follow(open_store, tmp_path, seed):
     chance = np.random.default_rng(seed)
     store = open_store(tmp_path / "store", memory_budget="4MiB")

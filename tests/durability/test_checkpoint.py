@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from histories import SMALL_PILES
 
 import kvemb
 from kvemb.backends import rocks
-from kvemb.durability import checkpointer, inventory, layout
+from kvemb.durability import inventory, layout, point_writer
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.errors import ColdStoreError, Corruption, Poisoned
 from kvemb.tiers import dirty_snapshot
@@ -35,9 +36,10 @@ def check_checkpoint(checkpoint: Checkpoint, models: dict[str, Model]) -> None:
     assert list(inventory.damages(checkpoint.path, checkpoint._manifest, deep=True)) == []
 
 
+@pytest.mark.limits(**SMALL_PILES)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "12"))))
 @pytest.mark.parametrize("hot_rows", [32, 640])
-def test_a_checkpoint_has_the_state_of_its_instant(small_piles, monkeypatch, open_store, tmp_path, seed, hot_rows):
+def test_a_checkpoint_has_the_state_of_its_instant(monkeypatch, open_store, tmp_path, seed, hot_rows):
     """The writing is slow, so that every operation meets it at every stage."""
     chance = np.random.default_rng([seed, hot_rows])
     real_take, real_write = DirtySnapshot._take, dirty_snapshot._write_file
@@ -80,7 +82,8 @@ def test_a_checkpoint_has_the_state_of_its_instant(small_piles, monkeypatch, ope
             LockstepChecker(again.variables[name], twin.model).check_export()
 
 
-def test_rows_change_from_many_threads_while_a_checkpoint_is_written(small_piles, open_store, tmp_path):
+@pytest.mark.limits(**SMALL_PILES)
+def test_rows_change_from_many_threads_while_a_checkpoint_is_written(open_store, tmp_path):
     """Each row's columns are equal and only grow, so a torn or a later row shows."""
     store = open_store(tmp_path / "store", memory_budget="4MiB")
     table = store.get_variable("table", dim=DIM, hot_rows=400)
@@ -125,8 +128,8 @@ def test_rows_change_from_many_threads_while_a_checkpoint_is_written(small_piles
 
 def test_a_checkpoint_behind_returns_before_it_is_written(monkeypatch, store, tmp_path):
     go = threading.Event()
-    real = checkpointer.Checkpointer._write_rows
-    monkeypatch.setattr(checkpointer.Checkpointer, "_write_rows", lambda *args: (go.wait(), real(*args))[1])
+    real = point_writer.PointWriter._write_rows
+    monkeypatch.setattr(point_writer.PointWriter, "_write_rows", lambda *args: (go.wait(), real(*args))[1])
     table = store.get_variable("table", dim=DIM)
     table.upsert([1, 2], np.ones((2, DIM), np.float32))
     pending = store.checkpoint(tmp_path / "checkpoint", block=False)

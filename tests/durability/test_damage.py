@@ -362,8 +362,10 @@ def table(open_store, tmp_path) -> Iterator[kvemb.Variable]:
 def test_check_finds_a_hot_row_that_differs_from_the_cold_one(table):
     table._store.check()
     (hot,) = table.tables
-    hot.block.words[hot.occupied()[7]] += 1
-    key = hot.block.keys[hot.occupied()[7]]
+    rows = hot.read(cells := hot.occupied()[7:8])
+    rows.words[:] += 1
+    hot.put(cells, rows)
+    key = rows.keys[0]
     with pytest.raises(Corruption, match=rf"variable 'table': hot table 0: .*{key}"):
         table._store.check()
 
@@ -376,15 +378,16 @@ def test_check_finds_a_count_that_is_wrong(table):
 
 def test_check_finds_a_key_in_a_cell_where_it_is_not_found(table):
     (hot,) = table.tables
-    cell = hot.occupied()[0]
-    hot.block.keys[cell] += 1
+    rows = hot.read(cells := hot.occupied()[:1])
+    rows.keys += 1
+    hot.put(cells, rows)
     with pytest.raises(Corruption, match="hot table 0"):
         table._store.check()
 
 
 def test_check_finds_a_clean_row_that_is_in_the_hot_tier_alone(table):
     (hot,) = table.tables
-    rows = hot.block.select(hot.occupied()[:1])
+    rows = hot.read(hot.occupied()[:1])
     rows.flags[:] = 8
     table._storage.cold.write(_removal(rows))
     with pytest.raises(Corruption, match=rf"key {rows.keys[0]} is clean and not in the cold store"):
@@ -400,7 +403,7 @@ def _removal(rows: Any) -> Any:
 
 def test_check_finds_a_score_that_is_not_a_number(table):
     (hot,) = table.tables
-    rows = hot.block.select(hot.occupied()[:1])
+    rows = hot.read(hot.occupied()[:1])
     rows.scores[:] = np.nan
     table._storage.cold.write(rows)
     with pytest.raises(Corruption, match=rf"the score of key {rows.keys[0]} is not a number"):

@@ -179,7 +179,7 @@ def test_the_log_of_the_page(tmp_path):
     assert (tmp_path / "000007.log").read_bytes() == given
 
 
-EXAMPLES = Path(__file__).parent / "examples" / "format-2"
+EXAMPLES = Path(__file__).parents[1] / "examples" / "format-2"
 
 
 @pytest.fixture

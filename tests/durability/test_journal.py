@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from histories import SMALL_PILES
 
 import kvemb
 from kvemb.durability import journal, points
@@ -59,7 +60,7 @@ def halted(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "8"))))
-@pytest.mark.usefixtures("small_piles")
+@pytest.mark.limits(**SMALL_PILES)
 def test_every_acknowledged_write_outlives_a_crash(monkeypatch, open_store, tmp_path, seed):
     chance = np.random.default_rng(seed)
     store = open_store(tmp_path / "store", memory_budget=BUDGET, durability="write")

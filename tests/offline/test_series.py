@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb.durability import checkpointer, layout, manifest
+from kvemb.durability import layout, manifest, point_writer
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, ColdStoreError, Corruption, Locked, TransferError
 from kvemb.offline import series
 from kvemb.offline.transfer import Remote
@@ -84,7 +84,7 @@ def test_saving_behind_keeps_as_many_as_saving_does(store, tmp_path):
         fill(store, 9)
         pending = manager.save(store, block=False)
         while manager.numbers() != [5, 6]:  # nobody asks for the result
-            assert not pending.told
+            assert not pending.reported
 
 
 def test_what_a_save_behind_failed_with_is_raised_by_the_next(monkeypatch, open_store, tmp_path):
@@ -109,15 +109,15 @@ def test_what_a_save_behind_failed_with_is_raised_by_the_next(monkeypatch, open_
 def test_a_save_behind_tells_how_far_it_is(monkeypatch, store, tmp_path):
     fill(store, 1)
     going = threading.Event()
-    link = checkpointer.Checkpointer._write_checkpoint
+    link = point_writer.PointWriter._write_checkpoint
 
     def waiting(self, described, point, target):
         assert going.wait(60)
         if target.name == "broken":
-            raise checkpointer._TargetFailed(FileExistsError("it is there"))
+            raise point_writer.TargetFailed(FileExistsError("it is there"))
         link(self, described, point, target)
 
-    monkeypatch.setattr(checkpointer.Checkpointer, "_write_checkpoint", waiting)
+    monkeypatch.setattr(point_writer.PointWriter, "_write_checkpoint", waiting)
     with kvemb.CheckpointManager(tmp_path / "series") as manager:
         pending = manager.save(store, block=False)
         assert repr(pending) == "<kvemb.PendingCheckpoint being written>"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from histories import SMALL_PILES
 
 import kvemb
 from kvemb.backends import cpu
@@ -114,15 +115,16 @@ def change(variable: kvemb.Variable, call: str) -> None:
             variable.remove(KEYS[:60])
 
 
+@pytest.mark.limits(**SMALL_PILES)
 @pytest.mark.parametrize("call", ["upsert", "remove"])
 def test_memory_that_is_short_for_a_pile_that_is_written(
-    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_piles: None, call: str
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     store = open_store(tmp_path / "store")
     variable = filled(store)
     store.flush()
     with monkeypatch.context() as patched:
-        short_of_memory(patched, spill.Pile, "rows")
+        short_of_memory(patched, spill.Pile, "compacted")
         with pytest.raises(MemoryError):
             change(variable, call)
     check_nothing_is_wrong(store, open_store)
@@ -159,7 +161,7 @@ def test_memory_that_is_short_for_what_a_checkpoint_keeps_fails_the_checkpoint(
 
         patched.setattr(dirty_snapshot.DirtySnapshot, "write", later)
         pending = store.checkpoint(tmp_path / "checkpoint", block=False)
-        short_of_memory(patched, dirty_snapshot.DirtySnapshot, "_put_aside")
+        short_of_memory(patched, dirty_snapshot.DirtySnapshot, "_buffer")
         with pytest.raises(MemoryError):
             variable.upsert(np.arange(1000, 1100), np.ones((100, 1), np.float32))
         gate.set()

@@ -13,7 +13,7 @@ import pytest
 
 import kvemb
 from kvemb.interrupts import result_of, uninterrupted, wait_for
-from kvemb.tiers import sizing
+from kvemb.limits import Limits
 
 KEYS, DIM, BATCH, ROUNDS = 600, 4, 40, 25
 
@@ -65,11 +65,10 @@ class Writer:
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_no_acknowledged_row_is_lost_to_ctrl_c(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 32)
-    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 32)
+def test_no_acknowledged_row_is_lost_to_ctrl_c(seed: int, tmp_path: Path) -> None:
     chance = np.random.default_rng(seed)
-    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
+    small = Limits(min_spill_rows=32, max_spill_rows=32)
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB", limits=small) as store:
         var = store.get_variable("rows", dim=DIM, hot_rows=32, kv_creator=kvemb.MemoryCreator())
         var.upsert(np.arange(KEYS), np.zeros((KEYS, DIM), np.float32))
         writer = Writer(var, chance)

@@ -14,8 +14,8 @@ import pytest
 import kvemb
 from kvemb import registry
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, Poisoned
+from kvemb.limits import Limits
 from kvemb.rows.block import RowBlock
-from kvemb.tiers import sizing
 from kvemb.tools.stress.lockstep import LockstepChecker, check_same
 from kvemb.tools.stress.model import Model
 
@@ -83,10 +83,9 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
         return Database
 
     monkeypatch.setattr(registry, "cold_backend", backend)
-    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 32)
-    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 32)
     fail("", 0)
-    store = kvemb.open(tmp_path / "store", memory_budget="4MiB")
+    small = Limits(min_spill_rows=32, max_spill_rows=32)
+    store = kvemb.open(tmp_path / "store", memory_budget="4MiB", limits=small)
     creator = kvemb.MemoryCreator() if request.param == "memory" else kvemb.RocksDBCreator()
     optimizer, policy = kvemb.optimizers.Adagrad(0.5), kvemb.FrequencyRestrictPolicy()
     variable = store.get_variable(

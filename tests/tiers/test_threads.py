@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb.tiers import operations, sizing
 
 THREADS = 8
 ROUNDS = 40
@@ -29,12 +28,13 @@ CHURNED = np.arange(2400, 3200)  # a thread inserts and removes its own eighth
 HOT_ROWS = 32
 
 
+# Small piles and chunks, so that rows move all the time.
+pytestmark = pytest.mark.limits(min_spill_rows=48, max_spill_rows=48, call_rows=100)
+
+
 @pytest.fixture(autouse=True)
-def _restless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small piles and chunks, so that rows move all the time, and threads that take turns often."""
-    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 48)
-    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 48)
-    monkeypatch.setattr(operations, "CHUNK_ROWS", 100)
+def _restless() -> Iterator[None]:
+    """Threads take turns often."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

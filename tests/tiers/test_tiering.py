@@ -23,9 +23,10 @@ from hypothesis.stateful import (
 )
 
 import kvemb
+from kvemb import registry
 from kvemb.backends import cpu, rocks
+from kvemb.limits import Limits
 from kvemb.rows.schema import value_dtype
-from kvemb.tiers import operations, sizing
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
@@ -95,6 +96,8 @@ class Tiering(RuleBasedStateMachine):
     """One variable and its model, under every operation there is."""
 
     cold: type[Any] = kvemb.RocksDBCreator
+    device = "cpu"
+    limits = Limits()
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +124,7 @@ class Tiering(RuleBasedStateMachine):
         trained = kvemb.optimizers.Adagrad(rate, 0.1) if adagrad else kvemb.optimizers.SGD(rate)
         optimizer = None if kind.kind == "i" else trained
         self.arguments: dict[str, Any] = {
-            "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim, "devices": ["cpu"] * devices,
+            "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim, "devices": [self.device] * devices,
             "initializer": start, "optimizer": optimizer, "restrict_policy": policy, "kv_creator": self.cold(),
             "partitioner": shuffled if seed % 2 else kvemb.tiers.hot_tables.default_partitioner,
             **({"init_size": 1} if growing else {"hot_rows": 16}),
@@ -133,7 +136,7 @@ class Tiering(RuleBasedStateMachine):
         self.durable = self.model.copy()
 
     def _open(self, path: Path) -> kvemb.Store:
-        return kvemb.open(path, memory_budget="4MiB")
+        return kvemb.open(path, memory_budget="4MiB", limits=self.limits)
 
     def _twin(self, store: kvemb.Store, model: Model) -> LockstepChecker:
         return LockstepChecker(store.get_variable("table", **self.arguments), model)
@@ -173,7 +176,7 @@ class Tiering(RuleBasedStateMachine):
     def change_what_was_read_ahead(self, places: list[int], seed: int, how: str, flushing: bool) -> None:
         keys = self._keys(places)
         self.twin.variable.prefetch(keys)
-        for fetch in self.twin.variable._storage._where._ahead:
+        for fetch in self.twin.variable._storage._locator._ahead:
             fetch.wait()
         if how == "upsert":
             self.twin.upsert(keys, self._values(seed, places))
@@ -258,7 +261,7 @@ class Tiering(RuleBasedStateMachine):
         self.durable = self.model.copy()
         self.store.close()
         target = self.home / f"restored{self.stores}"
-        self._reopened(kvemb.restore(checkpoint, target, memory_budget="4MiB"), self.model)
+        self._reopened(kvemb.restore(checkpoint, target, memory_budget="4MiB", limits=self.limits), self.model)
 
     @rule()
     def crash(self) -> None:
@@ -283,19 +286,27 @@ class TieringInMemory(Tiering):
     cold = kvemb.MemoryCreator
 
 
+class TieringOnADevice(Tiering):
+    """The same over a hot table whose memory nothing outside it can index."""
+
+    device = "gpu:0"
+
+
 @pytest.fixture(params=["whole", "in pieces"])
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Piles of a few rows, so that rows spill all the time; and calls cut in chunks, batches split among threads."""
-    monkeypatch.setattr(sizing, "MIN_SPILL_ROWS", 8)
-    monkeypatch.setattr(sizing, "MAX_SPILL_ROWS", 8)
+    pieces = {"call_rows": 7} if request.param == "in pieces" else {}
+    monkeypatch.setattr(Tiering, "limits", Limits(min_spill_rows=8, max_spill_rows=8, **pieces))
     if request.param == "in pieces":
-        monkeypatch.setattr(operations, "CHUNK_ROWS", 7)
         monkeypatch.setattr(cpu, "PARALLEL_KEYS", 4)
         monkeypatch.setattr(rocks, "PARALLEL_KEYS", 4)
         monkeypatch.setattr(rocks, "WRITE_ROWS", 5)
 
 
 @pytest.mark.usefixtures("_sizes")
-@pytest.mark.parametrize("machine", [Tiering, TieringInMemory])
-def test_a_table_with_next_to_no_hot_rows_equals_its_model(machine: type[Tiering]) -> None:
+@pytest.mark.parametrize("machine", [Tiering, TieringInMemory, TieringOnADevice])
+def test_a_table_with_next_to_no_hot_rows_equals_its_model(
+    machine: type[Tiering], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._HOT, "gpu", "opaque_table:OpaqueTable")
     run_state_machine_as_test(machine, settings=SETTINGS)
