@@ -26,7 +26,6 @@ from kvemb import (
 from kvemb.errors import BackendUnavailable, Closed, ReadOnly, SchemaMismatch
 from kvemb.optimizers import SGD, Adagrad
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
-from kvemb.tiers import operations
 from kvemb.tiers.hot_tables import default_partitioner
 
 HOT = 16  # cells; tests use more rows, so that both tiers work
