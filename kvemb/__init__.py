@@ -75,3 +75,8 @@ __all__ = [
     "restore",
     "verify",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names; the modules they come from stay importable."""
+    return [*__all__, "__all__", "__doc__", "__version__"]

@@ -1,10 +1,11 @@
 """What a variable may be asked to be: checks of constructor arguments, alone and against what is stored.
 
-Pure functions; each raises one clear error and changes nothing.
+Pure functions but for tell_if_default(); each raises one clear error and changes nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,8 +17,46 @@ from kvemb.initializers import Initializer, initializer_from_json
 from kvemb.optimizers import Optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import RestrictPolicy, policy_class_name, policy_from_json
+from kvemb.rows.schema import key_dtype, value_dtype
+from kvemb.seeding import seeded_like
+
+_logger = logging.getLogger("kvemb")
 
 Kind = TypeVar("Kind")
+
+
+class LeftOut(int):
+    """A number that stands for an argument that was not given."""
+
+
+class LeftOutName(str):
+    """The name of a dtype that stands for an argument that was not given."""
+
+
+# The reference's defaults. Of a variable that is stored they ask for nothing.
+KEY_DTYPE, VALUE_DTYPE, DIM = LeftOutName("int64"), LeftOutName("float32"), LeftOut(1)
+
+
+def asked_shape(
+    stored: VariableEntry | None, keys: Any, values: Any, dim: Any
+) -> tuple[np.dtype[Any], np.dtype[Any], int]:
+    """Return key dtype, value dtype and dim as they are asked for: as stored where they are left out.
+
+    Raises TypeError or ValueError.
+    """
+    if stored is not None:
+        keys = stored.key_dtype if isinstance(keys, LeftOutName) else keys
+        values = stored.value_dtype if isinstance(values, LeftOutName) else values
+        dim = stored.dim if isinstance(dim, LeftOut) else dim
+    return key_dtype(keys), value_dtype(values), at_least(dim, 1, "dim")
+
+
+def tell_if_default(name: str, dim: int) -> None:
+    """Log a warning where a new variable has one number a row because nobody said how many."""
+    if isinstance(dim, LeftOut):
+        _logger.warning(
+            "variable %r is made with one number a row: no dim was given; dim=1 says that it is meant", name
+        )
 
 
 def check_stored(
@@ -39,7 +78,7 @@ def check_stored(
         raise SchemaMismatch(name, "value_dtype", stored.value_dtype, values.name)
     if initializer is not None:
         kept = initializer_from_json(stored.initializer)
-        if not kept.agrees_with(initializer, dim, values):
+        if not kept.agrees_with(seeded_like(initializer, kept), dim, values):
             raise SchemaMismatch(name, "initializer", kept, initializer)
     if optimizer is not None:
         check_optimizer(name, stored_optimizer(stored), optimizer)

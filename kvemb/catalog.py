@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 
-from kvemb.arguments import check_name, check_stored
+from kvemb.arguments import DIM, KEY_DTYPE, VALUE_DTYPE, asked_shape, check_name, check_stored
 from kvemb.durability.manifest import Manifest
 from kvemb.initializers import Initializer, as_initializer
-from kvemb.numeric import at_least
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import Creator
 from kvemb.restrict import RestrictPolicy, as_policy
-from kvemb.rows.schema import key_dtype as as_key_dtype
-from kvemb.rows.schema import value_dtype as as_value_dtype
 from kvemb.store_state import StoreState
 from kvemb.tiers.hot_tables import Partitioner, default_partitioner
 
@@ -63,9 +60,9 @@ class Catalog:
     def get_variable(
         self,
         name: str,
-        key_dtype: npt.DTypeLike = "int64",
-        value_dtype: npt.DTypeLike = "float32",
-        dim: int = 1,
+        key_dtype: npt.DTypeLike = KEY_DTYPE,
+        value_dtype: npt.DTypeLike = VALUE_DTYPE,
+        dim: int = DIM,
         devices: str | list[str] | None = None,
         partitioner: Partitioner = default_partitioner,
         shared_name: str | None = "get_variable",
@@ -85,11 +82,12 @@ class Catalog:
         name: printable; slashes may divide it, as in "towers/users".
         key_dtype: int64, int32 or uint64.
         value_dtype: float32, float64, float16, bfloat16, int8, int32 or int64.
-        dim: values in a row, at least 1.
+        dim: values in a row, at least 1. Left out: as stored; a new variable gets 1, and a warning is logged.
         devices: None or "cpu", or a list of devices, with one hot table each.
         partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
         shared_name: accepted and unused, as in the reference.
-        initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer.
+        initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer. Where that
+        leaves its seed out, the variable's name gives it.
         trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
         checkpoint: whether it is in checkpoints.
         init_size: rows the hot tier holds at first; 0: a default.
@@ -101,8 +99,8 @@ class Catalog:
         hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, grown into under
         pressure.
 
-        Of a variable that exists dim and dtypes must be the stored ones, and so must initializer, class of optimizer
-        and restrict_policy, where they are given. An optimizer's numbers may be others, and are used from now on.
+        Of a variable that exists dim, dtypes, initializer, class of optimizer and restrict_policy must be the stored
+        ones, where they are given. An optimizer's numbers may be others, and are used from now on.
         Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; Closed; for a new
         variable ReadOnly, Poisoned.
         """
@@ -119,10 +117,11 @@ class Catalog:
                     checkpoint, init_size, kv_creator, restrict_policy, bp_v2,
                     store=cast("Store", self), optimizer=optimizer, hot_rows=hot_rows,
                 )  # fmt: skip
-            values, width = as_value_dtype(value_dtype), at_least(dim, 1, "dim")
+            stored = known._entry()
+            keys, values, width = asked_shape(stored, key_dtype, value_dtype, dim)
             asked = None if initializer is None else as_initializer(initializer, width, values)
             chosen, policy = as_optimizer(optimizer), as_policy(restrict_policy)
-            check_stored(name, known._entry(), as_key_dtype(key_dtype), values, width, asked, chosen, policy)
+            check_stored(name, stored, keys, values, width, asked, chosen, policy)
             if chosen is not None:
                 known._operations.train_with(chosen, writable=False)  # as one that is not open yet takes it
             return known

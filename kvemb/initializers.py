@@ -2,8 +2,7 @@
 
 The same on every machine, in every batch, shard and order, forever: elements come from an integer hash and from IEEE
 `+ - * /` and `sqrt` in float64 alone, then are rounded to the dtype once (bfloat16 through float32, as ml_dtypes does).
-Initializers are frozen values; any thread may use them. What a kind gives is part of the format: a better algorithm
-gets a new kind.
+Initializers are frozen values; any thread may use them. What a kind gives is part of the format.
 """
 
 from __future__ import annotations
@@ -90,16 +89,16 @@ class _Fixed(Initializer):
 
 
 class _Random(Initializer):
-    """A row drawn by hashing (seed, key, column). Integer dtypes are refused."""
+    """A row drawn by hashing (seed, key, column), no integers. seed None: that of the variable (kvemb.seeding)."""
 
-    seed: int
+    seed: int | None
 
     @abc.abstractmethod
     def _reach(self, dim: int) -> float:
         """Return the largest magnitude an element can have."""
 
     @abc.abstractmethod
-    def _fill(self, out: Rows, keys: Keys) -> None:
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
         """Write rows of float32 or float64 to out (n, dim)."""
 
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
@@ -116,9 +115,11 @@ class _Random(Initializer):
 
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
         """Return a fresh (n, dim) array of dtype, each row a function of (seed, key) alone."""
+        if self.seed is None:
+            raise ValueError(f"{self!r} has no seed: give it one, or let a variable, whose name gives it, draw rows")
         dtype = np.dtype(dtype)
         drawn = np.empty((len(keys), dim), dtype if dtype == np.float32 else np.float64)
-        self._fill(drawn, np.ascontiguousarray(keys, np.int64))
+        self._fill(drawn, np.ascontiguousarray(keys, np.int64), np.uint64(self.seed))
         return rounded(drawn, dtype)
 
 
@@ -188,7 +189,7 @@ class RandomUniform(_Random):
 
     minval: float = -0.05
     maxval: float = 0.05
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         check_finite(self, "minval", "maxval")
@@ -201,8 +202,8 @@ class RandomUniform(_Random):
     def _reach(self, dim: int) -> float:
         return max(abs(self.minval), abs(self.maxval))
 
-    def _fill(self, out: Rows, keys: Keys) -> None:
-        fill_uniform(out, keys, np.uint64(self.seed), self.minval, self.maxval - self.minval)
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        fill_uniform(out, keys, seed, self.minval, self.maxval - self.minval)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class RandomNormal(_Random):
 
     mean: float = 0.0
     stddev: float = 0.05
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _check_normal(self)
@@ -221,8 +222,8 @@ class RandomNormal(_Random):
     def _reach(self, dim: int) -> float:
         return abs(self.mean) + NORMAL_REACH * self.stddev
 
-    def _fill(self, out: Rows, keys: Keys) -> None:
-        fill_normal(out, keys, np.uint64(self.seed), self.mean, self.stddev, 1.0, NORMAL_REACH)
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        fill_normal(out, keys, seed, self.mean, self.stddev, 1.0, NORMAL_REACH)
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class TruncatedNormal(_Random):
 
     mean: float = 0.0
     stddev: float = 0.05
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _check_normal(self)
@@ -244,8 +245,8 @@ class TruncatedNormal(_Random):
     def _reach(self, dim: int) -> float:
         return abs(self.mean) + 2.0 * self.stddev
 
-    def _fill(self, out: Rows, keys: Keys) -> None:
-        fill_normal(out, keys, np.uint64(self.seed), self.mean, self.stddev, TWO_SIGMA_MASS, 2.0)
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        fill_normal(out, keys, seed, self.mean, self.stddev, TWO_SIGMA_MASS, 2.0)
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ class GlorotUniform(_Random):
 
     kind: ClassVar[str] = "glorot_uniform"
 
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _check_seed(self)
@@ -262,9 +263,9 @@ class GlorotUniform(_Random):
     def _reach(self, dim: int) -> float:
         return math.sqrt(3.0 / dim)
 
-    def _fill(self, out: Rows, keys: Keys) -> None:
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
         limit = self._reach(out.shape[1])
-        fill_uniform(out, keys, np.uint64(self.seed), -limit, 2.0 * limit)
+        fill_uniform(out, keys, seed, -limit, 2.0 * limit)
 
 
 _KINDS: dict[str, type[Initializer]] = {
@@ -291,8 +292,7 @@ def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
     elif isinstance(spec, (list, tuple)) or (isinstance(spec, np.ndarray) and spec.ndim):
         found = _row(spec, dim)
     elif is_number(spec) or isinstance(spec, (np.ndarray, np.generic)):
-        value: Any = spec[()] if isinstance(spec, np.ndarray) else spec
-        found = Constant(value)
+        found = Constant(spec[()] if isinstance(spec, np.ndarray) else spec)  # type: ignore[arg-type]
     else:
         raise TypeError(
             f"initializer must be None, a number, an array of {dim} numbers or an Initializer, "
@@ -317,10 +317,14 @@ def initializer_from_json(data: Mapping[str, Any]) -> Initializer:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     found = _KINDS.get(kind) if isinstance(kind, str) else None
     if found is None:
-        kinds = ", ".join(_KINDS)
-        raise UnsupportedFormat(f"initializer must be of kind {kinds}, got {data!r}; use the kvemb that wrote it")
+        raise UnsupportedFormat(
+            f"initializer must be of kind {', '.join(_KINDS)}, got {data!r}; use the kvemb that wrote it"
+        )
     try:
-        return found(**{name: from_plain(value) for name, value in data.items() if name != "kind"})
+        made = found(**{name: from_plain(value) for name, value in data.items() if name != "kind"})
+        if isinstance(made, _Random) and made.seed is None:
+            raise ValueError("it has no seed")
+        return made
     except (TypeError, ValueError) as error:
         raise UnsupportedFormat(f"initializer {data!r} cannot be read: {error}") from error
 
@@ -332,11 +336,11 @@ def _set(target: object, name: str, value: object) -> None:
 
 def _check_seed(target: _Random) -> None:
     what, seed = f"{type(target).__name__} seed", target.seed
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-        raise TypeError(f"{what} must be an int, got {type(seed).__name__} {seed!r}")
-    if not 0 <= seed < 2**64:
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral | None):
+        raise TypeError(f"{what} must be an int or None, got {type(seed).__name__} {seed!r}")
+    if seed is not None and not 0 <= seed < 2**64:
         raise ValueError(f"{what} must be from 0 to 2**64 - 1, got {seed}")
-    _set(target, "seed", int(seed))
+    _set(target, "seed", None if seed is None else int(seed))
 
 
 def _check_normal(target: RandomNormal | TruncatedNormal) -> None:

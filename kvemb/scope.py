@@ -9,7 +9,7 @@ import inspect
 
 import numpy.typing as npt
 
-from kvemb.arguments import checked
+from kvemb.arguments import DIM, KEY_DTYPE, VALUE_DTYPE, checked
 from kvemb.initializers import Initializer
 from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer
@@ -22,9 +22,9 @@ from kvemb.variable import Variable
 
 def get_variable(
     name: str,
-    key_dtype: npt.DTypeLike = "int64",
-    value_dtype: npt.DTypeLike = "float32",
-    dim: int = 1,
+    key_dtype: npt.DTypeLike = KEY_DTYPE,
+    value_dtype: npt.DTypeLike = VALUE_DTYPE,
+    dim: int = DIM,
     devices: str | list[str] | None = None,
     partitioner: Partitioner = default_partitioner,
     shared_name: str | None = "get_variable",

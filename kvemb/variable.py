@@ -16,6 +16,10 @@ import numpy.typing as npt
 
 from kvemb import registry
 from kvemb.arguments import (
+    DIM,
+    KEY_DTYPE,
+    VALUE_DTYPE,
+    asked_shape,
     check_name,
     check_optimizer,
     check_stored,
@@ -23,6 +27,7 @@ from kvemb.arguments import (
     creator_for,
     parse_devices,
     stored_optimizer,
+    tell_if_default,
 )
 from kvemb.contracts import ColdStore, HotTable
 from kvemb.durability.manifest import VariableEntry
@@ -36,8 +41,7 @@ from kvemb.restrict import RestrictPolicy, as_count, as_policy, policy_from_json
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import unordered_keys
 from kvemb.rows.schema import Schema, as_keys, as_values, public_keys
-from kvemb.rows.schema import key_dtype as as_key_dtype
-from kvemb.rows.schema import value_dtype as as_value_dtype
+from kvemb.seeding import seeded
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
 from kvemb.tiers.hot_tables import HotTables, Partitioner, default_partitioner
@@ -59,9 +63,9 @@ class Variable:
 
     def __init__(
         self,
-        key_dtype: npt.DTypeLike = "int64",
-        value_dtype: npt.DTypeLike = "float32",
-        dim: int = 1,
+        key_dtype: npt.DTypeLike = KEY_DTYPE,
+        value_dtype: npt.DTypeLike = VALUE_DTYPE,
+        dim: int = DIM,
         devices: str | list[str] | None = None,
         partitioner: Partitioner = default_partitioner,
         shared_name: str | None = None,
@@ -85,16 +89,15 @@ class Variable:
             if name in store._opened:
                 raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
             stored = store._manifest.variables.get(name)
-            key_type, value_type = as_key_dtype(key_dtype), as_value_dtype(value_dtype)
-            dim = at_least(dim, 1, "dim")
+            key_type, value_type, width = asked_shape(stored, key_dtype, value_dtype, dim)
             first_rows = at_least(init_size, 0, "init_size")
             chosen = as_optimizer(optimizer)
             policy = as_policy(restrict_policy)
             if stored is None:
-                initial = as_initializer(initializer, dim, value_type)
+                initial = seeded(as_initializer(initializer, width, value_type), name)
             else:
-                asked = None if initializer is None else as_initializer(initializer, dim, value_type)
-                check_stored(name, stored, key_type, value_type, dim, asked, chosen, policy)
+                asked = None if initializer is None else as_initializer(initializer, width, value_type)
+                check_stored(name, stored, key_type, value_type, width, asked, chosen, policy)
                 initial = initializer_from_json(stored.initializer)
                 chosen = chosen or stored_optimizer(stored)
                 policy = policy or policy_from_json(stored.policy)
@@ -102,7 +105,7 @@ class Variable:
                 raise ValueError(
                     f"optimizer must be None for value_dtype {value_type.name}, got {chosen!r}; train floats"
                 )
-            schema = Schema(key_type, value_type, dim, chosen.slots if chosen else ())
+            schema = Schema(key_type, value_type, width, chosen.slots if chosen else ())
             creator = creator_for(kv_creator, stored)
             if stored is None:
                 store.state.check_writable()
@@ -149,6 +152,8 @@ class Variable:
             store._add_to_collection(GraphKeys.GLOBAL_VARIABLES, self)
             if self._trainable:
                 store._add_to_collection(GraphKeys.TRAINABLE_VARIABLES, self)
+            if stored is None:
+                tell_if_default(name, dim)
             if stored is None and store._log is not None:
                 store.flush()  # the log names only variables that the point before it has
 

@@ -27,7 +27,9 @@ PARTS = 64  # a power of two
 
 @dataclass
 class VariableInfo:
-    """One variable at a glance. described: all that it is beside its rows (kvemb.bulk.described)."""
+    """One variable at a glance. described: all that it is beside its rows (kvemb.bulk.described), its step by the name
+    recording_calls.
+    """
 
     name: str
     rows: int
@@ -37,14 +39,17 @@ class VariableInfo:
 
 @dataclass
 class Info:
-    """What is at a path. kind: "checkpoint" or "store". id, parent, created: of the checkpoint or the durable point."""
+    """What is at a path. kind: "checkpoint" or "store". id, parent, created: of the checkpoint or the durable point.
+
+    recording_calls: calls that recorded uses, such as lookups, of the variable that had the most of them.
+    """
 
     path: Path
     kind: str
     id: str
     parent: str | None
     created: float
-    step: int
+    recording_calls: int
     variables: list[VariableInfo]
     files: dict[str, int]
 
@@ -66,12 +71,13 @@ def info(path: str | os.PathLike[str]) -> Info:
         for name, entry in sorted(point.variables.items())
     ]
     files = {name: entry.bytes for name, entry in sorted(point.files.items())}
-    step = max((entry.step for entry in point.variables.values()), default=0)
-    return Info(Path(path), kind, point.id, point.parent, point.created, step, variables, files)
+    calls = max((entry.step for entry in point.variables.values()), default=0)
+    return Info(Path(path), kind, point.id, point.parent, point.created, calls, variables, files)
 
 
 def _as_json(entry: Any) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(entry).items()}
+    named = {"recording_calls" if name == "step" else name: value for name, value in vars(entry).items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
 
 
 @dataclass
@@ -157,12 +163,13 @@ class TableStats:
 
     mean, spread: by column, of finite numbers. dead: rows that are as their initializer made them; duplicates: rows
     whose values another row has too, beyond the first of each; not_finite: rows with a NaN or an infinity, and some of
-    their keys. norms, scores, ages: distributions; an age is steps since the last change.
+    their keys. norms, scores, ages: distributions; an age is calls that recorded uses since the last change.
+    recording_calls: how many such calls there were.
     """
 
     variable: str
     rows: int
-    step: int
+    recording_calls: int
     mean: list[float] = field(default_factory=list)
     spread: list[float] = field(default_factory=list)
     norms: Histogram = field(default_factory=Histogram)
@@ -196,7 +203,7 @@ def _first_pass(source: kvemb.Variable, found: TableStats, progress: Progress | 
                 sums += [finite.sum(axis=0), clean.sum(axis=0), (clean * clean).sum(axis=0)]
             found.dead += int(_dead(source, rows).sum())
             distinct.add(_hashes(rows.values))
-            ranges.add(*_norms_scores_ages(rows, clean, found.step))
+            ranges.add(*_norms_scores_ages(rows, clean, found.recording_calls))
         found.duplicates = found.rows - distinct.count()
     counts = np.maximum(sums[0], 1)
     mean = sums[1] / counts
@@ -213,7 +220,9 @@ def _second_pass(
     tallies = [np.zeros(BINS, np.int64) for _ in edges]
     for rows in telling(bulk.scan(source), progress, 2 * found.rows, done=found.rows):
         _, clean = _finite(rows.values)
-        for tally, edge, numbers in zip(tallies, edges, _norms_scores_ages(rows, clean, found.step), strict=True):
+        for tally, edge, numbers in zip(
+            tallies, edges, _norms_scores_ages(rows, clean, found.recording_calls), strict=True
+        ):
             tally += np.histogram(numbers[np.isfinite(numbers)], edge)[0]
     return [Histogram(edge.tolist(), tally.tolist()) for edge, tally in zip(edges, tallies, strict=True)]
 

@@ -15,6 +15,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.rows.compiled import compiled
+
 Keys = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int64]
 
@@ -22,15 +24,14 @@ EMPTY = -1
 
 
 def kernel(function: Any) -> Any:
-    """Compile a nogil kernel once and keep it on disk. Division by zero is IEEE's.
+    """Compile a nogil kernel once and keep it on disk, if there is a place (kvemb.rows.compiled). Division by zero is
+    IEEE's.
 
     No fastmath, so that no multiply-add is fused: results must not depend on the machine.
     """
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     # numba compiles anew when the kernel's own file has changed; a kernel holds functions and constants of others too.
     stamp = source_stamp(Path(function.__code__.co_filename).parent)
-    compiled._cache._cache_file._source_stamp = stamp  # type: ignore[attr-defined]
-    return compiled
+    return compiled(function, stamp, nogil=True, error_model="numpy")
 
 
 @cache

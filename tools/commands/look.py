@@ -22,7 +22,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def info(path: Place, as_json: AsJson = False) -> None:
-    """Say what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, step, parent.
+    """Say what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, parent, calls.
 
     Example: kvemb info checkpoints/00000042
     """
@@ -30,7 +30,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created))
     tables = sum(nbytes for name, nbytes in found.files.items() if name.endswith(".sst"))
     lines = [
-        ("kind", f"{found.kind}, made {made}, step {found.step:,}"),
+        ("kind", f"{found.kind}, made {made}"),
         ("id", found.id),
         ("parent", found.parent or "none"),
         ("files", f"{len(found.files):,}, {size(found.nbytes)}, of which tables {size(tables)}"),
@@ -39,6 +39,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
         about = each.described
         kind = f"{about['dim']} {about['value_dtype']}, keys {about['key_dtype']}"
         lines.append((each.name, f"{each.rows:,} rows of {kind}"))
+        lines.append(("", f"uses recorded by {about['recording_calls']:,} calls"))
         parts = [what for what in ("optimizer", "policy", "initializer") if about[what]]
         lines += [("", f"{what}: {_brief(about[what])}") for what in parts]
     summary = {**asdict(found), "path": str(path), "nbytes": found.nbytes}
@@ -96,7 +97,7 @@ def peek(
         assert rows.scores is not None
         assert rows.steps is not None
         score, step = float(rows.scores[at]), int(rows.steps[at])
-        lines.append((str(key), f"{shown}   score {score:g}, step {step:,}"))
+        lines.append((str(key), f"{shown}   score {score:g}, changed at call {step:,}"))
         near = found.neighbours.get(key, [])
         lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in near]
         told.append({"key": key, "values": numbers, "score": score, "step": step, "neighbours": near})
@@ -119,13 +120,14 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
     mean, spread = found.mean, found.spread
     keys = f": {', '.join(map(str, found.not_finite_keys))}" if found.not_finite else ""
     lines = [
-        ("rows", f"{found.rows:,}, step {found.step:,}"),
+        ("rows", f"{found.rows:,}"),
+        ("uses recorded by", f"{found.recording_calls:,} calls"),
         ("as they were made", f"{found.dead:,} rows"),
         ("equal to another", f"{found.duplicates:,} rows"),
         ("NaN or infinite", f"{found.not_finite:,} rows{keys}"),
         ("norm", _histogram(found.norms)),
         ("score", _histogram(found.scores)),
-        ("age in steps", _histogram(found.ages)),
+        ("age in such calls", _histogram(found.ages)),
         ("mean of a column", f"{min(mean):.4g} to {max(mean):.4g}" if mean else ""),
         ("spread of a column", f"{min(spread):.4g} to {max(spread):.4g}" if spread else ""),
     ]

@@ -70,7 +70,7 @@ def _head(root: Path, subject: Path, about: Info, past: History) -> str:
         ("rows", f"{sum(each.rows for each in about.variables):,}"),
         ("variables", f"{len(about.variables):,}"),
         ("files", f"{len(about.files):,}, {size(about.nbytes)}"),
-        ("step", f"{about.step:,}"),
+        ("calls that recorded uses", f"{about.recording_calls:,}"),
         (f"{about.kind} of", f"{moment(about.created)} {zone()}"),
     ]
     if past.checkpoints:

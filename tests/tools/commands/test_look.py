@@ -53,10 +53,16 @@ def test_info_and_ls_say_what_is_there(place, capsys):
     assert inspect.info(place / "store").kind == "store"
     assert run(["info", str(place / "2")]) == 0
     out = capsys.readouterr().out
-    for part in ("1,999 rows of 4 float32, keys int64", "adagrad(", "frequency(half_life=None)", found.id):
+    parts = ("1,999 rows of 4 float32, keys int64", "uses recorded by 1 calls", "adagrad(", "frequency(half_life=None)")
+    for part in (*parts, found.id):
         assert part in out
+    assert "step" not in out
     assert run(["info", str(place / "2"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["variables"][1]["described"]["dim"] == DIM
+    told = json.loads(capsys.readouterr().out)
+    assert told["variables"][1]["described"]["dim"] == DIM
+    assert (told["recording_calls"], told["variables"][1]["described"]["recording_calls"]) == (1, 1)
+    assert "step" not in told
+    assert "step" not in told["variables"][1]["described"]
     assert run(["ls", str(place / "2")]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["1", "other"], ["1,999", "table"]]
     assert run(["ls", str(place / "2"), "--files", "--json"]) == 0
@@ -105,7 +111,7 @@ def test_stats_are_those_of_numpy(tmp_path, capsys):
     assert (found.not_finite, found.not_finite_keys) == (2, [3, 4])
     norms = np.linalg.norm(np.nan_to_num(clean, nan=0.0), axis=1)
     assert found.norms.counts == np.histogram(norms, found.norms.edges)[0].tolist()
-    assert found.ages.counts == np.histogram(found.step - steps, found.ages.edges)[0].tolist()
+    assert found.ages.counts == np.histogram(found.recording_calls - steps, found.ages.edges)[0].tolist()
     assert sum(found.scores.counts) == 1000
     assert run(["stats", str(tmp_path / "store")]) == 0
     assert "2 rows: 3, 4" in capsys.readouterr().out

@@ -1,0 +1,65 @@
+"""Compiled kernels on disk, where there is a place for them; without one they are compiled in every process.
+
+numba keeps them beside the source or below the user's cache directory, and refuses to compile where it can write to
+neither, as in a container. Whatever fails here costs seconds, never a result; the first failure of a process is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numba
+
+_logger = logging.getLogger("kvemb")
+# Why, once it was logged.
+_told: list[str] = []
+
+
+def compiled(function: Any, stamp: str, **options: Any) -> Any:
+    """Compile a function, to be kept on disk under a stamp of its sources: under another one it is compiled anew."""
+    try:
+        made = numba.njit(cache=True, **options)(function)
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+        _tell_once(str(error))
+        return numba.njit(**options)(function)
+    made._cache._cache_file._source_stamp = stamp
+    made._cache = _Forgiving(made._cache)
+    return made
+
+
+class _Forgiving:
+    """numba's cache of one kernel; what it cannot read is compiled, what it cannot write is not kept."""
+
+    def __init__(self, kept: Any) -> None:
+        self._kept = kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kept, name)
+
+    def load_overload(self, *arguments: Any) -> Any:
+        """Return what is kept, None where nothing is, or what is there cannot be read."""
+        try:
+            return self._kept.load_overload(*arguments)
+        except Exception as error:  # a torn file fails in whatever way its bytes make it
+            _tell_once(f"{self._kept.cache_path}: {error!r}")
+            return None
+
+    def save_overload(self, *arguments: Any) -> None:
+        """Keep a kernel if that can be."""
+        try:
+            self._kept.save_overload(*arguments)
+        except (OSError, EOFError) as error:
+            _tell_once(f"{self._kept.cache_path}: {error!r}")
+
+
+def _tell_once(why: str) -> None:
+    if not _told:
+        _told.append(why)
+        _logger.warning(
+            "compiled code is not kept on disk, so each process compiles for some seconds at the first call of each "
+            "kind; set NUMBA_CACHE_DIR to a directory that can be written to (%s)",
+            why,
+        )

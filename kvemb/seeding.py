@@ -1,0 +1,34 @@
+"""Seeds that nobody gave: they follow from the variable's name, so equal keys of two variables begin with different
+rows.
+
+Pure functions. What a name gives is part of the format (FORMAT.md, "Manifest"): a variable that is made anew under its
+name begins as it did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from kvemb.initializers import GlorotUniform, Initializer, RandomNormal, RandomUniform, TruncatedNormal
+
+_SEEDED = (RandomUniform, RandomNormal, TruncatedNormal, GlorotUniform)
+
+
+def seed_of(name: str) -> int:
+    """Return the seed of a variable of this name: the first 8 bytes of the name's SHA-256, little-endian."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def seeded(initializer: Initializer, name: str) -> Initializer:
+    """Return the initializer of a new variable of this name: a seed of None becomes the name's."""
+    if isinstance(initializer, _SEEDED) and initializer.seed is None:
+        return replace(initializer, seed=seed_of(name))
+    return initializer
+
+
+def seeded_like(asked: Initializer, kept: Initializer) -> Initializer:
+    """Return what is asked of a variable that has the initializer `kept`: a seed of None asks for the one it has."""
+    if isinstance(asked, _SEEDED) and asked.seed is None and isinstance(kept, type(asked)):
+        return replace(asked, seed=kept.seed)
+    return asked

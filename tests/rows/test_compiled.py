@@ -1,0 +1,64 @@
+"""Kernels run where nothing can be kept on disk: read-only packages and no home, as in a container."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kvemb.rows import compiled
+
+PROGRAM = """
+    import logging, sys
+    import numba.core.caching as caching
+
+    def refuse(self):
+        raise PermissionError(30, "Read-only file system")
+
+    if sys.argv[1] == "from the start":
+        caching._CacheLocator.ensure_cache_path = refuse  # neither beside the sources nor below the home
+    logging.basicConfig(format="%(name)s %(message)s", stream=sys.stdout)
+    from kvemb.rows.hashing import kernel, KeyIndex
+    import numpy as np
+    caching._CacheLocator.ensure_cache_path = refuse  # from here on, in any case
+    index = KeyIndex(4)
+    index.put(np.arange(4), 0, 4)
+    print(index.find(np.arange(4), np.array([2])).tolist())
+"""
+
+
+@pytest.mark.parametrize("since", ["from the start", "since it was imported"])
+def test_where_nothing_can_be_kept_kernels_are_compiled_and_that_is_told_once(tmp_path: Path, since: str) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), since]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    *told, result = done.stdout.splitlines()
+    assert result == "[2]"
+    assert [line.startswith("kvemb compiled code is not kept on disk") for line in told] == [True], told
+    assert "NUMBA_CACHE_DIR" in told[0]
+
+
+def double(number):
+    return 2 * number
+
+
+def test_a_torn_file_of_the_cache_costs_a_compilation(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(compiled, "_told", [])
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    assert compiled.compiled(double, "stamp")(4) == 8
+    kept = list(tmp_path.rglob("*.nb?"))
+    assert len(kept) == 2
+    assert compiled.compiled(double, "stamp")(4) == 8
+    assert caplog.text == ""
+    for file in kept:
+        file.write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        assert compiled.compiled(double, "stamp")(4) == 8
+        assert compiled.compiled(double, "stamp")(4.5) == 9
+    assert caplog.text.count("compiled code is not kept on disk") == 1
