@@ -14,6 +14,7 @@ from kvemb import registry
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, initializer_from_json
+from kvemb.numeric import at_least
 from kvemb.optimizers import Optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import RestrictPolicy, policy_class_name, policy_from_json

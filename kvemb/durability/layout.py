@@ -21,14 +21,13 @@ import fcntl
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from kvemb.durability import fresh_files, manifest
+from kvemb.durability.lock_file import LockFile
 from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
@@ -171,44 +170,31 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def lock(store: Path) -> IO[bytes]:
-    """Take the store's lock for this process. Raises Locked at once when it is held, by this process too; Corruption
-    where it is no file of the store's own.
+def lock(
+    place: Path,
+    what: str = "the store {} is open for writing",
+    advice: str = "close it there, or open it with read_only=True",
+) -> LockFile:
+    """Take the lock of a store or a series for this process. Raises Locked, also when this process holds it.
+
+    what: is the matter then, "{}" standing for the place; advice: what to do.
     """
-    file = _opened_lock(store / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise Locked(
-            f"the store {store} is open for writing elsewhere; close it there, or open it with read_only=True"
-        ) from error
+    file = LockFile(place / LOCK, os.O_RDWR | os.O_CREAT)
+    file.lock(fcntl.LOCK_EX, what.format(place), advice)
+    file.name_owner()
     return file
-
-
-def _opened_lock(path: Path, flags: int) -> IO[bytes]:
-    if flags & os.O_NOFOLLOW and path.is_symlink():
-        raise Corruption(f"{path} is a symbolic link; what is locked is a file beside it: delete the link")
-    handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)  # a pipe is not waited for
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise Corruption(f"{path} is not a file; delete it")
-    return os.fdopen(handle, "rb")
 
 
 @contextmanager
 def held_still(store: Path) -> Iterator[None]:
     """Keep everybody from opening a store for writing, and change nothing in it. Raises Locked."""
     try:
-        file = _opened_lock(store / LOCK, os.O_RDONLY)
+        file = LockFile(store / LOCK, os.O_RDONLY)
     except FileNotFoundError:
         yield  # a copy of a store, which nobody opened yet
         return
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Locked(f"the store {store} is open for writing elsewhere; close it there") from error
+        file.lock(fcntl.LOCK_SH, f"the store {store} is open for writing", "close it there")
         yield
 
 

@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal, overload
+from typing import Any, Literal, overload
 
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
-from kvemb.errors import CheckpointNotFound, KvembError, Locked
+from kvemb.durability.lock_file import LockFile
+from kvemb.errors import CheckpointNotFound, KvembError
 from kvemb.meter import Progress
 from kvemb.numeric import at_least
 from kvemb.offline.transfer import JOBS, Remote, Transfer
@@ -71,7 +72,7 @@ class CheckpointManager:
             raise ValueError(f"every must be a number of seconds above 0, or None, got {every!r}")
         self.root, self.every = paths.local(root, "root"), every
         self.keep = None if keep is None else at_least(keep, 1, "keep")
-        self._lock: IO[bytes] | None = None
+        self._lock: LockFile | None = None
         self._pending: PendingCheckpoint | None = None
         self._dropping = threading.Lock()
         self._begun: float | None = None
@@ -255,14 +256,11 @@ class CheckpointManager:
 
     def _hold(self) -> None:
         """Take the series for writing. What a crash left under a hidden name goes: nobody else writes here."""
-        if self._lock is None:
+        if self._lock is None or self._lock.closed:  # closed: this process was forked from one that holds it
             self._check_root()
             with layout.as_cold_store_error(f"write to {self.root}"):
                 layout.make_directory(self.root)
-                try:
-                    self._lock = layout.lock(self.root)
-                except Locked as error:
-                    raise Locked(f"the series {self.root} is written to elsewhere; close it there") from error
+                self._lock = layout.lock(self.root, "the series {} is written to", "close it there")
             for left in self.root.iterdir():
                 if layout.is_left_in_series(left.name):
                     with layout.as_cold_store_error(f"delete {left}"):
