@@ -69,7 +69,8 @@ class LockFile(io.FileIO):
                 if ended:
                     text = (
                         f"{what} elsewhere: process {pid} has ended without closing it, and a process that it "
-                        f"forked, or one that verifies it, holds {self.name}; end that one (fuser {self.name} tells which)"
+                        f"forked, or one that verifies it, holds {self.name}; end that one: "
+                        f"fuser {self.name} tells which"
                     )
                 self.close()
                 raise Locked(text) from error
