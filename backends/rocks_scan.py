@@ -60,7 +60,7 @@ class Scan(Iterator[RowBlock]):
     def __next__(self) -> RowBlock:
         with self._lock, translated(f"scan {self._name!r}"):
             if self._closed:
-                raise Closed(f"the store of {self._name!r} was closed during this scan; open it, and scan again")
+                raise Closed(f"{self._name!r} was closed or dropped during this scan; open it, and scan again")
             batch = list(islice(self._items, self._batch_rows))
             if not batch and self._check is not None:
                 self._raise_if_cut_short()

@@ -8,6 +8,7 @@ with kvemb.open("store") as store:
     users.apply_gradients([17, 42], rows - 1)
 """
 
+import kvemb.pickling  # noqa: F401 -- registers how stores and variables are pickled
 from kvemb import bulk, errors, initializers, optimizers
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint

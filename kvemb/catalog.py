@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy.typing as npt
 
 from kvemb.arguments import DIM, KEY_DTYPE, VALUE_DTYPE, asked_shape, check_name, check_stored
+from kvemb.dropping import drop
 from kvemb.durability.manifest import Manifest
+from kvemb.handle import Handle
 from kvemb.initializers import Initializer, as_initializer
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import Creator
@@ -46,7 +48,7 @@ class VariableMap(Mapping[str, "Variable"]):
         return f"<variables {', '.join(self)}>"
 
 
-class Catalog:
+class Catalog(Handle):
     """What a store knows of its variables: those that are open, and by its manifest those that are stored."""
 
     state: StoreState
@@ -125,6 +127,20 @@ class Catalog:
             if chosen is not None:
                 known._operations.train_with(chosen, writable=False)  # as one that is not open yet takes it
             return known
+
+    def drop_variable(self, name: str) -> None:
+        """Drop a variable with all its rows, durably; its memory goes back to the budget, its room on disk is given up.
+
+        The Variable raises Closed from then on. A delta tells that it went (Checkpoint.changes, Store.apply_delta);
+        checkpoints that were made before keep it. Waits for a checkpoint under way. A crash leaves it as it was, or
+        none. Raises KeyError; Poisoned when the disk does not take it; Closed, ReadOnly.
+        """
+        self.state.check_here()
+        with self._lock:
+            self.state.check_writable()
+            if name not in self._names():
+                raise KeyError(f"there is no variable {name!r}; there is {', '.join(self._names()) or 'none'}")
+            drop(cast("Store", self), [name])
 
     @property
     def variables(self) -> Mapping[str, Variable]:

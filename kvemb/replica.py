@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvemb.dropping import drop
+from kvemb.durability import changes
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.manifest import Epoch
@@ -31,6 +33,9 @@ def bring_to(store: Store, taken: Checkpoint, position: str) -> None:
     from kvemb.variable import open_stored
 
     epochs = epochs_since(taken.path, taken._manifest, position)
+    gone = changes.dropped(epochs) & set(store.variables) - {*store._manifest.left_out}
+    if gone:
+        drop(store, sorted(gone))  # what was made anew there is made anew here
     for name, entry in taken.variables.items():
         if name in store.variables and (mine := store.variables[name]._entry().schema) != entry.schema:
             raise SchemaMismatch(name, "schema", mine, entry.schema)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +18,7 @@ from kvemb import registry
 from kvemb.arguments import stored_optimizer
 from kvemb.catalog import Catalog
 from kvemb.contracts import ColdDatabase
+from kvemb.dropping import end, is_one_with
 from kvemb.durability import inventory, journal, layout, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
@@ -91,9 +92,10 @@ class Store(Catalog):
             if not read_only:
                 self._changes = ChangeLog(self._points.live / layout.CHANGES, self._manifest.changes)
                 self.recovery = self._recover()
-                self._log = Journal(path / layout.LOG, self._manifest.point) if durability == "write" else None
-                if self._log is not None:
+                if durability == "write":
+                    self._log = Journal(path / layout.LOG, self._manifest.point)
                     undo.callback(self._log.close)
+                    self._points.begin_log()
                 self._checkpointer = self._checkpointer_with(self._log)
             self._undo = undo.pop_all()
 
@@ -114,7 +116,9 @@ class Store(Catalog):
         """Bring what a crash left to a durable point; make the first one of a new store. Returns what it was."""
         points, recovery = self._points, None
         if points.crashed or points.log:
-            variables, rows = replay(journal.read(points.log), points.current, self._database, self._changes)
+            variables, rows = replay(
+                journal.read(points.log, begun=points.logged), points.current, self._database, self._changes
+            )
             recovery = Recovery(self.path, points.current.created, rows)
             points.amend(variables)
         if points.log or points.current.point == 0:
@@ -166,7 +170,8 @@ class Store(Catalog):
         """Bring this store to a later checkpoint of the store it follows, at the cost of what changed there.
 
         checkpoint: one that follows a checkpoint this store was restored from, made, or brought to. Rows that changed
-        there since become what they are there, new variables are made, and the result is durable when this returns.
+        there since become what they are there, new variables are made, and the result is durable when this returns. A
+        variable that was dropped there goes first, with rows that changed only here, durably.
         Rows that changed only here stay; variables that this store was restored without stay out. A checkpoint that
         this store holds already changes nothing. What an interrupted call left undone the next one does.
 
@@ -192,19 +197,26 @@ class Store(Catalog):
         if self._warm and name in self._manifest.hot:
             yield from read_hot(self._points.live / layout.HOT, self._manifest.hot[name])
 
-    def _start(self, target: Path | None, *, closing: Callable[[], None] | None = None) -> PendingCheckpoint:
+    def _start(
+        self, target: Path | None, *, closing: Callable[[], None] | None = None, without: Collection[str] = ()
+    ) -> PendingCheckpoint:
         self.state.check_here()
         with self._lock:
             self.state.check_writable()
             self._checkpointer.wait()
-            parts = [variable._part() for variable in self._opened.values() if variable.persistent]
-            return self._checkpointer.start(parts, target, closing=closing)
+            parts = [
+                variable._part()
+                for name, variable in self._opened.items()
+                if variable.persistent and name not in without
+            ]
+            return self._checkpointer.start(parts, target, closing=closing, without=without)
 
     def refresh(self) -> bool:
         """Show the last durable point of the store that this one follows; returns whether it is a newer one.
 
-        All variables move at once. What was hot becomes so again as it is used; a scan under way raises Closed. Raises
-        ValueError unless opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
+        All variables move at once. What was hot becomes so again as it is used; a scan under way raises Closed. So does
+        a variable that was dropped there, from then on, though another may have its name. Raises ValueError unless
+        opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
         """
         self.state.check_here()
         with self._lock:
@@ -217,13 +229,19 @@ class Store(Catalog):
                     return False
                 if described.store != self._manifest.store:
                     raise StoreNotFound(f"another store is at {self.path} now; close this one, and open that")
+                gone: list[Any] = []
                 with ExitStack() as paused:
                     for variable in self._opened.values():
                         paused.enter_context(variable._storage.closing())
                     for name, variable in self._opened.items():
+                        if not is_one_with(variable, described.variables.get(name)):
+                            gone.append(variable)
+                            continue
                         entry = described.variables[name]
                         variable._storage.show(database.attach(name, entry.schema), entry.rows, entry.step)
                         variable._operations.optimizer = stored_optimizer(entry)
+                for variable in gone:
+                    end(self, variable)
                 self._database, self._manifest = database, described
                 before, self._view = self._view, view.pop_all()
             before.close()

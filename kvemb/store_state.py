@@ -16,6 +16,7 @@ class StoreState:
         self.name, self.read_only = name, read_only
         self._process = os.getpid()
         self.closed = False
+        self._why = f"the store {name} is closed; open it again with kvemb.open"
         self.cause: BaseException | None = None
 
     @property
@@ -40,7 +41,7 @@ class StoreState:
         """Raise Closed after close(), and in a process that was forked."""
         self.check_here()
         if self.closed:
-            raise Closed(f"the store {self.name} is closed; open it again with kvemb.open")
+            raise Closed(self._why)
 
     def check_writable(self) -> None:
         """Raise Closed, ReadOnly or Poisoned unless rows may change."""
@@ -71,3 +72,11 @@ class StoreState:
         """Refuse writes from now on. The first cause is kept."""
         if self.cause is None:
             self.cause = cause
+
+
+class Ended(StoreState):
+    """The state of one variable that is no more, of a store that goes on. why: what whoever uses it is told."""
+
+    def __init__(self, state: StoreState, why: str) -> None:
+        super().__init__(state.name, read_only=state.read_only)
+        self.closed, self._why = True, why

@@ -32,6 +32,7 @@ from kvemb.arguments import (
 from kvemb.contracts import ColdStore, HotTable
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.point_writer import Part
+from kvemb.handle import Handle
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.numeric import at_least
 from kvemb.opening import default_store
@@ -54,7 +55,7 @@ from kvemb.tiers.storage import TieredStorage
 EXPORT_ROWS = 65_536
 
 
-class Variable:
+class Variable(Handle):
     """An embedding table: rows of `dim` values by key, with their optimizer's slots and a score.
 
     Get one with Store.get_variable or kvemb.get_variable, which explain the arguments. Made by its class it must not
@@ -118,6 +119,7 @@ class Variable:
             self._partitioner = partitioner
             self._policy = None if policy is None else policy.bind(self)
             self._bytes_cold: int | None = None
+            self._last_stats: Stats | None = None
             cold = self._cold(stored)
             try:
                 tables, spill_rows = make_tables(
@@ -257,12 +259,14 @@ class Variable:
     @property
     def stats(self) -> Stats:
         """What it has done since it was opened, a copy; of a closed store, what it had done by then."""
+        if self._last_stats is not None:
+            return self._last_stats
         stats = self._storage.stats()
         return stats if self._bytes_cold is None else replace(stats, bytes_cold=self._bytes_cold)
 
     def __repr__(self) -> str:
         kind = f"{self.key_dtype.name} -> {self.dim} x {self.value_dtype.name}"
-        if self._store.state.gone:
+        if self._store.state.gone or self._last_stats is not None:
             return f"<kvemb.Variable {self.name!r} {kind}, closed>"
         stats = self.stats
         return (
@@ -359,7 +363,7 @@ class Variable:
         IndexError.
         """
         if index is None:
-            self._store.state.check_open()
+            self._storage.state.check_open()
             return self._storage.size
         number, count = operator.index(index), len(self._devices)
         if not 0 <= number < count:
@@ -393,7 +397,7 @@ class Variable:
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:
-        self._store.state.check_open()
+        self._storage.state.check_open()
         batch: tuple[Any, ...] = (public_keys(rows.keys, self.key_dtype), rows.embeddings())
         if with_slots:
             batch += ({name: rows.slot(at).copy() for at, name in enumerate(self._schema.slots)},)

@@ -14,7 +14,7 @@ from kvemb.tools.bench.command import app as bench
 from kvemb.tools.commands.look import diff, info, ls, peek, report, stats
 from kvemb.tools.commands.move import export, import_
 from kvemb.tools.commands.restore import restore
-from kvemb.tools.commands.tend import compact, migrate, restrict
+from kvemb.tools.commands.tend import compact, drop, migrate, restrict
 from kvemb.tools.commands.travel import pull, push
 from kvemb.tools.commands.verify import repair, verify
 from kvemb.tools.demos.command import demo
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _LOOKING, _MOVING = (info, ls, peek, stats, diff, report, verify), (export, import_, migrate)
-_TENDING = (restore, restrict, compact, repair, push, pull)
+_TENDING = (restore, restrict, compact, drop, repair, push, pull)
 for command in (demo, *_LOOKING, *_MOVING, *_TENDING):
     # Keys may be negative, and are no options.
     settings = {"ignore_unknown_options": command is peek}

@@ -38,6 +38,11 @@ def since(epochs: list[Epoch], checkpoint: str) -> list[Epoch] | None:
     return None
 
 
+def dropped(epochs: list[Epoch]) -> set[str]:
+    """Return the names of the variables that were dropped in these epochs; some may have been made anew since."""
+    return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.dropped}
+
+
 def recorded(folder: Path, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
     """Return whether a variable was cleared in these epochs, and the keys recorded since, ascending.
 
@@ -86,8 +91,14 @@ class ChangeLog:
         with self._lock:
             self._buffers.pop(variable, None)
             before = self._epochs[-1].variables.get(variable, Changed())
-            self._epochs[-1].variables[variable] = Changed(cleared=True)
+            self._epochs[-1].variables[variable] = Changed(cleared=True, dropped=before.dropped)
             self._drop(before.files)
+
+    def record_dropped(self, variable: str) -> None:
+        """A variable went, with all its rows; another may come under its name."""
+        self.record_cleared(variable)
+        with self._lock:
+            self._epochs[-1].variables[variable].dropped = True
 
     def seal_epoch(self) -> list[Epoch]:
         """Write out what is in memory; returns all epochs as they are now, the one under way last. Raises OSError."""
@@ -139,6 +150,7 @@ class ChangeLog:
                 for name, changed in epoch.variables.items():
                     whole = own.variables.setdefault(name, Changed())
                     whole.cleared |= changed.cleared
+                    whole.dropped |= changed.dropped
                     whole.files += changed.files
             self._epochs.append(own)
 

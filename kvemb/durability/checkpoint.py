@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from kvemb import registry
-from kvemb.durability import fresh_files, inventory, layout, manifest, paths
+from kvemb.durability import changes, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
 from kvemb.durability.readable import opened
@@ -86,16 +86,18 @@ class Checkpoint(os.PathLike[str]):
     def changes(self, since: str | os.PathLike[str], *, variables: Collection[str] | None = None) -> Iterator[Change]:
         """Yield what changed since an earlier checkpoint of the same store, exactly, batch by batch in key order.
 
-        since: that checkpoint, which must still be there. variables: their names, None for all. A row counts as changed
+        since: that checkpoint, which must still be there. variables: their names, None for all: those that were dropped
+        since are among them, with every key removed. A row counts as changed
         when its embedding, slots, score or step of last change did; one that went and came back, when it differs.
         Reads what was recorded as changed, not the tables. Raises CheckpointNotFound, also where the two are not of one
         line or too far apart; Corruption, ColdStoreError; KeyError for a name.
         """
         earlier = Checkpoint(since)
-        names = sorted(self.variables if variables is None else variables)
-        if strange := [name for name in names if name not in self.variables]:
+        dropped = changes.dropped(epochs_since(self.path, self._manifest, earlier.id)) & set(earlier.variables)
+        known = {*self.variables, *dropped}
+        names = sorted(known if variables is None else variables)
+        if strange := [name for name in names if name not in known]:
             raise KeyError(f"{self.path} has no variable {strange[0]!r}; it has {', '.join(sorted(self.variables))}")
-        epochs_since(self.path, self._manifest, earlier.id)
         return self._changes(earlier, names)
 
     def _changes(self, earlier: Checkpoint, names: list[str]) -> Iterator[Change]:

@@ -6,7 +6,7 @@ How a point comes about is kvemb.durability.point_writer's. The store's lock gua
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -80,11 +80,17 @@ class Checkpointer:
             last._wait()
 
     def start(
-        self, parts: list[Part], target: Path | None, *, closing: Callable[[], None] | None = None
+        self,
+        parts: list[Part],
+        target: Path | None,
+        *,
+        closing: Callable[[], None] | None = None,
+        without: Collection[str] = (),
     ) -> PendingCheckpoint:
         """Take the snapshots, and start to write a point and, if there is a target, a checkpoint there.
 
         closing: called at their instant, with every variable held, where the store takes no writes after it.
+        without: variables of the cold database that the point does not have; nobody changes them. None with a target.
         REQUIRES: wait(). Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed.
         """
         if target is not None:
@@ -99,11 +105,11 @@ class Checkpointer:
             self._database.flush()
             number = self._points.next_number()
             if self._log is not None and closing is None:
-                self._log.prepare(number)
+                self._log.prepare(number)  # there before anything says that it must be
         except ColdStoreError as error:
             self._state.poison(error)
         self._state.check_writable()
-        writer = PointWriter(number, parts, target, self._database, self._points, self._changes, self._log)
+        writer = PointWriter(number, parts, target, self._database, self._points, self._changes, self._log, without)
         writer.take_snapshots(self._in_order, self._state, closing)
         self._last = PendingCheckpoint(self._behind.submit(self._write, writer))
         return self._last

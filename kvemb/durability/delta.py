@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import Mask
+from kvemb.contracts import ColdStore, Mask
 from kvemb.durability import changes
 from kvemb.durability.keyfile import merged
 from kvemb.durability.manifest import Epoch, Manifest
@@ -30,6 +30,8 @@ from kvemb.rows.schema import Schema, public_keys
 class Change:
     """Some of what changed of one variable, in key order.
 
+    A variable that was dropped is told by all its keys in `removed`, in changes without `keys`; where another came
+    under its name, its rows follow, with its dtypes and dim.
     keys (n,), ascending: rows that are new, or differ in embedding, slots, score or step of last change; values
     (n, dim); slots: by name (n, dim); scores (n,); steps (n,) of the last change. removed (m,), ascending: keys of rows
     that are gone.
@@ -60,9 +62,15 @@ def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
 def differences(before: Readable, after: Readable, variables: list[str]) -> Iterator[Change]:
     """Yield what changed of these variables of `after`. Raises CheckpointNotFound, Corruption, ColdStoreError."""
     epochs = epochs_since(after.path, after.described, before.described.id)
+    dropped = changes.dropped(epochs)
     for name in variables:
-        schema, old, new = after.described.variables[name].schema, before.rows(name), after.rows(name)
-        assert new is not None
+        old, new = before.rows(name), after.rows(name)
+        if name in dropped and old is not None:
+            yield from _all_gone(name, before, old)
+            old = None
+        if new is None:
+            continue
+        schema = after.described.variables[name].schema
         cleared, recorded = after.recorded(epochs, name)
         if cleared and old is not None:
             recorded = merged([recorded, (order_keys(rows.keys, schema) for rows in old.scan(BATCH_ROWS))])
@@ -77,6 +85,12 @@ def differences(before: Readable, after: Readable, variables: list[str]) -> Iter
                 gone = keys[existed & ~exists]
             if len(changed) or len(gone):
                 yield _change(name, schema, changed, gone)
+
+
+def _all_gone(name: str, before: Readable, old: ColdStore) -> Iterator[Change]:
+    schema = before.described.variables[name].schema
+    for rows in old.scan(BATCH_ROWS):
+        yield _change(name, schema, RowBlock(schema, 0), rows.keys)
 
 
 def _unchanged(rows: RowBlock, exists: Mask, then: RowBlock, existed: Mask) -> Mask:

@@ -34,6 +34,7 @@ LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
 ROWS, CHANGES, HOT = "rows", "changes", "hot"
 PULLED = ".pulled"  # in a series: what of a pull has come
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
+_LOGGED = " log"  # on disk, in CURRENT
 # What a crash leaves in a series: a checkpoint that was being made, or dropped.
 _LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
 
@@ -90,6 +91,13 @@ def check_place_for_store(path: Path) -> None:
 
 def current_point(store: Path) -> Path:
     """Return the durable point that CURRENT names. Raises StoreNotFound or Corruption."""
+    return current(store)[0]
+
+
+def current(store: Path) -> tuple[Path, bool]:
+    """Return the durable point that CURRENT names, and whether a log goes on from it. Raises StoreNotFound or
+    Corruption.
+    """
     try:
         text = (store / CURRENT).read_text(encoding="ascii")
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -100,12 +108,12 @@ def current_point(store: Path) -> Path:
         ) from error
     except UnicodeDecodeError as error:
         raise Corruption(f"{store / CURRENT} is damaged: it must name a folder in {POINTS}") from error
-    name = text.removesuffix("\n")
+    name = text.removesuffix("\n").removesuffix(_LOGGED)
     if not text.endswith("\n") or not name.isdecimal() or not (store / POINTS / name).is_dir():
         raise Corruption(
             f"{store / CURRENT} is damaged: it names {text!r}, which is not in {store / POINTS}; run kvemb repair"
         )
-    return store / POINTS / name
+    return store / POINTS / name, text.endswith(_LOGGED + "\n")
 
 
 def point(store: Path, number: int) -> Path:
@@ -153,10 +161,11 @@ def is_left_in_series(name: str) -> bool:
     return _LEFT.fullmatch(name) is not None
 
 
-def set_current(store: Path, number: int) -> None:
-    """Make CURRENT name a point, durably and at once."""
+def set_current(store: Path, number: int, *, logged: bool = False) -> None:
+    """Make CURRENT name a point, durably and at once. logged: a segment of the log goes on from it, and is there."""
     temporary = store / (CURRENT + ".tmp")
-    fresh_files.write_new(temporary, f"{point(store, number).name}\n".encode("ascii"))
+    text = point(store, number).name + (_LOGGED if logged else "") + "\n"
+    fresh_files.write_new(temporary, text.encode("ascii"))
     os.replace(temporary, store / CURRENT)
     sync_directory(store)
 

@@ -65,10 +65,13 @@ class FileEntry:
 
 @dataclass
 class Changed:
-    """What changed of one variable in one epoch. cleared: all rows went first. files: key files in changes/."""
+    """What changed of one variable in one epoch. cleared: all rows went first. files: key files in changes/. dropped:
+    the variable went with its rows; what came after is of another of that name.
+    """
 
     cleared: bool = False
     files: list[str] = field(default_factory=list)
+    dropped: bool = False
 
 
 @dataclass
@@ -108,7 +111,12 @@ class Manifest:
         def some(of_all: dict[str, Any]) -> dict[str, Any]:
             return {name: of_all[name] for name in of_all if name in names}
 
-        epochs = [Epoch(epoch.since, some(epoch.variables)) for epoch in self.changes]
+        # That a variable was dropped is told to those who had it.
+        told = {*names} | {name for epoch in self.changes for name in epoch.variables} - {*self.variables}
+        epochs = [
+            Epoch(epoch.since, {name: changed for name, changed in epoch.variables.items() if name in told})
+            for epoch in self.changes
+        ]
         return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs)
 
     def following(self, checkpoint: str) -> Manifest:
@@ -129,6 +137,9 @@ def write(manifest: Manifest, directory: Path) -> None:
     data = {"format": FORMAT, **asdict(manifest)}
     if not manifest.left_out:
         del data["left_out"]
+    for changed in (changed for epoch in data["changes"] for changed in epoch["variables"].values()):
+        if not changed["dropped"]:
+            del changed["dropped"]
     text = json.dumps({"checksum": _checksum(data), **data}, indent=1) + "\n"
     fresh_files.write_new(directory / NAME, text.encode())
 

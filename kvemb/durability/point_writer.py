@@ -13,7 +13,7 @@ Until the last step has ended well, the point before it stands.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from kvemb.durability.hotset import write_hot
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.points import Points
-from kvemb.errors import KvembError
+from kvemb.errors import ColdStoreError, KvembError
 from kvemb.rows.codec import Ordered
 from kvemb.rows.schema import Schema
 from kvemb.store_state import StoreState
@@ -62,6 +62,7 @@ class TargetFailed(Exception):
 class PointWriter:
     """One point on its way. number: which no point ever had. target: where a checkpoint of it shall be, if any.
 
+    without: variables of the cold database that it does not have.
     Whatever a step fails with, snapshots are forgotten and the folder is deleted, and the point before stands.
     """
 
@@ -74,8 +75,9 @@ class PointWriter:
         points: Points,
         changes: ChangeLog,
         log: Journal | None,
+        without: Collection[str] = (),
     ) -> None:
-        self._number, self._parts, self._target = number, parts, target
+        self._number, self._parts, self._target, self._without = number, parts, target, list(without)
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._draft = points.draft(number)
         self._snapshots: list[tuple[Part, DirtySnapshot]] = []
@@ -91,21 +93,29 @@ class PointWriter:
                 for part in self._parts:
                     held.enter_context(part.storage.held())
                 state.check_writable()
+                self._last = closing is not None
+                self._rotate(state)
                 entries = {part.name: part.entry() for part in self._parts}
-                self._described = self._points.describe(self._number, entries)
+                self._described = self._points.describe(self._number, entries, self._without)
                 for part in self._parts:
                     self._snapshots.append((part, part.storage.begin_snapshot()))
                     if self._target is not None:
                         self._hot[part.name] = part.storage.hot_keys()
                 self._base = in_order.submit(self._copy_database)
                 if closing is not None:
-                    self._last = True
                     closing()
-                elif self._log is not None:
-                    self._log.rotate()
         except BaseException:
             self._abandon()
             raise
+
+    def _rotate(self, state: StoreState) -> None:
+        """Let what is logged from here on follow the point. Raises Poisoned."""
+        try:
+            if self._log is not None and not self._last:
+                self._log.rotate()
+        except ColdStoreError as error:
+            state.poison(error)
+            state.check_writable()
 
     def write(self) -> Checkpoint | None:
         """Write the state that was kept, and make it the current point. Raises ColdStoreError, TargetFailed."""
@@ -118,7 +128,7 @@ class PointWriter:
                 self._changes.begin(self._described.id, epochs)
                 manifest.write(self._described.following(self._described.id), self._draft.path)
             self._end_snapshots()
-            self._points.publish(self._draft)
+            self._points.publish(self._draft, logged=self._log is not None and not self._last)
         except BaseException:
             self._abandon()
             raise
@@ -133,7 +143,7 @@ class PointWriter:
         return self._changes.seal_epoch()
 
     def _write_rows(self) -> None:
-        """Bring the copy of the database to the state of the snapshots."""
+        """Bring the copy of the database to the state of the snapshots, without the variables that are dropped."""
         numbers = count()
         files: dict[str, list[Path]] = {}
 
@@ -149,7 +159,7 @@ class PointWriter:
                 files.setdefault(part.name, []).append(file.path)
                 while self._database.crowded(part.name):
                     time.sleep(PACE_SECONDS)
-        self._database.amend(self._draft.path / layout.ROWS, [], files)
+        self._database.amend(self._draft.path / layout.ROWS, self._without, files)
 
     def _describe(self, epochs: list[Epoch]) -> None:
         """Write the key files, take the inventory, and write the manifest."""

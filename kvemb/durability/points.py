@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal, layout, manifest, paths
@@ -20,12 +21,15 @@ from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
 from kvemb.errors import KvembError, StoreNotFound
 
+Value = TypeVar("Value")
+
 
 class Points:
     """One store's directory, held for writing.
 
     store: that directory. current: the last durable point's manifest. live: the unpacked files. log: segments that go
-    on from there. crashed: whether the last owner did not close the store. undo: receives what releases the directory.
+    on from there; logged: whether there must be one. crashed: whether the last owner did not close the store. undo:
+    receives what releases the directory.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
@@ -48,18 +52,18 @@ class Points:
         self.crashed = self.live.exists() and layout.is_store(store)
         fresh_files.remove(self.live)
         if layout.is_store(store):
-            point = layout.current_point(store)
+            point, self.logged = layout.current(store)
             self.current = manifest.read(point)
             inventory.check(point, self.current)
             layout.unpack(point, self.live, self.current.key_files)
             self._drop_points_but(point.name)
         else:
-            identity = uuid.uuid4().hex
+            identity, self.logged = uuid.uuid4().hex, False
             self.current = Manifest(identity, identity, None, 0, time.time(), changes=[Epoch(identity)])
             fresh_files.remove(store / layout.POINTS)
             (self.live / layout.ROWS).mkdir(parents=True)
         (self.live / layout.CHANGES).mkdir(exist_ok=True)
-        self.log = journal.segments(store / layout.LOG, self.current.point)
+        self.log = journal.segments(store / layout.LOG, self.current.point, begun=self.logged)
         # A point that was not completed may have begun a segment.
         self._last_number = max(
             [self.current.point, *filter(None, (layout.segment_number(path.name) for path in self.log))]
@@ -83,27 +87,36 @@ class Points:
         """The state is that of the current point with these variables; the next point has it."""
         self.current = replace(self.current, variables=variables)
 
-    def describe(self, number: int, variables: dict[str, VariableEntry]) -> Manifest:
-        """Return the description of a point: the current one's, with these entries new."""
+    def describe(self, number: int, variables: dict[str, VariableEntry], without: Collection[str]) -> Manifest:
+        """Return the description of a point: the current one's, with these entries new, and without some variables."""
         return replace(
             self.current,
             id=uuid.uuid4().hex,
             point=number,
             created=time.time(),
-            variables={**self.current.variables, **variables},
+            variables=_without({**self.current.variables, **variables}, without),
+            hot=_without(self.current.hot, without),
         )
 
     def draft(self, number: int) -> DirectoryDraft:
         """Return the folder to fill for a point, its manifest included. Raises ColdStoreError."""
         return DirectoryDraft(layout.point(self.store, number))
 
-    def publish(self, draft: DirectoryDraft) -> None:
-        """Make a folder that was filled the current point. Raises ColdStoreError; then the point before it still is."""
+    def publish(self, draft: DirectoryDraft, *, logged: bool) -> None:
+        """Make a folder that was filled the current point. logged: whether a segment of the log goes on from it.
+
+        Raises ColdStoreError; then the point before it still is.
+        """
         draft.publish()
         self.current = manifest.read(draft.target)
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
-            layout.set_current(self.store, self.current.point)
+            layout.set_current(self.store, self.current.point, logged=logged)
         self._drop_points_but(draft.target.name)
+
+    def begin_log(self) -> None:
+        """A segment of the log goes on from the current point from here on, and is there. Raises ColdStoreError."""
+        with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
+            layout.set_current(self.store, self.current.point, logged=True)
 
     def complete(self, scratch: Path, described: Manifest) -> Manifest:
         """Describe the folder of a point; what it shares with the current one is not read again."""
@@ -113,6 +126,10 @@ class Points:
         for other in (self.store / layout.POINTS).iterdir():
             if other.name != name:
                 fresh_files.remove(other)
+
+
+def _without(named: dict[str, Value], names: Collection[str]) -> dict[str, Value]:
+    return {name: value for name, value in named.items() if name not in names}
 
 
 @contextmanager

@@ -79,23 +79,28 @@ def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     if not (path / layout.POINTS).is_dir():
         raise StoreNotFound(f"{path} is neither a checkpoint nor a store; name one")
     with layout.held_still(path):
-        point, damages = _point_of(path)
-        return _repair(point, path / layout.LOG, out, progress, damages)
+        point, logged, damages = _point_of(path)
+        return _repair(point, (path / layout.LOG, logged), out, progress, damages)
 
 
-def _point_of(store: Path) -> tuple[Path, list[str]]:
-    """Return a store's durable point, and what is wrong with CURRENT; then it is the newest point."""
+def _point_of(store: Path) -> tuple[Path, bool, list[str]]:
+    """Return a store's durable point, whether it says that a log goes on from it, and what is wrong with CURRENT.
+
+    Where something is, it is the newest point.
+    """
     try:
-        return layout.current_point(store), []
+        return *layout.current(store), []
     except (StoreNotFound, Corruption) as error:
         points = [path for path in (store / layout.POINTS).iterdir() if path.name.isdecimal()]
         if not points:
             raise Corruption(f"{store} holds no durable point; restore from a checkpoint") from error
         damage = f"{store / layout.CURRENT} is missing" if isinstance(error, StoreNotFound) else str(error)
-        return max(points, key=lambda path: int(path.name)), [damage]
+        return max(points, key=lambda path: int(path.name)), False, [damage]
 
 
-def _repair(source: Path, log: Path | None, out: Path, progress: Progress | None, damages: list[str]) -> Repair:
+def _repair(
+    source: Path, log: tuple[Path, bool] | None, out: Path, progress: Progress | None, damages: list[str]
+) -> Repair:
     described = manifest.read(source)
     meter = Meter(sum(entry.bytes for entry in described.files.values()) + table_bytes(described), progress)
     damages += inventory.damages(source, described, deep=True, progress=meter)
@@ -114,7 +119,7 @@ def _repair(source: Path, log: Path | None, out: Path, progress: Progress | None
                 fresh = _fill(new, source, described, fresh, done, meter)
                 if log is not None:
                     changes = ChangeLog(live / layout.CHANGES, fresh.changes)
-                    variables, done.logged = replay(_entries(log, described.point, done), fresh, new, changes)
+                    variables, done.logged = replay(_entries(*log, described.point, done), fresh, new, changes)
                     fresh = replace(fresh, variables=variables)
                 new.checkpoint(point / layout.ROWS)
             finally:
@@ -177,9 +182,9 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
         yield place
 
 
-def _entries(log: Path, point: int, done: Repair) -> Iterator[Entry]:
+def _entries(log: Path, begun: bool, point: int, done: Repair) -> Iterator[Entry]:
     """Yield the log's entries as far as they can be read."""
     try:
-        yield from journal.read(journal.segments(log, point))
+        yield from journal.read(journal.segments(log, point, begun=begun), begun=begun)
     except Corruption as error:
         done.damages.append(str(error))

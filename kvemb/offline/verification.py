@@ -77,7 +77,7 @@ def _verify_checkpoint(path: Path, found: Verification, progress: Progress | Non
 
 def _verify_store(path: Path, found: Verification, progress: Progress | None) -> None:
     try:
-        point = layout.current_point(path)
+        point, logged = layout.current(path)
     except Corruption as error:
         found.findings.append(str(error))
         return
@@ -86,7 +86,8 @@ def _verify_store(path: Path, found: Verification, progress: Progress | None) ->
         return
     rows = 0
     try:
-        for entry in journal.read(journal.segments(path / layout.LOG, described.point)):
+        segments = journal.segments(path / layout.LOG, described.point, begun=logged)
+        for entry in journal.read(segments, begun=logged):
             rows += entry.rows
             if entry.variable not in described.variables:
                 found.findings.append(f"{path / layout.LOG} holds writes of {entry.variable!r}, which is not there")

@@ -51,6 +51,11 @@ class Budget:
             self._free -= nbytes
             return True
 
+    def give_back(self, nbytes: int) -> None:
+        """Free what was reserved."""
+        with self._lock:
+            self._free += nbytes
+
     def reserve(self, nbytes: int, what: str) -> None:
         """Take nbytes, or raise ValueError saying for what."""
         if not self.try_reserve(nbytes):

@@ -56,6 +56,11 @@ def make_tables(
     return tables, spill_rows
 
 
+def release(schema: Schema, hot_bytes: int, spill_rows: int, budget: Budget) -> None:
+    """Give back what a variable took, make_tables and growth together."""
+    budget.give_back(hot_bytes + spill_rows * _SPILL_BLOCKS * RowBlock.bytes_per_row(schema))
+
+
 def _buckets(rows: int, kind: type[HotTable]) -> int:
     """Buckets of one device's table that hold rows."""
     return max(1, -(-rows // kind.cells_per_bucket))

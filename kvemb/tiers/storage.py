@@ -61,7 +61,7 @@ class TieredStorage:
         self.size, self.step, self.limits = size, step, limits
         self._counts = Stats()
         self._recorder, self._log = recorder, log
-        self._executor, self._spill_rows = executor, spill_rows
+        self._executor, self.spill_rows = executor, spill_rows
         self._access = TableAccess(state)
         self._snapshot: DirtySnapshot | None = None
         self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._forget_reads)
@@ -291,7 +291,7 @@ class TieredStorage:
             self._access,
             self._executor,
             self._forget_reads,
-            self._spill_rows,
+            self.spill_rows,
             self.limits.snapshot_file_bytes,
         )
         self._snapshot.begin()
@@ -343,6 +343,11 @@ class TieredStorage:
             give()
             self._empty_hot()
             self.size, self.step = self.size + added, max(self.step, step)
+
+    def end(self, state: StoreState) -> None:
+        """Let every call from here on be refused as this state refuses it; one under way ends first, or is too."""
+        with self.closing():
+            self.state = self._access.state = state
 
     def show(self, cold: ColdStore, size: int, step: int) -> None:
         """Be the rows of another cold store. REQUIRES: closing(), and no row that is dirty."""

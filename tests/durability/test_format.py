@@ -231,5 +231,5 @@ def test_other_versions_of_key_files_and_logs_are_refused_by_name(examples):
         path.write_bytes(data)
     with pytest.raises(UnsupportedFormat, match=r"changes/\d+\.keys has format 9, this kvemb reads format 1"):
         list(kvemb.Checkpoint(examples / "checkpoint-2").changes(examples / "checkpoint-1"))
-    with pytest.raises(UnsupportedFormat, match=r"log/\d+\.log has format 9, this kvemb reads format 1"):
-        list(journal.read(sorted(examples.glob("store/log/*"))))
+    with pytest.raises(UnsupportedFormat, match=r"log/\d+\.log has format 9, this kvemb reads format 2"):
+        list(journal.read(sorted(examples.glob("store/log/*")), begun=True))

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from kvemb.tools.stress.model import Model
 from tests.histories import DIM, change, checker_of
 
 BUDGET = "4MiB"
+HEAD_BYTES = 32
 
 
 def crashed(store: Path, to: Path) -> Path:
@@ -130,22 +132,76 @@ def only_log(path: Path) -> Path:
     return log
 
 
-def test_an_entry_that_was_not_wholly_written_is_dropped(open_store, tmp_path):
+def flipped(path: Path, byte: int) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[byte] ^= 16
+    path.write_bytes(damaged)
+
+
+def with_head(path: Path, head: bytes) -> None:
+    """As after a power cut, before which the number of what was synced last did not reach the disk."""
+    path.write_bytes(head + path.read_bytes()[HEAD_BYTES:])
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_an_entry_that_was_not_wholly_written_is_dropped_unless_it_is_known_to_be_synced(open_store, tmp_path, noted):
     store = filled(open_store, tmp_path)
-    sizes = []
+    sizes, heads = [], []
     for key in (1, 2, 3):
         put(store, key)
         sizes.append(only_log(store.path).stat().st_size)
-    for at, size in enumerate(range(sizes[1], sizes[2], 7)):
+        heads.append(only_log(store.path).read_bytes()[:HEAD_BYTES])
+    cuts = [(size, partial(os.truncate, length=size)) for size in range(sizes[1], sizes[2], 7)]
+    flips = [(byte, partial(flipped, byte=byte)) for byte in range(sizes[1], sizes[2], 5)]
+    for at, (_, damage) in enumerate([*cuts, *flips]):
         crash = crashed(store.path, tmp_path / f"{at}")
-        os.truncate(only_log(crash), size)
-        assert keys_in(crash) == [1, 2]
-    for at, byte in enumerate(range(sizes[1], sizes[2], 5)):
-        crash = crashed(store.path, tmp_path / f"bit-{at}")
-        damaged = bytearray(only_log(crash).read_bytes())
-        damaged[byte] ^= 16
-        only_log(crash).write_bytes(damaged)
-        assert keys_in(crash) == [1, 2]
+        log = only_log(crash)
+        damage(log)
+        if not noted:
+            with_head(log, heads[1])
+            assert kvemb.verify(crash, deep=True)
+            assert keys_in(crash) == [1, 2]
+            continue
+        assert [line.startswith(f"{log} is damaged at byte") for line in kvemb.verify(crash).findings] == [True]
+        with pytest.raises(Corruption, match=rf"{log} is damaged at byte .* had been synced"):
+            kvemb.open(crash)
+        repaired = kvemb.repair(crash, tmp_path / f"repaired-{at}")
+        assert repaired.damages
+        assert keys_in(repaired.out) == [1, 2]
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "head"])
+def test_a_log_that_must_be_there_is_missed(open_store, tmp_path, damage):
+    store = filled(open_store, tmp_path)
+    for written in (False, True):
+        if written:
+            put(store, 1)
+        crash = crashed(store.path, tmp_path / f"{written}")
+        log = only_log(crash)
+        if damage == "missing":
+            log.unlink()
+        elif damage == "empty":
+            log.write_bytes(b"")
+        else:
+            flipped(log, 17)
+        for deep in (False, True):
+            (line,) = kvemb.verify(crash, deep=deep).findings
+            assert str(log) in line
+        with pytest.raises(Corruption, match=f"{log} is (missing|damaged)"):
+            kvemb.open(crash)
+    store.close()
+    assert "log" not in (store.path / "CURRENT").read_text()
+    assert keys_in(store.path) == [1]
+
+
+def test_a_store_left_without_a_flush_knows_its_whole_log(open_store, tmp_path):
+    store = filled(open_store, tmp_path)
+    put(store, 1)
+    store.close(flush=False)
+    assert kvemb.verify(store.path, deep=True)
+    log = only_log(store.path)
+    os.truncate(log, log.stat().st_size - 1)
+    assert not kvemb.verify(store.path, deep=True)
 
 
 def test_damage_before_an_entry_that_tells_it_was_synced_is_reported(open_store, tmp_path):
@@ -186,7 +242,7 @@ def test_a_log_is_as_long_as_what_the_durable_point_lacks(open_store, tmp_path):
         put(store, key)
     long = only_log(store.path).stat().st_size
     store.flush()
-    assert only_log(store.path).stat().st_size < 20 < long
+    assert only_log(store.path).stat().st_size == HEAD_BYTES < 40 < long
     store.close()
     assert list((tmp_path / "store/log").iterdir()) == []
 
@@ -274,9 +330,19 @@ def test_a_missing_segment_is_damage(open_store, tmp_path):
     crash = crashed(store.path, tmp_path / "crash")
     assert keys_in(crash) == [1, 2]
     crash = crashed(store.path, tmp_path / "less")
-    first, _ = sorted((crash / "log").iterdir())
-    first.unlink()
-    with pytest.raises(Corruption, match=first.name):
+    first, second = sorted((crash / "log").iterdir())
+    for missing in (first, second):
+        missing.rename(tmp_path / "away")
+        assert str(missing) in kvemb.verify(crash).findings[0]
+        with pytest.raises(Corruption, match=f"{missing} is missing"):
+            kvemb.open(crash)
+        (tmp_path / "away").rename(missing)
+        with_head(missing, b"x" * HEAD_BYTES)
+        with pytest.raises(Corruption, match=f"{missing} is damaged: its head"):
+            kvemb.open(crash)
+        shutil.copy(store.path / "log" / missing.name, missing)
+    os.truncate(first, HEAD_BYTES)
+    with pytest.raises(Corruption, match=f"{first} is damaged at byte {HEAD_BYTES}"):
         kvemb.open(crash)
 
 

@@ -1,4 +1,4 @@
-"""`kvemb restrict`, `compact` and `migrate`: changing a store offline, with what it was before and is after."""
+"""`kvemb restrict`, `compact`, `drop` and `migrate`: changing a store offline, with what it was before and is after."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from kvemb.tools.screen import AsJson, Quiet, Screen, size
 
 BUDGET = "128MiB"
 Store = Annotated[Path, typer.Argument(help="A store that nobody has open.")]
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def _bytes(path: Path) -> int:
@@ -73,6 +75,41 @@ def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
     screen.close(f"kvemb compact {path}", lines, {"bytes_before": before, "bytes_after": after})
 
 
+def drop(
+    path: Store,
+    variable: Annotated[str, typer.Argument(help="The variable.")],
+    yes: Yes = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop a variable with all its rows: says how many, and asks. Checkpoints that were made before keep it.
+
+    Example: kvemb drop store users
+    """
+    before = _bytes(path)
+    screen = Screen(quiet, as_json)
+    with _open(path) as store:
+        name = chosen(path, list(store.variables), variable)
+        rows = kvemb.Checkpoint.at(path).variables[name].rows
+        if not as_json:
+            screen.tell(f"{rows:,} rows of {name!r} will be gone from {path}")
+        _ask("drop", yes)
+        store.drop_variable(name)
+    after = _bytes(path)
+    lines = [("dropped", f"{name}, {rows:,} rows"), ("bytes", f"{size(before)} before, {size(after)} after")]
+    summary: dict[str, object] = {"variable": name, "rows": rows, "bytes_before": before, "bytes_after": after}
+    screen.close(f"kvemb drop {path}", lines, summary)
+
+
+def _ask(command: str, yes: bool) -> None:
+    """Go on only where somebody agrees. Raises WrongUsage where nobody can."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise WrongUsage(f"{command} asks before it writes, and nobody is there to answer; give --yes")
+        if not typer.confirm("Go on?"):
+            raise typer.Exit(1)
+
+
 def migrate(
     path: Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is not changed.")],
     out: Annotated[Path, typer.Argument(help="A new directory: the store that is made.")],
@@ -87,7 +124,7 @@ def migrate(
     policy: Annotated[
         str | None, typer.Option(help="frequency, timestamp or none; frequency:1000 with that half-life in steps.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -111,11 +148,7 @@ def migrate(
         screen.tell(f"{found.rows:,} rows of {found.variable!r} to {out}:")
         for step in found.steps:
             screen.tell(f"  {step}")
-    if not yes:
-        if not sys.stdin.isatty():
-            raise WrongUsage("migrate asks before it writes, and nobody is there to answer; give --yes")
-        if not typer.confirm("Go on?"):
-            raise typer.Exit(1)
+    _ask("migrate", yes)
     with screen.counting("migrate") as tell:
         rows = migrating.migrate(found, progress=tell)
     lines = [("made", f"{out}, {rows:,} rows")]

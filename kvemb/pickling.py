@@ -1,0 +1,57 @@
+"""Variables and stores as pickle takes them: by path and name, which another process opens to read.
+
+What is unpickled shows the store's last durable point and follows it with refresh(), as kvemb.open(path, follow=True)
+does; it never writes. A process opens each store once, whatever number of its variables arrive, and keeps it to its
+end. copy.copy and deepcopy give the object itself: it stands for rows that are in one place. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import threading
+from pathlib import Path
+from typing import Any
+
+from kvemb.durability import layout
+from kvemb.opening import open
+from kvemb.store import Store
+from kvemb.variable import Variable
+
+_lock = threading.Lock()
+_arrived: dict[Path, Store] = {}
+
+
+def arrived_store(path: Path) -> Store:
+    """Return the store at path, opened to be read by whatever is unpickled in this process. Raises what open does."""
+    with _lock:
+        if path not in _arrived or _arrived[path].state.gone:
+            whole = layout.is_checkpoint(path)
+            _arrived[path] = open(path, read_only=whole, follow=not whole)
+        return _arrived[path]
+
+
+def arrived_variable(path: Path, name: str) -> Variable:
+    """Return a variable of arrived_store(path). Raises KeyError where the durable point has none of that name."""
+    store = arrived_store(path)
+    if name not in store.variables and store.follows:
+        store.refresh()
+    return store.variables[name]
+
+
+def _reduce_store(store: Store) -> tuple[Any, ...]:
+    store.state.check_open()
+    return arrived_store, (store.path,)
+
+
+def _reduce_variable(variable: Variable) -> tuple[Any, ...]:
+    variable._storage.state.check_open()
+    store, name = variable.resource_handle
+    if not variable.persistent:
+        raise TypeError(f"variable {name!r} cannot be pickled: its rows are in this process's memory alone")
+    if not store.state.read_only and name not in store._points.current.variables:
+        raise ValueError(f"variable {name!r} cannot be pickled before {store.path} is flushed: call store.flush()")
+    return arrived_variable, (store.path, name)
+
+
+copyreg.pickle(Store, _reduce_store)
+copyreg.pickle(Variable, _reduce_variable)

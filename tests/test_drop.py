@@ -1,0 +1,264 @@
+"""Dropping a variable: it is gone from memory, disk, deltas and followers, or, after a crash, there as it was."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.durability import layout, points
+from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
+
+BUDGET = "8MiB"
+DIM = 4
+
+
+def fill(store: kvemb.Store, name: str, count: int = 500, value: float = 1.0, dim: int = DIM) -> kvemb.Variable:
+    table = store.get_variable(name, dim=dim, hot_rows=128)
+    table.upsert(np.arange(count), np.full((count, dim), value, np.float32))
+    return table
+
+
+def tables_bytes(store: kvemb.Store) -> int:
+    point = layout.current_point(store.path)
+    return sum(file.stat().st_size for file in (point / "rows").glob("*.sst"))
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "write"])
+@pytest.mark.parametrize("when", ["new", "flushed", "not opened"])
+def test_a_dropped_variable_is_gone_and_all_it_took_is_free(open_store, tmp_path, durability, when):
+    store = open_store(tmp_path / "store", durability=durability)
+    fill(store, "kept")
+    store.flush()
+    free, nbytes = store.budget.free, tables_bytes(store)
+    table = fill(store, "users")
+    if when != "new":
+        store.flush()
+    if when == "not opened":
+        store.close()
+        store = open_store(tmp_path / "store", durability=durability)
+        store.get_variable("kept", hot_rows=128)
+    store.drop_variable("users")
+    assert list(store.variables) == ["kept"]
+    if when != "not opened":
+        assert store.budget.free == free
+        assert store.get_collection("variables") == [store.variables["kept"]]
+    assert tables_bytes(store) <= nbytes
+    assert (store.variables["kept"].lookup(np.arange(500)) == 1).all()
+    for call in (
+        lambda: table.lookup([1]), lambda: table.upsert([1], np.ones((1, DIM), np.float32)), table.size,
+        table.export, table.clear, lambda: table.accum([1], [[1] * DIM], [[1] * DIM], [True]),
+        lambda: table.prefetch([1]), lambda: next(iter(table.export_batches(3))), lambda: table.remove([1]),
+    ):  # fmt: skip
+        with pytest.raises(Closed, match="is closed" if when == "not opened" else "'users' was dropped from the store"):
+            call()
+    assert "closed" in repr(table)
+    assert table.stats.rows == 500
+    with pytest.raises(KeyError, match="no variable 'users'; there is kept"):
+        store.drop_variable("users")
+    store.check(deep=True)
+    fill(store, "users", 3, 2.0, dim=2)
+    store.close()
+    assert kvemb.verify(tmp_path / "store", deep=True)
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as again:
+        assert again.variables["users"].export()[1].tolist() == [[2, 2]] * 3
+        again.drop_variable("users")
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as again:
+        assert list(again.variables) == ["kept"]
+
+
+def test_a_variable_in_memory_is_dropped_without_a_point(store):
+    store.get_variable("scratch", dim=2, kv_creator=kvemb.MemoryCreator()).upsert([1], [[1.0, 1.0]])
+    before = layout.current_point(store.path)
+    store.drop_variable("scratch")
+    assert layout.current_point(store.path) == before
+    assert list(store.variables) == []
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "write"])
+def test_a_crash_between_any_steps_leaves_it_whole_or_gone(monkeypatch, open_store, tmp_path, durability):
+    store = open_store(tmp_path / "store", durability=durability)
+    fill(store, "users")
+    fill(store, "kept")
+    store.flush()
+    fill(store, "users", 700, 2.0)
+    crashes = []
+
+    def copying(real: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            for step in ("before", "after"):
+                if step == "after":
+                    result = real(*arguments, **named)
+                crashes.append(tmp_path / f"crash-{len(crashes)}")
+                shutil.copytree(store.path, crashes[-1], ignore=shutil.ignore_patterns("live"))
+                (crashes[-1] / "live").mkdir()
+            return result
+
+        return call
+
+    monkeypatch.setattr(points.Points, "complete", copying(points.Points.complete))
+    monkeypatch.setattr(layout, "set_current", copying(layout.set_current))
+    monkeypatch.setattr(type(store._database), "drop", copying(type(store._database).drop))
+    store.drop_variable("users")
+    monkeypatch.undo()
+    states = []
+    for crash in crashes:
+        with kvemb.open(crash, memory_budget=BUDGET) as opened:
+            opened.check(deep=True)
+            assert opened.variables["kept"].size() == 500
+            users = opened.variables.get("users")
+            states.append(None if users is None else (users.size(), float(users.lookup([3])[0, 0])))
+    whole = (700, 2.0) if durability == "write" else (500, 1.0)
+    assert set(states) == {whole, None}
+    assert states == sorted(states, key=lambda state: state is None), "once gone, it stays gone"
+
+
+def test_where_the_disk_refuses_it_is_still_there(monkeypatch, open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    table = fill(store, "users")
+    store.flush()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ColdStoreError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(points.layout, "set_current", refuse)
+        with pytest.raises(Poisoned, match="No space left"):
+            store.drop_variable("users")
+    assert (table.lookup(np.arange(500)) == 1).all()
+    store.close()
+    with kvemb.open(store.path, memory_budget=BUDGET) as again:
+        assert again.variables["users"].size() == 500
+
+
+def test_only_who_may_write_drops(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store, "users")
+    store.flush()
+    with kvemb.open(store.path, follow=True) as reader, pytest.raises(ReadOnly):
+        reader.drop_variable("users")
+    store.close()
+    with pytest.raises(Closed):
+        store.drop_variable("users")
+
+
+def test_no_write_that_was_acknowledged_comes_after_it(open_store, tmp_path):
+    """With a log, an entry of a variable that is gone would make it unreadable."""
+    store = open_store(tmp_path / "store", durability="write")
+    for name in ("users", "kept"):
+        fill(store, name)
+    ended: dict[str, str] = {}
+
+    def write(table: kvemb.Variable) -> None:
+        chance = np.random.default_rng(1)
+        try:
+            for _ in range(10_000):
+                table.upsert(chance.integers(0, 2000, 64), np.ones((64, DIM), np.float32))
+        except Closed as error:
+            ended[table.name] = str(error)
+
+    threads = [threading.Thread(target=write, args=(store.variables[name],)) for name in ("users", "kept", "users")]
+    for thread in threads:
+        thread.start()
+    store.drop_variable("users")
+    threads[0].join()
+    threads[2].join()
+    crash = tmp_path / "crash"
+    store.drop_variable("kept")
+    threads[1].join()
+    assert all("was dropped" in why for why in ended.values())
+    assert set(ended) == {"users", "kept"}
+    shutil.copytree(store.path, crash, ignore=shutil.ignore_patterns("live"))
+    with kvemb.open(crash, memory_budget=BUDGET) as again:
+        assert list(again.variables) == []
+
+
+# Deltas and followers.
+
+
+def told(later: kvemb.Checkpoint, since: kvemb.Checkpoint, **how: Any) -> list[Any]:
+    return [
+        (change.variable, change.keys.tolist(), change.values.tolist(), change.removed.tolist())
+        for change in later.changes(since, **how)
+    ]
+
+
+def test_a_delta_tells_what_was_dropped_and_what_was_made_anew(store, tmp_path):
+    fill(store, "gone", 3)
+    fill(store, "other", 2)
+    store.get_variable("hidden", dim=DIM, checkpoint=False).upsert([1], np.ones((1, DIM), np.float32))
+    first = store.checkpoint(tmp_path / "first")
+    store.drop_variable("gone")
+    store.drop_variable("other")
+    store.drop_variable("hidden")
+    fill(store, "other", 1, 5.0, dim=2)
+    store.variables["other"].clear()
+    store.variables["other"].upsert([9], [[5.0, 5.0]])
+    second = store.checkpoint(tmp_path / "second")
+    fill(store, "gone", 1, 3.0)
+    third = store.checkpoint(tmp_path / "third")
+    expected = [("gone", [], [], [0, 1, 2]), ("other", [], [], [0, 1]), ("other", [9], [[5, 5]], [])]
+    assert told(second, first) == expected
+    assert told(second, first, variables=["gone"]) == expected[:1]
+    assert told(third, first) == [expected[0], ("gone", [0], [[3] * DIM], []), *expected[1:]]
+    assert told(third, second) == [("gone", [0], [[3] * DIM], [])]
+    with pytest.raises(KeyError, match="no variable 'gone'; it has other"):
+        list(second.changes(second, variables=["gone"]))
+    for each in (first, second, third):
+        assert kvemb.verify(each, deep=True)
+
+
+def test_a_replica_drops_what_was_dropped(open_store, store, tmp_path):
+    for name in ("gone", "anew", "kept"):
+        fill(store, name)
+    first = store.checkpoint(tmp_path / "first")
+    replica = kvemb.restore(first, tmp_path / "replica", memory_budget=BUDGET)
+    part = kvemb.restore(first, tmp_path / "part", memory_budget=BUDGET, variables=["kept"])
+    own = fill(part, "gone", 2, 7.0)
+    mine = replica.variables["anew"]
+    mine.upsert([900], np.ones((1, DIM), np.float32))
+    store.drop_variable("gone")
+    store.drop_variable("anew")
+    fill(store, "anew", 10, 4.0, dim=2)
+    fill(store, "kept", 20, 8.0)
+    second = store.checkpoint(tmp_path / "second")
+    replica.apply_delta(second)
+    with pytest.raises(Closed, match="'anew' was dropped"):
+        mine.lookup([1])
+    assert list(replica.variables) == ["anew", "kept"]
+    for name in replica.variables:
+        for one, other in zip(replica.variables[name].export(), store.variables[name].export(), strict=True):
+            assert one.tolist() == other.tolist()
+    part.apply_delta(second)
+    assert own.size() == 2, "what this one was restored without is its own"
+    assert part.variables["kept"].lookup([3])[0, 0] == 8
+    third = replica.checkpoint(tmp_path / "third")
+    assert [change.removed.size for change in third.changes(first, variables=["gone"])] == [500]
+    for each in (replica, part):
+        each.check(deep=True)
+        each.close()
+
+
+def test_a_follower_loses_what_was_dropped(store):
+    for name in ("gone", "anew", "kept"):
+        fill(store, name)
+    store.flush()
+    with kvemb.open(store.path, follow=True, memory_budget=BUDGET) as reader:
+        tables = {name: reader.variables[name] for name in ("gone", "anew", "kept")}
+        store.drop_variable("gone")
+        store.drop_variable("anew")
+        fill(store, "anew", 10, 4.0, dim=2)
+        fill(store, "kept", 500, 8.0)
+        store.flush()
+        assert (tables["gone"].lookup([1]) == 1).all()
+        assert reader.refresh()
+        for name in ("gone", "anew"):
+            with pytest.raises(Closed, match=f"'{name}' was dropped"):
+                tables[name].lookup([1])
+        assert list(reader.variables) == ["anew", "kept"]
+        assert reader.variables["anew"].lookup([1]).tolist() == [[4, 4]]
+        assert (tables["kept"].lookup([1]) == 8).all()
