@@ -180,11 +180,14 @@ def test_no_write_that_was_acknowledged_comes_after_it(open_store, tmp_path):
 # Deltas and followers.
 
 
-def told(later: kvemb.Checkpoint, since: kvemb.Checkpoint, **how: Any) -> list[Any]:
-    return [
-        (change.variable, change.keys.tolist(), change.values.tolist(), change.removed.tolist())
-        for change in later.changes(since, **how)
-    ]
+def told(later: kvemb.Checkpoint, since: kvemb.Checkpoint, **how: Any) -> dict[str, Any]:
+    """By variable: the keys, the values and the removed keys of all its changes."""
+    found: dict[str, Any] = {}
+    for change in later.changes(since, **how):
+        parts = found.setdefault(change.variable, ([], [], []))
+        for part, array in zip(parts, (change.keys, change.values, change.removed), strict=True):
+            part += array.tolist()
+    return found
 
 
 def test_a_delta_tells_what_was_dropped_and_what_was_made_anew(store, tmp_path):
@@ -201,14 +204,18 @@ def test_a_delta_tells_what_was_dropped_and_what_was_made_anew(store, tmp_path):
     second = store.checkpoint(tmp_path / "second")
     fill(store, "gone", 1, 3.0)
     third = store.checkpoint(tmp_path / "third")
-    expected = [("gone", [], [], [0, 1, 2]), ("other", [], [], [0, 1]), ("other", [9], [[5, 5]], [])]
-    assert told(second, first) == expected
-    assert told(second, first, variables=["gone"]) == expected[:1]
-    assert told(third, first) == [expected[0], ("gone", [0], [[3] * DIM], []), *expected[1:]]
-    assert told(third, second) == [("gone", [0], [[3] * DIM], [])]
+    gone, other = ([], [], [0, 1, 2]), ([9], [[5, 5]], [0, 1])
+    assert told(second, first) == {"gone": gone, "other": other}
+    assert told(second, first, variables=["gone"]) == {"gone": gone}
+    assert told(third, first) == {"gone": ([0], [[3] * DIM], [1, 2]), "other": other}
+    assert told(third, second) == {"gone": ([0], [[3] * DIM], [])}
+    store.drop_variable("gone")
+    store.get_variable("gone", "uint64", dim=3).upsert([2**63], [[1.0] * 3])
+    fourth = store.checkpoint(tmp_path / "fourth")
+    assert told(fourth, first)["gone"] == ([2**63], [[1] * 3], [0, 1, 2])
     with pytest.raises(KeyError, match="no variable 'gone'; it has other"):
         list(second.changes(second, variables=["gone"]))
-    for each in (first, second, third):
+    for each in (first, second, third, fourth):
         assert kvemb.verify(each, deep=True)
 
 

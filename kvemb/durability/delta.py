@@ -30,8 +30,8 @@ from kvemb.rows.schema import Schema, public_keys
 class Change:
     """Some of what changed of one variable, in key order.
 
-    A variable that was dropped is told by all its keys in `removed`, in changes without `keys`; where another came
-    under its name, its rows follow, with its dtypes and dim.
+    A variable that was dropped is told by all its keys in `removed`. Where another came under its name, its rows are in
+    `keys`, with its dtypes, dim and slots, and in `removed` are the keys that it does not have.
     keys (n,), ascending: rows that are new, or differ in embedding, slots, score or step of last change; values
     (n, dim); slots: by name (n, dim); scores (n,); steps (n,) of the last change. removed (m,), ascending: keys of rows
     that are gone.
@@ -62,15 +62,14 @@ def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
 def differences(before: Readable, after: Readable, variables: list[str]) -> Iterator[Change]:
     """Yield what changed of these variables of `after`. Raises CheckpointNotFound, Corruption, ColdStoreError."""
     epochs = epochs_since(after.path, after.described, before.described.id)
-    dropped = changes.dropped(epochs)
     for name in variables:
         old, new = before.rows(name), after.rows(name)
-        if name in dropped and old is not None:
-            yield from _all_gone(name, before, old)
+        was, schema = _schema(before, name), _schema(after, name)
+        if old is not None and was is not None and (schema is None or was.key_dtype != schema.key_dtype):
+            yield from _all_gone(name, was, old)  # it was dropped
             old = None
-        if new is None:
+        if new is None or schema is None:
             continue
-        schema = after.described.variables[name].schema
         cleared, recorded = after.recorded(epochs, name)
         if cleared and old is not None:
             recorded = merged([recorded, (order_keys(rows.keys, schema) for rows in old.scan(BATCH_ROWS))])
@@ -81,14 +80,18 @@ def differences(before: Readable, after: Readable, variables: list[str]) -> Iter
                 changed, gone = rows, keys[:0]
             else:
                 then, existed = old.read(keys)
-                changed = rows.select(~_unchanged(rows, exists, then, existed))
+                changed = rows.select(~_unchanged(rows, exists, then, existed)) if was == schema else rows
                 gone = keys[existed & ~exists]
             if len(changed) or len(gone):
                 yield _change(name, schema, changed, gone)
 
 
-def _all_gone(name: str, before: Readable, old: ColdStore) -> Iterator[Change]:
-    schema = before.described.variables[name].schema
+def _schema(readable: Readable, name: str) -> Schema | None:
+    entry = readable.described.variables.get(name)
+    return None if entry is None else entry.schema
+
+
+def _all_gone(name: str, schema: Schema, old: ColdStore) -> Iterator[Change]:
     for rows in old.scan(BATCH_ROWS):
         yield _change(name, schema, RowBlock(schema, 0), rows.keys)
 
