@@ -324,7 +324,7 @@ def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch)
     store.flush()
     users.upsert([1], np.full((1, 4), 9, np.float32))
 
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store_module.layout, "set_current", refuse)
