@@ -25,35 +25,17 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 ROOMS = " ".join(
     [
-<<<<<<< HEAD
-<<<<<<< HEAD
-        "errors numeric rows optimizers initializers restrict options limits",
+        "errors handle numeric rows optimizers initializers seeding restrict options limits",
         "contracts registry stats store_state interrupts meter",
         "tiers durability arguments",
-        "replica catalog store opening variable scope offline bulk __init__",
-=======
-        "errors options numeric schema compiled hashing draws rows initializers seeding restrict optimizers",
-=======
-        "errors handle options numeric schema compiled hashing draws rows initializers seeding restrict optimizers",
->>>>>>> 6304a00 (A log that must be there is missed; variables can be dropped, and pickled; README's examples can be run twice)
-        "codec contracts manifest registry stats health lockfile layout selection budget interrupts meter",
-        "inventory journal keyfile hotset changes readable delta shards checking checkpoint points",
-        "fetch spill cut locate tiers scoring maker tiered arguments sizing checkpointer recovery dropping replica",
-        "by_name store opening variable scope verification salvage transfer series pickling",
-        "sorter tablefiles loading bulk __init__",
->>>>>>> 19cfac1 (A lock ends with its owner, not with what that forked, and names it)
+        "dropping replica catalog store opening variable scope offline pickling bulk __init__",
     ]
 ).split()
 # A store opens variables when it is asked for them: it imports them then; a replica is handed them.
-<<<<<<< HEAD
-LATE = {("catalog", "variable"), ("catalog", "store"), ("replica", "store"), ("replica", "variable")}
-=======
 LATE = {
-    *(("by_name", "variable"), ("by_name", "store")),
-    *(("replica", "store"), ("replica", "variable")),
+    *(("catalog", "variable"), ("catalog", "store"), ("replica", "store"), ("replica", "variable")),
     *(("dropping", "store"), ("dropping", "variable")),
 }
->>>>>>> 6304a00 (A log that must be there is missed; variables can be dropped, and pickled; README's examples can be run twice)
 
 MOST_FILES = 26
 MOST_LINES = 350
@@ -171,6 +153,10 @@ def test_every_public_name_exists_and_is_sorted():
     assert kvemb.__all__ == sorted(kvemb.__all__)
     for name in kvemb.__all__:
         assert getattr(kvemb, name) is not None
+
+
+def test_a_reader_who_asks_for_names_gets_the_public_ones():
+    assert sorted(dir(kvemb)) == sorted([*kvemb.__all__, "__all__", "__doc__", "__version__"])
 
 
 # Sizes.
