@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.durability.manifest import entry_of
+from kvemb.durability.scratch import scratch
 from kvemb.meter import Meter, Progress
 from kvemb.numeric import at_least
 from kvemb.offline.loading import Loaded, Rows, load
@@ -37,6 +38,7 @@ __all__ = [
     "read",
     "restrict",
     "scan",
+    "scratch",
     "slot_dtype",
 ]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,28 +13,23 @@ _END = object()
 
 def ahead(source: Iterator[T], depth: int = 1) -> Iterator[T]:
     """Yield what source yields, at most `depth` ahead of whoever asks. Raises what source raises."""
-    ready: queue.Queue[Any] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def give(item: object) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    # Ctrl-C leaves no lock of a SimpleQueue taken, as it may one of a Queue.
+    ready: SimpleQueue[Any] = SimpleQueue()
+    room: SimpleQueue[bool] = SimpleQueue()  # True: for one more; False: stop
 
     def read() -> None:
         failure: BaseException | None = None
         try:
             for item in source:
-                if not give(item):
+                if not room.get():
                     return
+                ready.put(item)
         except BaseException as error:
             failure = error
-        give((_END, failure))
+        ready.put((_END, failure))
 
+    for _ in range(depth):
+        room.put(True)
     thread = threading.Thread(target=read, name="kvemb-ahead", daemon=True)
     thread.start()
     try:
@@ -44,7 +39,9 @@ def ahead(source: Iterator[T], depth: int = 1) -> Iterator[T]:
                 if item[1] is not None:
                     raise item[1]
                 return
+            room.put(True)
             yield item
     finally:
-        stopped.set()
+        for _ in range(depth + 1):
+            room.put(False)
         thread.join()

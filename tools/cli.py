@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from kvemb.tools import stopping
 from kvemb.tools.bench.command import app as bench
 from kvemb.tools.commands.look import diff, info, ls, peek, report, stats
 from kvemb.tools.commands.move import export, import_
@@ -18,14 +21,14 @@ from kvemb.tools.commands.tend import compact, drop, migrate, restrict
 from kvemb.tools.commands.travel import pull, push
 from kvemb.tools.commands.verify import repair, verify
 from kvemb.tools.demos.command import demo
-from kvemb.tools.failures import OK, READER_LEFT, explain
+from kvemb.tools.failures import INTERRUPTED, OK, READER_LEFT, explain
 from kvemb.tools.stress.command import app as stress
 
 app = typer.Typer(
     name="kvemb",
     help="A persistent embedding store: tables larger than memory.",
     epilog="Exit codes: 0 done, 1 bad input or damage, 2 wrong usage, 3 store in use, 4 the disk refused, "
-    "130 interrupted, 141 whoever read the output went away.",
+    "130 interrupted, 141 whoever read the output went away, 143 terminated.",
     add_completion=True,
     pretty_exceptions_enable=False,
 )
@@ -59,38 +62,83 @@ def _root(
 def run(arguments: list[str] | None = None) -> int:
     """Run the command on arguments (default: sys.argv) and return its exit code.
 
-    What goes wrong is told in one line on stderr. A traceback is for a bug, or for KVEMB_TRACEBACK=1.
+    What goes wrong is told in one line on stderr. A traceback is for a bug, or for KVEMB_TRACEBACK=1. SIGTERM ends the
+    command as Ctrl-C does.
     """
+    with stopping.heeded():
+        try:
+            return _run(arguments)
+        finally:
+            _finish_output()
+
+
+def _run(arguments: list[str] | None) -> int:
+    before = _output()
     try:
         result = app(args=arguments, prog_name="kvemb", standalone_mode=False)
         # Typer turns Ctrl-C into an exit code, older ones into Abort; both come out of `explain` the same.
-        failure: BaseException | None = KeyboardInterrupt() if result == 130 else None
+        failure: BaseException | None = stopping.interruption() if result == INTERRUPTED else None
         code = result if isinstance(result, int) else OK
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if _reader_left(error):
+        broken = _broken_pipe(error)
+        if broken is not None and _reader_left(before):
+            _drop_output()
             return READER_LEFT
-        if isinstance(error, SystemExit):
+        if isinstance(error, SystemExit) and broken is None:
             raise
-        failure, code = error, OK
+        failure, code = broken if broken is not None and isinstance(error, SystemExit) else error, OK
     if failure is None:
         return code
     told = explain(failure)
     if told is None or os.environ.get("KVEMB_TRACEBACK"):
         raise failure
-    print(f"kvemb: {told.line}", file=sys.stderr)
+    with suppress(OSError):  # where stderr went away too, the exit code is all there is
+        print(f"kvemb: {told.line}", file=sys.stderr)
     return told.code
 
 
-def _reader_left(error: BaseException) -> bool:
-    """Whether the pipe that takes the output was closed, as by `| head`. What is left to be written then goes nowhere.
+def _finish_output() -> None:
+    """Write what is left to stdout, or drop it: the interpreter would fail on it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
 
-    Click and Rich make it a SystemExit of theirs.
-    """
-    seen: BaseException | None = error if isinstance(error, OSError) else error.__context__
-    if not isinstance(error, (OSError, SystemExit)) or getattr(seen, "errno", None) != errno.EPIPE:
-        return False
+
+def _drop_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-    return True
+
+
+def _broken_pipe(error: BaseException) -> OSError | None:
+    """Return the failure to write to a pipe that an error came of. Click and Rich make it a SystemExit of theirs."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno == errno.EPIPE:
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _output() -> tuple[int, int, int] | None:
+    """Return stdout's number, and which file it is; None in a program that calls run() and takes the output itself."""
+    try:
+        number = sys.stdout.fileno()
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return number, found.st_dev, found.st_ino
+
+
+def _reader_left(before: tuple[int, int, int] | None) -> bool:
+    """Whether it is stdout that nobody reads any more, as behind `| head`, and not a connection to somewhere.
+
+    before: what stdout was. Rich puts /dev/null in its place when a pipe breaks.
+    """
+    if before is None or before != _output():
+        return before is not None
+    output = select.poll()
+    output.register(before[0], 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))

@@ -1,7 +1,7 @@
 """Where tools read and write: paths, URLs that fsspec reaches, and pipes. What is half-written is never seen.
 
-Everything is written beside its place under a hidden name, or in a temporary folder for a URL, and moved when it is
-whole.
+Everything is written in a hidden folder beside its place, or in a temporary one for a URL, and moved when it is whole.
+Such folders of processes that were killed are deleted by the next one (kvemb.bulk.scratch).
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from kvemb import bulk
 from kvemb.tools.failures import BadInput
+from kvemb.tools.formats.columns import Place
 
 PIPE = "-"
 
@@ -53,6 +54,25 @@ def local(place: str | os.PathLike[str], what: str) -> Path:
     return Path(place)
 
 
+def first_line(place: Place, most_bytes: int) -> bytes:
+    """Return the first line of a file or a pipe, or as much of it."""
+    if isinstance(place, Path):
+        with open(place, "rb") as file:
+            return file.readline(most_bytes)
+    return place.readline(most_bytes)
+
+
+@contextmanager
+def going_on(place: Place, head: bytes) -> Iterator[IO[bytes]]:
+    """Yield a file or a pipe, of which the head has been read, to read on."""
+    if isinstance(place, Path):
+        with open(place, "rb") as file:
+            file.seek(len(head))
+            yield file
+    else:
+        yield place
+
+
 @contextmanager
 def atomic_directory(place: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
     """Yield a path to write to, a folder that is there where `folder`; it takes its place when the block ends well.
@@ -64,8 +84,8 @@ def atomic_directory(place: str | os.PathLike[str], *, folder: bool) -> Iterator
         files, path = _filesystem(place)
         if files.exists(path):
             raise FileExistsError(f"{place} exists; name a new place, or delete it")
-        with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch:
-            made = Path(scratch) / (place.rstrip("/").rpartition("/")[2] or "out")
+        with bulk.scratch("kvemb-send-") as scratch:
+            made = scratch / (place.rstrip("/").rpartition("/")[2] or "out")
             if folder:
                 made.mkdir()
             yield made
@@ -80,16 +100,17 @@ def atomic_directory(place: str | os.PathLike[str], *, folder: bool) -> Iterator
     if target.exists():
         raise FileExistsError(f"{target} exists; name a new {'folder' if folder else 'file'}, or delete it")
     target.parent.mkdir(parents=True, exist_ok=True)
-    made = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    remove(made)
-    try:
+    with bulk.scratch(".kvemb-new-", target.parent) as scratch:
+        made = scratch / target.name
         if folder:
             made.mkdir()
         yield made
         os.rename(made, target)
-    except BaseException:
-        remove(made)
-        raise
+    parent = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
 
 
 def remove(path: Path) -> None:
@@ -141,7 +162,7 @@ def fetched(place: str | os.PathLike[str]) -> Iterator[Path]:
     files, path = _filesystem(place)
     if not files.exists(path):
         raise FileNotFoundError(f"{place} is not there")
-    with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch:
-        target = Path(scratch) / (place.rstrip("/").rpartition("/")[2] or "in")
+    with bulk.scratch("kvemb-fetch-") as scratch:
+        target = scratch / (place.rstrip("/").rpartition("/")[2] or "in")
         files.get(path, str(target), recursive=files.isdir(path))
         yield target

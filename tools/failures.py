@@ -6,9 +6,11 @@ import errno
 from typing import Any, NamedTuple
 
 from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, Poisoned
+from kvemb.tools.stopping import Terminated
 
 # Scripts depend on these; do not renumber. 2 is what every Click program uses.
-OK, BAD_INPUT, WRONG_USAGE, STORE_IN_USE, DISK_REFUSED, INTERRUPTED, READER_LEFT = 0, 1, 2, 3, 4, 130, 141
+OK, BAD_INPUT, WRONG_USAGE, STORE_IN_USE, DISK_REFUSED = 0, 1, 2, 3, 4
+INTERRUPTED, READER_LEFT, TERMINATED = 130, 141, 143
 
 # What kvemb advises a program to do, and what can be done on the command line instead.
 _ADVICE = {
@@ -49,6 +51,8 @@ def explain(failure: BaseException) -> Told | None:
 
 
 def _explain(failure: BaseException) -> Told | None:
+    if isinstance(failure, Terminated):
+        return Told(TERMINATED, "terminated")
     if isinstance(failure, KeyboardInterrupt) or type(failure).__name__ == "Abort":
         return Told(INTERRUPTED, "interrupted")
     # Typer has its own copy of Click in some versions, and Click's classes in others: only the shape is common.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -14,7 +14,7 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.ahead import ahead
-from kvemb.tools.destinations import PIPE, fetched
+from kvemb.tools.destinations import PIPE, atomic_directory, fetched, is_url
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, Place, Table
 from kvemb.tools.formats.known import Format, format_of
@@ -91,20 +91,23 @@ def _import(
 ) -> Imported:
     table, batches = kind.read(place, given)
     name = given.variable or table.about.get("name") or stem
-    existed = Path(path).exists()
-    store = kvemb.open(path, memory_budget=BUDGET)
-    try:
-        known = name in store.variables
-        target = store.variables[name] if known else _made(store, name, table, given)
-        made = None if known else _kinds(target)
-        loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
-        rows = target.size()
-    except BaseException:
-        store.close(flush=False)  # a variable that was made for this goes with it
-        if not existed:
-            shutil.rmtree(path, ignore_errors=True)
-        raise
-    store.close()
+    with ExitStack() as stack:
+        if is_url(os.fspath(path)):
+            raise WrongUsage(f"{path} is a URL, and a store is a directory on this machine; name one")
+        where = (
+            Path(path) if Path(path).exists() else stack.enter_context(atomic_directory(os.fspath(path), folder=True))
+        )
+        store = kvemb.open(where, memory_budget=BUDGET)
+        try:
+            known = name in store.variables
+            target = store.variables[name] if known else _made(store, name, table, given)
+            made = None if known else _kinds(target)
+            loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
+            rows = target.size()
+        except BaseException:
+            store.close(flush=False)  # a variable that was made for this goes with it
+            raise
+        store.close()
     return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows, made)
 
 

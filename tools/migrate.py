@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +76,7 @@ def plan(
         _plan_policy(found, policy)
     if not found.steps:
         raise WrongUsage(f"nothing is to be changed in {name!r}; say what, such as --optimizer sgd")
-    with tempfile.TemporaryDirectory(prefix="kvemb-") as scratch, kvemb.open(scratch, memory_budget=BUDGET) as store:
+    with bulk.scratch("kvemb-plan-") as scratch, kvemb.open(scratch, memory_budget=BUDGET) as store:
         _made(store, found)
     return found
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,10 +28,20 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from kvemb.tools.destinations import is_url
+from kvemb.tools.stopping import check
+
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Summary = dict[str, object]
 Advance = Callable[[int, str], None]
+
+
+def local_path(text: str) -> Path:
+    """Return an argument as a path; a URL, of which a path would make something else, is refused."""
+    if is_url(text):
+        raise typer.BadParameter(f"{text} is a URL, and this must be on this machine; kvemb pull gets checkpoints here")
+    return Path(text)
 
 
 def size(count: float) -> str:
@@ -66,29 +77,39 @@ class Screen:
     def progress(self, task: str, total: int) -> Iterator[Advance]:
         """Give `advance(done, note)`: so many of `total` are done by now, and what to say beside the bar."""
         if not self._has_bar:
-            yield lambda done, note: None
+            yield lambda done, note: check()
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console) as bar:
             number = bar.add_task(task, total=total, note="")
-            yield lambda done, note: bar.update(number, completed=done, note=note)
+
+            def advance(done: int, note: str) -> None:
+                check()
+                bar.update(number, completed=done, note=note)
+
+            yield advance
 
     @contextmanager
     def reading(self, task: str) -> Iterator[Callable[[int, int], None]]:
         """Give `tell(done, total)` for bytes that are read, of a total that is known once the reading begins."""
         if not self._has_bar:
-            yield lambda done, total: None
+            yield lambda done, total: check()
             return
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bar:
             number = bar.add_task(task, total=None)
-            yield lambda done, total: bar.update(number, completed=done, total=total)
+
+            def tell(done: int, total: int) -> None:
+                check()
+                bar.update(number, completed=done, total=total)
+
+            yield tell
 
     @contextmanager
     def counting(self, task: str) -> Iterator[Callable[[int, int], None]]:
         """Give `tell(done, total)` for rows, of a total that is 0 where nobody knows it."""
         if not self._has_bar:
-            yield lambda done, total: None
+            yield lambda done, total: check()
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
         rate = TextColumn("{task.fields[rate]}")
@@ -96,6 +117,7 @@ class Screen:
             number, began = bar.add_task(task, total=None, rate=""), time.perf_counter()
 
             def tell(done: int, total: int) -> None:
+                check()
                 rate = f"{done / max(1e-9, time.perf_counter() - began):,.0f}/s"
                 bar.update(number, completed=done, total=total or None, rate=rate)
 
@@ -109,7 +131,7 @@ class Screen:
     def close(self, title: str, lines: list[tuple[str, str]], summary: Summary) -> None:
         """Print the closing table of (what, value) lines, or with --json the summary as one JSON object."""
         if self._as_json:
-            print(json.dumps(_for_json(summary), allow_nan=False))
+            print(to_json(summary))
             return
         table = Table(title=title, show_header=False)
         table.add_column(no_wrap=True)
@@ -119,10 +141,18 @@ class Screen:
         self._closing.print(table)
 
 
+def to_json(summary: object, indent: int | None = None) -> str:
+    """Return JSON in which a number that is not finite, which JSON does not have, is the text NaN, Infinity or
+    -Infinity: what Python's float() and JavaScript's Number() read back.
+    """
+    return json.dumps(_for_json(summary), indent=indent, allow_nan=False)
+
+
 def _for_json(value: object) -> object:
-    """JSON has no NaN and no infinity: a number that is not finite is null."""
     if isinstance(value, dict):
         return {name: _for_json(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_for_json(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

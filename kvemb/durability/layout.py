@@ -21,13 +21,13 @@ import fcntl
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvemb.durability import fresh_files, manifest
 from kvemb.durability.lock_file import LockFile
+from kvemb.durability.scratch import scratch
 from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
@@ -286,10 +286,10 @@ def mirrored(rows: Path) -> Iterator[Path]:
     Whoever reads a database in place leaves nothing in it so, and needs no right to write there.
     """
     check_rows(rows)
-    with tempfile.TemporaryDirectory(prefix="kvemb-read-") as scratch:
+    with scratch("kvemb-read-") as links:
         for file in rows.resolve().iterdir():
             if file.name == "rocksdict-config.json":
-                shutil.copyfile(file, Path(scratch) / file.name)  # rocksdict rewrites it
+                shutil.copyfile(file, links / file.name)  # rocksdict rewrites it
             elif not file.name.startswith("LOG"):
-                (Path(scratch) / file.name).symlink_to(file)
-        yield Path(scratch)
+                (links / file.name).symlink_to(file)
+        yield links

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from kvemb.durability.checkpoint import atomic_directory, complete
 from kvemb.durability.journal import Entry
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.recovery import replay
+from kvemb.durability.scratch import scratch
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.meter import Meter, Progress
 from kvemb.options import RocksDBCreator
@@ -172,8 +172,7 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
     if not names:
         raise Corruption(f"{source / manifest.NAME} lists no {layout.ROWS}/MANIFEST; restore from another checkpoint")
     inventory.check(source, replace(described, files={name: described.files[name] for name in names}))
-    with tempfile.TemporaryDirectory(prefix="kvemb-repair-") as scratch:
-        place = Path(scratch)
+    with scratch("kvemb-repair-") as place:
         for file in (source / layout.ROWS).resolve().iterdir():
             if file.suffix == ".sst" or f"{layout.ROWS}/{file.name}" in names:
                 (place / file.name).symlink_to(file)

@@ -141,14 +141,16 @@ def test_int32_keys_become_int64_where_a_format_holds_no_others(tmp_path, format
     assert values.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
+def test_what_is_not_finite_is_told_apart_in_json(tmp_path, capsys):
     for name, number in (("a", 1.0), ("b", 2.0)):
-        make(tmp_path / name, [1, 2], np.array([[number, 0], [np.nan, np.inf]], np.float32))
+        make(tmp_path / name, [1, 2], np.array([[number, 0, 0], [np.nan, np.inf, -np.inf]], np.float32))
     assert run(["peek", str(tmp_path / "a"), "--json"]) == 0
-    assert [row["values"] for row in json.loads(capsys.readouterr().out)["rows"]] == [[1, 0], [None, None]]
+    found = [row["values"] for row in json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["rows"]]
+    assert found == [[1, 0, 0], ["NaN", "Infinity", "-Infinity"]]
+    assert str([float(number) for number in found[1]]) == "[nan, inf, -inf]"
     assert run(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["variables"]
-    assert found["l2"] == {"upto": [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, None], "counts": [0] * 7 + [1, 0]}
+    assert found["l2"] == {"upto": [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, "Infinity"], "counts": [0] * 7 + [1, 0]}
 
 
 def test_no_argument_is_ignored(tmp_path):
@@ -577,3 +579,61 @@ def test_a_reader_that_goes_away_is_no_failure_of_the_input(tmp_path, command):
     line = f"{sys.executable} -c '{code}' {command} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["info", "URL"], ["ls", "URL"], ["peek", "URL"], ["stats", "URL"], ["diff", "store", "URL"]),
+        *(["report", "URL"], ["verify", "URL"], ["repair", "store", "URL"], ["restore", "store", "URL"]),
+        *(["migrate", "store", "URL"], ["import", "in.npy", "URL"], ["export", "URL", "out.csv"]),
+        *(["push", "URL", "there"], ["pull", "there", "URL"], ["compact", "URL"], ["restrict", "URL", "5"]),
+        *(["demo", "--dir", "URL"], ["demo", "--triples", "URL"], ["export", "store", "o.csv", "--since", "URL"]),
+    ],
+    ids=" ".join,
+)
+def test_a_url_where_only_a_path_can_be_is_refused_as_it_was_written(tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    assert run([part.replace("URL", "s3://bucket/x") for part in arguments]) == 2
+    told = capsys.readouterr().err
+    assert "s3://bucket/x is a URL, and this must be on this machine" in told
+    assert told.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_is_not_imported_to_a_url(tmp_path):
+    make(tmp_path / "store", [1], np.ones((1, 1), np.float32))
+    export(tmp_path / "store", tmp_path / "out.npy")
+    with pytest.raises(BadInput, match="memory://bucket/new is a URL, and a store is a directory on this machine"):
+        import_table(tmp_path / "out.npy", "memory://bucket/new")
+
+
+def test_a_url_that_is_written_to_is_told_as_it_was_given(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        make(tmp_path / name, [1], np.full((1, 1), len(name), np.float32))
+    url = f"memory://{tmp_path.name}/"
+    for arguments, out in (
+        (["report", "one", "--out"], f"{url}page.html"),
+        (["export", "one"], f"{url}out.csv"),
+        (["diff", "one", "two", "--format", "parquet", "--out"], f"{url}diff.parquet"),
+    ):
+        for place, options in ((out, []), (f"{out}.json", ["--json"])):
+            if arguments[0] == "diff" and options:
+                continue  # which tells no place
+            options += ["--format", "csv"] if arguments[0] == "export" else []
+            assert run([*arguments, place, *options]) == 0
+            assert place in capsys.readouterr().out.replace("\n", ""), arguments
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    for name, text in (("v.csv", b"key,value_0\n7,0.5\n"), ("v.w2v", b"1 1\n7 0.5\n")):
+        (tmp_path / name).write_bytes(mark + text)
+        import_table(tmp_path / name, tmp_path / "new", variable=name)
+        assert (rows_of(tmp_path / "new", name)[0], rows_of(tmp_path / "new", name)[1].tolist()) == ([7], [[0.5]])
+    from kvemb.tools.demos.triple_files import read_triples
+
+    (tmp_path / "graph.txt").write_bytes(mark + b"a\tb\tc\n")
+    assert read_triples(tmp_path / "graph.txt") == [("a", "b", "c")]

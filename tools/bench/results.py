@@ -6,7 +6,6 @@ the ratio of the medians: the two sides of a run stand next to each other in tim
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from kvemb.tools.screen import to_json
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Report:
     def show(self, as_json: bool) -> None:
         """Print to stdout: one JSON object, or a table and the facts under it."""
         if as_json:
-            print(json.dumps(asdict(self), indent=2))
+            print(to_json(asdict(self), indent=2))
         else:
             _print_table(self, Console())
 

@@ -12,9 +12,12 @@ import typer
 from kvemb.tools import diff as differing
 from kvemb.tools import inspect
 from kvemb.tools.reading import newest
-from kvemb.tools.screen import AsJson, Quiet, Screen, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
-Place = Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is read as of its last durable point.")]
+Place = Annotated[
+    Path,
+    typer.Argument(parser=local_path, help="A checkpoint, or a store, which is read as of its last durable point."),
+]
 Variable = Annotated[str | None, typer.Argument(help="The variable; needed where there are several.")]
 # Numbers of a row that are shown.
 SHOWN = 6
@@ -143,8 +146,8 @@ def _histogram(found: inspect.Histogram) -> str:
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(help="A checkpoint, or a store.")],
-    b: Annotated[Path, typer.Argument(help="Another one.")],
+    a: Annotated[Path, typer.Argument(parser=local_path, help="A checkpoint, or a store.")],
+    b: Annotated[Path, typer.Argument(parser=local_path, help="Another one.")],
     variable: Annotated[str | None, typer.Option(help="Only this one.")] = None,
     top: Annotated[int, typer.Option(min=0, help="How many of the rows that moved most to name.")] = 10,
     format: Annotated[str, typer.Option(help="table, or parquet: the rows that differ, to --out.")] = "table",
@@ -184,7 +187,9 @@ def _upto(most: float) -> str:
 
 
 def report(
-    path: Annotated[Path, typer.Argument(help="A checkpoint, a store, or the root of a series of checkpoints.")],
+    path: Annotated[
+        Path, typer.Argument(parser=local_path, help="A checkpoint, a store, or the root of a series of checkpoints.")
+    ],
     out: Annotated[str, typer.Option(help="The page.")] = "report.html",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -200,7 +205,7 @@ def report(
     screen = Screen(quiet, as_json)
     with screen.counting("report") as tell:
         made = write(path, out, progress=tell)
-    lines = [("wrote", str(made.path)), *((f"{name} cannot be read", why) for name, why in made.damages.items())]
-    screen.close(f"kvemb report {path}", lines, {"out": str(made.path), "damages": made.damages})
+    lines = [("wrote", made.out), *((f"{name} cannot be read", why) for name, why in made.damages.items())]
+    screen.close(f"kvemb report {path}", lines, {"out": made.out, "damages": made.damages})
     if made.damages:
         raise typer.Exit(1)

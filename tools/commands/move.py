@@ -11,19 +11,24 @@ import typer
 
 from kvemb.tools.destinations import PIPE
 from kvemb.tools.formats.known import FORMATS, names
-from kvemb.tools.screen import AsJson, Quiet, Screen
+from kvemb.tools.screen import AsJson, Quiet, Screen, local_path
 
 _FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
 Variable = Annotated[str | None, typer.Option(help="The variable; needed where there are several.")]
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is read as of its last durable point.")],
+    path: Annotated[
+        Path,
+        typer.Argument(parser=local_path, help="A checkpoint, or a store, which is read as of its last durable point."),
+    ],
     out: Annotated[str, typer.Argument(help="A new file or folder, a URL, or - for a pipe.")],
     variable: Variable = None,
     format: Annotated[str | None, typer.Option(help=f"{names(written=True)}; else as OUT ends.")] = None,
     where: Annotated[list[str] | None, typer.Option(help="Such as 'score >= 3 and key in 0..999'.")] = None,
-    since: Annotated[Path | None, typer.Option(help="A checkpoint before PATH: only what changed since.")] = None,
+    since: Annotated[
+        Path | None, typer.Option(parser=local_path, help="A checkpoint before PATH: only what changed since.")
+    ] = None,
     dtype: Annotated[Literal["float16", "bfloat16", "int8"] | None, typer.Option(help="Of the values.")] = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="Give each row the length 1.")] = False,
     with_slots: Annotated[bool, typer.Option("--with-slots", help="Columns for the optimizer's slots.")] = False,
@@ -69,7 +74,7 @@ def export(
 
 def import_(
     source: Annotated[str, typer.Argument(metavar="IN", help="A file, a folder, a URL, or - for a pipe.")],
-    path: Annotated[Path, typer.Argument(help="A store; made if it is missing.")],
+    path: Annotated[Path, typer.Argument(parser=local_path, help="A store; made if it is missing.")],
     variable: Annotated[str | None, typer.Option(help="Its name; else the one in IN, or IN's.")] = None,
     format: Annotated[str | None, typer.Option(help=f"{names()}; else as IN ends.")] = None,
     on_conflict: Annotated[

@@ -10,15 +10,19 @@ import typer
 import kvemb
 from kvemb.tools.failures import WrongUsage
 from kvemb.tools.reading import newest
-from kvemb.tools.screen import AsJson, Quiet, Screen, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
 # Nothing is looked up: the least that a store opens with.
 BUDGET = "32MiB"
 
 
 def restore(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, which never changes; of a series, its newest.")],
-    path: Annotated[Path, typer.Argument(metavar="STORE", help="A new directory: the store that is made.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(parser=local_path, help="A checkpoint, which never changes; of a series, its newest.")
+    ],
+    path: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="STORE", help="A new directory: the store that is made.")
+    ],
     variable: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,

@@ -13,10 +13,10 @@ from kvemb import bulk
 from kvemb.tools import migrate as migrating
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.reading import chosen
-from kvemb.tools.screen import AsJson, Quiet, Screen, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
 BUDGET = "128MiB"
-Store = Annotated[Path, typer.Argument(help="A store that nobody has open.")]
+Store = Annotated[Path, typer.Argument(parser=local_path, help="A store that nobody has open.")]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
@@ -111,8 +111,8 @@ def _ask(command: str, yes: bool) -> None:
 
 
 def migrate(
-    path: Annotated[Path, typer.Argument(help="A checkpoint, or a store, which is not changed.")],
-    out: Annotated[Path, typer.Argument(help="A new directory: the store that is made.")],
+    path: Annotated[Path, typer.Argument(parser=local_path, help="A checkpoint, or a store, which is not changed.")],
+    out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory: the store that is made.")],
     variable: Annotated[str | None, typer.Option(help="The variable; needed where there are several.")] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="sgd, adagrad or none; sgd:0.1 with that learning rate, or only another rate.")

@@ -9,14 +9,16 @@ from typing import Annotated
 import typer
 
 import kvemb
-from kvemb.tools.screen import AsJson, Quiet, Screen, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
 Number = Annotated[int | None, typer.Option(min=1, help="The checkpoint's number; the newest without it.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Files that travel at once.")]
 
 
 def push(
-    root: Annotated[Path, typer.Argument(help="A series of checkpoints here (kvemb.CheckpointManager).")],
+    root: Annotated[
+        Path, typer.Argument(parser=local_path, help="A series of checkpoints here (kvemb.CheckpointManager).")
+    ],
     url: Annotated[str, typer.Argument(help="Where to: a folder, s3://bucket/prefix, ...")],
     number: Number = None,
     keep: Annotated[int | None, typer.Option(min=1, help="How many of the newest stay there.")] = None,
@@ -45,7 +47,9 @@ def push(
 
 def pull(
     url: Annotated[str, typer.Argument(help="Where from: a folder, s3://bucket/prefix, ...")],
-    root: Annotated[Path, typer.Argument(help="The series here that it becomes part of; made if it is missing.")],
+    root: Annotated[
+        Path, typer.Argument(parser=local_path, help="The series here that it becomes part of; made if it is missing.")
+    ],
     number: Number = None,
     jobs: Jobs = 8,
     quiet: Quiet = False,

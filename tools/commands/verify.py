@@ -10,14 +10,16 @@ import typer
 
 import kvemb
 from kvemb.errors import StoreNotFound
-from kvemb.tools.screen import AsJson, Quiet, Screen, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
 # Key ranges of a variable that are told one by one.
 TOLD_GAPS = 5
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="A checkpoint, or a store that nobody has open for writing.")],
+    path: Annotated[
+        Path, typer.Argument(parser=local_path, help="A checkpoint, or a store that nobody has open for writing.")
+    ],
     deep: Annotated[bool, typer.Option("--deep", help="Read every file, record and key.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -41,8 +43,10 @@ def verify(
 
 
 def repair(
-    path: Annotated[Path, typer.Argument(help="A damaged checkpoint or store; it is not changed.")],
-    out: Annotated[Path, typer.Argument(help="A new directory: the store that is made of what can be read.")],
+    path: Annotated[Path, typer.Argument(parser=local_path, help="A damaged checkpoint or store; it is not changed.")],
+    out: Annotated[
+        Path, typer.Argument(parser=local_path, help="A new directory: the store that is made of what can be read.")
+    ],
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

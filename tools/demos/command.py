@@ -10,11 +10,13 @@ import typer
 from kvemb.tools.demos import run_clicks, run_triples
 from kvemb.tools.demos.distmult import Tuning
 from kvemb.tools.demos.workplace import PatientInterrupts, workplace
-from kvemb.tools.screen import Screen
+from kvemb.tools.screen import Screen, local_path
 
 
 def demo(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="With --triples: the files.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(parser=local_path, metavar="FILE...", help="With --triples: the files.")
+    ] = None,
     triples: Annotated[
         bool, typer.Option("--triples", help="Train on knowledge-graph triples: head<TAB>relation<TAB>tail, or gzip.")
     ] = False,
@@ -35,7 +37,8 @@ def demo(
     budget: Annotated[str, typer.Option(help="The store's memory budget: bytes, or text such as 96MiB.")] = "64MiB",
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same data.")] = 0,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Work in this new or empty directory; default: a temporary one.")
+        Path | None,
+        typer.Option("--dir", parser=local_path, help="Work in this new or empty directory; default: a temporary one."),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the store and its checkpoint there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the closing figures as JSON, nothing else.")] = False,

@@ -6,10 +6,11 @@ int64 keys: decimal ids as they are, anything else by a 64-bit hash that is chec
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -24,6 +25,10 @@ Named = list[tuple[str, str, str]]
 
 GZIP_MAGIC = b"\x1f\x8b"
 SPLITS = ("train", "valid", "test")
+# Of a file. A gzip of some megabytes can hold a thousand times as much.
+MOST_TEXT_BYTES = 256 << 20
+MOST_TRIPLES = 2_000_000
+MOST_LINE_BYTES = 64 << 10
 HELD_OUT_SHARE = 0.05  # for valid and for test each, where no file says
 
 
@@ -40,16 +45,9 @@ class Graph:
 
 def read_triples(path: Path) -> Named:
     """Read one file. Raises BadInput naming the file, and the line where there is one; OSError if it cannot be read."""
-    content = path.read_bytes()
-    if content.startswith(GZIP_MAGIC):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise BadInput(f"{path}: damaged gzip file: {error}") from error
-    elif path.suffix == ".gz":
-        raise BadInput(f"{path}: not a gzip file, though its name says so")
     triples: Named = []
-    for number, line in enumerate(content.split(b"\n"), 1):
+    known: dict[str, str] = {}  # a name is kept once, however often it stands there
+    for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         try:
@@ -59,10 +57,35 @@ def read_triples(path: Path) -> Named:
         except ValueError as error:
             got = repr(line[:60].decode(errors="replace"))
             raise BadInput(f"{path}, line {number}: expected head<TAB>relation<TAB>tail in UTF-8, got {got}") from error
-        triples.append((head, relation, tail))
+        if len(triples) == MOST_TRIPLES:
+            raise BadInput(f"{path} has more than {MOST_TRIPLES:,} triples; the demo keeps them in memory: give fewer")
+        triples.append(
+            (known.setdefault(head, head), known.setdefault(relation, relation), known.setdefault(tail, tail))
+        )
     if not triples:
         raise BadInput(f"{path}: no triples in it; expected lines of head<TAB>relation<TAB>tail")
     return triples
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, plain or gzipped, without a byte order mark. Raises as read_triples does."""
+    with open(path, "rb") as raw:
+        packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        raw.seek(0)
+        if path.suffix == ".gz" and not packed:
+            raise BadInput(f"{path}: not a gzip file, though its name says so")
+        file = gzip.GzipFile(fileobj=raw) if packed else raw
+        read = 0
+        try:
+            while line := file.readline(MOST_LINE_BYTES + 1):
+                read += len(line)
+                if len(line) > MOST_LINE_BYTES:
+                    raise BadInput(f"{path} has a line of more than {MOST_LINE_BYTES:,} bytes: it holds something else")
+                if read > MOST_TEXT_BYTES:
+                    raise BadInput(f"{path} has more than {MOST_TEXT_BYTES:,} bytes of text; give fewer triples")
+                yield line.removeprefix(codecs.BOM_UTF8) if read == len(line) else line
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise BadInput(f"{path}: damaged gzip file: {error}") from error
 
 
 def keys_of(names: Sequence[str], what: str) -> Ints:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from kvemb.tools.failures import BadInput
+from kvemb.tools.stopping import Terminated
 
 
 @contextmanager
@@ -74,12 +74,10 @@ class PatientInterrupts:
         self._asked = number
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt (or SystemExit, for SIGTERM) if a signal has come."""
+        """Raise KeyboardInterrupt (for SIGTERM, Terminated, which is one) if a signal has come."""
         if self._asked is not None:
             self._stop(self._asked)
 
     @staticmethod
     def _stop(number: int) -> None:
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        sys.exit(128 + number)
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated

@@ -18,7 +18,19 @@ from typing import IO, Any
 import numpy as np
 
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, SCORE, VALUE, Batch, Column, Given, Table, parse_about, renamed
+from kvemb.tools.formats.columns import (
+    KEY,
+    SCORE,
+    VALUE,
+    Batch,
+    Column,
+    Given,
+    Table,
+    check_width,
+    parse_about,
+    renamed,
+    rows_at_once,
+)
 from kvemb.tools.numbers import dtype_of
 
 ABOUT = "about.json"
@@ -73,8 +85,7 @@ def read_npy(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
 def _mapped(path: Path) -> Any:
     """The array of a .npy file. Raises BadInput."""
     try:
-        small = path.stat().st_size <= 128  # perhaps of no rows, which cannot be mapped
-        array = np.load(path, mmap_mode=None if small else "r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("it holds several arrays, or none")
     except Exception as error:  # what a damaged header raises is whatever its text is read as
@@ -100,14 +111,22 @@ def _of_arrays(
             raise BadInput(f"{name!r} of {place} cannot have the shape {array.shape}")
         if len(array) != len(arrays[chosen[KEY]]):
             raise BadInput(f"{name!r} of {place} has {len(array):,} rows for {len(arrays[chosen[KEY]]):,} keys")
-        columns.append(Column(what, array.dtype, array.shape[1] if array.ndim == 2 else None))
+        _check_numbers(array.dtype, "iu" if what == KEY else "biuf", name, place)
+        columns.append(Column(what, array.dtype, check_width(array.shape[1], place) if array.ndim == 2 else None))
     rows = len(arrays[chosen[KEY]])
+    step = rows_at_once(sum(column.nbytes for column in columns), READ_ROWS)
 
     def batches() -> Iterator[Batch]:
-        for at in range(0, rows, READ_ROWS):
-            yield {what: np.array(arrays[name][at : min(at + READ_ROWS, rows)]) for what, name in named.items()}
+        for at in range(0, rows, step):
+            yield {what: np.array(arrays[name][at : min(at + step, rows)]) for what, name in named.items()}
 
     return Table(columns, rows, about), batches()
+
+
+def _check_numbers(dtype: np.dtype[Any], kinds: str, name: str, place: str) -> None:
+    """Raise BadInput unless an array holds numbers of these kinds; bfloat16 is a float that numpy does not know."""
+    if dtype.kind not in kinds and not ("f" in kinds and dtype.name == "bfloat16"):
+        raise BadInput(f"{name!r} of {place} must hold {'integers' if kinds == 'iu' else 'numbers'}, got {dtype}")
 
 
 def write_safetensors(place: Path, table: Table, batches: Iterator[Batch]) -> None:
@@ -268,7 +287,7 @@ def read_dynamicemb(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]
     for path in found[name]:
         arrays = {KEY: _raw(path, np.int64), VALUE: _raw(_sibling(path, "values"), np.float32)}
         if _sibling(path, "scores").is_file():
-            arrays[SCORE] = _raw(_sibling(path, "scores"), np.int64).astype(np.float64)
+            arrays[SCORE] = _raw(_sibling(path, "scores"), np.int64)
         parts.append(_shaped(folder, arrays))
     return _joined(str(folder), name, parts)
 
@@ -295,11 +314,12 @@ def _joined(place: str, name: str, parts: list[Batch]) -> tuple[Table, Iterator[
     columns = [Column(KEY, parts[0][KEY].dtype), Column(VALUE, parts[0][VALUE].dtype, widths.pop())]
     if all(SCORE in part for part in parts):
         columns.append(Column(SCORE, np.dtype(np.float64)))
+    step = rows_at_once(sum(column.nbytes for column in columns), READ_ROWS)
 
     def batches() -> Iterator[Batch]:
         for part in parts:
-            for at in range(0, len(part[KEY]), READ_ROWS):
-                yield {column.name: np.array(part[column.name][at : at + READ_ROWS]) for column in columns}
+            for at in range(0, len(part[KEY]), step):
+                yield {each.name: np.array(part[each.name][at : at + step], each.dtype) for each in columns}
 
     return Table(columns, sum(len(part[KEY]) for part in parts), {"name": name}), batches()
 
@@ -321,4 +341,4 @@ def _shaped(folder: Path, arrays: Batch) -> Batch:
         raise BadInput(f"{folder} has {rows:,} keys and {numbers:,} numbers, which are no whole number a key")
     if SCORE in arrays and len(arrays[SCORE]) != rows:
         raise BadInput(f"{folder} has {rows:,} keys and {len(arrays[SCORE]):,} scores")
-    return {**arrays, VALUE: arrays[VALUE].reshape(rows, numbers // max(1, rows))}
+    return {**arrays, VALUE: arrays[VALUE].reshape(rows, check_width(numbers // max(1, rows), folder))}

@@ -5,8 +5,8 @@ Parquet and Arrow have a list column of fixed size for each column that has a wi
 
 from __future__ import annotations
 
-import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,16 +20,16 @@ import pyarrow.parquet as pq
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import (
     KEY,
-    SCORE,
-    STEP,
     VALUE,
     Batch,
     Column,
     Given,
     Place,
     Table,
+    check_width,
     parse_about,
     renamed,
+    rows_at_once,
 )
 
 ABOUT = b"kvemb"
@@ -135,109 +135,34 @@ def read_parquet(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
 
 def read_arrow(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read an Arrow IPC file or stream."""
+    source = place
     if isinstance(place, Path):
         source = pa.memory_map(str(place)) if place.stat().st_size else pa.BufferReader(b"")
-        with source:
-            is_file = source.read(6) == b"ARROW1"
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
         if is_file:
-            file = _opened(pa.ipc.open_file, pa.memory_map(str(place)), str(place))
+            file = _opened(pa.ipc.open_file, source, str(place))
             parts = (file.get_batch(at) for at in range(file.num_record_batches))
             return _table(str(place), file.schema, None, lambda: parts, given)
-    source = pa.OSFile(str(place)) if isinstance(place, Path) else place
     stream = _opened(pa.ipc.open_stream, source, place)
     return _table(str(place), stream.schema, None, lambda: iter(stream), given)
 
 
-def read_csv(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Read numbers as write_csv writes them: columns that end in _0, _1, ... are one list, in whatever order.
-
-    A CSV does not say of what dtype they are: int64 and float32 unless that is given.
-    """
-    file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
-    names = next(csv.reader([file.readline().decode(errors="replace")]), [])
-    chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
-    try:
-        groups = _groups(names, chosen, place)
-    except BadInput:
-        file.close()
-        raise
-    halves = ("float16", "bfloat16")  # which pyarrow does not read from text
-    number_dtype = np.dtype("float32" if given.value_dtype in (None, *halves) else given.value_dtype)
-    plain = {chosen[KEY]: np.dtype(given.key_dtype or "int64"), SCORE: np.dtype(np.float64), STEP: np.dtype(np.int64)}
-    dtypes = {name: plain.get(name, number_dtype) for name in groups}
-    wide = {name: len(parts) > 1 or parts[0] != name for name, parts in groups.items()}
-    columns = [
-        Column(renamed(name, chosen), dtypes[name], len(parts) if wide[name] else None)
-        for name, parts in groups.items()
-    ]
-    types = {part: pa.from_numpy_dtype(dtypes[name]) for name, parts in groups.items() for part in parts}
-    options = pacsv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=False)
-
-    def batches() -> Iterator[Batch]:
-        with file:
-            try:
-                reader = pacsv.open_csv(file, pacsv.ReadOptions(column_names=names), convert_options=options)
-            except pa.ArrowInvalid as error:
-                if "Empty CSV" in str(error):
-                    return
-                raise BadInput(f"{place} cannot be read: {error}") from error
-            for part in _told(iter(reader), place):
-                batch = {}
-                for name, parts in groups.items():
-                    arrays = [_numbers(part.column(each), each, place) for each in parts]
-                    batch[renamed(name, chosen)] = np.stack(arrays, axis=1) if wide[name] else arrays[0]
-                yield batch
-
-    return Table(columns), batches()
-
-
-def _groups(names: list[str], chosen: dict[str, str], place: object) -> dict[str, list[str]]:
-    """Return the columns of each list by its name, and every other column by its own. Raises BadInput.
-
-    What is needed must be whole: a list of numbers from 0 on, the key one column. Others are let through as they are.
-    """
-    _check_once(names, names, place)
-    lists: dict[str, dict[int, str]] = {}
-    for name in names:
-        stem, _, number = name.rpartition("_")
-        if stem and number.isdecimal() and number == str(int(number)):
-            lists.setdefault(stem, {})[int(number)] = name
-    groups: dict[str, list[str]] = {}
-    for stem, parts in lists.items():
-        missing = next((at for at in range(len(parts)) if at not in parts), None)
-        if missing is None and stem not in names:
-            groups[stem] = [parts[at] for at in range(len(parts))]
-        elif stem == chosen[VALUE]:
-            wrong = f"and {stem!r} too" if missing is None or stem in names else f"but no '{stem}_{missing}'"
-            raise BadInput(
-                f"{place} has the column {parts[min(parts)]!r} {wrong}; number a list's columns from 0 without gaps"
-            )
-    listed = {part for parts in groups.values() for part in parts}
-    groups |= {name: [name] for name in names if name not in listed}
-    for what, name in chosen.items():
-        if name not in groups:
-            known = ", ".join(groups)[:200] or "none"
-            raise BadInput(f"{place} has no column {name!r} for the {what}; it has {known}")
-    for name in (chosen[KEY], SCORE, STEP):
-        if name in groups and groups[name] != [name]:
-            raise BadInput(f"{place} has the column {groups[name][0]!r}; a {name} is one number: name it {name!r}")
-    return groups
-
-
-def _check_once(wanted: list[str], names: list[str], place: object) -> None:
+def check_once(wanted: list[str], names: list[str], place: object) -> None:
     """Raise BadInput where a column that is needed is there twice: which is meant, nobody knows."""
-    if doubled := [name for name in wanted if names.count(name) > 1]:
+    counts = Counter(names)
+    if doubled := [name for name in wanted if counts[name] > 1]:
         raise BadInput(f"{place} has the column {doubled[0]!r} twice; rename one, or leave it out")
 
 
 def _opened(how: Callable[..., Any], place: Any, name: object = None) -> Any:
     try:
         return how(place)
-    except (pa.ArrowInvalid, pa.ArrowIOError, pa.ArrowKeyError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise BadInput(f"{name or place} cannot be read: {error}") from error
 
 
-def _told(batches: Iterator[Any], place: Any) -> Iterator[Any]:
+def told(batches: Iterator[Any], place: Any) -> Iterator[Any]:
     """Turn pyarrow's errors of a damaged file into BadInput."""
     try:
         yield from batches
@@ -260,7 +185,7 @@ def _table(
     for what, name in chosen.items():
         if name not in schema.names:
             raise BadInput(f"{place} has no column {name!r} for the {what}; it has {', '.join(schema.names)}")
-    _check_once(schema.names if about else [*chosen.values()], schema.names, place)
+    check_once(schema.names if about else [*chosen.values()], schema.names, place)
     if not _is_key(schema.field(chosen[KEY]).type):
         raise BadInput(f"column {chosen[KEY]!r} of {place} must hold integers, got {schema.field(chosen[KEY]).type}")
     if not _is_list(schema.field(chosen[VALUE]).type):
@@ -268,10 +193,22 @@ def _table(
             f"column {chosen[VALUE]!r} of {place} must hold lists of numbers, got {schema.field(chosen[VALUE]).type}"
         )
     wanted = [name for name in schema.names if name in chosen.values() or about]
+    positions = [schema.get_field_index(name) for name in wanted]
+
+    def sound() -> Iterator[pa.RecordBatch]:
+        """What comes from outside may have offsets and lengths that point anywhere: checked before they are used."""
+        for part in batches():
+            asked = part.select(positions)
+            asked.validate(full=True)
+            rows = rows_at_once(asked.nbytes // max(1, len(asked)), READ_ROWS)
+            yield from (asked.slice(at, rows) for at in range(0, len(asked), rows))
 
     def read() -> Iterator[Batch]:
-        for part in _told(batches(), place):
-            yield {renamed(name, chosen): _numbers(part.column(name), name, place) for name in wanted}
+        for part in told(sound(), place):
+            yield {
+                renamed(name, chosen): numbers_of(array, name, place)
+                for name, array in zip(wanted, part.columns, strict=True)
+            }
 
     stream = read()
     first = next(stream, None)
@@ -280,7 +217,7 @@ def _table(
         kind = schema.field(name).type
         width = None
         if _is_list(kind):
-            width = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
+            width = check_width(kind.list_size, place) if pa.types.is_fixed_size_list(kind) else 0
             if first is not None:
                 width = first[renamed(name, chosen)].shape[1]
             kind = kind.value_type
@@ -318,12 +255,14 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def _numbers(array: pa.Array, name: str, place: object) -> np.ndarray[Any, Any]:
+def numbers_of(array: pa.Array, name: str, place: object) -> np.ndarray[Any, Any]:
     """Return a column's numbers, (n,) or (n, width)."""
     if array.null_count:
         raise BadInput(f"column {name!r} of {place} has rows without a value; fill or drop them")
     if not _is_list(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
+    if pa.types.is_fixed_size_list(array.type):
+        check_width(array.type.list_size, place)
     flat = array.flatten()
     if flat.null_count:
         raise BadInput(f"column {name!r} of {place} has lists with numbers missing; fill or drop them")
@@ -335,4 +274,4 @@ def _numbers(array: pa.Array, name: str, place: object) -> np.ndarray[Any, Any]:
         raise BadInput(
             f"column {name!r} of {place} has lists of {lengths.min()} to {lengths.max()} numbers; all must be as long"
         )
-    return numbers.reshape(len(array), int(lengths[0]) if len(lengths) else 0)
+    return numbers.reshape(len(array), check_width(int(lengths[0]), place) if len(lengths) else 0)

@@ -21,6 +21,10 @@ Place = Path | IO[bytes]
 KEY, VALUE, SCORE, STEP, SCALE = "key", "value", "score", "step", "scale"
 # Stands for the optimizer's slots, each of which is a column of its own name.
 SLOTS = "slots"
+# Numbers in a row, at most: a header that says more is damaged, or meant to exhaust the memory.
+MOST_WIDTH = 1 << 20
+# Of a batch that is read, unless a single row is longer.
+BATCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,18 @@ class Given:
     value_column: str | None = None
     key_dtype: str | None = None
     value_dtype: str | None = None
+
+
+def rows_at_once(row_bytes: int, most: int) -> int:
+    """How many rows of so many bytes to read at once: as many as BATCH_BYTES hold, from 1 to `most`."""
+    return max(1, min(most, BATCH_BYTES // max(1, row_bytes)))
+
+
+def check_width(width: int, place: object) -> int:
+    """Return how many numbers a row has. Raises BadInput where a source says what no row can have."""
+    if not 0 <= width <= MOST_WIDTH:
+        raise BadInput(f"{place} says that a row has {width:,} numbers; a row can have at most {MOST_WIDTH:,}")
+    return width
 
 
 def renamed(name: str, chosen: dict[str, str]) -> str:

@@ -118,7 +118,7 @@ FORMATS = {
             folder=True,
             describes=True,
         ),
-        Format("csv", (".csv",), "CSV, a column a number", "arrow:write_csv", "arrow:read_csv", pipe=True),
+        Format("csv", (".csv",), "CSV, a column a number", "arrow:write_csv", "csv:read_csv", pipe=True),
         Format(
             "hugectr",
             (".model",),

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from kvemb.tools.destinations import first_line, going_on
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, Given, Place, Table
+from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, Given, Place, Table, check_width, rows_at_once
 from kvemb.tools.numbers import bfloat16, rounded
 
 READ_ROWS = 65_536
+READ_BYTES = 4 << 20
+MOST_HEAD_BYTES = 100
+# Of a key or a number as text: what is longer is another format.
+MOST_DIGITS = 64
+_SHORTER = f"word2vec's are at most {MOST_DIGITS} long: it is damaged, or another format"
 
 
 def _head(table: Table) -> bytes:
@@ -45,16 +53,14 @@ def write_words_binary(place: Place, table: Table, batches: Iterator[Batch]) -> 
     return None
 
 
-def _read_head(file: IO[bytes], place: object) -> tuple[int, int]:
-    line = file.readline(100)
+def _read_head(line: bytes, place: object) -> tuple[int, int]:
     try:
-        rows, dim = map(int, line.split())
+        rows, dim = map(int, line.removeprefix(codecs.BOM_UTF8).split())
         if rows < 0 or dim < 1:
             raise ValueError
     except ValueError:
-        file.close()
         raise BadInput(f"{place} is not a word2vec file: it must begin with two numbers, got {line[:40]!r}") from None
-    return rows, dim
+    return rows, check_width(dim, place)
 
 
 def _key(word: bytes, place: object) -> int:
@@ -62,7 +68,8 @@ def _key(word: bytes, place: object) -> int:
         return int(word)
     except ValueError:
         raise BadInput(
-            f"{place} has the key {word.decode(errors='replace')!r}; keys must be integers: number or hash them"
+            f"{place} has the key {word[:MOST_DIGITS].decode(errors='replace')!r}; keys must be integers: number or "
+            "hash them"
         ) from None
 
 
@@ -73,19 +80,34 @@ def _keys(keys: list[int], dtype: np.dtype[Any], place: object) -> Any:
         raise BadInput(f"{place} has a key that does not fit {dtype.name}: {error}") from error
 
 
+def _lines(file: IO[bytes], most: int, place: object) -> Iterator[list[bytes]]:
+    """Yield the lines of a file, some megabytes at a time. Raises BadInput for one of more than `most` bytes."""
+    rest = b""
+    while part := file.read(max(READ_BYTES, most)):
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > most:
+            raise BadInput(f"{place} has a line of more than {most:,} bytes: it is damaged, or another format")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
 def read_words(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's text, whose words must be integers."""
-    file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
-    rows, dim = _read_head(file, place)
+    head = first_line(place, MOST_HEAD_BYTES)
+    rows, dim = _read_head(head, place)
     dtype = np.dtype(given.key_dtype or "int64")
 
     def batches() -> Iterator[Batch]:
         read = 0
-        with file:
-            while lines := file.readlines(4 << 20):
+        with going_on(place, head) as file:
+            for lines in _lines(file, MOST_DIGITS * (dim + 1), place):
                 words = [line.split() for line in lines]
                 if wrong := [word for word in words if len(word) != dim + 1]:
                     raise BadInput(f"{place} has a row of {len(wrong[0]) - 1} numbers after row {read:,}, not {dim}")
+                if (longest := max(map(len, chain.from_iterable(words)))) > MOST_DIGITS:
+                    raise BadInput(f"{place} has a number of {longest:,} characters after row {read:,}; {_SHORTER}")
                 keys = _keys([_key(word[0], place) for word in words], dtype, place)
                 try:
                     values = np.array([word[1:] for word in words]).astype(np.float64)
@@ -100,21 +122,30 @@ def read_words(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     return Table([Column(KEY, dtype), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
 
 
+def _word(file: IO[bytes], place: object) -> bytes:
+    """Read on to the space that ends a key. Raises BadInput where none comes soon."""
+    word = b""
+    while (letter := file.read(1)) not in (b" ", b""):
+        word += letter
+        if len(word) > MOST_DIGITS:
+            raise BadInput(f"{place} has a key of more than {MOST_DIGITS} bytes, {word[:20]!r}...; {_SHORTER}")
+    return word
+
+
 def read_words_binary(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's binary format, whose words must be integers."""
-    file = open(place, "rb") if isinstance(place, Path) else place  # noqa: SIM115 -- read until it ends
-    rows, dim = _read_head(file, place)
+    head = first_line(place, MOST_HEAD_BYTES)
+    rows, dim = _read_head(head, place)
     dtype = np.dtype(given.key_dtype or "int64")
+    step = rows_at_once(4 * dim, READ_ROWS)
 
     def batches() -> Iterator[Batch]:
         left = rows
-        with file:
+        with going_on(place, head) as file:
             while left:
                 keys, values = [], []
-                for _ in range(min(left, READ_ROWS)):
-                    word = b""
-                    while (letter := file.read(1)) not in (b" ", b""):
-                        word += letter
+                for _ in range(min(left, step)):
+                    word = _word(file, place)
                     row = file.read(4 * dim)
                     if len(row) != 4 * dim:
                         raise BadInput(f"{place} was cut short: {left:,} of {rows:,} rows are missing")

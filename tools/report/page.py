@@ -26,14 +26,14 @@ from kvemb.tools.screen import size
 
 @dataclass
 class Report:
-    """A page that was written. damages: what could not be read, by the checkpoint's name."""
+    """A page that was written. out: where, as it was given. damages: what could not be read, by the checkpoint's name."""
 
-    path: Path
+    out: str
     damages: dict[str, str]
 
 
 def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress | None = None) -> Report:
-    """Write a page about path to out, a new file.
+    """Write a page about path to out, a new file or a URL that fsspec reaches.
 
     path: a checkpoint, a store, or the root of a kvemb.CheckpointManager, whose newest readable checkpoint is then
     looked into. What is damaged is named on the page, and the rest is told. progress(done, total): rows.
@@ -61,7 +61,7 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     parts += [variable(each, past, f"v{at}") for at, each in enumerate(variables)]
     with atomic_directory(out, folder=False) as made:
         made.write_bytes(page(f"{root.name} - kvemb report", "".join(parts)).encode("utf-8", "backslashreplace"))
-    return Report(Path(out), past.damages)
+    return Report(os.fspath(out), past.damages)
 
 
 def _head(root: Path, subject: Path, about: Info, past: History) -> str:

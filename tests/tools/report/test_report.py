@@ -261,7 +261,7 @@ def test_one_checkpoint_and_a_store_have_pages_too(made, tmp_path):
         done = report(path, str(tmp_path / f"{name}.html"), progress=lambda *rows, told=told: told.append(rows))
         rows = sum(entry.rows for entry in kvemb.Checkpoint.at(path).variables.values())
         assert told[-1] == (rows, rows)
-        text = done.path.read_text()
+        text = Path(done.out).read_text()
         assert "The series" not in text
         assert Page(text).open == []
 
