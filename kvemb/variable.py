@@ -42,6 +42,7 @@ from kvemb.restrict import RestrictPolicy, as_count, as_policy, policy_from_json
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import unordered_keys
 from kvemb.rows.schema import Schema, as_keys, as_values, public_keys
+from kvemb.rows.tensors import plain
 from kvemb.seeding import seeded
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
@@ -312,7 +313,8 @@ class Variable(Handle):
         shape, flat = self._flat_to_change(keys)
         old = as_values(old_values, self._schema.value_dtype, (*shape, self.dim), "old_values")
         new = as_values(new_values, self._schema.value_dtype, (*shape, self.dim), "new_values")
-        believed = np.asarray(exists, None if np.size(exists) else np.bool_)
+        told = plain(exists, np.dtype(np.bool_), "exists")
+        believed = np.asarray(told, None if np.size(told) else np.bool_)
         if believed.dtype != np.bool_:
             raise TypeError(f"exists must be bool, got {believed.dtype.name}")
         if believed.shape != shape:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.rows.tensors import plain
+
 KEY_DTYPES = ("int64", "int32", "uint64")
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 WORD_BYTES = 8
@@ -139,6 +141,7 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
             hint = "did backward() run, and does the looked-up tensor require gradients?"
         raise TypeError(f"{what} is None: {hint}")
     typed = isinstance(data, (np.ndarray, np.generic))
+    data = plain(data, dtype, what)
     array = np.asarray(data) if typed else _from_python(data, dtype, what)
     if array.size and not np.can_cast(array.dtype, dtype, "safe"):
         advice = f"convert with {what}.astype({dtype.name!r})"
@@ -154,7 +157,7 @@ def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.ND
     """Convert lists and numbers. Python's own numbers take the dtype they are stored in, where their kind fits."""
     try:
         array = np.asarray(data)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # the last two are PyTorch's, in lists
         kind = type(data).__name__
         raise ValueError(f"{what} must be a rectangular array of {dtype.name}, got {kind}: {error}") from error
     if array.size == 0:

@@ -174,7 +174,7 @@ FORMATS = {
             dtypes=("float32",),
             beside=(),
         ),
-        Format("torch", (".pt", ".pth"), "a PyTorch state dict, to import", None, "words:read_state_dict"),
+        Format("torch", (".pt", ".pth"), "a PyTorch state dict, to import", None, "torch:read_state_dict"),
     )
 }
 

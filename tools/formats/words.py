@@ -1,4 +1,4 @@
-"""word2vec's text and binary files, and a PyTorch state dict: formats in which a key is a word, or a row's number."""
+"""word2vec's text and binary files, whose keys are words: those that are integers can be read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import IO, Any
 import numpy as np
 
 from kvemb.tools.destinations import first_line, going_on
-from kvemb.tools.failures import BadInput, WrongUsage
+from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, Given, Place, Table, check_width, rows_at_once
-from kvemb.tools.numbers import bfloat16, rounded
+from kvemb.tools.numbers import rounded
 
 READ_ROWS = 65_536
 READ_BYTES = 4 << 20
@@ -156,34 +156,3 @@ def read_words_binary(place: Place, given: Given) -> tuple[Table, Iterator[Batch
                 yield {KEY: _keys(keys, dtype, place), VALUE: numbers}
 
     return Table([Column(KEY, dtype), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
-
-
-def read_state_dict(place: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Read a weight of a PyTorch state dict, the one that is named or the only one; a row's key is its number."""
-    try:
-        import torch
-    except ImportError as error:
-        raise BadInput(f"reading {place} needs PyTorch; install it: pip install 'kvemb[torch]'") from error
-    try:
-        state = torch.load(place, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise BadInput(f"{place} is not a PyTorch state dict: {error}") from error
-    if not isinstance(state, dict):
-        raise BadInput(f"{place} holds {type(state).__name__}, not a state dict; save model.state_dict()")
-    found = {name: each for name, each in state.items() if isinstance(each, torch.Tensor) and each.ndim == 2}
-    alone = next(iter(found)) if len(found) == 1 else None
-    name = alone if given.value_column is None else given.value_column
-    if name not in found:
-        known = ", ".join(map(str, found)) or "(none)"
-        raise WrongUsage(f"{place} has the matrices {known}; name one with --value-column")
-    weight = found[name]
-    bits = weight.dtype == torch.bfloat16
-    dtype = bfloat16() if bits else np.dtype(str(weight.dtype).removeprefix("torch."))
-
-    def batches() -> Iterator[Batch]:
-        for at in range(0, len(weight), READ_ROWS):
-            part = weight[at : at + READ_ROWS].contiguous()
-            values = part.view(torch.int16).numpy().view(dtype) if bits else part.numpy()
-            yield {KEY: np.arange(at, at + len(part)), VALUE: values}
-
-    return Table([Column(KEY, np.dtype(np.int64)), Column(VALUE, dtype, weight.shape[1])], len(weight)), batches()

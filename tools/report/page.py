@@ -26,7 +26,7 @@ from kvemb.tools.screen import size
 
 @dataclass
 class Report:
-    """A page that was written. out: where, as it was given. damages: what could not be read, by the checkpoint's name."""
+    """A page that was written. out: where, as given. damages: what could not be read, by the checkpoint's name."""
 
     out: str
     damages: dict[str, str]

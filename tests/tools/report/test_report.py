@@ -71,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(made: Path) -> str:
     """The page about the series."""
-    return report(made / "series", str(made / "page.html")).path.read_text()
+    return Path(report(made / "series", str(made / "page.html")).out).read_text()
 
 
 def section(text: str, name: str) -> str:
@@ -269,7 +269,7 @@ def test_one_checkpoint_and_a_store_have_pages_too(made, tmp_path):
 def test_a_variable_without_rows_has_a_section(tmp_path):
     with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
         store.get_variable("empty", dim=3, restrict_policy=kvemb.TimestampRestrictPolicy())
-    text = report(tmp_path / "store", str(tmp_path / "page.html")).path.read_text()
+    text = Path(report(tmp_path / "store", str(tmp_path / "page.html")).out).read_text()
     assert Page(text).open == []
     assert "norms, as there is no finite one" in section(text, "empty")
 

@@ -1,0 +1,51 @@
+"""PyTorch tensors as arguments: as the NumPy arrays that hold the same numbers, or refused with what to do.
+
+PyTorch is not imported here: whoever has a tensor has imported it. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+# Floats that NumPy does not know; each number of them is one of float32.
+_NARROW = ("bfloat16", "float8_")
+
+
+def plain(data: Any, dtype: np.dtype[Any], what: str) -> Any:
+    """Return data, a tensor as an array that shares its memory where it can.
+
+    dtype: what is wanted, which decides how bfloat16 is given. Raises TypeError for a tensor that requires gradients,
+    or whose numbers are not laid out in this process's memory.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(data, torch.Tensor):
+        return data
+    advice = _refusal(torch, data, what)
+    if advice is not None:
+        raise TypeError(f"{what} must be a plain tensor or an array, got a tensor that {advice}")
+    try:
+        name = str(data.dtype).removeprefix("torch.")
+        if name == "bfloat16" and dtype.name == "bfloat16":
+            return data.contiguous().view(torch.int16).numpy().view(dtype)
+        return (data.float() if name.startswith(_NARROW) else data.resolve_neg()).numpy()
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"{what} must be a tensor that NumPy can read, got {data.dtype}: {error}") from error
+
+
+def _refusal(torch: Any, data: Any, what: str) -> str | None:
+    """What is wrong with a tensor, and what to pass instead; None if nothing is."""
+    if data.requires_grad:
+        meant = "rows.grad or grads.detach()" if what == "grads" else f"{what}.detach()"
+        return f"requires gradients; pass {meant}"
+    if data.is_quantized:
+        return f"is quantised; pass {what}.dequantize()"
+    if data.layout != torch.strided or data.is_nested:
+        return f"is {'nested' if data.is_nested else 'sparse'}; pass {what}.to_dense()"
+    if data.device.type == "meta":
+        return "has no numbers, on the device 'meta'"
+    if data.device.type != "cpu":
+        return f"is on the device {str(data.device)!r}; pass {what}.cpu()"
+    return None
