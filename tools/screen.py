@@ -74,14 +74,17 @@ class Screen:
             self._console.print(line, markup=False, soft_wrap=True)
 
     @contextmanager
-    def progress(self, task: str, total: int) -> Iterator[Advance]:
-        """Give `advance(done, note)`: so many of `total` are done by now, and what to say beside the bar."""
+    def progress(self, task: str, total: int, note: str = "") -> Iterator[Advance]:
+        """Give `advance(done, note)`: so many of `total` are done by now, and what to say beside the bar.
+
+        note: what to say before anything is done.
+        """
         if not self._has_bar:
             yield lambda done, note: check()
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console) as bar:
-            number = bar.add_task(task, total=total, note="")
+            number = bar.add_task(task, total=total, note=note)
 
             def advance(done: int, note: str) -> None:
                 check()

@@ -12,9 +12,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _asked: list[int] = []
+_heeded = False
 
 
 class Terminated(KeyboardInterrupt):
@@ -33,8 +35,7 @@ def heeded() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and ignored:
             return
-        _asked.append(number)
-        check()
+        stop(number)
 
     def terminate(number: int, frame: FrameType | None) -> None:
         # By way of SIGINT's handler, which is put off while rows move (kvemb.interrupts).
@@ -42,7 +43,9 @@ def heeded() -> Iterator[None]:
         assert callable(handler)
         handler(number, frame)
 
+    global _heeded
     _asked.clear()
+    _heeded = True
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, terminate)
     try:
@@ -50,7 +53,15 @@ def heeded() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _heeded = False
         _asked.clear()
+
+
+def stop(number: int) -> NoReturn:
+    """Raise what a signal stands for."""
+    if _heeded:
+        _asked.append(number)
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def check() -> None:

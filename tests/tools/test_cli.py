@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -98,6 +99,8 @@ def test_on_a_terminal_there_is_a_bar_with_the_hit_rate(tmp_path: Path) -> None:
     os.close(ours)
     assert process.wait(timeout=PATIENCE) == 0
     assert b"training" in shown
+    assert b"compiling kernels, once" in shown
+    assert shown.index(b"compiling kernels, once") < shown.index(b"hit rate 0.")
     assert b"hit rate 0." in shown
 
 
@@ -109,6 +112,40 @@ def test_keep_leaves_a_store_that_opens(tmp_path: Path) -> None:
         assert sorted(store.variables) == ["click_rate", "item", "user"]
         assert store.variables["user"].size() > 100
     assert (tmp_path / "here" / "checkpoint").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["clicks", "triples"])
+def test_what_the_demo_says_to_type_next_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    here = tmp_path / "a place"
+    graph = ["--triples", triples(tmp_path / "graph.txt"), "--epochs", "2", "--dim", "4", *LITTLE]
+    demo = ["demo", *(TINY if kind == "clicks" else graph), "--dir", str(here), "--keep"]
+    assert run(demo) == 0
+    shown = capsys.readouterr().out
+    assert f"kept: {here}\n" in shown
+    commands = [shlex.split(line.removeprefix("next: ")) for line in shown.splitlines() if line.startswith("next: ")]
+    assert [command[1] for command in commands] == ["info", "stats", "peek", "diff", "report"]
+    for command in commands:
+        assert run(command[1:]) == 0, command
+        capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    assert run([*demo[:-3], "--quiet"]) == 0
+    assert "next:" not in capsys.readouterr().out
+
+
+def test_the_demo_tells_where_it_keeps_what_it_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run(["demo", *TINY, "--keep", "--quiet"]) == 0
+    (kept,) = (path for path in tmp_path.iterdir() if path.name.startswith("kvemb-demo-"))
+    assert f"kept: {kept}\n" in capsys.readouterr().out
+    assert run(["demo", "--json", *TINY, "--keep"]) == 0
+    told = json.loads(capsys.readouterr().out)["kept"]
+    assert (Path(told) / "store").is_dir()
+    assert run(["demo", *TINY]) == 0
+    assert "next: kvemb demo --keep --dir here" in capsys.readouterr().out
 
 
 def test_triples_are_trained_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -57,12 +58,28 @@ def demo(
             tuning = Tuning(dim=dim or Tuning.dim, batch=batch or Tuning.batch)
             share = 0.1 if hot is None else hot
             graph_run = run_triples.TripleRun(tuple(files or ()), epochs or 12, share, tuning, budget, seed)
-            run_triples.run(graph_run, place, screen, stop)
+            run_triples.run(graph_run, place, screen, stop, place if keep else None)
         else:
             click_run = run_clicks.ClickRun(clicks or 6_000_000, dim or 32, batch or 8192, budget, seed)
-            run_clicks.run(click_run, place, screen, stop)
-        if keep:
-            screen.say(f"kept: {place}")
+            run_clicks.run(click_run, place, screen, stop, place if keep else None)
+    _tell_what_next(screen, place if keep else None, "entity" if triples else "item")
+
+
+def _tell_what_next(screen: Screen, kept: Path | None, variable: str) -> None:
+    """Say where the store is that was kept, and commands that look into it."""
+    if kept is None:
+        screen.say("next: kvemb demo --keep --dir here, whose store and checkpoint can be looked into")
+        return
+    screen.tell(f"kept: {kept}")
+    store, checkpoint = (shlex.quote(str(kept / name)) for name in ("store", "checkpoint"))
+    for command in (
+        f"kvemb info {store}",
+        f"kvemb stats {store} {variable}",
+        f"kvemb peek {store} {variable} --count 3 --neighbours 5",
+        f"kvemb diff {checkpoint} {store} --variable {variable}",
+        f"kvemb report {store} --out {shlex.quote(str(kept / 'report.html'))}",
+    ):
+        screen.say(f"next: {command}")
 
 
 def _refuse(refused: bool, given: dict[str, object], why: str) -> None:

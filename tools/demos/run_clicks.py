@@ -15,7 +15,7 @@ import kvemb
 from kvemb.tools.demos.click_log import HELD_OUT, ClickLog, Clicks, auc
 from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.figures import memory_figures, speed_figures, tier_figures
-from kvemb.tools.demos.training import Meter, train
+from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
 from kvemb.tools.demos.workplace import PatientInterrupts
 from kvemb.tools.memory import resident_bytes
 from kvemb.tools.screen import Screen
@@ -34,14 +34,15 @@ class ClickRun:
     seed: int
 
 
-def run(asked: ClickRun, place: Path, screen: Screen, stop: PatientInterrupts) -> None:
-    """Train, check the checkpoint, and close with a table. Works in `place`, an empty directory."""
+def run(asked: ClickRun, place: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> None:
+    """Train, check the checkpoint, and close with a table. Works in `place`, an empty directory; kept: if it stays."""
     log = ClickLog(asked.seed, asked.clicks)
     half = asked.clicks // 2
     before = resident_bytes()
     with kvemb.open(place / "store", memory_budget=asked.budget) as store:
-        model = Factorisation(store, asked.dim, asked.seed)
-        with screen.progress("training", -(-half // asked.batch) - (half - asked.clicks) // asked.batch) as advance:
+        steps = -(-half // asked.batch) - (half - asked.clicks) // asked.batch
+        with screen.progress("training", steps, FIRST_NOTE) as advance:
+            model = Factorisation(store, asked.dim, asked.seed)
             meter = Meter(model.variables, advance)
             train(model, _parts(log, 0, half, asked.batch), meter, stop)
             taken = model.auc(_held_out(log, half))
@@ -67,7 +68,13 @@ def run(asked: ClickRun, place: Path, screen: Screen, stop: PatientInterrupts) -
         ("AUC reopened", f"{again:.4f} from that checkpoint: {'the same' if again == taken else 'DIFFERENT'}"),
         ("AUC at the end", f"{final:.4f} (chance 0.5; the hidden model that drew the clicks {limit:.4f})"),
     ]
-    summary: dict[str, object] = {"demo": "clicks", "clicks": asked.clicks, "dim": asked.dim, "batch": asked.batch}
+    summary: dict[str, object] = {
+        "demo": "clicks",
+        "kept": kept and str(kept),
+        "clicks": asked.clicks,
+        "dim": asked.dim,
+        "batch": asked.batch,
+    }
     summary |= {name: value for _, section in sections for name, value in section.items()}
     summary |= {"auc_at_checkpoint": taken, "auc_reopened": again, "auc_final": final, "auc_limit": limit}
     screen.close("kvemb demo", lines, summary | {"checkpoint_seconds": round(checkpoint_seconds, 3)})

@@ -15,7 +15,7 @@ import kvemb
 from kvemb.tools.demos.distmult import DistMult, Tuning, batches
 from kvemb.tools.demos.figures import memory_figures, speed_figures, tier_figures
 from kvemb.tools.demos.ranking import Filter, Ranking, filtered_ranks, questions_of, summarise
-from kvemb.tools.demos.training import Meter, train
+from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
 from kvemb.tools.demos.triple_files import Ints, load_graph
 from kvemb.tools.demos.workplace import PatientInterrupts
 from kvemb.tools.memory import resident_bytes
@@ -34,8 +34,8 @@ class TripleRun:
     seed: int
 
 
-def run(asked: TripleRun, place: Path, screen: Screen, stop: PatientInterrupts) -> None:
-    """Train, check the checkpoint, and close with a table. Works in `place`, an empty directory."""
+def run(asked: TripleRun, place: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> None:
+    """Train, check the checkpoint, and close with a table. Works in `place`, an empty directory; kept: if it stays."""
     graph = load_graph(asked.files, asked.seed)
     chance = np.random.default_rng(asked.seed)
     known = Filter(np.concatenate([graph.train, graph.valid, graph.test]), len(graph.relations))
@@ -47,9 +47,10 @@ def run(asked: TripleRun, place: Path, screen: Screen, stop: PatientInterrupts) 
 
     screen.say(f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples")
     with kvemb.open(place / "store", memory_budget=asked.budget) as store:
-        model = DistMult(store, graph, asked.tuning, hot_rows, asked.seed)
         half_way = max(1, asked.epochs // 2)
-        with screen.progress("training", asked.epochs * -(-len(graph.train) // asked.tuning.batch)) as advance:
+        steps = asked.epochs * -(-len(graph.train) // asked.tuning.batch)
+        with screen.progress("training", steps, FIRST_NOTE) as advance:
+            model = DistMult(store, graph, asked.tuning, hot_rows, asked.seed)
             meter = Meter(model.variables, advance)
             for epoch in range(1, asked.epochs + 1):
                 train(model, batches(graph, asked.tuning, chance), meter, stop)
@@ -75,7 +76,12 @@ def run(asked: TripleRun, place: Path, screen: Screen, stop: PatientInterrupts) 
         ("valid, at the end", _text(valid)),
         ("test, at the end", _text(test)),
     ]
-    summary: dict[str, object] = {"demo": "triples", "entities": len(graph.entities), "hot_rows": hot_rows}
+    summary: dict[str, object] = {
+        "demo": "triples",
+        "kept": kept and str(kept),
+        "entities": len(graph.entities),
+        "hot_rows": hot_rows,
+    }
     summary |= {"triples": len(graph.train), "epochs": asked.epochs, "dim": asked.tuning.dim}
     summary |= {name: value for _, section in sections for name, value in section.items()}
     for name, ranking in (("checkpoint", taken), ("reopened", again), ("valid", valid), ("test", test)):

@@ -13,6 +13,8 @@ from kvemb.tools.screen import Advance
 Batch = TypeVar("Batch", contravariant=True)
 Given = TypeVar("Given")
 NOTE_EVERY_SECONDS = 0.25
+# What takes the first batch so long on a machine's first run.
+FIRST_NOTE = "compiling kernels, once"
 
 
 class Model(Protocol[Batch]):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from kvemb.tools.failures import BadInput
-from kvemb.tools.stopping import Terminated
+from kvemb.tools.stopping import stop
 
 
 @contextmanager
@@ -70,14 +70,10 @@ class PatientInterrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:
-            self._stop(number)
+            stop(number)
         self._asked = number
 
     def check(self) -> None:
         """Raise KeyboardInterrupt (for SIGTERM, Terminated, which is one) if a signal has come."""
         if self._asked is not None:
-            self._stop(self._asked)
-
-    @staticmethod
-    def _stop(number: int) -> None:
-        raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+            stop(self._asked)
