@@ -21,6 +21,7 @@ from weakref import WeakSet
 import numpy as np
 import rocksdict as rd
 
+from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_files import WRITE_ROWS, SortedFile, splits
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
@@ -79,7 +80,9 @@ class RocksDatabase:
         columns = {name: self._options(creator) for name, creator in families.items()}
         access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
         # What is read in place is opened through links (layout.mirrored): name the checkpoint, not the folder of links.
-        with translated(f"open {(path / 'CURRENT').resolve().parent}"):
+        place = (path / "CURRENT").resolve().parent
+        check_config(place)
+        with translated(f"open {place}"):
             self._db = rd.Rdict(str(path), options, columns or None, access)
 
     def _options(self, creator: RocksDBCreator) -> rd.Options:

@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvemb import registry
+from kvemb.brief import brief
 from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.manifest_fields import is_name
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, initializer_from_json
-from kvemb.numeric import at_least
+from kvemb.numeric import as_int
 from kvemb.optimizers import Optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
+from kvemb.ranges import MOST_DIM, MOST_NAME_BYTES
 from kvemb.restrict import RestrictPolicy, policy_class_name, policy_from_json
 from kvemb.rows.schema import key_dtype, value_dtype
 from kvemb.seeding import seeded_like
@@ -49,7 +52,7 @@ def asked_shape(
         keys = stored.key_dtype if isinstance(keys, LeftOutName) else keys
         values = stored.value_dtype if isinstance(values, LeftOutName) else values
         dim = stored.dim if isinstance(dim, LeftOut) else dim
-    return key_dtype(keys), value_dtype(values), at_least(dim, 1, "dim")
+    return key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MOST_DIM)
 
 
 def tell_if_default(name: str, dim: int) -> None:
@@ -134,11 +137,11 @@ def parse_devices(spec: Any) -> tuple[str, ...]:
 def check_name(name: Any) -> None:
     """Raise TypeError or ValueError unless name is a path of plain names; it never leaves its store."""
     if not isinstance(name, str):
-        raise TypeError(f"name must be a str, got {name!r}")
-    parts = name.split("/")
-    if not name or name == "default" or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
+        raise TypeError(f"name must be a str, got {brief(name)}")
+    if not name.isprintable() or not is_name(name):
         raise ValueError(
-            f"name must be printable, without empty, '.' or '..' parts between slashes, and not 'default', got {name!r}"
+            "name must be printable, without empty, '.' or '..' parts between slashes, at most "
+            f"{MOST_NAME_BYTES:,} bytes in UTF-8, and not 'default', got {brief(name)}"
         )
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
 from kvemb.meter import Meter, Progress
-from kvemb.numeric import at_least
+from kvemb.numeric import as_int
 from kvemb.offline.loading import Loaded, Rows, load
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import key_at, order_key
@@ -91,7 +91,7 @@ def scan(
 
     None: no bound. Dirty rows are written first, as by Variable.export_batches. Raises Closed, Poisoned, Corruption.
     """
-    schema, size = variable._schema, at_least(n, 1, "n")
+    schema, size = variable._schema, as_int(n, "n", 1)
     limits = np.iinfo(schema.key_dtype)
     least, most = int(limits.min), int(limits.max)
     low = least if first is None else max(operator.index(first), least)
@@ -120,7 +120,7 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     Together they hold every key there may be. Raises Closed.
     """
     schema = variable._schema
-    splits = variable._storage.cold.splits(at_least(n, 1, "n"))
+    splits = variable._storage.cold.splits(as_int(n, "n", 1))
     firsts, lasts = [0, *splits], [*(split - 1 for split in splits), LAST_KEY]
     return [(key_at(first, schema), key_at(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
@@ -133,7 +133,7 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
     """
     if variable.restrict_policy is None:
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
-    return variable._operations.restrict(at_least(num_reserved, 0, "num_reserved"), None, progress)
+    return variable._operations.restrict(as_int(num_reserved, "num_reserved", 0), None, progress)
 
 
 def compact(store: Store, *, progress: Progress | None = None) -> None:

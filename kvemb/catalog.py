@@ -84,7 +84,7 @@ class Catalog(Handle):
         name: printable; slashes may divide it, as in "towers/users".
         key_dtype: int64, int32 or uint64.
         value_dtype: float32, float64, float16, bfloat16, int8, int32 or int64.
-        dim: values in a row, at least 1. Left out: as stored; a new variable gets 1, and a warning is logged.
+        dim: values in a row, from 1 to 1,048,576. Left out: as stored; a new variable gets 1, and a warning is logged.
         devices: None or "cpu", or a list of devices, with one hot table each.
         partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
         shared_name: accepted and unused, as in the reference.

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.brief import brief
 from kvemb.errors import UnsupportedFormat
 from kvemb.numeric import Number, as_number, check_finite, fits, from_plain, is_integer, is_number, rounded, to_plain
 from kvemb.rows.random_kernels import NORMAL_REACH, TWO_SIGMA_MASS, fill_normal, fill_uniform
@@ -75,7 +76,7 @@ class _Fixed(Initializer):
         dtype = np.dtype(dtype)
         for value in self._values(dim):
             if not fits(value, dtype):
-                raise ValueError(f"initializer must fit {dtype.name}, got {value!r}; change it or the value_dtype")
+                raise ValueError(f"initializer must fit {dtype.name}, got {brief(value)}; change it or the value_dtype")
 
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
         """Return a fresh (n, dim) array of dtype, every row the same."""
@@ -168,7 +169,7 @@ class Row(_Fixed):
 
     def __post_init__(self) -> None:
         if isinstance(self.values, (str, bytes)) or not isinstance(self.values, (tuple, list, np.ndarray)):
-            raise TypeError(f"Row values must be a sequence of numbers, got {self.values!r}")
+            raise TypeError(f"Row values must be a sequence of numbers, got {brief(self.values)}")
         if isinstance(self.values, np.ndarray) and self.values.ndim != 1:
             raise ValueError(f"Row values must have one dimension, got shape {self.values.shape}; reshape to (dim,)")
         if not len(self.values):
@@ -317,16 +318,15 @@ def initializer_from_json(data: Mapping[str, Any]) -> Initializer:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     found = _KINDS.get(kind) if isinstance(kind, str) else None
     if found is None:
-        raise UnsupportedFormat(
-            f"initializer must be of kind {', '.join(_KINDS)}, got {data!r}; use the kvemb that wrote it"
-        )
+        kinds = ", ".join(_KINDS)
+        raise UnsupportedFormat(f"initializer must be of kind {kinds}, got {brief(data)}; use the kvemb that wrote it")
     try:
         made = found(**{name: from_plain(value) for name, value in data.items() if name != "kind"})
         if isinstance(made, _Random) and made.seed is None:
             raise ValueError("it has no seed")
         return made
     except (TypeError, ValueError) as error:
-        raise UnsupportedFormat(f"initializer {data!r} cannot be read: {error}") from error
+        raise UnsupportedFormat(f"initializer {brief(data)} cannot be read: {error}") from error
 
 
 def _set(target: object, name: str, value: object) -> None:
@@ -337,9 +337,9 @@ def _set(target: object, name: str, value: object) -> None:
 def _check_seed(target: _Random) -> None:
     what, seed = f"{type(target).__name__} seed", target.seed
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral | None):
-        raise TypeError(f"{what} must be an int or None, got {type(seed).__name__} {seed!r}")
+        raise TypeError(f"{what} must be an int or None, got {type(seed).__name__} {brief(seed)}")
     if seed is not None and not 0 <= seed < 2**64:
-        raise ValueError(f"{what} must be from 0 to 2**64 - 1, got {seed}")
+        raise ValueError(f"{what} must be from 0 to 2**64 - 1, got {brief(seed)}")
     _set(target, "seed", None if seed is None else int(seed))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.brief import brief
+
 Number = int | float
 
 
@@ -23,17 +25,20 @@ def is_number(value: Any) -> bool:
 def as_number(value: Any, what: str) -> Number:
     """Return a Python int or float equal to value. Raises TypeError, naming `what`, where it is no real number."""
     if not is_number(value):
-        raise TypeError(f"{what} must be a real number, got {type(value).__name__} {value!r}")
+        raise TypeError(f"{what} must be a real number, got {type(value).__name__} {brief(value)}")
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def at_least(value: Any, least: int, what: str) -> int:
-    """Return value as an int of at least `least`. Raises TypeError or ValueError."""
+def as_int(value: Any, what: str, least: int, most: int | None = None) -> int:
+    """Return value as a Python int from least to most. Raises TypeError or ValueError, naming `what`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{what} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{what} must be at least {least}, got {value}")
-    return int(value)
+        raise TypeError(f"{what} must be an int, got {brief(value)}")
+    number = int(value)
+    if number < least:
+        raise ValueError(f"{what} must be at least {least}, got {brief(number)}")
+    if most is not None and number > most:
+        raise ValueError(f"{what} must be at most {most}, got {brief(number)}")
+    return number
 
 
 def check_finite(target: object, *names: str) -> None:
@@ -46,7 +51,7 @@ def check_finite(target: object, *names: str) -> None:
         except OverflowError:
             value = math.inf
         if not math.isfinite(value):
-            raise ValueError(f"{what} must be a finite float64, got {given}")
+            raise ValueError(f"{what} must be a finite float64, got {brief(given)}")
         object.__setattr__(target, name, value)
 
 
@@ -59,7 +64,8 @@ def fits(value: Number, dtype: np.dtype[Any]) -> bool:
     """Say whether dtype holds value: an integer dtype exactly, a float dtype without overflow."""
     if is_integer(dtype):
         limits = np.iinfo(dtype)
-        return math.isfinite(value) and value == int(value) and limits.min <= int(value) <= limits.max
+        whole = isinstance(value, int) or value.is_integer()  # of infinities and NaN it says no
+        return whole and limits.min <= int(value) <= limits.max
     if isinstance(value, float) and not math.isfinite(value):
         return True
     try:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from kvemb.brief import brief
 from kvemb.errors import UnsupportedFormat
 
 
@@ -102,22 +103,22 @@ def optimizer_from_json(data: Mapping[str, Any]) -> Optimizer:
     found = _NAMES.get(name) if isinstance(name, str) else None
     if found is None:
         known = ", ".join(_NAMES)
-        raise UnsupportedFormat(f"optimizer must be one of {known}, got {data!r}; use the kvemb that wrote it")
+        raise UnsupportedFormat(f"optimizer must be one of {known}, got {brief(data)}; use the kvemb that wrote it")
     try:
         return found(**{field: value for field, value in data.items() if field != "name"})
     except (TypeError, ValueError) as error:
-        raise UnsupportedFormat(f"optimizer {data!r} cannot be read: {error}") from error
+        raise UnsupportedFormat(f"optimizer {brief(data)} cannot be read: {error}") from error
 
 
 def _check_not_negative(target: Optimizer, *names: str) -> None:
     for name in names:
         given, what = getattr(target, name), f"{type(target).__name__} {name}"
         if isinstance(given, (bool, np.bool_)) or not isinstance(given, numbers.Real):
-            raise TypeError(f"{what} must be a number, got {type(given).__name__} {given!r}")
+            raise TypeError(f"{what} must be a number, got {type(given).__name__} {brief(given)}")
         try:
             value = float(given)
         except OverflowError:
             value = math.inf
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{what} must be finite and at least 0, got {given}")
+            raise ValueError(f"{what} must be finite and at least 0, got {brief(given)}")
         object.__setattr__(target, name, value)

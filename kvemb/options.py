@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvemb.brief import brief
 from kvemb.errors import UnsupportedFormat
+from kvemb.numeric import as_int
+from kvemb.ranges import MOST_BUDGET_BYTES
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -15,13 +19,13 @@ MIN_BUDGET_BYTES = 4 << 20
 
 def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
     """Return a number of bytes from an int or from text such as "512MiB", "1.5 GB". Raises TypeError or ValueError."""
-    if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise TypeError(f"{what} must be an int (bytes) or text such as '512MiB', got {size!r}")
-    if isinstance(size, int):
-        return size
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size)
+    if isinstance(size, bool) or not isinstance(size, (numbers.Integral, str)):
+        raise TypeError(f"{what} must be an int (bytes) or text such as '512MiB', got {brief(size)}")
+    if not isinstance(size, str):
+        return int(size)
+    match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", size)
     if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{what} must be text such as '512MiB' or '1.5GB', got {size!r}")
+        raise ValueError(f"{what} must be text such as '512MiB' or '1.5GB', got {brief(size)}")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -29,7 +33,9 @@ def parse_budget(size: int | str) -> int:
     """Return the bytes of a memory_budget argument. Raises TypeError, or ValueError also when they are too few."""
     total = parse_bytes(size)
     if total < MIN_BUDGET_BYTES:
-        raise ValueError(f"memory_budget must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {format_bytes(total)}")
+        raise ValueError(f"memory_budget must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {brief(size)}")
+    if total > MOST_BUDGET_BYTES:
+        raise ValueError(f"memory_budget must be at most {format_bytes(MOST_BUDGET_BYTES)}, got {brief(size)}")
     return total
 
 
@@ -49,21 +55,33 @@ class MemoryCreator:
     backend: ClassVar[str] = "memory"
 
 
+# What RocksDB takes, and what it makes sense to ask for.
+_LIMITS = {
+    "block_bytes": (256, 1 << 28),
+    "bloom_bits": (0, 100),
+    "write_buffer_bytes": (1 << 16, 1 << 36),
+    "background_jobs": (1, 256),
+}
+_COMPRESSIONS, _MOST_LEVELS = ("none", "lz4", "zstd", "snappy"), 7
+
+
 @dataclass(frozen=True)
 class RocksDBCreator:
     """Keep a variable's cold rows in RocksDB. Defaults are tuned by `kvemb bench spill` and `kvemb bench train`.
 
     The block cache is the store's: its size is a share of the store's memory budget, and all variables use it.
 
-    block_bytes: uncompressed bytes of a data block; smaller reads less for one row, and costs index.
-    bloom_bits: bits a key of the Bloom filter that answers for missing keys; 0 for none.
-    compression: one name for every level, or one a level from L0 down: "none", "lz4", "zstd", "snappy".
-    write_buffer_bytes: size of a memtable; two may be in memory.
+    block_bytes: uncompressed bytes of a data block, 256 to 256 MiB; smaller reads less for one row, and costs index.
+    bloom_bits: bits a key of the Bloom filter that answers for missing keys, at most 100; 0 for none.
+    compression: one name for every level, or one a level from L0 down, at most 7: "none", "lz4", "zstd", "snappy".
+    write_buffer_bytes: size of a memtable, 64 KiB to 64 GiB; two may be in memory.
     compaction: "level", or "universal": fewer rewrites under a constant spill of large batches, but a full merge takes
     twice the disk for a while.
     read_mode: "pread" (through the page cache), "mmap" (faster where the page cache holds the table; its pages count as
     this process's memory), "direct".
-    background_jobs: threads that flush and compact.
+    background_jobs: threads that flush and compact, 1 to 256.
+
+    Raises TypeError or ValueError.
     """
 
     backend: ClassVar[str] = "rocks"
@@ -77,32 +95,35 @@ class RocksDBCreator:
     background_jobs: int = 2
 
     def __post_init__(self) -> None:
-        limits = {"block_bytes": 256, "bloom_bits": 0, "write_buffer_bytes": 1 << 16, "background_jobs": 1}
-        for name, least in limits.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"RocksDBCreator {name} must be an int, got {value!r}")
-            if value < least:
-                raise ValueError(f"RocksDBCreator {name} must be at least {least}, got {value}")
+        for name, (least, most) in _LIMITS.items():
+            value = as_int(getattr(self, name), f"RocksDBCreator {name}", least, most)
+            object.__setattr__(self, name, value)
         if self.read_mode not in ("pread", "mmap", "direct"):
-            raise ValueError(f"RocksDBCreator read_mode must be 'pread', 'mmap' or 'direct', got {self.read_mode!r}")
-        if self.compaction not in ("universal", "level"):
-            raise ValueError(f"RocksDBCreator compaction must be 'universal' or 'level', got {self.compaction!r}")
-        names = (self.compression,) if isinstance(self.compression, str) else tuple(self.compression)
-        if not names or any(name not in ("none", "lz4", "zstd", "snappy") for name in names):
             raise ValueError(
-                f"RocksDBCreator compression must be 'none', 'lz4', 'zstd' or 'snappy', got {self.compression!r}"
+                f"RocksDBCreator read_mode must be 'pread', 'mmap' or 'direct', got {brief(self.read_mode)}"
             )
+        if self.compaction not in ("universal", "level"):
+            raise ValueError(f"RocksDBCreator compaction must be 'universal' or 'level', got {brief(self.compaction)}")
+        given = self.compression
+        names = (given,) if isinstance(given, str) else given if isinstance(given, (tuple, list)) else ()
+        if not 0 < len(names) <= _MOST_LEVELS or any(name not in _COMPRESSIONS for name in names):
+            raise ValueError(
+                f"RocksDBCreator compression must be 'none', 'lz4', 'zstd' or 'snappy', or a tuple of at most "
+                f"{_MOST_LEVELS} of them, got {brief(given)}"
+            )
+        if not isinstance(given, str):
+            object.__setattr__(self, "compression", tuple(given))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RocksDBCreator:
         """Return the creator that dataclasses.asdict gave, read back from JSON. Raises UnsupportedFormat."""
         try:
-            compression = data["compression"]
-            return cls(**{**data, "compression": compression if isinstance(compression, str) else tuple(compression)})
-        except (KeyError, TypeError, ValueError) as error:
+            if "compression" not in data:
+                raise ValueError("it lacks compression")
+            return cls(**data)
+        except (TypeError, ValueError) as error:
             raise UnsupportedFormat(
-                f"kv_creator {data!r} cannot be read: {error!r}; use the kvemb that wrote it"
+                f"kv_creator {brief(data)} cannot be read: {error}; use the kvemb that wrote it"
             ) from error
 
 

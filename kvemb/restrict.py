@@ -19,7 +19,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.brief import brief
 from kvemb.errors import UnsupportedFormat
+from kvemb.numeric import as_int
 
 Scores = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -131,8 +133,8 @@ class RestrictPolicy:
         trigger: do nothing unless the variable holds more rows than this; None is always.
         Raises TypeError where one is not an int, ValueError where it is negative.
         """
-        reserved = as_count(num_reserved, "num_reserved")
-        return self.variable._restrict(reserved, None if trigger is None else as_count(trigger, "trigger"))
+        reserved = as_int(num_reserved, "num_reserved", 0)
+        return self.variable._restrict(reserved, None if trigger is None else as_int(trigger, "trigger", 0))
 
     def status(self, keys: npt.ArrayLike) -> Scores:
         """Return the scores of keys, float64 of keys.shape, a copy; NaN for keys that are missing. Records no use."""
@@ -196,13 +198,13 @@ class FrequencyRestrictPolicy(RestrictPolicy):
         if given is None:
             return
         if isinstance(given, (bool, np.bool_)) or not isinstance(given, numbers.Real):
-            raise TypeError(f"FrequencyRestrictPolicy half_life must be None or a number of steps, got {given!r}")
+            raise TypeError(f"FrequencyRestrictPolicy half_life must be None or a number of steps, got {brief(given)}")
         try:
             steps = float(given)
         except OverflowError:
             steps = math.inf
         if not 0 < steps < math.inf:
-            raise ValueError(f"FrequencyRestrictPolicy half_life must be finite and above 0, got {given}")
+            raise ValueError(f"FrequencyRestrictPolicy half_life must be finite and above 0, got {brief(given)}")
         object.__setattr__(self, "half_life", steps)
         object.__setattr__(self, "initial_score", -math.inf)
 
@@ -267,17 +269,18 @@ def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
     if data is None:
         return None
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    if kind == "custom" and isinstance(data.get("class"), str):
+    if kind == "custom" and isinstance(data.get("class"), str) and len(data) == 2:
         return None
     found = _KINDS.get(kind) if isinstance(kind, str) else None
     if found is None:
         raise UnsupportedFormat(
-            f"restrict policy must be of kind {', '.join(_KINDS)} or custom, got {data!r}; use the kvemb that wrote it"
+            f"restrict policy must be of kind {', '.join(_KINDS)} or custom, got {brief(data)}; "
+            "use the kvemb that wrote it"
         )
     try:
         return found(**{name: value for name, value in data.items() if name != "kind"})
     except (TypeError, ValueError) as error:
-        raise UnsupportedFormat(f"restrict policy {data!r} cannot be read: {error}") from error
+        raise UnsupportedFormat(f"restrict policy {brief(data)} cannot be read: {error}") from error
 
 
 def policy_class_name(policy: RestrictPolicy | Mapping[str, Any] | None) -> str | None:
@@ -298,12 +301,3 @@ def _qualified_name(of: type) -> str:
 def _check_clock(policy: RestrictPolicy) -> None:
     if policy.clock not in CLOCKS:
         raise ValueError(f"{type(policy).__name__} clock must be 'seconds' or 'steps', got {policy.clock!r}")
-
-
-def as_count(value: Any, what: str) -> int:
-    """Return value as an int of at least 0. Raises TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{what} must be an int, got {type(value).__name__} {value!r}")
-    if value < 0:
-        raise ValueError(f"{what} must be at least 0, got {value}")
-    return int(value)

@@ -19,7 +19,7 @@ from kvemb.arguments import stored_optimizer
 from kvemb.catalog import Catalog
 from kvemb.contracts import ColdDatabase
 from kvemb.dropping import end, is_one_with
-from kvemb.durability import inventory, journal, layout, manifest, paths
+from kvemb.durability import inventory, journal, layout, log_entries, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpoint import Checkpoint
@@ -116,9 +116,8 @@ class Store(Catalog):
         """Bring what a crash left to a durable point; make the first one of a new store. Returns what it was."""
         points, recovery = self._points, None
         if points.crashed or points.log:
-            variables, rows = replay(
-                journal.read(points.log, begun=points.logged), points.current, self._database, self._changes
-            )
+            entries = log_entries.checked(points.log, points.current.variables, begun=points.logged)
+            variables, rows = replay(entries, points.current, self._database, self._changes)
             recovery = Recovery(self.path, points.current.created, rows)
             points.amend(variables)
         if points.log or points.current.point == 0:

@@ -34,11 +34,11 @@ from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.point_writer import Part
 from kvemb.handle import Handle
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
-from kvemb.numeric import at_least
+from kvemb.numeric import as_int
 from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator, format_bytes
-from kvemb.restrict import RestrictPolicy, as_count, as_policy, policy_from_json
+from kvemb.restrict import RestrictPolicy, as_policy, policy_from_json
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import unordered_keys
 from kvemb.rows.schema import Schema, as_keys, as_values, public_keys
@@ -92,7 +92,7 @@ class Variable(Handle):
                 raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
             stored = store._manifest.variables.get(name)
             key_type, value_type, width = asked_shape(stored, key_dtype, value_dtype, dim)
-            first_rows = at_least(init_size, 0, "init_size")
+            first_rows = as_int(init_size, "init_size", 0)
             chosen = as_optimizer(optimizer)
             policy = as_policy(restrict_policy)
             if stored is None:
@@ -355,7 +355,7 @@ class Variable(Handle):
         many rows left. A variable without a policy keeps every row, and returns None: it has no scores to choose by.
         Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
-        reserved = as_count(num_reserved, "num_reserved")
+        reserved = as_int(num_reserved, "num_reserved", 0)
         return None if self._policy is None else self._policy.apply_restriction(reserved, **kwargs)
 
     def size(self, index: int | None = None) -> int:
@@ -394,7 +394,7 @@ class Variable(Handle):
         Dirty rows are written to the cold store first, so a poisoned store refuses. Records no use. Raises Closed, also
         from a later batch.
         """
-        size = at_least(n, 1, "n")
+        size = as_int(n, "n", 1)
         scan = self._storage.scan(size)
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
 

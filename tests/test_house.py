@@ -25,7 +25,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 ROOMS = " ".join(
     [
-        "errors handle numeric rows optimizers initializers seeding restrict options limits",
+        "errors brief ranges handle numeric rows optimizers initializers seeding restrict options limits",
         "contracts registry stats store_state interrupts meter",
         "tiers durability arguments",
         "dropping replica catalog store opening variable scope offline pickling bulk __init__",

@@ -45,7 +45,10 @@ def checkpoint_findings(
             if file.relative_to(path).as_posix() not in described.files:
                 yield f"{file} is not in {NAME}"
     if deep and sound:
-        yield from _row_findings(path, described, meter)
+        try:
+            yield from _row_findings(path, described, meter)
+        except (Corruption, ColdStoreError) as error:
+            yield str(error)
         yield from _key_findings(path, described)
 
 

@@ -308,7 +308,10 @@ def _entry_at(data: Data, at: int) -> Entry | None:
         return None
     if _CHECKSUM.unpack_from(data, stop)[0] != zlib.crc32(memoryview(data)[at:stop]):
         return None
-    name = data[start : start + name_bytes].decode()
+    if kind == CONTINUED and nbytes != _NUMBER.size:
+        return None
+    # What is no UTF-8 is no name that a variable can have (kvemb.durability.log_entries).
+    name = data[start : start + name_bytes].decode(errors="surrogateescape")
     return Entry(kind, name, rows, step, data[start + name_bytes : stop], number, synced)
 
 

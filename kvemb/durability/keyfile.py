@@ -65,7 +65,7 @@ def read_keys(path: Path) -> Iterator[Ordered]:
             if len(head) < _FRAME.size:
                 raise _damaged(path, "ends early")
             number, nbytes, first = _FRAME.unpack(head)
-            if number > FRAME_KEYS or nbytes > _MOST_PAYLOAD:
+            if number > FRAME_KEYS or nbytes > (_MOST_PAYLOAD if number else 0):
                 raise _damaged(path, f"has a frame of {number:,} keys in {nbytes:,} bytes")
             rest = file.read(nbytes + _CHECKSUM.size)
             payload = rest[:nbytes]
@@ -75,15 +75,24 @@ def read_keys(path: Path) -> Iterator[Ordered]:
                 if first != count or file.read(1):
                     raise _damaged(path, f"has {count:,} keys and not {first:,}")
                 return
-            keys = _keys(payload, number, first)
-            if first <= last:
+            try:
+                keys = _keys(payload, number, first)
+            except (zlib.error, ValueError) as error:
+                raise _damaged(path, f"has a frame of {number:,} keys whose payload is not theirs: {error}") from error
+            if first <= last or (keys[1:] <= keys[:-1]).any():
                 raise _damaged(path, "has keys that do not ascend")
             count, last = count + number, int(keys[-1])
             yield keys
 
 
 def _keys(payload: bytes, number: int, first: int) -> Ordered:
-    planes = np.frombuffer(zlib.decompress(payload, bufsize=8 * number), np.uint8).reshape(8, number - 1)
+    """Returns the keys of a frame. Raises zlib.error, ValueError."""
+    inflating, expected = zlib.decompressobj(), 8 * (number - 1)
+    # One byte more than there may be: a payload of thousands of times its size takes no memory.
+    differences = inflating.decompress(payload, expected + 1)
+    if len(differences) != expected or not inflating.eof or inflating.unused_data:
+        raise ValueError(f"it must inflate to {expected:,} bytes, got {len(differences):,} or a part of them")
+    planes = np.frombuffer(differences, np.uint8).reshape(8, number - 1)
     keys = np.empty(number, np.uint64)
     keys[0] = first
     keys[1:] = np.ascontiguousarray(planes.T).view("<u8").reshape(-1)

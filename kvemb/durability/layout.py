@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvemb.brief import brief
 from kvemb.durability import fresh_files, manifest
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.scratch import scratch
@@ -35,6 +36,9 @@ ROWS, CHANGES, HOT = "rows", "changes", "hot"
 PULLED = ".pulled"  # in a series: what of a pull has come
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
 _LOGGED = " log"  # on disk, in CURRENT
+# What is read of a file CURRENT, ours or RocksDB's: more than it has.
+_MOST_CURRENT = 64
+_POINT, _ROCKS_MANIFEST = re.compile(r"([0-9]{6,18})( log)?\n"), re.compile(r"MANIFEST-[0-9]{6,20}\n")
 # What a crash leaves in a series: a checkpoint that was being made, or dropped.
 _LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
 
@@ -99,7 +103,8 @@ def current(store: Path) -> tuple[Path, bool]:
     Corruption.
     """
     try:
-        text = (store / CURRENT).read_text(encoding="ascii")
+        with open(store / CURRENT, encoding="ascii", newline="") as file:
+            text = file.read(_MOST_CURRENT)
     except (FileNotFoundError, NotADirectoryError) as error:
         numbered = sorted(path.name for path in store.glob("[0-9]*") if is_checkpoint(path))
         hint = f"; it is a series of checkpoints: name one, such as {store / numbered[-1]}" if numbered else ""
@@ -108,12 +113,12 @@ def current(store: Path) -> tuple[Path, bool]:
         ) from error
     except UnicodeDecodeError as error:
         raise Corruption(f"{store / CURRENT} is damaged: it must name a folder in {POINTS}") from error
-    name = text.removesuffix("\n").removesuffix(_LOGGED)
-    if not text.endswith("\n") or not name.isdecimal() or not (store / POINTS / name).is_dir():
+    named = _POINT.fullmatch(text)
+    if named is None or not (store / POINTS / named[1]).is_dir():
         raise Corruption(
-            f"{store / CURRENT} is damaged: it names {text!r}, which is not in {store / POINTS}; run kvemb repair"
+            f"{store / CURRENT} is damaged: it names {brief(text)}, which is not in {store / POINTS}; run kvemb repair"
         )
-    return store / POINTS / name, text.endswith(_LOGGED + "\n")
+    return store / POINTS / named[1], named[2] is not None
 
 
 def point(store: Path, number: int) -> Path:
@@ -228,8 +233,16 @@ def make_directory(path: Path) -> None:
 
 def check_rows(rows: Path) -> None:
     """Raise Corruption unless rows is a RocksDB directory; RocksDB itself would make one."""
-    if not (rows / "CURRENT").is_file():
+    current = rows / "CURRENT"
+    if not current.is_file():
         raise Corruption(f"{rows} is damaged: it has no file CURRENT; restore from another checkpoint")
+    with open(current, "rb") as file:
+        named = file.read(_MOST_CURRENT).decode("latin-1")
+    if _ROCKS_MANIFEST.fullmatch(named) is None or not (rows / named[:-1]).is_file():
+        raise Corruption(
+            f"{current} is damaged: it must name a manifest of RocksDB in {rows}, got {brief(named)}; "
+            "restore from another checkpoint"
+        )
 
 
 def unpack(checkpoint: Path, target: Path, key_files: Collection[str]) -> None:

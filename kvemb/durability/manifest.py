@@ -13,14 +13,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvemb.brief import brief
 from kvemb.durability import fresh_files
+from kvemb.durability.fields import Fields
+from kvemb.durability.manifest_fields import check, check_variable
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
-from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, dtype_of
+from kvemb.rows.schema import Schema, dtype_of
 
 FORMAT = 2  # on disk; do not renumber
 NAME = "manifest.json"
 MOST_CHARACTERS = 256 << 20  # of a manifest: a million files
-MOST_POINT = 10**18
 # All that a checkpoint lists. What is pulled, restored or opened writes under other names itself, and under these never
 # in place of one that is there.
 _FILE = re.compile(
@@ -166,9 +168,9 @@ def parse(text: str, path: str) -> Manifest:
         version = data["format"]
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
-    if version != FORMAT:
+    if type(version) is not int or version != FORMAT:
         raise UnsupportedFormat(
-            f"{path} has format {version!r}, this kvemb reads format {FORMAT}; use the kvemb that wrote it"
+            f"{path} has format {brief(version)}, this kvemb reads format {FORMAT}; use the kvemb that wrote it"
         )
     try:
         if not text.endswith("}\n"):
@@ -176,48 +178,21 @@ def parse(text: str, path: str) -> Manifest:
         if data.pop("checksum") != _checksum(data):
             raise ValueError("its checksum does not fit its text")
         del data["format"]
+        check(data)
         data["variables"] = {name: _entry(entry) for name, entry in data["variables"].items()}
         data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
         data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
         manifest = Manifest(**data)
-        if not _is_described(manifest):
-            raise ValueError("a field is not what it can be")
         if strange := [name for name in manifest.files if _FILE.fullmatch(name) is None]:
-            raise ValueError(f"{strange[0]!r} is no file that a checkpoint lists")
-        if odd := [name for name, file in manifest.files.items() if not _is_measured(file)]:
-            raise ValueError(f"{odd[0]!r} has no size and sha256 that could be")
+            raise ValueError(f"{brief(strange[0])} is no file that a checkpoint lists")
         if missing := manifest.key_files - set(manifest.files):
             raise ValueError(f"it names {min(missing)} and does not list it")
         return manifest
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+    except UnsupportedFormat as error:
+        raise UnsupportedFormat(f"{path}: {error}") from error
+    except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
         how = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise Corruption(f"{path} is damaged: {how}; restore from another checkpoint") from error
-
-
-def _is_described(manifest: Manifest) -> bool:
-    """Whether the fields beside variables and files are of their kinds: some become names on disk."""
-    changed = [change for epoch in manifest.changes for change in epoch.variables.values()]
-    named = [*manifest.hot.values(), manifest.left_out, *(change.files for change in changed)]
-    texts = [manifest.store, manifest.id, *(epoch.since for epoch in manifest.changes)]
-    return (
-        type(manifest.point) is int
-        and 1 <= manifest.point <= MOST_POINT
-        and type(manifest.created) in (int, float)
-        and (manifest.parent is None or type(manifest.parent) is str)
-        and all(type(text) is str for text in texts)
-        and all(type(names) is list and all(type(name) is str for name in names) for names in named)
-        and all(type(change.cleared) is bool for change in changed)
-    )
-
-
-def _is_measured(file: FileEntry) -> bool:
-    """Whether a file's size and checksum can be one: the checksum also becomes a name (kvemb.offline.transfer)."""
-    return (
-        type(file.bytes) is int
-        and file.bytes >= 0
-        and type(file.sha256) is str
-        and re.fullmatch("[0-9a-f]{64}", file.sha256) is not None
-    )
 
 
 def _checksum(data: dict[str, Any]) -> str:
@@ -230,26 +205,13 @@ def _epoch(since: str, variables: dict[str, Any]) -> Epoch:
 
 
 def _entry(data: dict[str, Any]) -> VariableEntry:
-    """Return a variable's entry. Raises ValueError, TypeError or KeyError where a field cannot be what it should."""
-    entry = VariableEntry(**{**data, "slots": tuple(data["slots"])})
-    sound = (
-        entry.key_dtype in KEY_DTYPES
-        and entry.value_dtype in VALUE_DTYPES
-        and all(type(number) is int for number in (entry.dim, entry.rows, entry.step))
-        and (entry.dim >= 1 and entry.rows >= 0 and entry.step >= 0)
-        and all(type(slot) is str for slot in entry.slots)
-        and all(type(described) is dict for described in (entry.initializer, entry.creator))
-        and all(described is None or type(described) is dict for described in (entry.optimizer, entry.policy))
-        and all(type(truth) is bool for truth in (entry.trainable, entry.checkpoint, entry.bp_v2))
-    )
-    if not sound:
-        raise ValueError(f"no variable can be {data!r}")
-    return entry
+    return VariableEntry(**{**data, "slots": tuple(data["slots"])})
 
 
 def entry_of(data: dict[str, Any], what: str) -> VariableEntry:
     """Return a variable's entry, given as JSON. Raises UnsupportedFormat."""
     try:
+        check_variable(Fields(data))
         return _entry(data)
-    except (TypeError, KeyError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedFormat(f"{what!r} is described in a way this kvemb cannot read: {error}") from error

@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from kvemb.offline.sorter import Sorter
 from kvemb.offline.table_files import TableFiles
+from kvemb.ranges import MOST_STEPS
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import as_keys, as_values, public_keys
 from kvemb.variable import Variable
-
-MOST_STEPS = 2**62
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvemb import registry
+from kvemb.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
-from kvemb.durability import inventory, journal, layout, manifest, paths
+from kvemb.durability import inventory, journal, layout, log_entries, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
@@ -119,7 +120,7 @@ def _repair(
                 fresh = _fill(new, source, described, fresh, done, meter)
                 if log is not None:
                     changes = ChangeLog(live / layout.CHANGES, fresh.changes)
-                    variables, done.logged = replay(_entries(*log, described.point, done), fresh, new, changes)
+                    variables, done.logged = replay(_entries(*log, described, done), fresh, new, changes)
                     fresh = replace(fresh, variables=variables)
                 new.checkpoint(point / layout.ROWS)
             finally:
@@ -169,8 +170,11 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
     Of that its manifest alone says something that cannot be said again. Raises Corruption.
     """
     names = [name for name in described.files if name.startswith(f"{layout.ROWS}/MANIFEST-")]
-    if not names:
-        raise Corruption(f"{source / manifest.NAME} lists no {layout.ROWS}/MANIFEST; restore from another checkpoint")
+    if len(names) != 1:
+        raise Corruption(
+            f"{source / layout.ROWS} is damaged: it must have one manifest of RocksDB, {manifest.NAME} names "
+            f"{brief(sorted(names)) if names else 'none'}; restore from another checkpoint"
+        )
     inventory.check(source, replace(described, files={name: described.files[name] for name in names}))
     with scratch("kvemb-repair-") as place:
         for file in (source / layout.ROWS).resolve().iterdir():
@@ -181,9 +185,10 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
         yield place
 
 
-def _entries(log: Path, begun: bool, point: int, done: Repair) -> Iterator[Entry]:
+def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[Entry]:
     """Yield the log's entries as far as they can be read."""
     try:
-        yield from journal.read(journal.segments(log, point, begun=begun), begun=begun)
+        segments = journal.segments(log, described.point, begun=begun)
+        yield from log_entries.checked(segments, described.variables, begun=begun)
     except Corruption as error:
         done.damages.append(str(error))

@@ -26,8 +26,9 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
 from kvemb.errors import CheckpointNotFound, KvembError
 from kvemb.meter import Progress
-from kvemb.numeric import at_least
+from kvemb.numeric import as_int
 from kvemb.offline.transfer import JOBS, Remote, Transfer
+from kvemb.ranges import MOST_JOBS
 from kvemb.store import Store
 
 
@@ -71,7 +72,7 @@ class CheckpointManager:
         if every is not None and not every > 0:
             raise ValueError(f"every must be a number of seconds above 0, or None, got {every!r}")
         self.root, self.every = paths.local(root, "root"), every
-        self.keep = None if keep is None else at_least(keep, 1, "keep")
+        self.keep = None if keep is None else as_int(keep, "keep", 1)
         self._lock: LockFile | None = None
         self._pending: PendingCheckpoint | None = None
         self._dropping = threading.Lock()
@@ -173,7 +174,7 @@ class CheckpointManager:
         where there is no such bucket; Corruption naming a file here, BackendUnavailable; TypeError or ValueError for
         url, keep and jobs.
         """
-        keep, jobs = None if keep is None else at_least(keep, 1, "keep"), at_least(jobs, 1, "jobs")
+        keep, jobs = None if keep is None else as_int(keep, "keep", 1), as_int(jobs, "jobs", 1, MOST_JOBS)
         if layout.is_checkpoint(self.root):
             raise CheckpointNotFound(
                 f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
@@ -203,7 +204,7 @@ class CheckpointManager:
         CheckpointNotFound, TransferError; FileExistsError where another checkpoint has the number here, or the root is
         a store or a checkpoint; Corruption naming the file; ColdStoreError, BackendUnavailable.
         """
-        jobs = at_least(jobs, 1, "jobs")
+        jobs = as_int(jobs, "jobs", 1, MOST_JOBS)
         remote = Remote(url, options)
         self._check_root()
         number = self._number(number, remote.numbers(), str(url))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvemb import registry
 from kvemb.contracts import HotTable
 from kvemb.limits import Limits
-from kvemb.numeric import at_least
+from kvemb.numeric import as_int
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Budget
@@ -35,7 +35,7 @@ def make_tables(
     share = budget.free // 16
     spill_rows = max(limits.min_spill_rows, min(limits.max_spill_rows, share // spill_row_bytes))
     if hot_rows is not None:
-        what, wanted = "hot_rows of ", -(-at_least(hot_rows, 1, "hot_rows") // len(devices))
+        what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1) // len(devices))
         first = most = [_buckets(wanted, kind) for kind in kinds]
     else:
         what, wanted = "init_size of ", -(-(init_size or limits.init_rows) // len(devices))

@@ -17,9 +17,9 @@ ENTRY = VariableEntry(
     dim=3,
     slots=("accumulator",),
     initializer={"kind": "constant", "value": 0.1},
-    optimizer={"name": "sgd", "learning_rate": 5e-324},
+    optimizer={"name": "adagrad", "learning_rate": 5e-324},
     policy=None,
-    creator={"block_bytes": 4096},
+    creator={"block_bytes": 4096, "compression": ["none", "zstd"]},
     trainable=True,
     checkpoint=False,
     bp_v2=True,
@@ -27,18 +27,21 @@ ENTRY = VariableEntry(
     step=7,
 )
 EXAMPLE = Manifest(
-    store="c0ffee",
-    id="beef",
+    store="c0ffee" + 26 * "0",
+    id="beef" + 28 * "0",
     parent=None,
     point=12,
     created=1763.25,
     variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9)},
-    hot={"users": ["000001.keys"]},
-    changes=[Epoch("c0ffee", {"users": Changed(cleared=True, files=["000007.keys"])}), Epoch("decaf")],
+    hot={"users": ["000001-000.keys"]},
+    changes=[
+        Epoch("c0ffee" + 26 * "0", {"users": Changed(cleared=True, files=["000007.keys"])}),
+        Epoch("decaf" + 27 * "0"),
+    ],
     files={
         "rows/000012.sst": FileEntry(3, "ab" * 32),
         "changes/000007.keys": FileEntry(90, "cd" * 32),
-        "hot/000001.keys": FileEntry(80, "ef" * 32),
+        "hot/000001-000.keys": FileEntry(80, "ef" * 32),
     },
 )
 

@@ -1,0 +1,72 @@
+"""What each entry of a log can be (FORMAT.md, "Log"): held against its variable before anything is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvemb.brief import brief
+from kvemb.durability import journal
+from kvemb.durability.journal import Entry
+from kvemb.durability.manifest import VariableEntry
+from kvemb.errors import Corruption
+from kvemb.ranges import MOST_STEPS
+from kvemb.rows.codec import KEY_BYTES, record_dtype, unordered_keys
+from kvemb.rows.schema import Schema
+
+
+def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, begun: bool) -> Iterator[Entry]:
+    """Yield the entries of consecutive segments (journal.read). variables: of the durable point they go on from.
+
+    Raises Corruption, naming the log's folder and the entry, for one that no kvemb wrote.
+    """
+    for entry in journal.read(segments, begun=begun):
+        try:
+            _check(entry, variables)
+        except ValueError as error:
+            raise Corruption(
+                f"{segments[0].parent} is damaged: entry {entry.number:,} of the log {error}; "
+                "restore from a checkpoint, or run kvemb repair"
+            ) from error
+        yield entry
+
+
+def _check(entry: Entry, variables: Mapping[str, VariableEntry]) -> None:
+    """Raise ValueError, saying what is wrong with an entry."""
+    if entry.variable not in variables:
+        raise ValueError(f"holds writes of {brief(entry.variable)}, which the store does not have")
+    if not 0 <= entry.step < MOST_STEPS:
+        raise ValueError(f"must have a step from 0 to 2**62 - 1, got {entry.step}")
+    if not entry.synced < entry.number:
+        raise ValueError(f"must be above the last one that was synced, got {entry.synced:,}")
+    schema = variables[entry.variable].schema
+    records = record_dtype(schema)
+    width = {journal.ROWS: KEY_BYTES + records.itemsize, journal.REMOVED: KEY_BYTES, journal.CLEARED: 0}[entry.kind]
+    if len(entry.payload) != entry.rows * width or (entry.kind == journal.CLEARED and entry.rows):
+        raise ValueError(
+            f"must have a payload of {width:,} bytes for each of {entry.rows:,} rows, got {len(entry.payload):,} bytes"
+        )
+    if entry.kind != journal.CLEARED:
+        order = ">u8" if entry.kind == journal.ROWS else "<u8"
+        _check_keys(np.frombuffer(entry.payload, order, entry.rows).astype(np.uint64), schema)
+    if entry.kind == journal.ROWS:
+        _check_records(np.frombuffer(entry.payload, records, entry.rows, KEY_BYTES * entry.rows))
+
+
+def _check_keys(ordered: Any, schema: Schema) -> None:
+    keys = unordered_keys(ordered, schema)
+    limits = np.iinfo(np.int32)
+    if schema.key_dtype == np.int32 and len(wrong := keys[(keys < limits.min) | (keys > limits.max)]):
+        raise ValueError(f"must have keys of int32, got {wrong[0]}")
+
+
+def _check_records(records: Any) -> None:
+    if np.isnan(records["score"]).any():
+        raise ValueError("must have numbers for scores, got NaN")
+    if len(wrong := records["step"][(records["step"] < 0) | (records["step"] >= MOST_STEPS)]):
+        raise ValueError(f"must have steps of rows from 0 to 2**62 - 1, got {wrong[0]}")
+    if records["flags"].any():
+        raise ValueError(f"must have no flags, got {records['flags'].max()}")

@@ -1,0 +1,145 @@
+"""What each field of a manifest can be (FORMAT.md, "Manifest"): its type and its range, checked before it is used.
+
+Pure functions on what JSON gave. Each raises ValueError, which names the field, what it must be and what it is, or
+UnsupportedFormat where this kvemb does not know a kind or a parameter.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+from kvemb.brief import brief
+from kvemb.durability.fields import Fields
+from kvemb.errors import BackendUnavailable, UnsupportedFormat
+from kvemb.initializers import initializer_from_json
+from kvemb.optimizers import optimizer_from_json
+from kvemb.options import RocksDBCreator
+from kvemb.ranges import END_OF_TIME, MOST_DIM, MOST_FILE_BYTES, MOST_NAME_BYTES, MOST_POINTS, MOST_ROWS, MOST_STEPS
+from kvemb.restrict import policy_from_json
+from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
+
+_ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
+_SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
+_CHANGED = (r"[0-9]{6,18}\.keys", "names such as '000007.keys'")
+_HOT = (r"[0-9]{6,18}-[0-9]{3,18}\.keys", "names such as '000007-000.keys'")
+# Of the system, for a name and for a path.
+_MOST_PART, _MOST_PATH = 255, 4096
+_BREAKS = ("Cc", "Cs", "Zl", "Zp")
+
+
+def check(data: object) -> None:
+    """Raise unless data, the manifest without `checksum` and `format`, can be what a kvemb wrote."""
+    fields = Fields(data)
+    for name in ("store", "id"):
+        fields.text(name, *_ID)
+    if fields.take("parent") is not None:
+        Fields(data).text("parent", *_ID)
+    fields.integer("point", 1, MOST_POINTS)
+    fields.number("created", 0, END_OF_TIME)
+    variables = _of_names(fields, "variables")
+    for name in variables.names():
+        check_variable(variables.fields(name))
+    hot = _of_names(fields, "hot")
+    for name in hot.names():
+        hot.texts(name, *_HOT)
+    if not (epochs := fields.elements("changes")):
+        raise fields.refused("changes", "an array of at least one epoch", epochs)
+    for at, epoch in enumerate(epochs):
+        _check_epoch(Fields(epoch, f"changes[{at}]"))
+    files = fields.fields("files")
+    for name in files.names():
+        if not is_path(name):
+            raise ValueError(f"files must be paths below the directory, got {brief(name)}")
+        file = files.fields(name)
+        file.integer("bytes", 0, MOST_FILE_BYTES)
+        file.text("sha256", *_SHA256)
+        file.done()
+    if fields.has("left_out"):
+        for name in fields.elements("left_out"):
+            if type(name) is not str or not is_name(name):
+                raise fields.refused("left_out", "an array of names of variables", name)
+    fields.done()
+
+
+def _of_names(fields: Fields, name: str) -> Fields:
+    """Take an object from names of variables."""
+    by_name = fields.fields(name)
+    for each in by_name.names():
+        if not is_name(each):
+            raise ValueError(f"{name} must have names of variables, got {brief(each)}")
+    return by_name
+
+
+def _check_epoch(epoch: Fields) -> None:
+    epoch.text("since", *_ID)
+    variables = _of_names(epoch, "variables")
+    for name in variables.names():
+        changed = variables.fields(name)
+        changed.flag("cleared")
+        changed.texts("files", *_CHANGED)
+        if changed.has("dropped"):
+            changed.flag("dropped")
+        changed.done()
+    epoch.done()
+
+
+def check_variable(entry: Fields) -> None:
+    """Raise unless the fields can be a variable's."""
+    entry.one_of("key_dtype", KEY_DTYPES)
+    values = entry.one_of("value_dtype", VALUE_DTYPES)
+    dim = entry.integer("dim", 1, MOST_DIM)
+    slots = entry.elements("slots")
+    for name in ("trainable", "checkpoint", "bp_v2"):
+        entry.flag(name)
+    entry.integer("rows", 0, MOST_ROWS)
+    entry.integer("step", 0, MOST_STEPS - 1)
+    initializer = _made(entry, "initializer", initializer_from_json)
+    optimizer = _made(entry, "optimizer", optimizer_from_json, or_null=True)
+    _made(entry, "policy", policy_from_json, or_null=True)
+    _made(entry, "creator", RocksDBCreator.from_json)
+    entry.done()
+    expected = [] if optimizer is None else list(optimizer.slots)
+    if slots != expected:
+        raise entry.refused("slots", f"those of the optimizer, {expected}", slots)
+    if optimizer is not None and values in ("int8", "int32", "int64"):
+        raise entry.refused("optimizer", f"null for values of {values}", optimizer)
+    try:
+        initializer.check(dim, dtype_of(values))
+    except BackendUnavailable:
+        pass  # whoever opens the variable is told
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{entry.path('initializer')}: {error}") from error
+
+
+def _made(entry: Fields, name: str, make: Callable[[Any], Any], *, or_null: bool = False) -> Any:
+    """Return what an object describes. Raises ValueError, UnsupportedFormat."""
+    described = entry.take(name)
+    if not isinstance(described, dict) and not (or_null and described is None):
+        raise entry.refused(name, "an object or null" if or_null else "an object", described)
+    if described is None:
+        return None
+    try:
+        return make(described)
+    except UnsupportedFormat as error:
+        raise UnsupportedFormat(f"{entry.path(name)}: {error}") from error
+
+
+def is_name(name: str) -> bool:
+    """Whether that can be a variable's name, in a manifest or to be one.
+
+    Names are for people and for lines of text: what is printable differs between versions of Unicode, and only
+    arguments.check_name asks for it.
+    """
+    if any(unicodedata.category(character) in _BREAKS for character in name) or name == "default":
+        return False
+    parts = name.split("/")
+    return all(part not in ("", ".", "..") for part in parts) and len(name.encode()) <= MOST_NAME_BYTES
+
+
+def is_path(name: str) -> bool:
+    """Whether that can be a file's path below a checkpoint, on this system too."""
+    if not (name.isascii() and name.isprintable() and len(name) <= _MOST_PATH):
+        return False
+    return all(part not in ("", ".", "..") and len(part) <= _MOST_PART for part in name.split("/"))
