@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
 from kvemb.errors import Corruption
 
 NAME = "rocksdict-config.json"

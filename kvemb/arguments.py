@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvemb import registry
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_DIM, MOST_NAME_BYTES
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, initializer_from_json
-from kvemb.numeric import as_int
 from kvemb.optimizers import Optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
-from kvemb.ranges import MOST_DIM, MOST_NAME_BYTES
 from kvemb.restrict import RestrictPolicy, policy_class_name, policy_from_json
 from kvemb.rows.schema import key_dtype, value_dtype
 from kvemb.seeding import seeded_like

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.checks.numeric import as_int
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
 from kvemb.meter import Meter, Progress
-from kvemb.numeric import as_int
 from kvemb.offline.loading import Loaded, Rows, load
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import key_at, order_key

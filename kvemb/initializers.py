@@ -17,9 +17,19 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import (
+    Number,
+    as_number,
+    check_finite,
+    fits,
+    from_plain,
+    is_integer,
+    is_number,
+    rounded,
+    to_plain,
+)
 from kvemb.errors import UnsupportedFormat
-from kvemb.numeric import Number, as_number, check_finite, fits, from_plain, is_integer, is_number, rounded, to_plain
 from kvemb.rows.random_kernels import NORMAL_REACH, TWO_SIGMA_MASS, fill_normal, fill_uniform
 
 Keys = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
 from kvemb.errors import UnsupportedFormat
 
 

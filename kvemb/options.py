@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_BUDGET_BYTES
 from kvemb.errors import UnsupportedFormat
-from kvemb.numeric import as_int
-from kvemb.ranges import MOST_BUDGET_BYTES
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

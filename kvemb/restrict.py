@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
 from kvemb.errors import UnsupportedFormat
-from kvemb.numeric import as_int
 
 Scores = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]

@@ -29,12 +29,12 @@ from kvemb.arguments import (
     stored_optimizer,
     tell_if_default,
 )
+from kvemb.checks.numeric import as_int
 from kvemb.contracts import ColdStore, HotTable
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.point_writer import Part
 from kvemb.handle import Handle
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
-from kvemb.numeric import as_int
 from kvemb.opening import default_store
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator, format_bytes

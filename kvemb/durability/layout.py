@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
 from kvemb.durability import fresh_files, manifest
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.scratch import scratch

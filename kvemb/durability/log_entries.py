@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
+from kvemb.checks.ranges import MOST_STEPS
 from kvemb.durability import journal
 from kvemb.durability.journal import Entry
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import Corruption
-from kvemb.ranges import MOST_STEPS
 from kvemb.rows.codec import KEY_BYTES, record_dtype, unordered_keys
 from kvemb.rows.schema import Schema
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
+from kvemb.checks.fields import Fields
 from kvemb.durability import fresh_files
-from kvemb.durability.fields import Fields
 from kvemb.durability.manifest_fields import check, check_variable
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import Schema, dtype_of

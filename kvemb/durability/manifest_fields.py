@@ -10,13 +10,21 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from kvemb.brief import brief
-from kvemb.durability.fields import Fields
+from kvemb.checks.brief import brief
+from kvemb.checks.fields import Fields
+from kvemb.checks.ranges import (
+    END_OF_TIME,
+    MOST_DIM,
+    MOST_FILE_BYTES,
+    MOST_NAME_BYTES,
+    MOST_POINTS,
+    MOST_ROWS,
+    MOST_STEPS,
+)
 from kvemb.errors import BackendUnavailable, UnsupportedFormat
 from kvemb.initializers import initializer_from_json
 from kvemb.optimizers import optimizer_from_json
 from kvemb.options import RocksDBCreator
-from kvemb.ranges import END_OF_TIME, MOST_DIM, MOST_FILE_BYTES, MOST_NAME_BYTES, MOST_POINTS, MOST_ROWS, MOST_STEPS
 from kvemb.restrict import policy_from_json
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
 

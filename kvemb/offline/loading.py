@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.checks.ranges import MOST_STEPS
 from kvemb.offline.sorter import Sorter
 from kvemb.offline.table_files import TableFiles
-from kvemb.ranges import MOST_STEPS
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import as_keys, as_values, public_keys
 from kvemb.variable import Variable

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvemb import registry
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
 from kvemb.durability import inventory, journal, layout, log_entries, manifest, paths
 from kvemb.durability.changes import ChangeLog

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_JOBS
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
@@ -26,9 +28,7 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
 from kvemb.errors import CheckpointNotFound, KvembError
 from kvemb.meter import Progress
-from kvemb.numeric import as_int
 from kvemb.offline.transfer import JOBS, Remote, Transfer
-from kvemb.ranges import MOST_JOBS
 from kvemb.store import Store
 
 

@@ -2,5 +2,5 @@
 kernels that draw its first values.
 
 Pure functions and plain memory: nothing here locks, and nothing reads or writes a file. May import kvemb.errors and
-kvemb.numeric, nothing else of kvemb.
+kvemb.checks, nothing else of kvemb.
 """

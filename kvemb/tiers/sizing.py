@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvemb import registry
+from kvemb.checks.numeric import as_int
 from kvemb.contracts import HotTable
 from kvemb.limits import Limits
-from kvemb.numeric import as_int
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Budget

@@ -59,7 +59,8 @@ class Candidates:
         if len(keys) < 3 or np.abs(centred).max() < 1e-9:
             return None
         _, strength, axes = np.linalg.svd(centred, full_matrices=False)
-        share = float((strength[:2] ** 2).sum() / (strength**2).sum())
+        squares: Any = strength**2
+        share = float(squares[:2].sum() / squares.sum())
         return Projection(keys, centred @ axes[:2].T, scores, self._weights(scores), self._by_score, share)
 
     def _weights(self, scores: Any) -> Any:

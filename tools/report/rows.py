@@ -10,7 +10,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +119,7 @@ class _Column:
 
     def add(self, numbers: Numbers) -> None:
         """Take some more. The rows of the least random numbers are the sample."""
-        finite = numbers[np.isfinite(numbers)]
+        finite: Any = numbers[np.isfinite(numbers)]
         self._infinite += len(numbers) - len(finite)
         if len(finite) == 0:
             return

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
 
 
 class Fields:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.brief import brief
+from kvemb.checks.brief import brief
 
 Number = int | float
 
