@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,6 +32,12 @@ from rich.table import Table
 
 from kvemb.tools.destinations import is_url
 from kvemb.tools.stopping import check
+
+# Cells of a table's line that are no text: three lines, and a space on both sides of each text.
+_FRAME = 7
+# A word of more cells, such as an id or a path, may be folded.
+_WHOLE_CELLS = 24
+_WORDS = re.compile(r"^\s*\S+|\S+")
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -53,6 +61,21 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def _width_of_first(lines: list[tuple[str, str]], room: int) -> int | None:
+    """Return the width that the first of two columns must have, None where both fit into room as they are.
+
+    Names in it fold over several lines before a figure in the second column does.
+    """
+    texts = [[what for what, _ in lines], [value for _, value in lines]]
+    widest, second = (max(map(cell_len, column), default=0) for column in texts)
+    if widest + second <= room:
+        return None
+    words = [[cell_len(word) for text in column for word in _WORDS.findall(text)] for column in texts]
+    needed = [max((cells for cells in each if cells <= _WHOLE_CELLS), default=1) for each in words]
+    width = max(min(widest, max(room - second, room // 2)), needed[0])
+    return max(1, min(width, room - needed[1]))
+
+
 class Screen:
     """How a command talks to its user: a progress bar, milestones and the outcome.
 
@@ -61,7 +84,8 @@ class Screen:
 
     def __init__(self, quiet: bool, as_json: bool) -> None:
         self._as_json = as_json
-        self._closing = Console(highlight=False)
+        # What is shown has names and paths of users in it: brackets and colons are no markup there.
+        self._closing = Console(highlight=False, markup=False, emoji=False)
         self._console = None if quiet or as_json else self._closing
 
     @property
@@ -71,7 +95,7 @@ class Screen:
     def say(self, line: str) -> None:
         """Print a milestone."""
         if self._console is not None:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
     @contextmanager
     def progress(self, task: str, total: int, note: str = "") -> Iterator[Advance]:
@@ -129,7 +153,7 @@ class Screen:
     def tell(self, line: str) -> None:
         """Print a line of the outcome: with --quiet too, not with --json, whose summary has it."""
         if not self._as_json:
-            self._closing.print(line, markup=False, soft_wrap=True)
+            self._closing.print(line, soft_wrap=True)
 
     def close(self, title: str, lines: list[tuple[str, str]], summary: Summary) -> None:
         """Print the closing table of (what, value) lines, or with --json the summary as one JSON object."""
@@ -137,7 +161,7 @@ class Screen:
             print(to_json(summary))
             return
         table = Table(title=title, show_header=False)
-        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold", width=_width_of_first(lines, self._closing.width - _FRAME))
         table.add_column(overflow="fold")
         for what, value in lines:
             table.add_row(what, value)
