@@ -98,7 +98,7 @@ def _facts(found: Found) -> list[tuple[str, str]]:
         ("rows", f"{found.info.rows:,}"),
         ("values", f"{shape(about)}, keys {about['key_dtype']}"),
         ("a row with its slots", f"{size(found.info.row_bytes)}; all {size(found.info.row_bytes * found.info.rows)}"),
-        ("step", f"{about['step']:,}"),
+        ("uses recorded by", f"{about['recording_calls']:,} calls"),
         ("optimizer", spoken(about["optimizer"])),
         ("policy", spoken(about["policy"])),
         ("initializer", spoken(about["initializer"])),
