@@ -14,12 +14,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from kvemb import registry
 from kvemb.arguments import stored_optimizer
 from kvemb.catalog import Catalog
 from kvemb.contracts import ColdDatabase
 from kvemb.dropping import end, is_one_with
-from kvemb.durability import inventory, journal, layout, log_entries, manifest, paths
+from kvemb.durability import cold_databases, inventory, journal, layout, log_entries, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpoint import Checkpoint
@@ -32,7 +31,7 @@ from kvemb.durability.recovery import Recovery, replay
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.interrupts import result_of
 from kvemb.limits import Limits
-from kvemb.options import RocksDBCreator, format_bytes, parse_budget
+from kvemb.options import format_bytes, parse_budget
 from kvemb.replica import bring_to, common
 from kvemb.rows.codec import Ordered
 from kvemb.stats import Stats
@@ -100,14 +99,9 @@ class Store(Catalog):
             self._undo = undo.pop_all()
 
     def _open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
-        database: ColdDatabase = registry.cold_backend("rocks")(
-            rows,
-            {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()},
-            cache_bytes=self.budget.cache_bytes,
-            write_buffer_bytes=self.budget.write_buffer_bytes,
-            read_only=self.state.read_only,
-        )
-        return database
+        opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
+        sizes = {"cache_bytes": self.budget.cache_bytes, "write_buffer_bytes": self.budget.write_buffer_bytes}
+        return opened(rows, described, **sizes)
 
     def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
         return Checkpointer(self._database, self._points, self._changes, log, self.state, self.spiller)

@@ -31,6 +31,7 @@ from kvemb.arguments import (
 )
 from kvemb.checks.numeric import as_int
 from kvemb.contracts import ColdStore, HotTable
+from kvemb.durability import cold_databases
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.point_writer import Part
 from kvemb.handle import Handle
@@ -166,8 +167,7 @@ class Variable(Handle):
 
     def _cold(self, stored: VariableEntry | None) -> ColdStore:
         if isinstance(self._creator, MemoryCreator):
-            cold: ColdStore = registry.cold_backend("memory")(self._schema)
-            return cold
+            return cold_databases.in_memory(self._schema)
         # In order with a checkpoint of the database that may have begun: it must not have what came after.
         store = self._store
         if stored is None:

@@ -130,6 +130,11 @@ def test_the_core_imports_no_machine(path):
         assert not module.startswith(("kvemb.backends", "kvemb.tools")), f"{path.name} imports {module}"
 
 
+def test_cold_databases_are_opened_in_one_place():
+    naming = [path.name for name in FOLDERS for path in sources(name) if "cold_backend(" in path.read_text()]
+    assert sorted(naming) == ["cold_databases.py", "registry.py"]
+
+
 @pytest.mark.parametrize("path", sources("kvemb.backends"), ids=module_of)
 def test_backends_stand_on_contracts_and_know_no_tiers(path):
     below = ROOMS[: ROOMS.index("registry")]

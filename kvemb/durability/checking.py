@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvemb import registry
-from kvemb.durability import inventory, layout
+from kvemb.durability import cold_databases, inventory, layout
 from kvemb.durability.keyfile import read_keys
 from kvemb.durability.manifest import NAME, Manifest
 from kvemb.durability.readable import opened
@@ -53,7 +52,7 @@ def checkpoint_findings(
 
 
 def _row_findings(path: Path, described: Manifest, meter: Meter) -> Iterator[str]:
-    families = set(registry.cold_backend("rocks").families(path / layout.ROWS))
+    families = set(cold_databases.families(path / layout.ROWS))
     for name in sorted(families ^ set(described.variables)):
         where = "only in rows/" if name in families else f"only in {NAME}"
         yield f"{path}: variable {name!r} is {where}"

@@ -17,8 +17,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from kvemb import registry
-from kvemb.durability import changes, fresh_files, inventory, layout, manifest, paths
+from kvemb.durability import changes, cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
 from kvemb.durability.readable import opened
@@ -223,7 +222,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
         with atomic_directory(layout.point(store, described.point)) as point:
             layout.unpack(checkpoint, point, described.key_files)
             with inventory.naming(checkpoint, described):
-                registry.cold_backend("rocks").amend(point / layout.ROWS, left_out, {})
+                cold_databases.amend(point / layout.ROWS, drop=left_out)
             complete(point, described.following(described.id), checkpoint, same_names=True)
         layout.set_current(store, described.point)
     except BaseException:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kvemb.contracts import ColdDatabase, SortedFile
-from kvemb.durability import layout, manifest
+from kvemb.durability import cold_databases, layout, manifest
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.hotset import write_hot
@@ -159,7 +159,7 @@ class PointWriter:
                 files.setdefault(part.name, []).append(file.path)
                 while self._database.crowded(part.name):
                     time.sleep(PACE_SECONDS)
-        self._database.amend(self._draft.path / layout.ROWS, self._without, files)
+        cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, files=files)
 
     def _describe(self, epochs: list[Epoch]) -> None:
         """Write the key files, take the inventory, and write the manifest."""
@@ -178,7 +178,7 @@ class PointWriter:
         try:
             with atomic_directory(target) as scratch:
                 layout.unpack(point, scratch, described.key_files)
-                self._database.amend(scratch / layout.ROWS, left_out, {})
+                cold_databases.amend(scratch / layout.ROWS, drop=left_out)
                 complete(scratch, described, point, same_names=True)
         except (KvembError, FileExistsError) as error:
             raise TargetFailed(error) from error

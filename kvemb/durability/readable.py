@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvemb import registry
 from kvemb.contracts import ColdDatabase, ColdStore
-from kvemb.durability import changes, inventory, layout
+from kvemb.durability import changes, cold_databases, inventory, layout
 from kvemb.durability.manifest import Epoch, Manifest
-from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import Ordered
 
-CACHE_BYTES = 8 << 20
 BATCH_ROWS = 65_536
 
 
@@ -63,13 +60,5 @@ def database_in_place(
 @contextmanager
 def opened(path: Path, described: Manifest) -> Iterator[Readable]:
     """Open a checkpoint in place, with little memory. Raises Corruption, ColdStoreError."""
-    with database_in_place(path, described, _open_small) as database:
+    with database_in_place(path, described, cold_databases.to_read) as database:
         yield Readable(path, described, database)
-
-
-def _open_small(rows: Path, described: Manifest) -> ColdDatabase:
-    families = {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()}
-    database: ColdDatabase = registry.cold_backend("rocks")(
-        rows, families, cache_bytes=CACHE_BYTES, write_buffer_bytes=1 << 20, read_only=True
-    )
-    return database

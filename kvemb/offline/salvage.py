@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kvemb import registry
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
-from kvemb.durability import inventory, journal, layout, log_entries, manifest, paths
+from kvemb.durability import cold_databases, inventory, journal, layout, log_entries, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
@@ -28,12 +27,10 @@ from kvemb.durability.recovery import replay
 from kvemb.durability.scratch import scratch
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.meter import Meter, Progress
-from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import key_at, record_dtype
 from kvemb.rows.schema import Schema
 
 BATCH_ROWS = 65_536
-SIZES = {"cache_bytes": 8 << 20, "write_buffer_bytes": 64 << 20}
 CONFIG = "rocksdict-config.json"
 
 
@@ -115,7 +112,7 @@ def _repair(
             live, point = store / layout.LIVE, layout.point(store, described.point)
             (live / layout.CHANGES).mkdir(parents=True)
             point.mkdir(parents=True)
-            new: ColdDatabase = registry.cold_backend("rocks")(live / layout.ROWS, {}, **SIZES, read_only=False)
+            new = cold_databases.to_repair_into(live / layout.ROWS)
             try:
                 fresh = _fill(new, source, described, fresh, done, meter)
                 if log is not None:
@@ -125,7 +122,7 @@ def _repair(
                 new.checkpoint(point / layout.ROWS)
             finally:
                 new.close()
-            registry.cold_backend("rocks").amend(point / layout.ROWS, [], {})
+            cold_databases.amend(point / layout.ROWS)
             complete(point, fresh)
             layout.set_current(store, described.point)
             shutil.rmtree(live)
@@ -136,10 +133,9 @@ def _fill(
     new: ColdDatabase, source: Path, described: Manifest, fresh: Manifest, done: Repair, meter: Meter
 ) -> Manifest:
     """Write what can be read to a database. Returns the new description with the rows there are."""
-    creators = {name: RocksDBCreator.from_json(entry.creator) for name, entry in described.variables.items()}
-    variables = {}
+    creators, variables = cold_databases.creators_of(described), {}
     with _readable(source, described) as place:
-        old: ColdDatabase = registry.cold_backend("rocks")(place, creators, **SIZES, read_only=True, salvaging=True)
+        old = cold_databases.to_salvage(place, described)
         try:
             for name, entry in described.variables.items():
                 target = new.create(name, entry.schema, creators[name])

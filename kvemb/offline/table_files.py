@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb import registry
 from kvemb.contracts import SortedFile
-from kvemb.durability import layout
+from kvemb.durability import cold_databases, layout
 from kvemb.interrupts import result_of
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
@@ -78,8 +77,7 @@ class TableFiles:
         yield from blocks
         if self._done:
             place.mkdir()
-            sizes = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
-            database = registry.cold_backend("rocks")(place, {}, **sizes, read_only=False, compacting=False)
+            database = cold_databases.to_sort_in(place)
             try:
                 rows = database.create("rows", schema, creator)
                 for path in self._done:
