@@ -103,7 +103,7 @@ def _check_policy(name: str, stored: dict[str, Any] | None, asked: RestrictPolic
 
 def check_optimizer(name: str, kept: Optimizer | None, asked: Optimizer) -> None:
     """Raise SchemaMismatch unless rows trained with `kept` can go on with `asked`: its numbers may be others."""
-    if kept is None or (kept.name, kept.slots) != (asked.name, asked.slots):
+    if kept is None or not asked.fits(kept):
         advice = "its numbers may change, its class may not, as rows carry its slots; see kvemb migrate --optimizer"
         raise SchemaMismatch(name, "optimizer", kept, asked, advice)
 

@@ -78,10 +78,10 @@ def slot_dtype(variable: Variable) -> np.dtype[Any]:
 
 
 def new_slots(variable: Variable, n: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the optimizer's slots as n rows that are made now have them, by name (n, dim)."""
+    """Return the optimizer's slots as n rows that are made now have them, by name (n, width)."""
     schema = variable._schema
     rows = variable._operations.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
-    return {name: rows.slot(at).copy() for at, name in enumerate(schema.slots)}
+    return rows.slots_by_name()
 
 
 def scan(
@@ -158,6 +158,5 @@ def compact(store: Store, *, progress: Progress | None = None) -> None:
 
 
 def _rows_of(block: RowBlock) -> Rows:
-    schema = block.schema
-    slots = {name: block.slot(at).copy() for at, name in enumerate(schema.slots)}
-    return Rows(public_keys(block.keys, schema.key_dtype), block.embeddings(), slots, block.scores, block.steps)
+    keys = public_keys(block.keys, block.schema.key_dtype)
+    return Rows(keys, block.embeddings(), block.slots_by_name(), block.scores, block.steps)

@@ -108,7 +108,7 @@ class Variable(Handle):
                 raise ValueError(
                     f"optimizer must be None for value_dtype {value_type.name}, got {chosen!r}; train floats"
                 )
-            schema = Schema(key_type, value_type, width, chosen.slots if chosen else ())
+            schema = Schema(key_type, value_type, width, chosen.shapes(width) if chosen else ())
             creator = creator_for(kv_creator, stored)
             if stored is None:
                 store.state.check_writable()
@@ -379,7 +379,7 @@ class Variable(Handle):
     def export(self, *, with_slots: bool = False, with_scores: bool = False) -> tuple[npt.NDArray[Any], ...]:
         """Return (keys, values) of all rows, in key order: copies, as large as the table. See export_batches.
 
-        with_slots adds a dict from slot name to (n, dim); with_scores adds scores (n,), last.
+        with_slots adds a dict from slot name to (n, width); with_scores adds scores (n,), last.
         """
         batches = list(self.export_batches(EXPORT_ROWS, with_slots=with_slots, with_scores=with_scores))
         if not batches:
@@ -402,7 +402,7 @@ class Variable(Handle):
         self._storage.state.check_open()
         batch: tuple[Any, ...] = (public_keys(rows.keys, self.key_dtype), rows.embeddings())
         if with_slots:
-            batch += ({name: rows.slot(at).copy() for at, name in enumerate(self._schema.slots)},)
+            batch += (rows.slots_by_name(),)
         return (*batch, rows.scores) if with_scores else batch
 
     def prefetch(self, keys: npt.ArrayLike) -> None:

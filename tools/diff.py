@@ -186,12 +186,16 @@ def _differing(before: bulk.Rows, after: bulk.Rows) -> _Part:
     _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     same = _same(before.values[mine], after.values[theirs])
     same &= _same(before.scores[mine], after.scores[theirs]) & (before.steps[mine] == after.steps[theirs])  # type: ignore[index]
-    if set(before.slots or {}) == set(after.slots or {}):
+    if _widths(before) == _widths(after):
         for name, slot in (before.slots or {}).items():
             same &= _same(slot[mine], (after.slots or {})[name][theirs])
     keep = np.ones(len(before), np.bool_), np.ones(len(after), np.bool_)
     keep[0][mine[same]] = keep[1][theirs[same]] = False
     return _Part(selected(before, keep[0]), selected(after, keep[1]))
+
+
+def _widths(rows: bulk.Rows) -> dict[str, int]:
+    return {name: slot.shape[1] for name, slot in (rows.slots or {}).items()}
 
 
 def _same(one: Any, other: Any) -> Any:

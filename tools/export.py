@@ -21,7 +21,7 @@ from kvemb.tools.where import Where, parse_where
 
 BATCH_ROWS = 65_536
 # In files, as the format of what they say of their table.
-ABOUT_FORMAT = 1
+ABOUT_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def export(
 
 
 def _left_out(source: kvemb.Variable, table: Table) -> tuple[str, ...]:
-    slots = source.optimizer is not None and any(table.column(slot) is None for slot in source.optimizer.slots)
+    slots = any(table.column(slot["name"]) is None for slot in table.about["slots"])
     scores = source.restrict_policy is not None and table.column(SCORE) is None
     return (SLOTS,) * slots + ("scores",) * scores
 
@@ -129,7 +129,7 @@ def table_of(source: kvemb.Variable, wish: Wish) -> Table:
     if wish.dtype == "int8":
         columns.append(Column(SCALE, np.dtype(np.float32)))
     if SLOTS in wish.beside:
-        columns += [Column(slot, bulk.slot_dtype(source), source.dim) for slot in about["slots"]]
+        columns += [Column(slot["name"], bulk.slot_dtype(source), slot["width"]) for slot in about["slots"]]
     if SCORE in wish.beside:
         columns.append(Column(SCORE, np.dtype(np.float64)))
     if STEP in wish.beside:

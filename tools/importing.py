@@ -136,7 +136,7 @@ def _rows(
     batches: Iterator[Batch], table: Table, target: kvemb.Variable, progress: Progress | None
 ) -> Iterator[bulk.Rows]:
     """Turn batches of columns into rows of a variable. Raises BadInput where they do not fit."""
-    slots = list(target.optimizer.slots) if target.optimizer else []
+    slots = [slot.name for slot in target.optimizer.slots] if target.optimizer else []
     has_slots = bool(slots) and all(table.column(slot) is not None for slot in slots)
     done = 0
     for batch in batches:

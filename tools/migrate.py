@@ -18,7 +18,7 @@ from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.numbers import rounded
 from kvemb.tools.reading import Progress, chosen, kind_name, opened, telling
 
-OPTIMIZERS = {"none": None, "sgd": kvemb.optimizers.SGD, "adagrad": kvemb.optimizers.Adagrad}
+OPTIMIZERS: dict[str, type[kvemb.optimizers.Optimizer] | None] = {"none": None, **kvemb.optimizers.KINDS}
 POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp": kvemb.TimestampRestrictPolicy}
 
 
@@ -51,10 +51,11 @@ def plan(
 ) -> Plan:
     """Say what migrating a variable of a checkpoint or store to a new store would do; None leaves a thing as it is.
 
-    optimizer: "sgd", "adagrad" or "none"; "sgd:0.1" with this learning rate instead of the default, or the same
-    optimizer with another one. slots: "keep" those the new optimizer has too, or "anew". value_dtype, key_dtype: as for
-    get_variable. dim: rows are cut, or padded with zeros. policy: "frequency", "timestamp" or "none"; "frequency:1000"
-    with this half-life, "timestamp:steps" with that clock; scores of another scale begin anew, as after one use.
+    optimizer: the name of one of kvemb.optimizers, as "adagrad", or "none"; "adagrad:0.1" with this learning rate
+    instead of the default, or the same optimizer with another one. slots: "keep" those the new optimizer has too, as
+    wide, or "anew". value_dtype, key_dtype: as for get_variable. dim: rows are cut, or padded with zeros. policy:
+    "frequency", "timestamp" or "none"; "frequency:1000" with this half-life, "timestamp:steps" with that clock; scores
+    of another scale begin anew, as after one use.
 
     Reads no rows. Raises BadInput, also where there can be no such variable; FileExistsError, and what reading path
     does.
@@ -72,6 +73,7 @@ def plan(
         if asked is not None and asked != before[what]:
             found.after[what] = asked
             found.steps.append(f"{what}: {before[what]} becomes {asked}{_loss(what, before[what], asked)}")
+    found.after["slots"] = _shapes(found.after)
     if policy is not None:
         _plan_policy(found, policy)
     if not found.steps:
@@ -98,7 +100,6 @@ def _known(what: str, asked: str, known: dict[str, Any]) -> Any:
 def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
     if slots not in ("keep", "anew"):
         raise WrongUsage(f"--slots must be keep or anew, got {slots!r}")
-    before = list(found.before["slots"])
     if asked is None and slots == "keep":
         return
     if asked is not None:
@@ -111,22 +112,35 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
             found.after["optimizer"] = {**was, "learning_rate": given}
             found.steps.append(f"learning rate: {was['learning_rate']:g} becomes {given:g}")
         elif made is None:
-            found.after["optimizer"], found.after["slots"] = None, []
+            found.after["optimizer"] = None
             found.steps.append(f"optimizer: {kind_name(was)} becomes none")
         else:
             new = made() if given is None else made(learning_rate=given)
-            found.after["optimizer"], found.after["slots"] = new.to_json(), list(made.slots)
+            found.after["optimizer"] = new.to_json()
             rest = f" (the default; {name}:RATE for another)" if given is None else ""
             found.steps.append(f"optimizer: {kind_name(was)} becomes {name}, learning rate {new.learning_rate:g}{rest}")
+    before, after = _slots(found.before), _slots(found.after)
     for slot in before:
-        if slot not in found.after["slots"]:
-            found.steps.append(f"slot {slot!r} is dropped: training can not go on from it")
-    for slot in found.after["slots"]:
+        if slot not in after:
+            found.steps.append(f"slot {slot[0]!r} is dropped: training can not go on from it")
+    for slot in after:
         if slot not in before:
-            found.steps.append(f"slot {slot!r} is added, as of new rows")
+            found.steps.append(f"slot {slot[0]!r} is added, as of new rows")
         elif slots == "anew":
-            found.steps.append(f"slot {slot!r} starts anew: what it had is lost")
+            found.steps.append(f"slot {slot[0]!r} starts anew: what it had is lost")
     found.slots_anew = slots == "anew"
+
+
+def _slots(about: dict[str, Any]) -> list[tuple[str, int | None]]:
+    """The slots of a variable by name and width, as the optimizer says it."""
+    if about["optimizer"] is None:
+        return []
+    return [(slot.name, slot.width) for slot in kvemb.optimizers.optimizer_from_json(about["optimizer"]).slots]
+
+
+def _shapes(about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The slots of a variable as kvemb.bulk.described tells them."""
+    return [{"name": name, "width": about["dim"] if width is None else width} for name, width in _slots(about)]
 
 
 def _rate(asked: str) -> float:
@@ -138,7 +152,8 @@ def _rate(asked: str) -> float:
         return kvemb.optimizers.SGD(learning_rate=float(rate)).learning_rate
     except ValueError:
         raise WrongUsage(
-            f"--optimizer must be none, or sgd or adagrad with a learning rate such as sgd:0.1, got {asked!r}"
+            f"--optimizer must be none, or one of {', '.join(kvemb.optimizers.KINDS)} with a learning rate such as "
+            f"sgd:0.1, got {asked!r}"
         ) from None
 
 
@@ -215,14 +230,14 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
 
 
 def _rows(old: kvemb.Variable, target: kvemb.Variable, found: Plan, progress: Progress | None) -> Iterator[bulk.Rows]:
-    wanted = list(target.optimizer.slots) if target.optimizer else []
+    before, after = _slots(found.before), _slots(found.after)
+    same = [] if found.slots_anew else [slot[0] for slot in after if slot in before]
     for rows in telling(bulk.scan(old), progress, old.size()):
         had = rows.slots or {}
-        fresh = bulk.new_slots(target, len(rows))
-        kept = {slot: had[slot] for slot in wanted if slot in had and not found.slots_anew}
-        slots = {slot: fresh[slot] for slot in wanted}
-        for slot, numbers in kept.items():
-            part = min(numbers.shape[1], target.dim)
+        slots = bulk.new_slots(target, len(rows))
+        for slot in same:
+            numbers = had[slot]
+            part = min(numbers.shape[1], slots[slot].shape[1])
             kind, advice = slots[slot].dtype, "give another --value-dtype, or --slots anew"
             slots[slot][:, :part] = rounded(numbers[:, :part], kind, rows.keys, advice)
         values = np.zeros((len(rows), target.dim), rows.values.dtype)

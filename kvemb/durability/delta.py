@@ -33,8 +33,8 @@ class Change:
     A variable that was dropped is told by all its keys in `removed`. Where another came under its name, its rows are in
     `keys`, with its dtypes, dim and slots, and in `removed` are the keys that it does not have.
     keys (n,), ascending: rows that are new, or differ in embedding, slots, score or step of last change; values
-    (n, dim); slots: by name (n, dim); scores (n,); steps (n,) of the last change. removed (m,), ascending: keys of rows
-    that are gone.
+    (n, dim); slots: by name (n, width); scores (n,); steps (n,) of the last change. removed (m,), ascending: keys of
+    rows that are gone.
     """
 
     variable: str
@@ -110,6 +110,5 @@ def _unchanged(rows: RowBlock, exists: Mask, then: RowBlock, existed: Mask) -> M
 
 
 def _change(name: str, schema: Schema, rows: RowBlock, gone: Keys) -> Change:
-    slots = {slot: rows.slot(at).copy() for at, slot in enumerate(schema.slots)}
     keys, removed = public_keys(rows.keys, schema.key_dtype), public_keys(gone, schema.key_dtype)
-    return Change(name, keys, rows.embeddings(), slots, rows.scores, rows.steps, removed)
+    return Change(name, keys, rows.embeddings(), rows.slots_by_name(), rows.scores, rows.steps, removed)

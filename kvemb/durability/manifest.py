@@ -18,9 +18,11 @@ from kvemb.checks.fields import Fields
 from kvemb.durability import fresh_files
 from kvemb.durability.manifest_fields import check, check_variable
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
-from kvemb.rows.schema import Schema, dtype_of
+from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
-FORMAT = 2  # on disk; do not renumber
+FORMAT = 3  # on disk; do not renumber
+# What is read: format 2 has the names of slots, all as wide as the embedding.
+READABLE = (2, FORMAT)
 NAME = "manifest.json"
 MOST_CHARACTERS = 256 << 20  # of a manifest: a million files
 # All that a checkpoint lists. What is pulled, restored or opened writes under other names itself, and under these never
@@ -40,7 +42,7 @@ class VariableEntry:
     key_dtype: str
     value_dtype: str
     dim: int
-    slots: tuple[str, ...]
+    slots: tuple[SlotShape, ...]
     initializer: dict[str, Any]
     optimizer: dict[str, Any] | None
     policy: dict[str, Any] | None
@@ -54,7 +56,7 @@ class VariableEntry:
     @property
     def schema(self) -> Schema:
         """The schema of its rows."""
-        return Schema(dtype_of(self.key_dtype), dtype_of(self.value_dtype), self.dim, tuple(self.slots))
+        return Schema(dtype_of(self.key_dtype), dtype_of(self.value_dtype), self.dim, self.slots)
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,10 @@ def parse(text: str, path: str) -> Manifest:
         version = data["format"]
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
-    if type(version) is not int or version != FORMAT:
+    if type(version) is not int or version not in READABLE:
         raise UnsupportedFormat(
-            f"{path} has format {brief(version)}, this kvemb reads format {FORMAT}; use the kvemb that wrote it"
+            f"{path} has format {brief(version)}, this kvemb reads formats {' and '.join(map(str, READABLE))}; "
+            "use the kvemb that wrote it"
         )
     try:
         if not text.endswith("}\n"):
@@ -178,7 +181,7 @@ def parse(text: str, path: str) -> Manifest:
         if data.pop("checksum") != _checksum(data):
             raise ValueError("its checksum does not fit its text")
         del data["format"]
-        check(data)
+        check(data, version)
         data["variables"] = {name: _entry(entry) for name, entry in data["variables"].items()}
         data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
         data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
@@ -205,13 +208,15 @@ def _epoch(since: str, variables: dict[str, Any]) -> Epoch:
 
 
 def _entry(data: dict[str, Any]) -> VariableEntry:
-    return VariableEntry(**{**data, "slots": tuple(data["slots"])})
+    slots = [SlotShape(slot, data["dim"]) if isinstance(slot, str) else SlotShape(**slot) for slot in data["slots"]]
+    return VariableEntry(**{**data, "slots": tuple(slots)})
 
 
 def entry_of(data: dict[str, Any], what: str) -> VariableEntry:
-    """Return a variable's entry, given as JSON. Raises UnsupportedFormat."""
+    """Return a variable's entry, given as JSON: as a manifest of any format has it. Raises UnsupportedFormat."""
     try:
-        check_variable(Fields(data))
+        named = all(isinstance(slot, str) for slot in Fields(data).elements("slots"))
+        check_variable(Fields(data), 2 if named else FORMAT)
         return _entry(data)
     except (ValueError, RecursionError) as error:
         raise UnsupportedFormat(f"{what!r} is described in a way this kvemb cannot read: {error}") from error

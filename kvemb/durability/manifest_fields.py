@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from kvemb.checks.brief import brief
@@ -37,8 +38,8 @@ _MOST_PART, _MOST_PATH = 255, 4096
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
 
 
-def check(data: object) -> None:
-    """Raise unless data, the manifest without `checksum` and `format`, can be what a kvemb wrote."""
+def check(data: object, version: int) -> None:
+    """Raise unless data, the manifest without `checksum` and `format`, can be what a kvemb of that format wrote."""
     fields = Fields(data)
     for name in ("store", "id"):
         fields.text(name, *_ID)
@@ -48,7 +49,7 @@ def check(data: object) -> None:
     fields.number("created", 0, END_OF_TIME)
     variables = _of_names(fields, "variables")
     for name in variables.names():
-        check_variable(variables.fields(name))
+        check_variable(variables.fields(name), version)
     hot = _of_names(fields, "hot")
     for name in hot.names():
         hot.texts(name, *_HOT)
@@ -93,12 +94,12 @@ def _check_epoch(epoch: Fields) -> None:
     epoch.done()
 
 
-def check_variable(entry: Fields) -> None:
-    """Raise unless the fields can be a variable's."""
+def check_variable(entry: Fields, version: int) -> None:
+    """Raise unless the fields can be a variable's, in a manifest of that format."""
     entry.one_of("key_dtype", KEY_DTYPES)
     values = entry.one_of("value_dtype", VALUE_DTYPES)
     dim = entry.integer("dim", 1, MOST_DIM)
-    slots = entry.elements("slots")
+    slots = _check_slots(entry, dim, version)
     for name in ("trainable", "checkpoint", "bp_v2"):
         entry.flag(name)
     entry.integer("rows", 0, MOST_ROWS)
@@ -108,7 +109,7 @@ def check_variable(entry: Fields) -> None:
     _made(entry, "policy", policy_from_json, or_null=True)
     _made(entry, "creator", RocksDBCreator.from_json)
     entry.done()
-    expected = [] if optimizer is None else list(optimizer.slots)
+    expected = [] if optimizer is None else [asdict(slot) for slot in optimizer.shapes(dim)]
     if slots != expected:
         raise entry.refused("slots", f"those of the optimizer, {expected}", slots)
     if optimizer is not None and values in ("int8", "int32", "int64"):
@@ -119,6 +120,19 @@ def check_variable(entry: Fields) -> None:
         pass  # whoever opens the variable is told
     except (TypeError, ValueError) as error:
         raise ValueError(f"{entry.path('initializer')}: {error}") from error
+
+
+def _check_slots(entry: Fields, dim: int, version: int) -> list[dict[str, Any]]:
+    """Return a variable's slots as format 3 has them; format 2 has their names, and all are as wide as the row."""
+    if version == 2:
+        return [{"name": name, "width": dim} for name in entry.texts("slots", r"\w{1,100}", "names of slots")]
+    slots = entry.elements("slots")
+    for at, slot in enumerate(slots):
+        fields = Fields(slot, f"{entry.path('slots')}[{at}]")
+        fields.text("name", r"\w{1,100}", "a name of a slot")
+        fields.integer("width", 1, MOST_DIM)
+        fields.done()
+    return slots
 
 
 def _made(entry: Fields, name: str, make: Callable[[Any], Any], *, or_null: bool = False) -> Any:

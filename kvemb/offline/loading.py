@@ -28,8 +28,8 @@ from kvemb.variable import Variable
 class Rows:
     """Rows of one variable, whole.
 
-    keys (n,), values (n, dim), slots: by name (n, dim), scores (n,) float64, steps (n,) int64, of the last change. For
-    load(), slots, scores and steps may be None: what a row has that is made now.
+    keys (n,), values (n, dim), slots: by name (n, width), scores (n,) float64, steps (n,) int64, of the last change.
+    For load(), slots, scores and steps may be None: what a row has that is made now.
     """
 
     keys: npt.NDArray[Any]
@@ -126,10 +126,13 @@ def _block_of(batch: Rows, variable: Variable) -> RowBlock:
     shape = (len(keys), schema.dim)
     block = variable._operations.new_rows(keys, as_values(batch.values, schema.value_dtype, shape))
     if batch.slots is not None:
-        if set(batch.slots) != set(schema.slots):
-            raise ValueError(f"slots must be {list(schema.slots)}, got {sorted(batch.slots)}")
-        for number, name in enumerate(schema.slots):
-            block.slot(number)[:] = as_values(batch.slots[name], schema.slot_dtype, shape, f"slot {name!r}")
+        wanted = [slot.name for slot in schema.slots]
+        if set(batch.slots) != set(wanted):
+            raise ValueError(f"slots must be {wanted}, got {sorted(batch.slots)}")
+        for number, slot in enumerate(schema.slots):
+            given, expected = batch.slots[slot.name], (len(keys), slot.width)
+            what = f"slot {slot.name!r}"
+            block.slot(number)[:] = as_values(given, schema.slot_dtype, expected, what, "keys.shape + (width,)")
     if batch.scores is not None:
         block.scores[:] = _column(batch.scores, np.float64, len(keys), "scores")
         if np.isnan(block.scores).any():

@@ -84,9 +84,13 @@ class RowBlock:
         return np.ascontiguousarray(self.values[:, : self.schema.dim]).view(self.schema.value_dtype)
 
     def slot(self, index: int) -> npt.NDArray[Any]:
-        """Return the index-th slot of every row (length, dim), a view."""
-        start = self.schema.slot_column + index * self.schema.dim
-        return self.slots[:, start : start + self.schema.dim]
+        """Return the index-th slot of every row (length, its width), a view."""
+        columns = self.schema.slot_columns
+        return self.slots[:, columns[index] : columns[index + 1]]
+
+    def slots_by_name(self) -> dict[str, npt.NDArray[Any]]:
+        """Return every slot of every row by name, (length, its width) each, copies."""
+        return {slot.name: self.slot(index).copy() for index, slot in enumerate(self.schema.slots)}
 
     def select(self, index: Any) -> RowBlock:
         """Return a new block of the rows at index (positions, mask or slice), in that order."""

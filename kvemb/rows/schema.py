@@ -9,6 +9,7 @@ from __future__ import annotations
 import numbers
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -62,17 +63,25 @@ def dtype_of(spec: Any) -> np.dtype[Any]:
 
 
 @dataclass(frozen=True)
+class SlotShape:
+    """A slot as it lies in a row: its name, and how many elements it has."""
+
+    name: str
+    width: int
+
+
+@dataclass(frozen=True)
 class Schema:
     """The properties of a variable that decide its bytes.
 
-    slots: names of the optimizer's slots, each `dim` wide. Slots of 16-bit values are float32, others of the value's
-    own dtype, so that an accumulator does not stop growing.
+    slots: the optimizer's slots, in the order in which they lie in a row. Slots of 16-bit values are float32, others of
+    the value's own dtype, so that an accumulator does not stop growing.
     """
 
     key_dtype: np.dtype[Any]
     value_dtype: np.dtype[Any]
     dim: int
-    slots: tuple[str, ...] = ()
+    slots: tuple[SlotShape, ...] = ()
 
     @cached_property
     def slot_dtype(self) -> np.dtype[Any]:
@@ -86,12 +95,16 @@ class Schema:
         return -(-self.dim * self.value_dtype.itemsize // size)
 
     @cached_property
+    def slot_columns(self) -> tuple[int, ...]:
+        """Each slot's first column, counted in elements of slot_dtype, and then the first column behind the slots."""
+        return tuple(accumulate((slot.width for slot in self.slots), initial=self.slot_column))
+
+    @cached_property
     def row_words(self) -> int:
         """8-byte words a row takes, padding included."""
         if not self.slots:
             return -(-self.dim * self.value_dtype.itemsize // WORD_BYTES)
-        elements = self.slot_column + self.dim * len(self.slots)
-        return -(-elements * self.slot_dtype.itemsize // WORD_BYTES)
+        return -(-self.slot_columns[-1] * self.slot_dtype.itemsize // WORD_BYTES)
 
     @cached_property
     def kernel_dtype(self) -> np.dtype[Any]:
@@ -118,14 +131,19 @@ def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
 
 
 def as_values(
-    values: npt.ArrayLike, dtype: np.dtype[Any], expected: tuple[int, ...], what: str = "values"
+    values: npt.ArrayLike,
+    dtype: np.dtype[Any],
+    expected: tuple[int, ...],
+    what: str = "values",
+    shape: str = "keys.shape + (dim,)",
 ) -> npt.NDArray[Any]:
-    """Return values of the expected shape, (*keys.shape, dim), as a contiguous (n, dim). Raises TypeError or
-    ValueError.
+    """Return values of the expected shape, (*keys.shape, dim), as a contiguous (n, dim).
+
+    what, shape: how messages call the values and the shape. Raises TypeError or ValueError.
     """
     array = _checked_array(values, dtype, what)
     if array.shape != expected:
-        raise ValueError(f"{what} must have shape keys.shape + (dim,) = {expected}, got {array.shape}")
+        raise ValueError(f"{what} must have shape {shape} = {expected}, got {array.shape}")
     return np.ascontiguousarray(array).reshape(-1, expected[-1])
 
 

@@ -23,7 +23,7 @@ class RowFactory:
 
     def train_with(self, optimizer: Optimizer | None) -> None:
         """Begin the slots of rows that are made from now on as this optimizer says."""
-        self._slots = optimizer.slot_initial() if optimizer else ()
+        self._slots = optimizer.slots if optimizer else ()
 
     def embeddings(self, keys: Keys) -> Values:
         """Return (n, dim): what missing keys read as."""
@@ -34,7 +34,7 @@ class RowFactory:
         rows = RowBlock(self._schema, len(keys))
         rows.keys[:] = keys
         self._kernels.assign(rows, np.arange(len(keys)), values, step)
-        for number, value in enumerate(self._slots):
-            rows.slot(number)[:] = value
+        for number, slot in enumerate(self._slots):
+            rows.slot(number)[:] = slot.initial
         rows.scores[:] = score
         return rows

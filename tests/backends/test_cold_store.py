@@ -16,7 +16,7 @@ from kvemb.errors import ColdStoreError, Corruption, KvembError
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import order_keys
-from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
+from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
 SIGNED = np.array([LEAST, LEAST + 1, -256, -1, 0, 1, 255, 256, MOST - 1, MOST])
@@ -25,7 +25,7 @@ SIGNED = np.array([LEAST, LEAST + 1, -256, -1, 0, 1, 255, 256, MOST - 1, MOST])
 def schema_of(key: str = "int64", value: str = "float32", dim: int = 3) -> Schema:
     if value == "bfloat16":
         pytest.importorskip("ml_dtypes")
-    return Schema(dtype_of(key), dtype_of(value), dim, ("accumulator",))
+    return Schema(dtype_of(key), dtype_of(value), dim, (SlotShape("accumulator", dim),))
 
 
 def rows_of(schema: Schema, keys: Any, salt: int = 0) -> RowBlock:

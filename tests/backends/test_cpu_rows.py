@@ -12,7 +12,7 @@ from kvemb.backends import intrinsics
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import SGD, Adagrad
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
+from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 DIM = 5
@@ -26,7 +26,7 @@ def dtype_named(name: str) -> Any:
     return dtype_of(name)
 
 
-def block_of(name: str, rows: int, slots: tuple[str, ...] = ()) -> RowBlock:
+def block_of(name: str, rows: int, slots: tuple[SlotShape, ...] = ()) -> RowBlock:
     schema = Schema(dtype_of("int64"), dtype_named(name), DIM, slots)
     block = RowBlock(schema, rows)
     block.keys[:] = np.arange(rows)
@@ -123,7 +123,7 @@ def test_subnormal_halves_round_to_even():
 
 
 @pytest.mark.parametrize("name", VALUE_DTYPES)
-@pytest.mark.parametrize("slots", [(), ("accumulator",)])
+@pytest.mark.parametrize("slots", [(), (SlotShape("accumulator", DIM),)])
 def test_rows_are_set_and_copied_out(name, slots):
     block = block_of(name, 40, slots)
     before = block.select(np.arange(40))
@@ -191,7 +191,7 @@ def test_sgd_is_its_formula(name):
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("optimizer", ADAGRADS, ids=repr)
 def test_adagrad_is_its_formula_over_many_steps(name, optimizer):
-    block = block_of(name, 60, optimizer.slots)
+    block = block_of(name, 60, optimizer.shapes(DIM))
     number = block.schema.slot_dtype.type
     block.slot(0)[:] = optimizer.initial_accumulator_value
     expected, accumulator = block.embeddings(), block.slot(0).copy()
@@ -211,7 +211,7 @@ def test_adagrad_is_its_formula_over_many_steps(name, optimizer):
 @pytest.mark.parametrize("optimizer", [SGD(0.1), *ADAGRADS[:2]], ids=repr)
 def test_steps_are_pytorchs_within_rounding(optimizer):
     torch = pytest.importorskip("torch")
-    schema = Schema(dtype_of("int64"), dtype_of("float32"), DIM, optimizer.slots)
+    schema = Schema(dtype_of("int64"), dtype_of("float32"), DIM, optimizer.shapes(DIM))
     block = RowBlock(schema, 20)
     start = np.random.default_rng(0).normal(size=(20, DIM)).astype(np.float32)
     KERNELS.assign(block, np.arange(20), start, 0)

@@ -14,7 +14,7 @@ from kvemb import registry
 from kvemb.errors import BackendUnavailable
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
-from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
+from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
 EXTREMES = np.array([0, -1, 1, LEAST, LEAST + 1, MOST, MOST - 1, 2**32, -(2**32), 255, 2**24])
@@ -36,9 +36,10 @@ def kind(request: pytest.FixtureRequest) -> Any:
         pytest.skip(str(error))
 
 
-def schema_of(name: str = "float32", dim: int = 3, slots: tuple[str, ...] = ("accumulator",)) -> Schema:
+def schema_of(name: str = "float32", dim: int = 3, widths: tuple[int, ...] = (3,)) -> Schema:
     if name == "bfloat16":
         pytest.importorskip("ml_dtypes")
+    slots = tuple(SlotShape(f"slot{at}", width) for at, width in enumerate(widths))
     return Schema(dtype_of("int64"), dtype_of(name), dim, slots)
 
 
@@ -204,7 +205,7 @@ def test_a_large_upsert_takes_duplicates_in_order(kind):
 @settings(max_examples=60, deadline=None)
 def test_one_bucket_keeps_the_highest_scores(name, data):
     # All keys of a table of one bucket share it, so a dict that evicts its least (score, key) is the exact model.
-    schema = schema_of(dim=1, slots=())
+    schema = schema_of(dim=1, widths=())
     table = table_kind(name)(schema, 16, 16)
     model: dict[int, tuple[float, bool]] = {}
     for _ in range(data.draw(st.integers(1, 6))):

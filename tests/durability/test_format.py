@@ -20,7 +20,7 @@ from kvemb.durability.manifest import Changed, Epoch, FileEntry, Manifest, Varia
 from kvemb.errors import UnsupportedFormat
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
-from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, dtype_of
+from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 PAGE = (Path(__file__).parents[2] / "FORMAT.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -39,7 +39,7 @@ def noted(block: str, what: str) -> list[str]:
 
 
 RECORDS = {
-    "float16": (BLOCKS[-4], Schema(dtype_of("int64"), dtype_of("float16"), 3, ("accumulator",))),
+    "float16": (BLOCKS[-4], Schema(dtype_of("int64"), dtype_of("float16"), 3, (SlotShape("accumulator", 3),))),
     "int8": (BLOCKS[-3], Schema(dtype_of("int64"), dtype_of("int8"), 2)),
 }
 
@@ -66,7 +66,7 @@ def test_records_of_the_page(name):
     embedding = np.array([[float(number) for number in noted(block, "embedding")]]).astype(schema.value_dtype)
     row.values[:, : schema.dim] = embedding.view(schema.kernel_dtype)
     for number in range(len(schema.slots)):
-        row.slot(number)[:] = [float(value) for value in noted(block, schema.slots[number])]
+        row.slot(number)[:] = [float(value) for value in noted(block, schema.slots[number].name)]
     assert encode_records(row) == [dump(block)]
     back = decode_records(np.zeros(1, np.int64), [dump(block)], schema)
     assert back.embeddings().tolist() == embedding.tolist()
@@ -93,7 +93,7 @@ def test_the_page_names_every_field_and_dtype():
 
 def test_the_page_names_every_kind_and_its_parameters():
     rows = [set(re.findall(r"`(\w+)`", line)) for line in PAGE.splitlines() if line.startswith("| ")]
-    kinds = {**initializers._KINDS, **optimizers._NAMES, **restrict._KINDS}
+    kinds = {**initializers._KINDS, **optimizers.KINDS, **restrict._KINDS}
     for name, kind in kinds.items():
         assert any({name, *(field.name for field in dataclasses.fields(kind))} <= row for row in rows), name
     assert {field.name for field in dataclasses.fields(kvemb.RocksDBCreator)} in rows
@@ -120,7 +120,7 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
     assert names == {"manifest.json", "rows", "changes", "hot"}
     data = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())
     assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__} - {"left_out"}
-    assert (data["format"], data["point"], data["parent"]) == (2, 2, None)
+    assert (data["format"], data["point"], data["parent"]) == (3, 2, None)
     assert re.fullmatch("[0-9a-f]{32}", data["store"])
     assert re.fullmatch("[0-9a-f]{32}", data["id"])
     assert set(data["files"]) | {"manifest.json"} == {
@@ -222,6 +222,30 @@ def test_what_was_written_once_is_read_for_ever(examples):
         assert store.recovery.rows == expected["recovered"]
         assert rows_of(store) == expected["store"]
         store.check(deep=True)
+
+
+def test_what_format_2_wrote_trains_on_and_is_written_as_format_3(examples, tmp_path):
+    old = json.loads((examples / "checkpoint-2" / "manifest.json").read_text())
+    assert (old["format"], old["variables"]["users"]["slots"]) == (2, ["accumulator"])
+    before = json.loads((examples / "expected.json").read_text())["checkpoint-2"]["users"]
+    with kvemb.restore(examples / "checkpoint-2", tmp_path / "restored", memory_budget="4MiB") as store:
+        users = store.get_variable("users", dim=3, optimizer=kvemb.optimizers.Adagrad(0.25))
+        users.apply_gradients([5, 6], np.full((2, 3), 2, np.float32))
+        store.checkpoint(tmp_path / "new")
+        slots = rows_of(store)["users"]["slots"]["accumulator"]
+    new = json.loads((tmp_path / "new" / "manifest.json").read_text())
+    assert (new["format"], new["variables"]["users"]["slots"]) == (3, [{"name": "accumulator", "width": 3}])
+    assert kvemb.verify(tmp_path / "new", deep=True).findings == []
+    trained = [key in (5, 6) for key in before["keys"]]
+    expected = [
+        (np.array(slot, np.float32) + np.float32(4 * on)).tolist()
+        for slot, on in zip(before["slots"]["accumulator"], trained, strict=True)
+    ]
+    assert (slots, sum(trained)) == (expected, 2)
+    (change,) = [
+        part for part in kvemb.Checkpoint(tmp_path / "new").changes(examples / "checkpoint-2") if len(part.keys)
+    ]
+    assert (change.variable, change.keys.tolist()) == ("users", [5, 6])
 
 
 def test_other_versions_of_key_files_and_logs_are_refused_by_name(examples):

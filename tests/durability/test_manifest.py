@@ -10,12 +10,13 @@ import pytest
 from kvemb.durability import manifest
 from kvemb.durability.manifest import Changed, Epoch, FileEntry, Manifest, VariableEntry
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
+from kvemb.rows.schema import SlotShape
 
 ENTRY = VariableEntry(
     key_dtype="uint64",
     value_dtype="float16",
     dim=3,
-    slots=("accumulator",),
+    slots=(SlotShape("accumulator", 3),),
     initializer={"kind": "constant", "value": 0.1},
     optimizer={"name": "adagrad", "learning_rate": 5e-324},
     policy=None,
@@ -32,7 +33,7 @@ EXAMPLE = Manifest(
     parent=None,
     point=12,
     created=1763.25,
-    variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9)},
+    variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9, slots=(SlotShape("accumulator", 9),))},
     hot={"users": ["000001-000.keys"]},
     changes=[
         Epoch("c0ffee" + 26 * "0", {"users": Changed(cleared=True, files=["000007.keys"])}),
@@ -50,7 +51,7 @@ def test_a_manifest_comes_back_as_it_was(tmp_path):
     manifest.write(EXAMPLE, tmp_path)
     assert manifest.read(tmp_path) == EXAMPLE
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
-    assert EXAMPLE.variables["users"].schema.slots == ("accumulator",)
+    assert EXAMPLE.variables["users"].schema.slots == (SlotShape("accumulator", 3),)
     assert EXAMPLE.variables["users"].schema.row_words == 3
 
 
@@ -60,12 +61,14 @@ def test_a_missing_manifest_is_no_checkpoint(tmp_path):
             manifest.read(place)
 
 
-@pytest.mark.parametrize("version", [1, 3, 0, "1", None, 1.5])
+@pytest.mark.parametrize("version", [1, 4, 0, "1", None, 1.5])
 def test_another_format_is_refused_by_name(tmp_path, version):
     manifest.write(EXAMPLE, tmp_path)
     data = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({"format": version, "whatever": data}))
-    with pytest.raises(UnsupportedFormat, match=rf"manifest\.json has format {version!r}, this kvemb reads format 2"):
+    with pytest.raises(
+        UnsupportedFormat, match=rf"manifest\.json has format {version!r}, this kvemb reads formats 2 and 3"
+    ):
         manifest.read(tmp_path)
 
 
@@ -78,7 +81,9 @@ def change(data, path, value):
         data[path[-1]] = value
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '"text"', "{}", '{"format": 2}', "\xff\xfe"], ids=repr)
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "7", '"text"', "{}", '{"format": 2}', '{"format": 3}', "\xff\xfe"], ids=repr
+)
 def test_damaged_text_is_named(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text, encoding="latin-1")
     with pytest.raises(Corruption, match=r"manifest\.json is damaged"):
@@ -91,7 +96,12 @@ FIELDS = [
 ]
 ENTRY_FIELDS = {
     "dim": [None, "3", 0, 1.0],
-    "slots": [3, [3]],
+    "slots": [
+        *(3, [3], [], None, ["accumulator"], [{"name": "accumulator"}], [{"name": "accumulator", "width": 3, "x": 1}]),
+        *([{"name": "accumulator", "width": width}] for width in (0, -1, 4, 3.0, True, None, "3", 2**40)),
+        *([{"name": name, "width": 3}] for name in ("", "m", 3, None, "a b", "x" * 200)),
+        [{"name": "accumulator", "width": 3}] * 2,
+    ],
     "key_dtype": ["int7", None, 3],
     "value_dtype": ["complex64", []],
     "rows": [-1, 1.5],

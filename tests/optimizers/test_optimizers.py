@@ -4,36 +4,46 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from kvemb.errors import UnsupportedFormat
-from kvemb.optimizers import SGD, Adagrad, Optimizer, as_optimizer, optimizer_from_json
+from kvemb.optimizers import SGD, Adagrad, Optimizer, Slot, as_optimizer, optimizer_from_json
+from kvemb.rows.schema import SlotShape
 
 EVERY = [SGD(), SGD(0.1), SGD(0), Adagrad(), Adagrad(0.3, 0.1, 1e-7), Adagrad(learning_rate=5e-324)]
 
 
 def test_the_kernels_get_slots_and_numbers_in_the_documented_order():
-    assert (SGD.name, SGD.slots) == ("sgd", ())
-    assert (SGD(0.5).slot_initial(), SGD(0.5).hyperparameters()) == ((), (0.5,))
-    assert (Adagrad.name, Adagrad.slots) == ("adagrad", ("accumulator",))
+    assert (SGD.name, SGD(0.5).slots, SGD(0.5).hyperparameters()) == ("sgd", (), (0.5,))
     adagrad = Adagrad(0.5, 0.25, 0.125)
-    assert (adagrad.slot_initial(), adagrad.hyperparameters()) == ((0.25,), (0.5, 0.125))
+    assert (Adagrad.name, adagrad.slots) == ("adagrad", (Slot("accumulator", None, 0.25),))
+    assert adagrad.hyperparameters() == (0.5, 0.125)
     assert Adagrad() == Adagrad(learning_rate=0.01, initial_accumulator_value=0.0, epsilon=1e-10)
 
 
 @pytest.mark.parametrize("optimizer", EVERY, ids=repr)
-def test_every_slot_has_an_initial_value(optimizer):
-    assert len(optimizer.slot_initial()) == len(optimizer.slots)
-    assert all(type(value) is float for value in optimizer.slot_initial() + optimizer.hyperparameters())
+def test_numbers_are_floats(optimizer):
+    assert all(type(value) is float for value in optimizer.hyperparameters())
+    assert all(type(slot.initial) is float for slot in optimizer.slots)
+
+
+def test_slots_are_as_wide_as_the_row_unless_they_say():
+    assert Adagrad().shapes(7) == (SlotShape("accumulator", 7),)
+    assert SGD().shapes(7) == ()
+
+
+def test_numbers_may_change_and_slots_may_not():
+    assert Adagrad(0.5).fits(Adagrad(0.25, 0.1))
+    assert not Adagrad().fits(SGD())
+    assert not SGD().fits(Adagrad())
 
 
 @pytest.mark.parametrize("make", [SGD, Adagrad])
 def test_parameters_are_checked_when_an_optimizer_is_made(make):
-    for name in make.__dataclass_fields__:
-        if name in ("name", "slots"):
-            continue
+    for name in (field.name for field in fields(make)):
         for value in (-1e-9, math.nan, math.inf, 10**400):
             with pytest.raises(ValueError, match=f"{make.__name__} {name} must be finite and at least 0"):
                 make(**{name: value})

@@ -7,15 +7,25 @@ import math
 import numpy as np
 import pytest
 
-from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, as_keys, as_values, dtype_of, key_dtype, value_dtype
+from kvemb.rows.schema import (
+    KEY_DTYPES,
+    VALUE_DTYPES,
+    Schema,
+    SlotShape,
+    as_keys,
+    as_values,
+    dtype_of,
+    key_dtype,
+    value_dtype,
+)
 
 INT64, UINT64, INT32 = (np.dtype(name) for name in ("int64", "uint64", "int32"))
 
 
-def schema_of(value, dim, slots=()):
+def schema_of(value, dim, widths=()):
     if value == "bfloat16":
         pytest.importorskip("ml_dtypes")
-    return Schema(INT64, dtype_of(value), dim, slots)
+    return Schema(INT64, dtype_of(value), dim, tuple(SlotShape(f"slot{at}", width) for at, width in enumerate(widths)))
 
 
 # Dtypes.
@@ -53,18 +63,23 @@ def test_other_values_are_refused_by_name(spec):
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "slots", "slot_dtype", "column", "words"),
+    ("name", "dim", "widths", "slot_dtype", "columns", "words"),
     [
-        *(("float32", 4, 0, "float32", 4, 2), ("float32", 3, 0, "float32", 3, 2), ("float32", 3, 1, "float32", 3, 3)),
-        *(("float32", 3, 2, "float32", 3, 5), ("float64", 3, 1, "float64", 3, 6), ("int8", 1, 0, "float32", 1, 1)),
-        *(("int8", 9, 0, "float32", 3, 2), ("float16", 5, 0, "float32", 3, 2), ("float16", 5, 1, "float32", 3, 4)),
-        *(("bfloat16", 5, 2, "float32", 3, 7), ("int64", 2, 0, "int64", 2, 2), ("float16", 1, 1, "float32", 1, 1)),
+        *(("float32", 4, [], "float32", [4], 2), ("float32", 3, [], "float32", [3], 2)),
+        *(("float32", 3, [3], "float32", [3, 6], 3), ("float32", 3, [3, 3], "float32", [3, 6, 9], 5)),
+        *(("float64", 3, [3], "float64", [3, 6], 6), ("int8", 1, [], "float32", [1], 1)),
+        *(("int8", 9, [], "float32", [3], 2), ("float16", 5, [], "float32", [3], 2)),
+        *(("float16", 5, [5], "float32", [3, 8], 4), ("bfloat16", 5, [5, 5], "float32", [3, 8, 13], 7)),
+        *(("int64", 2, [], "int64", [2], 2), ("float16", 1, [1], "float32", [1, 2], 1)),
+        *(("float32", 3, [1], "float32", [3, 4], 2), ("float32", 4, [1], "float32", [4, 5], 3)),
+        *(("float16", 3, [3, 3, 1], "float32", [2, 5, 8, 9], 5), ("float64", 2, [2, 2, 1], "float64", [2, 4, 6, 7], 7)),
+        ("float32", 3, [1, 7, 2], "float32", [3, 4, 11, 13], 7),
     ],
 )
-def test_where_the_parts_of_a_row_lie(name, dim, slots, slot_dtype, column, words):
-    schema = schema_of(name, dim, tuple(f"slot{i}" for i in range(slots)))
+def test_where_the_parts_of_a_row_lie(name, dim, widths, slot_dtype, columns, words):
+    schema = schema_of(name, dim, widths)
     assert schema.slot_dtype == np.dtype(slot_dtype)
-    assert schema.slot_column == column
+    assert (schema.slot_column, list(schema.slot_columns)) == (columns[0], columns)
     assert schema.row_words == words
     assert schema.row_bytes == 8 * words
 

@@ -257,7 +257,7 @@ def read_tfra(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
 
 def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
     """Write what NVIDIA's dynamicemb dumps, of one rank: keys, values, scores and the optimizer's values."""
-    name, slots = table.about["name"], table.about["slots"]
+    name, slots = table.about["name"], [slot["name"] for slot in table.about["slots"]]
     with ExitStack() as stack:
 
         def begin(what: str) -> IO[bytes]:

@@ -64,7 +64,7 @@ class Format:
             )
         if self.int64_keys and table.key.dtype == np.uint64:
             raise BadInput(f"{self.name} holds int64 keys, these are uint64; choose another format")
-        slots = table.about.get("slots", []) if SLOTS in self.beside else []
+        slots = [slot["name"] for slot in table.about.get("slots", [])] if SLOTS in self.beside else []
         held = (KEY, VALUE, *self.beside, *slots)
         refused = [column.name for column in table.columns if column.name not in held]
         if refused:
