@@ -16,8 +16,8 @@ from kvemb.rows.schema import Schema
 # Bits of `flags`. The low four live in memory only; the codec masks them off.
 DIRTY = 0x01
 REMOVED = 0x02
-PENDING = 0x04  # as it was at a cut, and not yet on its way to disk (kvemb.tiers.dirty_snapshot)
-WRITING = 0x08  # as it is being written for a cut
+PENDING = 0x04  # belongs to a snapshot, and is not yet on its way to disk (kvemb.tiers.dirty_snapshot)
+WRITING = 0x08  # is being written for a snapshot
 MEMORY_FLAGS = 0x0F
 
 # What a cell takes beside its row: key, score, step of last change, flags.

@@ -84,10 +84,17 @@ def _unique(keys: Any, cells: Any, first: Any, last: Any, counts: Any, inverse: 
     return found
 
 
+@kernel
+def _sum_rows(inverse: Any, values: Any, out: Any) -> None:
+    for i in range(len(inverse)):
+        for j in range(values.shape[1]):
+            out[inverse[i], j] += values[i, j]
+
+
 class Unique:
     """The distinct keys of a batch, in order of first occurrence.
 
-    keys (m,) int64; inverse (n,): for each key of the batch its place in `keys`; counts (m,): occurrences;
+    keys (m,) int64; inverse (n,): for each key of the batch its position in `keys`; counts (m,): occurrences;
     last (m,): the position of the last occurrence in the batch. `repeated` says whether any key occurs twice.
     """
 
@@ -101,6 +108,18 @@ class Unique:
         self.keys: Keys = batch[first[:m]] if self.repeated else batch
         self.last: Positions = last[:m]
         self.counts: Positions = counts[:m]
+
+    def summed(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values (n, dim) of the batch summed for each distinct key (m, dim), in the order of the batch.
+
+        The array itself where no key occurs twice.
+        """
+        if not self.repeated:
+            return values
+        # -0.0 added to any number gives that number, so a key's sum does not depend on the rest of its batch.
+        sums = np.full((len(self.keys), values.shape[1]), -0.0, values.dtype)
+        _sum_rows(self.inverse, values, sums)
+        return sums
 
 
 def table_size(entries: int) -> int:

@@ -1,6 +1,7 @@
 """Who may work on a variable's rows, and when: the variable's lock, the state of its store, the room of a snapshot.
 
-One lock a variable. Whoever has entered held() works alone on its rows until the block ends or given_up() is entered.
+One lock a variable. The thread that has entered held() works alone on its rows until the block ends or it enters
+given_up().
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class TableAccess:
 
     @contextmanager
     def held(self, *, interruptible: bool = False) -> Iterator[None]:
-        """Hold every other call of this variable off while the block runs.
+        """Keep all other calls of this variable out while the block runs.
 
         Ctrl-C waits for its end, unless interruptible. Raises Closed where the process was forked.
         """
@@ -62,7 +63,7 @@ class TableAccess:
     def poisoning(self) -> Iterator[None]:
         """Turn a failed write into Poisoned, for this call and all later ones; whatever else fails, for later ones.
 
-        Every statement that moves or changes rows stands in such a block: a row may be half-way between two places.
+        Every statement that moves or changes rows is in such a block, because a row may be half-way between two tiers.
         """
         try:
             yield

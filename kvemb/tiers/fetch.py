@@ -16,7 +16,7 @@ from kvemb.rows.hashing import KeyIndex, Keys, Positions
 
 
 class Fetch:
-    """The cold rows of some distinct keys, ascending by codec.order_keys, that were in no memory when it began."""
+    """The cold rows of some distinct keys, ascending by codec.order_keys, none of them in memory when it began."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys

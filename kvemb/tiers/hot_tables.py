@@ -61,7 +61,9 @@ class HotTables:
         return sum(table.nbytes for table in self.tables)
 
     def owners(self, keys: Keys) -> Owners:
-        """Return whose each key is. Raises ValueError when a number is out of range, and what the partitioner does."""
+        """Return the number of each key's table. Raises ValueError for a number out of range, and what the partitioner
+        raises.
+        """
         count = len(self.tables)
         if count == 1 and self._partitioner is default_partitioner:
             return None
@@ -78,7 +80,7 @@ class HotTables:
 
     @staticmethod
     def part(owners: Owners, positions: Positions) -> Owners:
-        """Return whose the keys at these positions are."""
+        """Return the tables of the keys at these positions."""
         return None if owners is None else owners[positions]
 
     def by_table(self, owners: Owners) -> Iterator[tuple[HotTable, Any]]:
@@ -126,7 +128,7 @@ class HotTables:
         return np.sort(np.concatenate(missing))
 
     def insert(self, rows: RowBlock, owners: Owners, *, by_score: bool = False) -> Iterator[tuple[Keys, RowBlock]]:
-        """Insert rows that are not hot, growing where that is due, one table after the other.
+        """Insert rows that are not hot, one table after the other; tables grow as needed.
 
         Yields the keys that a table was offered and the dirty rows that had to leave it.
         """

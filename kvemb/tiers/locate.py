@@ -1,4 +1,4 @@
-"""Where the rows of some keys are, found in every place a row can be: hot, waiting to be spilled, cold.
+"""Where the rows of some keys are: hot, waiting to be spilled, or cold.
 
 The variable's lock guards everything here; located() gives it up while cold rows are read, and looks again after.
 """
@@ -30,8 +30,8 @@ READS_AHEAD = 2
 class Located:
     """Where the rows of some distinct keys are, while the lock is held.
 
-    owners: whose each key is (kvemb.tiers.hot_tables). cells (n,): the hot cell, or -1. cold (m,): the positions in
-    keys of those that are not hot; rows: their rows, in that order, where exists (m,); for the others only the key is
+    owners: each key's table (kvemb.tiers.hot_tables). cells (n,): the hot cell, or -1. cold (m,): the positions in keys
+    of those that are not hot; rows: their rows, in that order, where exists (m,); for the others only the key is
     set. known (m,): whether that is certain; always, once located.
     """
 
@@ -45,7 +45,7 @@ class Located:
 
     @property
     def present(self) -> Mask:
-        """Which keys have a row, in any place (n,)."""
+        """Which keys have a row, hot or not (n,)."""
         present = self.cells >= 0
         present[self.cold] = self.exists
         return present
@@ -56,12 +56,12 @@ class Located:
         return np.flatnonzero(self.cells >= 0)
 
     def owners_of(self, positions: Positions) -> Owners:
-        """Whose the keys at these positions are."""
+        """The tables of the keys at these positions."""
         return HotTables.part(self.owners, positions)
 
     @property
     def cold_owners(self) -> Owners:
-        """Whose each of the rows is (m,)."""
+        """The table of each of the rows (m,)."""
         return self.owners_of(self.cold)
 
     def only(self, chosen: Mask) -> Located:
@@ -192,5 +192,5 @@ class Locator:
         try:
             self._read(fetch)
         except Exception:
-            # The call that wants these rows reads them itself, and meets the error where it can be raised.
+            # The call that needs these rows reads them itself, and can raise the error.
             fetch.invalidate()

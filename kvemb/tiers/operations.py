@@ -3,9 +3,8 @@
 Every method finds its rows through kvemb.tiers.storage, works on hot ones in their cells and on the others in a block,
 and offers that block to the hot tier. A call is taken in chunks of limits.call_rows distinct keys, so that its memory
 is bounded beside the caller's own arrays; each chunk is atomic, and one that raises leaves the chunks before it as they
-are. Safe from several threads; each call is atomic per key.
-
-Every method takes checked arguments (kvemb.variable): keys int64 (n,), values contiguous (n, dim).
+are. Safe from several threads; each call is atomic per key. Arguments are checked (kvemb.variable): keys int64 (n,),
+values contiguous (n, dim).
 """
 
 from __future__ import annotations
@@ -25,19 +24,12 @@ from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
-from kvemb.rows.hashing import Keys, Positions, Unique, kernel
+from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.locate import Located
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.selection import Spool
 from kvemb.tiers.storage import TieredStorage
-
-
-@kernel
-def _sum_rows(inverse: Any, grads: Any, out: Any) -> None:
-    for i in range(len(inverse)):
-        for j in range(grads.shape[1]):
-            out[inverse[i], j] += grads[i, j]
 
 
 class TableOperations:
@@ -76,7 +68,8 @@ class TableOperations:
             missing = self._hot_tables.lookup(keys, owners, out, rule if touch else None, now)
             if touch and rule is ScoreRule.CUSTOM:
                 self._scoring.use_hot(np.delete(keys, missing), now)
-            storage.count_lookup(len(keys) - len(missing), len(missing))
+            storage.counts.hits += len(keys) - len(missing)
+            storage.counts.misses += len(missing)
         if exists is not None:
             exists[:] = True
         if len(missing):
@@ -109,7 +102,7 @@ class TableOperations:
             self._kernels.gather(cold.rows, np.arange(len(cold.rows)), found)
             values[cold.cold] = found
             values[absent] = self._factory.embeddings(keys[absent])
-            storage.count_absent(int(counts[absent].sum()))
+            storage.counts.absent += int(counts[absent].sum())
             there = at.present
             if storage.state.cause is None:
                 # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
@@ -153,7 +146,7 @@ class TableOperations:
             storage.copy_before_change(keys, owners)
             with storage.changing():
                 missing = self._hot_tables.upsert(keys, owners, values, storage.step)
-                storage.log_hot(keys, owners, missing)
+                storage.log.hot(keys, owners, missing, storage.step)
         if len(missing):
             self._upsert_missing(keys[missing], values[missing], score)
 
@@ -166,7 +159,7 @@ class TableOperations:
             with storage.changing():
                 self._hot_tables.assign(at.cells, at.owners, values, storage.step)
                 self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], storage.step)
-                storage.log_located(at)
+                storage.log.located(at, storage.step)
                 storage.admit(at)
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
@@ -198,7 +191,7 @@ class TableOperations:
                 self._hot_tables.add(at.cells[added], owners, old[adding], new[adding], storage.step)
                 self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], storage.step)
                 self._kernels.add(at.rows, row_of[added], old[adding], new[adding], storage.step)
-                storage.log_located(at)
+                storage.log.located(at, storage.step)
                 storage.admit(at)
 
     def apply_gradients(self, keys: Keys, grads: Values) -> None:
@@ -206,11 +199,7 @@ class TableOperations:
         optimizer = self.optimizer  # one for all chunks, whatever another thread sets meanwhile
         assert optimizer is not None
         distinct = Unique(keys)
-        if distinct.repeated:
-            # From -0.0, which added to any number gives that number: what a key gets does not hang on its batch.
-            summed = np.full((len(distinct.keys), self._schema.dim), -0.0, grads.dtype)
-            _sum_rows(distinct.inverse, grads, summed)
-            grads = summed
+        grads = distinct.summed(grads)
         with self._storage.acknowledging():
             for chunk in self._chunks(len(distinct.keys)):
                 self._apply(distinct.keys[chunk], optimizer, grads[chunk])
@@ -223,7 +212,7 @@ class TableOperations:
             with storage.changing():
                 self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step)
                 self._kernels.apply(at.rows, rows, optimizer, grads[at.cold], storage.step)
-                storage.log_located(at)
+                storage.log.located(at, storage.step)
                 storage.admit(at)
 
     def train_with(self, optimizer: Optimizer, *, writable: bool = True) -> None:
@@ -278,16 +267,15 @@ class TableOperations:
                     self._scoring.use(at, distinct.counts[chunk], self._scoring.now(storage.step))
                     with storage.changing():
                         there = at.only(at.exists)
-                        storage.log_located(there)
+                        storage.log.located(there, storage.step)
                         storage.admit(there)
 
     def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:
         """Keep the `keep_rows` highest scores over both tiers, ties to the larger key; returns how many rows left.
 
-        Does nothing unless there are more than trigger_rows.
-
-        Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a
-        row to a temporary file, from which the limit is found; memory does not depend on the number of rows.
+        Does nothing unless there are more than trigger_rows. Dirty rows are written first, so that one scan of the cold
+        store sees every score. The scan spools 16 bytes a row to a temporary file, from which the limit is found;
+        memory does not depend on the number of rows.
         """
         storage = self._storage
         with storage.acknowledging(), storage.writing(without_snapshot=True):

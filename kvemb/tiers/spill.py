@@ -1,8 +1,8 @@
 """Dirty rows on their way from the hot tier to the cold store.
 
-Evicted rows gather in a pile; a full pile is frozen and written behind, in one large sorted batch, while the next one
-fills. Rows stay readable here until the cold store has taken them. The variable's lock guards every method; the
-writing thread reads the frozen pile, which nobody changes.
+Evicted rows gather in a pile. A full pile is frozen and written in the background, in one large sorted batch, while the
+next one fills. Rows stay readable here until the cold store has taken them. The variable's lock guards every method;
+the writing thread reads the frozen pile, which nobody changes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pile:
         self.count = stop
 
     def find(self, keys: Keys) -> Positions:
-        """Return each key's position, -1 where it is not live here."""
+        """Return each key's position, -1 if it is not live here."""
         if self.count == 0:
             return np.full(len(keys), -1, np.int64)
         positions = self._index.find(self.block.keys, keys)
@@ -130,7 +130,7 @@ class SpillBuffer:
             raise failure
 
     def read(self, keys: Keys, into: RowBlock) -> tuple[np.ndarray, np.ndarray]:
-        """Copy the rows of keys that are here to the same places of `into`.
+        """Copy the rows of keys that are here to the same positions of `into`.
 
         Returns known (n,) bool: the key's latest row is here, or its removal; and exists (n,) bool: it is a row.
         """
@@ -152,7 +152,7 @@ class SpillBuffer:
         self._active.discard(keys)
 
     def poll(self) -> None:
-        """Let go of the frozen pile if its rows are in the cold store. Raises the error of its write."""
+        """Release the frozen pile if its rows are in the cold store. Raises the error of its write."""
         if self._writing is not None and self._writing.done():
             self._finish()
 

@@ -1,6 +1,8 @@
 """The tiers of one variable: where each row is, and the only thing that moves rows.
 
-Exactly one place counts for a row: its hot cell, else the spill buffer (dirty, readable from memory), else the cold
+Longer than 300 lines: every way into a variable's rows and every way they move stand together, under one lock.
+
+Exactly one copy of a row counts: its hot cell, else the spill buffer (dirty, readable from memory), else the cold
 store. One lock a variable makes each call atomic per key (kvemb.tiers.access); it is given up while cold rows are read,
 and what changed meanwhile is read again (kvemb.tiers.locate). What a call does to the rows it finds is
 kvemb.tiers.operations'.
@@ -13,15 +15,13 @@ from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
-import numpy as np
-
 from kvemb.contracts import ColdStore, Recorder, WriteLog
 from kvemb.errors import ColdStoreError
 from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import Ordered, order_keys
-from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import LAST_KEY, Schema
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -31,14 +31,15 @@ from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located, Locator
 from kvemb.tiers.spill import SpillBuffer
+from kvemb.tiers.write_logging import WriteLogging
 
 
 class TieredStorage:
     """One variable's rows over its hot tables, its spill buffer and its cold store.
 
-    executor: the one thread that writes spills behind. readers: threads that read ahead. spill_rows: of a spill pile.
-    recorder: told which rows change in the cold store. log: makes each write durable before its call returns.
-    size: rows in both tiers, exact. step: calls that recorded uses, ever.
+    executor: the one thread that writes spills, in the background. readers: threads that read ahead. spill_rows: of a
+    spill pile. recorder: keeps which rows change in the cold store. log: makes each write durable before its call
+    returns. size: rows in both tiers, exact. step: calls that recorded uses, ever.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class TieredStorage:
     ) -> None:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.limits = size, step, limits
-        self._counts = Stats()
-        self._recorder, self._log = recorder, log
+        self.counts = Stats()
+        self.log, self._recorder = WriteLogging(log, hot_tables), recorder
         self._executor, self.spill_rows = executor, spill_rows
         self._access = TableAccess(state)
         self._snapshot: DirtySnapshot | None = None
         self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._forget_reads)
-        self._locator = Locator(hot_tables, self._spill, cold, self._access, readers, spill_rows // 2, self._counts)
+        self._locator = Locator(hot_tables, self._spill, cold, self._access, readers, spill_rows // 2, self.counts)
 
     # Entering. What follows REQUIRES one of these, unless it says otherwise.
 
@@ -73,7 +74,7 @@ class TieredStorage:
     def reading(self) -> Iterator[bool]:
         """Hold the lock for a call that reads; yields whether uses are kept. Raises Closed."""
         self._access.wait_for_room()
-        with self._access.held(), self._counts.timed("lookup"):
+        with self._access.held(), self.counts.timed("lookup"):
             self.state.check_open()
             if self.state.keeps_uses:
                 try:
@@ -90,7 +91,7 @@ class TieredStorage:
         """
         self._access.wait_for_room()
         held = self._access.held_without_snapshot() if without_snapshot else self._access.held()
-        with held, self._counts.timed("update"):
+        with held, self.counts.timed("update"):
             self.state.check_writable()
             with self.changing():
                 self._spill.poll()
@@ -114,27 +115,27 @@ class TieredStorage:
             yield at
 
     def held(self) -> AbstractContextManager[None]:
-        """Hold every other call of this variable off for as long as the block runs."""
+        """Keep all other calls of this variable out while the block runs."""
         return self._access.held()
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Hold every other call off while the block runs. No cold read outlasts it."""
+        """Keep all other calls out while the block runs. No cold read outlasts it."""
         with self._access.held():
             yield
             self._locator.wait_for_reads()
 
     def changing(self) -> AbstractContextManager[None]:
-        """Poison the store where the block fails: rows may be half-way between two places, or half changed."""
+        """Poison the store if the block fails: rows may be half-way between two tiers, or half changed."""
         return self._access.poisoning()
 
     @contextmanager
     def acknowledging(self) -> Iterator[None]:
         """With a log, what the block wrote is durable when it has ended. Not under the lock. Raises Poisoned."""
         yield
-        if self._log is not None:
+        if self.log.active:
             with self.changing():
-                self._log.commit()
+                self.log.commit()
 
     # Moving rows.
 
@@ -142,7 +143,7 @@ class TieredStorage:
         """Offer at.rows to the hot tier; dirty rows that must leave for them go to the spill buffer.
 
         Rows of keys that did not exist are there, and counted, from here on. by_score: rows that do not outscore what
-        is hot stay out. Whatever fails here poisons the store: rows may be half-way between two places.
+        is hot stay out. A failure poisons the store: rows may be half-way between two tiers.
         """
         if len(at.rows) == 0:
             return
@@ -153,7 +154,7 @@ class TieredStorage:
                     left.append(leaving)
                     self._spill.discard(keys)  # only now that they are hot, or leave
                 self.size += len(at.exists) - int(at.exists.sum())
-                self._counts.promotions += len(at.rows)
+                self.counts.promotions += len(at.rows)
                 if self._snapshot is not None:
                     for leaving in left:
                         self._snapshot.copy_before_leaving(leaving)
@@ -168,7 +169,7 @@ class TieredStorage:
             self.size += len(at.exists) - int(at.exists.sum())
             self.step = max(self.step, step)
             self._spill.append([cold])
-            self._log_block(rows)
+            self.log.rows(rows, self.step)
 
     def remove(self, keys: Keys) -> None:
         """Drop rows of distinct keys, all present. Removals reach the cold store in order with spilled rows."""
@@ -181,8 +182,7 @@ class TieredStorage:
             # Counted first: the spill buffer keeps the removals even where a write fails.
             self.size -= len(keys)
             self._spill.append([removals])
-            if self._log is not None:
-                self._log.removed(order_keys(keys, self.schema), self.step)
+            self.log.removed(keys, self.step)
 
     def clear(self) -> None:
         """Drop every row. REQUIRES: writing(without_snapshot=True)."""
@@ -195,8 +195,7 @@ class TieredStorage:
             self._spill.clear()
             self._empty_hot()
             self.size = 0
-            if self._log is not None:
-                self._log.cleared(self.step)
+            self.log.cleared(self.step)
 
     def copy_before_change(self, keys: Keys, owners: Owners) -> None:
         """These rows may change now where they are hot: a snapshot that has not written them copies them first."""
@@ -226,15 +225,15 @@ class TieredStorage:
     def _write(self, rows: RowBlock) -> None:
         """Write rows to the cold store: on the executor's thread without the lock, or by write_dirty()."""
         try:
-            with self._counts.timed("spill"):
+            with self.counts.timed("spill"):
                 self.record(rows.keys)
                 self.cold.write(rows)
         except ColdStoreError:
             raise
         except Exception as error:
-            # Whatever it was, these rows are not in the cold store, and memory must keep them.
+            # Whatever failed, these rows are not in the cold store, and memory must keep them.
             raise ColdStoreError(f"the cold store did not take {len(rows)} rows: {error}") from error
-        self._counts.spills += len(rows)
+        self.counts.spills += len(rows)
 
     def _forget_reads(self, keys: Keys) -> None:
         self._locator.forget(keys)
@@ -243,28 +242,6 @@ class TieredStorage:
         """Let no row be hot, and use nothing that was read of the cold store before."""
         self.hot_tables.clear()
         self._locator.forget(None)
-
-    # The log of writes. REQUIRES: changing().
-
-    def log_located(self, at: Located) -> None:
-        """Log rows that were just changed where they are: hot, or on their way there."""
-        if self._log is not None:
-            for rows in self.hot_tables.read(at.cells, at.owners):
-                self._log_block(rows)
-            self._log_block(at.rows)
-
-    def log_hot(self, keys: Keys, owners: Owners, missing: Positions) -> None:
-        """Log the rows of keys that were just changed in the hot tier, each once; missing: positions of the others."""
-        if self._log is not None:
-            hot = np.delete(np.arange(len(keys)), missing)
-            hot = hot[Unique(keys[hot]).last]
-            keys, owners = keys[hot], self.hot_tables.part(owners, hot)
-            for rows in self.hot_tables.read(self.hot_tables.find(keys, owners), owners):
-                self._log_block(rows)
-
-    def _log_block(self, rows: RowBlock) -> None:
-        if self._log is not None:
-            self._log.rows(rows, self.step)
 
     # For a checkpoint (kvemb.durability.checkpointer). They take the lock themselves, unless they say otherwise.
 
@@ -324,7 +301,7 @@ class TieredStorage:
 
     @contextmanager
     def bypassing(self) -> Iterator[ColdStore]:
-        """Hold every other call off, and yield the cold store once it has every row, for what bypasses the hot tier.
+        """Keep all other calls out, and yield the cold store once it has every row, for work past the hot tier.
 
         The block takes long, and Ctrl-C ends it.
         """
@@ -345,18 +322,18 @@ class TieredStorage:
             self.size, self.step = self.size + added, max(self.step, step)
 
     def end(self, state: StoreState) -> None:
-        """Let every call from here on be refused as this state refuses it; one under way ends first, or is too."""
+        """Refuse every call from now on as this state does; a call that is under way ends first, or is refused."""
         with self.closing():
             self.state = self._access.state = state
 
     def show(self, cold: ColdStore, size: int, step: int) -> None:
-        """Be the rows of another cold store. REQUIRES: closing(), and no row that is dirty."""
+        """Go over to the rows of another cold store. REQUIRES: closing(), and that no row is dirty."""
         self._empty_hot()
         self.cold, self.size, self.step = cold, size, step
         self._locator.read_from(cold)
 
     def advance(self, step: int) -> None:
-        """Count steps on from this one, if it is a later one."""
+        """Continue counting steps from this one, if it is later."""
         with self._access.held():
             self.step = max(self.step, step)
 
@@ -371,15 +348,6 @@ class TieredStorage:
 
     # What is there.
 
-    def count_lookup(self, hits: int, misses: int) -> None:
-        """Count keys that were looked up: hot, and not."""
-        self._counts.hits += hits
-        self._counts.misses += misses
-
-    def count_absent(self, keys: int) -> None:
-        """Count keys, among the misses, that have no row."""
-        self._counts.absent += keys
-
     def check(self) -> list[str]:
         """Return what is wrong with the rows of both tiers. Dirty rows are written first. Takes the lock itself."""
         with self._access.held_without_snapshot():
@@ -391,7 +359,7 @@ class TieredStorage:
         """Return the counts so far, a copy, with what is in each tier now. Takes the lock itself."""
         with self._access.held():
             return replace(
-                self._counts,
+                self.counts,
                 rows=self.size,
                 rows_hot=self.hot_tables.size,
                 rows_waiting=self._spill.rows,

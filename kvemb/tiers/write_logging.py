@@ -1,0 +1,59 @@
+"""What the log of writes is told of rows that a call has just changed, where the store has such a log.
+
+The variable's lock guards every method but commit(); all are called within TieredStorage.changing().
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvemb.contracts import WriteLog
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import order_keys
+from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.locate import Located
+
+
+class WriteLogging:
+    """One variable's side of the log. log None: the store has none, and every method does nothing."""
+
+    def __init__(self, log: WriteLog | None, hot_tables: HotTables) -> None:
+        self._log, self._hot_tables = log, hot_tables
+        self.active = log is not None
+
+    def located(self, at: Located, step: int) -> None:
+        """Log located rows, hot or on their way there."""
+        if self._log is not None:
+            for rows in self._hot_tables.read(at.cells, at.owners):
+                self.rows(rows, step)
+            self.rows(at.rows, step)
+
+    def hot(self, keys: Keys, owners: Owners, missing: Positions, step: int) -> None:
+        """Log the hot rows of keys, each once. missing: the positions of keys that are not hot."""
+        if self._log is not None:
+            hot = np.delete(np.arange(len(keys)), missing)
+            hot = hot[Unique(keys[hot]).last]
+            keys, owners = keys[hot], self._hot_tables.part(owners, hot)
+            for rows in self._hot_tables.read(self._hot_tables.find(keys, owners), owners):
+                self.rows(rows, step)
+
+    def rows(self, rows: RowBlock, step: int) -> None:
+        """Log whole rows. Raises ColdStoreError."""
+        if self._log is not None:
+            self._log.rows(rows, step)
+
+    def removed(self, keys: Keys, step: int) -> None:
+        """Log that rows were removed. Raises ColdStoreError."""
+        if self._log is not None:
+            self._log.removed(order_keys(keys, self._hot_tables.tables[0].schema), step)
+
+    def cleared(self, step: int) -> None:
+        """Log that every row was removed. Raises ColdStoreError."""
+        if self._log is not None:
+            self._log.cleared(step)
+
+    def commit(self) -> None:
+        """Wait until all of it is on disk. Takes no lock. Raises ColdStoreError."""
+        if self._log is not None:
+            self._log.commit()
