@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_rows import CpuRows
+from kvemb.contracts import HOST, Memory
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
@@ -43,6 +44,11 @@ class CpuTable:
         self._tags = self._digests.view(np.uint64)
         self._kernels = CpuRows()
         self.size = 0
+
+    @staticmethod
+    def memory(device: str) -> Memory:
+        """See contracts.HotTable."""
+        return HOST
 
     @staticmethod
     def bytes_per_cell(schema: Schema) -> int:

@@ -23,6 +23,17 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
 
 
+class Memory(NamedTuple):
+    """A memory that cells live in. nbytes: of it, what one store may take for them."""
+
+    name: str
+    nbytes: int
+
+
+# The host's: there a store takes what its memory_budget says, so no number stands here.
+HOST = Memory("host", 0)
+
+
 class RowKernels(Protocol):
     """Operations on rows of a block in host memory. index (n,) int64 names rows of it; entries < 0 are skipped.
 
@@ -60,8 +71,12 @@ class HotTable(Protocol):
         """Make an empty table. Both are multiples of cells_per_bucket: cells at first, and at most."""
 
     @staticmethod
+    def memory(device: str) -> Memory:
+        """Return the memory whose budget pays for the cells of a table on this device ("cpu", "gpu:0")."""
+
+    @staticmethod
     def bytes_per_cell(schema: Schema) -> int:
-        """Bytes of memory that one cell takes."""
+        """Bytes of that memory that one cell takes."""
 
     @property
     def schema(self) -> Schema:

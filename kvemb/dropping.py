@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import Closed
 from kvemb.store_state import Ended
-from kvemb.tiers.sizing import release
+from kvemb.tiers.sizing import spill_bytes
 
 if TYPE_CHECKING:
     from kvemb.store import Store
@@ -85,7 +85,8 @@ def _forget(store: Store, variable: Variable, why: str) -> None:
         if variable in collection:
             collection.remove(variable)
     variable._last_stats = variable.stats
-    release(variable._schema, variable._hot_tables.nbytes, variable._storage.spill_rows, store.budget)
+    variable._hot_tables.give_back()
+    store.budgets.host.give_back(spill_bytes(variable._schema, variable._storage.spill_rows))
     parts: dict[str, Any] = vars(variable)
     for part in ("_storage", "_operations", "_hot_tables"):
         parts[part] = Dropped(why)

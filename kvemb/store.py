@@ -36,7 +36,7 @@ from kvemb.replica import bring_to, common
 from kvemb.rows.codec import Ordered
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
-from kvemb.tiers.budget import Budget
+from kvemb.tiers.budget import Budgets
 
 Result = TypeVar("Result")
 
@@ -68,7 +68,8 @@ class Store(Catalog):
     ) -> None:
         super().__init__()
         self.limits = limits
-        self.budget = Budget(parse_budget(memory_budget))
+        self.budgets = Budgets(parse_budget(memory_budget))
+        self.budget = self.budgets.host
         self.state = StoreState(str(path), read_only=read_only)
         path = path.absolute()  # wherever the process goes
         self.path, self.follows = path, follow
@@ -100,7 +101,7 @@ class Store(Catalog):
 
     def _open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
         opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
-        sizes = {"cache_bytes": self.budget.cache_bytes, "write_buffer_bytes": self.budget.write_buffer_bytes}
+        sizes = {"cache_bytes": self.budgets.cache_bytes, "write_buffer_bytes": self.budgets.write_buffer_bytes}
         return opened(rows, described, **sizes)
 
     def _checkpointer_with(self, log: Journal | None) -> Checkpointer:

@@ -124,14 +124,12 @@ class Variable(Handle):
             self._last_stats: Stats | None = None
             cold = self._cold(stored)
             try:
-                tables, spill_rows = make_tables(
-                    name, schema, self._devices, first_rows, hot_rows, store.budget, store.limits
-                )
+                sized = make_tables(name, schema, self._devices, first_rows, hot_rows, store.budgets, store.limits)
             except BaseException:
                 if stored is None and self.persistent:
                     store._in_order(store._database.drop, name)
                 raise
-            self._hot_tables = HotTables(tables, partitioner, key_type, store.budget, growing=hot_rows is None)
+            self._hot_tables = HotTables(sized.tables, partitioner, key_type, sized.budgets, growing=hot_rows is None)
             self._storage = TieredStorage(
                 schema,
                 self._hot_tables,
@@ -139,7 +137,7 @@ class Variable(Handle):
                 state=store.state,
                 executor=store.spiller,
                 readers=store.readers,
-                spill_rows=spill_rows,
+                spill_rows=sized.spill_rows,
                 limits=store.limits,
                 recorder=store._changes.of(name) if self.persistent and not store.state.read_only else None,
                 log=store._log.of(name) if self.persistent and store._log else None,

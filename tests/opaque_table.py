@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvemb.backends.cpu_rows import CpuRows
+from kvemb.contracts import Memory
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.schema import Schema
 
 MARKS = PENDING | WRITING
+DEVICE_BYTES = 1 << 20
 
 
 class Cell:
@@ -43,6 +45,10 @@ class OpaqueTable:
         self._cells: dict[int, Cell] = {}
         self._cell_of: dict[int, int] = {}
         self._kernels = CpuRows()
+
+    @staticmethod
+    def memory(device: str) -> Memory:
+        return Memory(device, DEVICE_BYTES)
 
     @staticmethod
     def bytes_per_cell(schema: Schema) -> int:

@@ -1,4 +1,4 @@
-"""One budget of bytes for a store: what hot tables, spill buffers and the cold store's caches may take together.
+"""What hot tables, spill piles and caches may take of each memory: one budget of bytes for the host, one a device.
 
 Thread-safe.
 """
@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import threading
 
+from kvemb.contracts import HOST, Memory
 from kvemb.options import format_bytes
 
 
 class Budget:
-    """`total` bytes, handed out in reservations.
+    """`total` bytes of one memory, handed out in reservations.
 
-    The cold store's share is set aside first: a sixteenth for its block cache, which need hold little more than index
-    and filter blocks, as data that is read once is not read again soon; and an eighth, at most 128 MiB, for its
-    memtables.
+    set_aside: of these, bytes that others have from the start. whose, advice: for messages.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(
+        self,
+        total: int,
+        *,
+        set_aside: int = 0,
+        whose: str = "the store's",
+        advice: str = "open the store with a larger memory_budget or ask for less",
+    ) -> None:
         self.total = total
-        self.cache_bytes = total // 16
-        self.write_buffer_bytes = min(128 << 20, total // 8)
-        self._free = total - self.cache_bytes - self.write_buffer_bytes
+        self._whose, self._advice = whose, advice
+        self._free = total - set_aside
         self._lock = threading.Lock()
 
     @property
@@ -60,6 +65,32 @@ class Budget:
         """Take nbytes, or raise ValueError saying for what."""
         if not self.try_reserve(nbytes):
             raise ValueError(
-                f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self._free)} of the store's budget of "
-                f"{format_bytes(self.total)} are free; open the store with a larger memory_budget or ask for less"
+                f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self._free)} of {self._whose} budget of "
+                f"{format_bytes(self.total)} are free; {self._advice}"
             )
+
+
+class Budgets:
+    """The budgets of one store. memory_budget: bytes of the host's.
+
+    The cold store's share of the host's is set aside first: a sixteenth for its block cache, which need hold little
+    more than index and filter blocks, as data that is read once is not read again soon; and an eighth, at most 128 MiB,
+    for its memtables. A device's budget is as large as its tables say (contracts.HotTable.memory).
+    """
+
+    def __init__(self, memory_budget: int) -> None:
+        self.cache_bytes = memory_budget // 16
+        self.write_buffer_bytes = min(128 << 20, memory_budget // 8)
+        self.host = Budget(memory_budget, set_aside=self.cache_bytes + self.write_buffer_bytes)
+        self._of_device: dict[str, Budget] = {}
+        self._lock = threading.Lock()
+
+    def of(self, memory: Memory) -> Budget:
+        """Return the budget of a memory: the same one each time."""
+        if memory == HOST:
+            return self.host
+        with self._lock:
+            if memory.name not in self._of_device:
+                advice = "ask for less, or for rows on another device too"
+                self._of_device[memory.name] = Budget(memory.nbytes, whose=f"{memory.name}'s", advice=advice)
+            return self._of_device[memory.name]

@@ -33,8 +33,8 @@ def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[A
 class HotTables:
     """Hot tables with a partitioner over them.
 
-    public_dtype: the dtype in which the partitioner sees keys. budget pays for growth; growing: whether tables may
-    double.
+    public_dtype: the dtype in which the partitioner sees keys. budgets: what pays for each table's cells, which are
+    reserved; growing: whether tables may double.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class HotTables:
         tables: list[HotTable],
         partitioner: Partitioner,
         public_dtype: np.dtype[Any],
-        budget: Budget,
+        budgets: list[Budget],
         *,
         growing: bool,
     ) -> None:
         self.tables = tables
         self._partitioner, self._public_dtype = partitioner, public_dtype
-        self._reserve = budget.try_grow if growing else None
+        self._budget_of, self._growing = dict(zip(tables, budgets, strict=True)), growing
 
     @property
     def size(self) -> int:
@@ -133,7 +133,8 @@ class HotTables:
         Yields the keys that a table was offered and the dirty rows that had to leave it.
         """
         for table, part in [(table, _part(rows, positions)) for table, positions in self.by_table(owners)]:
-            yield part.keys, table.insert(part, by_score=by_score, reserve=self._reserve)
+            reserve = self._budget_of[table].try_grow if self._growing else None
+            yield part.keys, table.insert(part, by_score=by_score, reserve=reserve)
 
     def remove(self, keys: Keys, owners: Owners) -> None:
         """Empty the cells of keys; those that are not hot are ignored."""
@@ -203,6 +204,11 @@ class HotTables:
         """Empty every cell."""
         for table in self.tables:
             table.clear()
+
+    def give_back(self) -> None:
+        """Give the memory of all cells back to the budgets. Nobody uses the tables after."""
+        for table, budget in self._budget_of.items():
+            budget.give_back(table.nbytes)
 
 
 def _part(rows: RowBlock, positions: Any) -> RowBlock:

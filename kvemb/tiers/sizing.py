@@ -1,17 +1,32 @@
-"""How much of the store's budget a variable takes, and the hot tables made with it."""
+"""How much of which budget a variable takes, and the hot tables made with it.
+
+Cells are paid for by the memory they are in; spill piles are the host's.
+"""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import dataclass
+
 from kvemb import registry
 from kvemb.checks.numeric import as_int
-from kvemb.contracts import HotTable
+from kvemb.contracts import HOST, HotTable
 from kvemb.limits import Limits
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
-from kvemb.tiers.budget import Budget
+from kvemb.tiers.budget import Budget, Budgets
 
 # Two piles that wait to be written, two reads ahead of half a pile each, and a pile of a snapshot's copies.
 _SPILL_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of one spill pile."""
+
+    tables: list[HotTable]
+    budgets: list[Budget]
+    spill_rows: int
 
 
 def make_tables(
@@ -20,45 +35,67 @@ def make_tables(
     devices: tuple[str, ...],
     init_size: int,
     hot_rows: int | None,
-    budget: Budget,
+    budgets: Budgets,
     limits: Limits,
-) -> tuple[list[HotTable], int]:
+) -> Sized:
     """Reserve memory for a variable and make its hot tables, one a device.
 
-    Returns them with the rows of one spill pile. hot_rows: cells in all, reserved at once; None: init_size rows at
-    first (0: a default), and as many doublings as the budget may ever allow. Raises ValueError when the budget does
-    not hold what was asked for.
+    hot_rows: cells in all, reserved at once; None: init_size rows at first (0: a default), and as many doublings as the
+    budgets may ever allow. Raises ValueError when a budget does not hold what was asked for, BackendUnavailable for a
+    device; then, and whatever else it fails with, nothing is reserved.
     """
     kinds = [registry.hot_table(device) for device in devices]
-    bucket_bytes = [kind.cells_per_bucket * kind.bytes_per_cell(schema) for kind in kinds]
-    spill_row_bytes = _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
-    share = budget.free // 16
-    spill_rows = max(limits.min_spill_rows, min(limits.max_spill_rows, share // spill_row_bytes))
+    memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
+    spill_rows = _spill_rows(schema, budgets.host, limits)
     if hot_rows is not None:
         what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1) // len(devices))
         first = most = [_buckets(wanted, kind) for kind in kinds]
     else:
-        what, wanted = "init_size of ", -(-(init_size or limits.init_rows) // len(devices))
-        free = max(0, budget.free - spill_rows * spill_row_bytes) // len(devices)
-        if not init_size:
-            dearest = max(kind.bytes_per_cell(schema) for kind in kinds)
-            what, wanted = "", min(wanted, free // (32 * dearest))
-        first = [_buckets(wanted, kind) for kind in kinds]
-        for_growth = max(0, free - budget.kept_from_growth // len(devices))
-        most = [max(least, for_growth // nbytes) for least, nbytes in zip(first, bucket_bytes, strict=True)]
-        first = [_halved(limit, least) for limit, least in zip(most, first, strict=True)]
-    needed = sum(count * nbytes for count, nbytes in zip(first, bucket_bytes, strict=True))
-    budget.reserve(needed + spill_rows * spill_row_bytes, f"{what}variable {variable!r}")
-    tables = [
-        kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket)
-        for kind, start, limit in zip(kinds, first, most, strict=True)
-    ]
-    return tables, spill_rows
+        what, wanted = "init_size of " if init_size else "", -(-(init_size or limits.init_rows) // len(devices))
+        sizes = []
+        for kind, memory in zip(kinds, memories, strict=True):
+            budget, sharing = budgets.of(memory), memories.count(memory)
+            spills = spill_bytes(schema, spill_rows) if memory == HOST else 0
+            free = max(0, budget.free - spills) // sharing
+            rows = wanted if init_size else min(wanted, free // (32 * kind.bytes_per_cell(schema)))
+            sizes.append(_sizes(kind, schema, rows, max(0, free - budget.kept_from_growth // sharing)))
+        first, most = [least for least, _ in sizes], [limit for _, limit in sizes]
+    with ExitStack() as undo:
+        paying = [budgets.of(memory) for memory in memories]
+        needed = [count * _bucket_bytes(kind, schema) for count, kind in zip(first, kinds, strict=True)]
+        for memory in dict.fromkeys([HOST, *memories]):
+            nbytes = sum(size for size, used in zip(needed, memories, strict=True) if used == memory)
+            nbytes += spill_bytes(schema, spill_rows) if memory == HOST else 0
+            budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}")
+            undo.callback(budgets.of(memory).give_back, nbytes)
+        tables = [
+            kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket)
+            for kind, start, limit in zip(kinds, first, most, strict=True)
+        ]
+        undo.pop_all()
+    return Sized(tables, paying, spill_rows)
 
 
-def release(schema: Schema, hot_bytes: int, spill_rows: int, budget: Budget) -> None:
-    """Give back what a variable took, make_tables and growth together."""
-    budget.give_back(hot_bytes + spill_rows * _SPILL_BLOCKS * RowBlock.bytes_per_row(schema))
+def spill_bytes(schema: Schema, spill_rows: int) -> int:
+    """Bytes of the host that a variable's spill piles take, beside its hot tables."""
+    return spill_rows * _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
+
+
+def _spill_rows(schema: Schema, host: Budget, limits: Limits) -> int:
+    """Rows of one spill pile: all of them together take at most a sixteenth of what is free."""
+    affordable = host.free // 16 // spill_bytes(schema, 1)
+    return max(limits.min_spill_rows, min(limits.max_spill_rows, affordable))
+
+
+def _sizes(kind: type[HotTable], schema: Schema, rows: int, for_growth: int) -> tuple[int, int]:
+    """Return the buckets that one device's table has at first, for so many rows, and at most."""
+    least = _buckets(rows, kind)
+    limit = max(least, for_growth // _bucket_bytes(kind, schema))
+    return _halved(limit, least), limit
+
+
+def _bucket_bytes(kind: type[HotTable], schema: Schema) -> int:
+    return kind.cells_per_bucket * kind.bytes_per_cell(schema)
 
 
 def _buckets(rows: int, kind: type[HotTable]) -> int:

@@ -1,4 +1,4 @@
-"""The budget: what is reserved is gone."""
+"""The budgets: what is reserved of a memory is gone, of that one alone."""
 
 from __future__ import annotations
 
@@ -6,16 +6,29 @@ import threading
 
 import pytest
 
-from kvemb.tiers.budget import Budget
+from kvemb.contracts import HOST, Memory
+from kvemb.tiers.budget import Budget, Budgets
 
 
 def test_the_cold_stores_share_is_set_aside_first():
     for total in (4 << 20, 64 << 20, 1 << 30, 1 << 36):
-        budget = Budget(total)
-        assert budget.cache_bytes > 0
-        assert budget.write_buffer_bytes > 0
-        assert budget.free == total - budget.cache_bytes - budget.write_buffer_bytes
-        assert budget.free > total // 2
+        budgets = Budgets(total)
+        assert budgets.cache_bytes > 0
+        assert budgets.write_buffer_bytes > 0
+        assert budgets.host.free == total - budgets.cache_bytes - budgets.write_buffer_bytes
+        assert budgets.host.free > total // 2
+
+
+def test_each_memory_has_a_budget_of_its_own():
+    budgets, device = Budgets(16 << 20), Memory("gpu:0", 1 << 20)
+    free = budgets.host.free
+    budgets.of(device).reserve(1 << 20, "rows")
+    assert (budgets.of(device).free, budgets.host.free) == (0, free)
+    assert budgets.of(device) is budgets.of(device)
+    assert budgets.of(HOST) is budgets.host
+    assert budgets.of(Memory("gpu:1", 1 << 20)).free == 1 << 20
+    with pytest.raises(ValueError, match=r"rows needs 1 B, but 0 B of gpu:0's budget of 1\.0 MiB are free; ask"):
+        budgets.of(device).reserve(1, "rows")
 
 
 def test_what_is_reserved_is_gone():

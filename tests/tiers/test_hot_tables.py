@@ -17,7 +17,7 @@ KEYS = np.array([-7, -1, 0, 1, 2, 3, 2**63 - 1, -(2**63)])
 def tables_of(count, partitioner=default_partitioner, key="int64", capacity=64, growing=False):
     schema = Schema(dtype_of(key), dtype_of("float32"), 2)
     tables = [registry.hot_table("cpu")(schema, capacity, 16 * capacity) for _ in range(count)]
-    return HotTables(tables, partitioner, schema.key_dtype, Budget(64 << 20), growing=growing)
+    return HotTables(tables, partitioner, schema.key_dtype, [Budget(64 << 20)] * count, growing=growing)
 
 
 def rows_of(hot_tables, keys, *, dirty=False):

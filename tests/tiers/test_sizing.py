@@ -1,0 +1,93 @@
+"""Cells are paid for by the memory they are in: the host's by the store's budget, a device's by its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from opaque_table import DEVICE_BYTES, OpaqueTable
+
+from kvemb import registry
+from kvemb.contracts import Memory
+from kvemb.limits import Limits
+from kvemb.rows.schema import Schema, dtype_of
+from kvemb.tiers.budget import Budgets
+from kvemb.tiers.sizing import make_tables, spill_bytes
+
+SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 8)
+BUDGET = 16 << 20
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices of a memory of their own."""
+    monkeypatch.setitem(registry._HOT, "gpu", "opaque_table:OpaqueTable")
+
+
+def sized(budgets: Budgets, *devices: str, init_size: int = 0, hot_rows: int | None = None) -> Any:
+    return make_tables("rows", SCHEMA, devices, init_size, hot_rows, budgets, Limits())
+
+
+def on_device(budgets: Budgets, device: str = "gpu:0") -> int:
+    return budgets.of(Memory(device, DEVICE_BYTES)).free
+
+
+def test_a_devices_cells_do_not_count_against_the_hosts_budget():
+    budgets = Budgets(BUDGET)
+    free = budgets.host.free
+    made = sized(budgets, "gpu:0", hot_rows=1000)
+    assert budgets.host.free == free - spill_bytes(SCHEMA, made.spill_rows)
+    assert on_device(budgets) == DEVICE_BYTES - made.tables[0].nbytes < DEVICE_BYTES
+    assert on_device(budgets, "gpu:1") == DEVICE_BYTES
+
+
+def test_tables_of_one_variable_draw_on_the_budget_of_their_own_memory():
+    budgets = Budgets(BUDGET)
+    free = budgets.host.free
+    made = sized(budgets, "cpu", "gpu:0", "gpu:1", "gpu:0", hot_rows=400)
+    host, first, second, third = (table.nbytes for table in made.tables)
+    assert budgets.host.free == free - host - spill_bytes(SCHEMA, made.spill_rows)
+    assert on_device(budgets, "gpu:0") == DEVICE_BYTES - first - third
+    assert on_device(budgets, "gpu:1") == DEVICE_BYTES - second
+
+
+def test_a_table_may_grow_as_far_as_its_own_memory_allows():
+    budgets = Budgets(BUDGET)
+    cpu, gpu = sized(budgets, "cpu", "gpu:0").tables
+    assert gpu.max_capacity_rows * OpaqueTable.bytes_per_cell(SCHEMA) <= DEVICE_BYTES
+    assert cpu.max_capacity_rows > 4 * gpu.max_capacity_rows
+
+
+@pytest.mark.parametrize("asked", [{"hot_rows": 100_000}, {"init_size": 100_000}])
+def test_what_a_device_cannot_hold_is_refused_with_its_name_and_takes_nothing(asked):
+    budgets = Budgets(BUDGET)
+    free = budgets.host.free
+    with pytest.raises(ValueError, match=rf"{next(iter(asked))} of variable 'rows' needs .* of gpu:0's budget"):
+        sized(budgets, "cpu", "gpu:0", **asked)
+    assert (budgets.host.free, on_device(budgets)) == (free, DEVICE_BYTES)
+
+
+def test_a_table_that_cannot_be_made_gives_back_what_all_took(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError("no memory on the device")
+
+    budgets = Budgets(BUDGET)
+    free = budgets.host.free
+    monkeypatch.setattr(OpaqueTable, "__init__", refuse)
+    with pytest.raises(MemoryError):
+        sized(budgets, "cpu", "gpu:0")
+    assert (budgets.host.free, on_device(budgets)) == (free, DEVICE_BYTES)
+
+
+def test_a_variable_on_a_device_grows_there_and_gives_all_of_it_back(store):
+    free = store.budget.free
+    variable = store.get_variable("rows", dim=8, devices="gpu:0", init_size=16)
+    before, host = on_device(store.budgets), store.budget.free
+    variable.upsert(np.arange(500), np.zeros((500, 8), np.float32))
+    (table,) = variable.tables
+    assert table.capacity_rows > 16
+    assert on_device(store.budgets) == DEVICE_BYTES - table.nbytes < before
+    assert store.budget.free == host
+    store.drop_variable("rows")
+    assert (store.budget.free, on_device(store.budgets)) == (free, DEVICE_BYTES)
