@@ -3,6 +3,8 @@ whose errors rocks_scan.translated turns into kvemb's.
 
 Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Reads are safe from several
 threads; writes to one variable are not, its tier's lock or its spill thread orders them.
+
+Longer than 300 lines: a database and the stores in it share one machine's package, which no other module may import.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class RocksDatabase:
         self._write_buffer_bytes = write_buffer_bytes
         self._read_only = read_only
         self._stores: dict[str, RocksStore] = {}
-        self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="kvemb-read")
+        self.threads = min(8, os.cpu_count() or 1)
+        self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="kvemb-read")
         options = self._options(RocksDBCreator())
         columns = {name: self._options(creator) for name, creator in families.items()}
         access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
@@ -83,7 +86,7 @@ class RocksDatabase:
         place = (path / "CURRENT").resolve().parent
         check_config(place)
         with translated(f"open {place}"):
-            self._db = rd.Rdict(str(path), options, columns or None, access)
+            self.db = rd.Rdict(str(path), options, columns or None, access)
 
     def _options(self, creator: RocksDBCreator) -> rd.Options:
         table = rd.BlockBasedOptions()
@@ -133,7 +136,7 @@ class RocksDatabase:
     def create(self, name: str, schema: Schema, creator: RocksDBCreator) -> RocksStore:
         """Make an empty column family."""
         with translated(f"create {name!r}"):
-            self._db.create_column_family(name, self._options(creator))
+            self.db.create_column_family(name, self._options(creator))
         return self.attach(name, schema)
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
@@ -147,13 +150,13 @@ class RocksDatabase:
         if name in self._stores:
             self._stores.pop(name).close()
         with translated(f"drop {name!r}"):
-            self._db.drop_column_family(name)
+            self.db.drop_column_family(name)
 
     def checkpoint(self, path: Path) -> None:
         """See contracts.ColdDatabase. Costs a flush of the memtables, then hard links."""
         self.flush()
         with translated(f"checkpoint to {path}"):
-            rd.Checkpoint(self._db).create_checkpoint(str(path))
+            rd.Checkpoint(self.db).create_checkpoint(str(path))
 
     @classmethod
     def families(cls, path: Path) -> list[str]:
@@ -178,7 +181,7 @@ class RocksDatabase:
                     copy.drop(name)
                 for name, given in files.items():
                     with translated(f"amend {path}"):
-                        family = copy._db.get_column_family(name)
+                        family = copy.db.get_column_family(name)
                         for file in given:
                             _ingest(family, file)
                             time.sleep(BREATH_SECONDS)
@@ -211,24 +214,24 @@ class RocksDatabase:
 
     def close(self) -> None:
         """Release the files. The database's lock is free once the last handle is gone."""
-        self._readers.shutdown()
+        self.readers.shutdown()
         for store in self._stores.values():
             store.close()
         self._stores.clear()
         with suppress(Exception):
-            self._db.close()
-        del self._db
+            self.db.close()
+        del self.db
 
 
 class RocksStore:
     """contracts.ColdStore over one column family."""
 
     def __init__(self, database: RocksDatabase, name: str, schema: Schema) -> None:
-        self._readers = database._readers
+        self._readers, self._threads = database.readers, database.threads
         self._name, self._schema = name, schema
-        self.family = database._db.get_column_family(name)
-        self._handle = database._db.get_column_family_handle(name)
-        self._db = database._db
+        self.family = database.db.get_column_family(name)
+        self._handle = database.db.get_column_family_handle(name)
+        self._db = database.db
         self._unlogged = rd.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._unlogged.memtable_insert_hint_per_batch = True
@@ -250,8 +253,7 @@ class RocksStore:
             if len(encoded) < PARALLEL_KEYS:
                 records: list[bytes | None] = self.family.get(encoded)  # type: ignore[arg-type, assignment]
             else:
-                parts = self._readers._max_workers
-                step = -(-len(encoded) // parts)
+                step = -(-len(encoded) // self._threads)
                 pieces = [encoded[at : at + step] for at in range(0, len(encoded), step)]
                 read: Any = self.family.get
                 records = list(chain.from_iterable(self._readers.map(read, pieces)))

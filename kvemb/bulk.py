@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.catalog import open_stored
 from kvemb.checks.numeric import as_int
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
+from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
 from kvemb.offline.loading import Loaded, Rows, load
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import key_at, order_key
 from kvemb.rows.schema import LAST_KEY, as_keys, public_keys
 from kvemb.store import Store
-from kvemb.variable import Variable, open_stored
+from kvemb.variable import Variable
 
 __all__ = [
     "Loaded",
@@ -47,7 +49,7 @@ BATCH_ROWS = 65_536
 
 def described(variable: Variable) -> dict[str, Any]:
     """Return all that a variable is beside its rows, as JSON can hold it: what make() takes."""
-    entry = asdict(variable._entry())
+    entry = asdict(inside(variable).entry())
     return {"name": variable.name, **entry, "slots": list(entry["slots"])}
 
 
@@ -63,24 +65,24 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
             f"{name!r} has a restrict policy of its own, {entry.policy['class']}; make it with get_variable first"
         )
     variable = open_stored(store, name, entry)
-    variable._storage.advance(entry.step)
+    inside(variable).storage.advance(entry.step)
     return variable
 
 
 def point(variable: Variable) -> str:
     """Return the id of the checkpoint, or of the durable point, that a read-only store shows."""
-    return variable._store._manifest.id
+    return inside(variable.resource_handle[0]).described.id
 
 
 def slot_dtype(variable: Variable) -> np.dtype[Any]:
     """Return the dtype of the optimizer's slots."""
-    return variable._schema.slot_dtype
+    return inside(variable).schema.slot_dtype
 
 
 def new_slots(variable: Variable, n: int) -> dict[str, npt.NDArray[Any]]:
     """Return the optimizer's slots as n rows that are made now have them, by name (n, width)."""
-    schema = variable._schema
-    rows = variable._operations.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
+    schema = inside(variable).schema
+    rows = inside(variable).operations.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
     return rows.slots_by_name()
 
 
@@ -91,14 +93,14 @@ def scan(
 
     None: no bound. Dirty rows are written first, as by Variable.export_batches. Raises Closed, Poisoned, Corruption.
     """
-    schema, size = variable._schema, as_int(n, "n", 1)
+    schema, size = inside(variable).schema, as_int(n, "n", 1)
     limits = np.iinfo(schema.key_dtype)
     least, most = int(limits.min), int(limits.max)
     low = least if first is None else max(operator.index(first), least)
     high = most if last is None else min(operator.index(last), most)
     if low > high:
         return iter(())
-    blocks = variable._storage.scan(size, order_key(low, schema), order_key(high, schema))
+    blocks = inside(variable).storage.scan(size, order_key(low, schema), order_key(high, schema))
     return (_rows_of(block) for block in blocks)
 
 
@@ -107,10 +109,10 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
 
     Dirty rows are written first. Raises TypeError, ValueError; Closed, Poisoned, Corruption.
     """
-    schema = variable._schema
+    schema = inside(variable).schema
     wanted = as_keys(keys, schema.key_dtype)
-    storage = variable._storage
-    with nullcontext(storage.cold) if variable._store.state.read_only else storage.bypassing() as cold:
+    storage = inside(variable).storage
+    with nullcontext(storage.cold) if variable.resource_handle[0].state.read_only else storage.bypassing() as cold:
         return _rows_of(cold.read(wanted)[0])
 
 
@@ -119,8 +121,8 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
 
     Together they hold every key there may be. Raises Closed.
     """
-    schema = variable._schema
-    splits = variable._storage.cold.splits(as_int(n, "n", 1))
+    schema = inside(variable).schema
+    splits = inside(variable).storage.cold.splits(as_int(n, "n", 1))
     firsts, lasts = [0, *splits], [*(split - 1 for split in splits), LAST_KEY]
     return [(key_at(first, schema), key_at(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
@@ -133,7 +135,7 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
     """
     if variable.restrict_policy is None:
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
-    return variable._operations.restrict(as_int(num_reserved, "num_reserved", 0), None, progress)
+    return inside(variable).operations.restrict(as_int(num_reserved, "num_reserved", 0), None, progress)
 
 
 def compact(store: Store, *, progress: Progress | None = None) -> None:
@@ -153,7 +155,7 @@ def compact(store: Store, *, progress: Progress | None = None) -> None:
             meter(rows * done // total - told)
             told = rows * done // total
 
-        variable._storage.cold.compact(tell)
+        inside(variable).storage.cold.compact(tell)
     store.flush()
 
 

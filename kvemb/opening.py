@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
+from kvemb.defaults import DEFAULTS
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
+from kvemb.engine.engine import Engine
 from kvemb.errors import KvembError
+from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.options import parse_budget
-from kvemb.store import DEFAULTS, Store
+from kvemb.store import Store
 
 _logger = logging.getLogger("kvemb")
 
@@ -42,19 +47,33 @@ def open(
     limits: how much one step of the machinery takes at a time (kvemb.limits).
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
+    return _opened(path, memory_budget, bool(read_only), bool(follow), durability, limits)
+
+
+def _opened(
+    path: str | os.PathLike[str],
+    memory_budget: int | str,
+    read_only: bool,
+    follow: bool,
+    durability: str,
+    limits: Limits,
+    warm: bool = False,
+) -> Store:
     place = paths.local(path)
     if follow and layout.is_checkpoint(place):
         raise ValueError(f"{path} is a checkpoint, which never changes; follow the store, or use read_only=True")
     if durability not in ("checkpoint", "write"):
         raise ValueError(f"durability must be 'checkpoint' or 'write', got {durability!r}")
-    return Store(
+    engine = Engine(
         place,
         memory_budget=memory_budget,
-        read_only=bool(read_only or follow),
-        follow=bool(follow),
+        read_only=read_only or follow,
+        follow=follow,
         durability=durability,
         limits=limits,
+        warm=warm,
     )
+    return Store(engine)
 
 
 def restore(
@@ -83,9 +102,7 @@ def restore(
         _logger.info("restoring %s, the newest checkpoint of %s", source, given)
     install(source, place, variables)
     try:
-        store = open(place, memory_budget=memory_budget, durability=durability, limits=limits)
-        store._warm = bool(warm)
-        return store
+        return _opened(place, memory_budget, False, False, durability, limits, bool(warm))
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
@@ -95,26 +112,29 @@ def default_store() -> Store:
     """Return the innermost default store; with none, a temporary one, deleted at exit, of which a warning tells
     once.
     """
-    if DEFAULTS:
-        return DEFAULTS[-1]
-    import atexit
-    import tempfile
+    return cast(Store, DEFAULTS.innermost())
 
+
+def _temporary() -> Store:
+    """Open a temporary store, the default one from now on, deleted at exit."""
     directory = tempfile.mkdtemp(prefix="kvemb-")
     warnings.warn(
         f"no default store is set: using a temporary one in {directory}, deleted at exit; "
         "use `with kvemb.open(path):` to keep rows",
-        stacklevel=3,
+        stacklevel=6,  # whoever calls get_variable
     )
-    store = Store(Path(directory))
-    DEFAULTS.append(store)
+    store = Store(Engine(Path(directory)))
+    DEFAULTS.stores.append(store)
 
     def discard() -> None:
         if store.state.forked:
             return
         with suppress(KvembError):
-            store._release()
+            inside(store).release()
         shutil.rmtree(directory, ignore_errors=True)
 
     atexit.register(discard)
     return store
+
+
+DEFAULTS.temporary = _temporary

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvemb.durability import layout
+from kvemb.handle import inside
 from kvemb.opening import open
 from kvemb.store import Store
 from kvemb.variable import Variable
@@ -44,11 +45,11 @@ def _reduce_store(store: Store) -> tuple[Any, ...]:
 
 
 def _reduce_variable(variable: Variable) -> tuple[Any, ...]:
-    variable._storage.state.check_open()
+    inside(variable).storage.state.check_open()
     store, name = variable.resource_handle
     if not variable.persistent:
         raise TypeError(f"variable {name!r} cannot be pickled: its rows are in this process's memory alone")
-    if not store.state.read_only and name not in store._points.current.variables:
+    if not store.state.read_only and name not in inside(store).points.current.variables:
         raise ValueError(f"variable {name!r} cannot be pickled before {store.path} is flushed: call store.flush()")
     return arrived_variable, (store.path, name)
 

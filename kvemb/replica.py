@@ -1,60 +1,112 @@
-"""Bringing a store to a later checkpoint of the store it follows: what changed there replaces what is here.
+"""Following another store: a replica goes from checkpoint to checkpoint of it, a reader from durable point to point.
 
-REQUIRES the store's lock. Rows go through the tiers as any change does, so a crash half-way leaves the durable point
-before, and the same call again completes the work.
+A delta's rows go through the tiers as any change does, so a crash half-way leaves the durable point before, and the
+same call again completes the work.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
 
-from kvemb.dropping import drop
+from kvemb.catalog import open_stored
+from kvemb.catalog import opened as opened_variable
 from kvemb.durability import changes
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.manifest import Epoch
+from kvemb.durability.points import reading
 from kvemb.durability.readable import Readable, opened
-from kvemb.errors import SchemaMismatch
+from kvemb.engine.dropping import drop, end, is_one_with
+from kvemb.engine.engine import Engine
+from kvemb.engine.specification import stored_optimizer
+from kvemb.engine.table import Table
+from kvemb.errors import SchemaMismatch, StoreNotFound
+from kvemb.handle import Handle, inside
 from kvemb.rows.codec import unordered_keys
 
-if TYPE_CHECKING:
-    from kvemb.store import Store
-    from kvemb.variable import Variable
+
+def apply_delta(store: Handle[Engine], taken: Checkpoint) -> None:
+    """Bring a store to a later checkpoint of the store it follows. See Store.apply_delta."""
+    engine = inside(store)
+    engine.state.check_here()
+    with engine.lock:
+        engine.state.check_writable()
+        engine.checkpointer.wait()
+        ancestors = engine.changes.ancestors()
+        if taken.id in ancestors:
+            return
+        position = _common(taken, ancestors)
+        _bring_to(store, taken, position)
+        engine.changes.adopt(taken.id, position)
+        engine.points.adopt(taken.id)
+        engine.flush()
 
 
-def common(taken: Checkpoint, ancestors: list[str]) -> str:
+def _common(taken: Checkpoint, ancestors: list[str]) -> str:
     """Return the last of a store's ancestors that a checkpoint follows; its last if there is none."""
-    followed = {epoch.since for epoch in taken._manifest.changes}
+    followed = {epoch.since for epoch in inside(taken).changes}
     return next((checkpoint for checkpoint in ancestors if checkpoint in followed), ancestors[0])
 
 
-def bring_to(store: Store, taken: Checkpoint, position: str) -> None:
-    """Apply what changed from the checkpoint with the id `position` to `taken`. See Store.apply_delta."""
-    from kvemb.variable import open_stored
-
-    epochs = epochs_since(taken.path, taken._manifest, position)
-    gone = changes.dropped(epochs) & set(store.variables) - {*store._manifest.left_out}
+def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> None:
+    """Apply what changed from the checkpoint with the id `position` to `taken`."""
+    engine, described = inside(store), inside(taken)
+    epochs = epochs_since(taken.path, described, position)
+    gone = changes.dropped(epochs) & set(engine.names()) - {*engine.described.left_out}
     if gone:
-        drop(store, sorted(gone))  # what was made anew there is made anew here
+        drop(engine, sorted(gone))  # what was made anew there is made anew here
+    known = set(engine.names())
     for name, entry in taken.variables.items():
-        if name in store.variables and (mine := store.variables[name]._entry().schema) != entry.schema:
+        if name in known and (mine := inside(opened_variable(store, name)).schema) != entry.schema:
             raise SchemaMismatch(name, "schema", mine, entry.schema)
-    with opened(taken.path, taken._manifest) as after:
+    with opened(taken.path, described) as after:
         for name, entry in taken.variables.items():
-            if name in store.variables:
-                _bring(store.variables[name], name, after, epochs, entry.step)
-            elif name not in store._manifest.left_out:
-                _bring(open_stored(store, name, entry), name, after, epochs, entry.step)
+            if name in known:
+                _bring(inside(opened_variable(store, name)), after, epochs, entry.step)
+            elif name not in engine.described.left_out:
+                _bring(inside(open_stored(store, name, entry)), after, epochs, entry.step)
 
 
-def _bring(variable: Variable, name: str, after: Readable, epochs: list[Epoch], step: int) -> None:
-    source, operations = after.rows(name), variable._operations
+def _bring(table: Table, after: Readable, epochs: list[Epoch], step: int) -> None:
+    source = after.rows(table.name)
     assert source is not None
-    cleared, recorded = after.recorded(epochs, name)
+    cleared, recorded = after.recorded(epochs, table.name)
     if cleared:
-        operations.clear()
+        table.operations.clear()
     for ordered in recorded:
-        keys = unordered_keys(ordered, variable._schema)
+        keys = unordered_keys(ordered, table.schema)
         rows, exists = source.read(keys)
-        operations.put(rows, step)
-        operations.remove(keys[~exists])
+        table.operations.put(rows, step)
+        table.operations.remove(keys[~exists])
+
+
+def refresh(engine: Engine) -> bool:
+    """Show the last durable point of the store that this one follows. See Store.refresh."""
+    engine.state.check_here()
+    with engine.lock:
+        engine.state.check_open()
+        if not engine.follows:
+            raise ValueError(f"{engine.path} was not opened with follow=True; it shows what it showed at first")
+        with ExitStack() as view:
+            database, described = view.enter_context(reading(engine.path, engine.open_database))
+            if described.id == engine.described.id:
+                return False
+            if described.store != engine.described.store:
+                raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
+            gone: list[Table] = []
+            with ExitStack() as paused:
+                for table in engine.tables.values():
+                    paused.enter_context(table.storage.closing())
+                for name, table in engine.tables.items():
+                    if not is_one_with(table, described.variables.get(name)):
+                        gone.append(table)
+                        continue
+                    entry = described.variables[name]
+                    table.storage.show(database.attach(name, entry.schema), entry.rows, entry.step)
+                    table.operations.optimizer = stored_optimizer(entry)
+            for table in gone:
+                end(engine, table)
+            engine.database, engine.described = database, described
+            before, engine.view = engine.view, view.pop_all()
+        before.close()
+        return True

@@ -1,133 +1,122 @@
-"""A store: one directory, one cold database, one budget of memory, many variables.
+"""A store, as users see it: one directory of many variables, with one budget of memory.
 
-Opening always starts from the last durable point: `live/` is remade from it with hard links, so recovery after a crash
-and an ordinary opening are the same thing. Thread-safe.
+What it does is kvemb.engine.engine's and what stands beside it. Thread-safe.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
-from kvemb.arguments import stored_optimizer
-from kvemb.catalog import Catalog
-from kvemb.contracts import ColdDatabase
-from kvemb.dropping import end, is_one_with
-from kvemb.durability import cold_databases, inventory, journal, layout, log_entries, manifest, paths
-from kvemb.durability.changes import ChangeLog
-from kvemb.durability.checking import checkpoint_findings
+from kvemb.catalog import VariableMap, opened, variable_of
+from kvemb.defaults import DEFAULTS
+from kvemb.durability import paths
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.checkpointer import Checkpointer, PendingCheckpoint
-from kvemb.durability.hotset import read_hot
-from kvemb.durability.journal import Journal
-from kvemb.durability.manifest import Manifest
-from kvemb.durability.points import Points, reading
-from kvemb.durability.recovery import Recovery, replay
-from kvemb.errors import Corruption, StoreNotFound
-from kvemb.interrupts import result_of
+from kvemb.durability.checkpointer import PendingCheckpoint
+from kvemb.durability.recovery import Recovery
+from kvemb.engine.arguments import Arguments
+from kvemb.engine.assembly import GraphKeys
+from kvemb.engine.dropping import drop
+from kvemb.engine.engine import Engine
+from kvemb.engine.specification import agreed, check_name
+from kvemb.errors import Corruption
+from kvemb.handle import Handle
 from kvemb.limits import Limits
-from kvemb.options import format_bytes, parse_budget
-from kvemb.replica import bring_to, common
-from kvemb.rows.codec import Ordered
+from kvemb.options import format_bytes
+from kvemb.replica import apply_delta, refresh
+from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
-from kvemb.tiers.budget import Budgets
+from kvemb.tiers.budget import Budget
+from kvemb.variable import Variable
 
-Result = TypeVar("Result")
-
-
-class GraphKeys:
-    """Names of a store's collections."""
-
-    GLOBAL_VARIABLES = "variables"
-    TRAINABLE_VARIABLES = "trainable_variables"
-    REGULARIZATION_LOSSES = "regularization_losses"
+__all__ = ["GraphKeys", "Store"]
 
 
-class Store(Catalog):
+class Store(Handle[Engine]):
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
     A context manager: inside `with`, module-level functions use it; leaving flushes and closes it. path: its directory.
-    recovery: what it was opened with after a crash (a Recovery: created, rows), else None.
+    recovery: what it was opened with after a crash (a Recovery: created, rows), else None. budget: of memory.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        memory_budget: int | str = "1GiB",
-        read_only: bool = False,
-        follow: bool = False,
-        durability: str = "checkpoint",
-        limits: Limits = Limits(),  # noqa: B008 -- a frozen value
-    ) -> None:
-        super().__init__()
-        self.limits = limits
-        self.budgets = Budgets(parse_budget(memory_budget))
-        self.budget = self.budgets.host
-        self.state = StoreState(str(path), read_only=read_only)
-        path = path.absolute()  # wherever the process goes
-        self.path, self.follows = path, follow
-        self._warm = False
-        self.recovery: Recovery | None = None
-        self._log: Journal | None = None
-        with ExitStack() as undo:
-            if read_only:
-                self._view = ExitStack()
-                undo.callback(lambda: self._view.close())
-                self._database, self._manifest = self._view.enter_context(reading(path, self._open_database))
-            else:
-                self._points = Points(path, undo)
-                self._manifest = self._points.current
-                with inventory.naming(self._points.folder, self._manifest):
-                    self._database = self._open_database(self._points.live / layout.ROWS, self._manifest)
-                undo.callback(self._database.close)
-            self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
-            self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
-            if not read_only:
-                self._changes = ChangeLog(self._points.live / layout.CHANGES, self._manifest.changes)
-                self.recovery = self._recover()
-                if durability == "write":
-                    self._log = Journal(path / layout.LOG, self._manifest.point)
-                    undo.callback(self._log.close)
-                    self._points.begin_log()
-                self._checkpointer = self._checkpointer_with(self._log)
-            self._undo = undo.pop_all()
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.path: Path = engine.path
+        self.follows: bool = engine.follows
+        self.recovery: Recovery | None = engine.recovery
+        self.limits: Limits = engine.limits
+        self.budget: Budget = engine.budgets.host
+        self.state: StoreState = engine.state
 
-    def _open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
-        opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
-        sizes = {"cache_bytes": self.budgets.cache_bytes, "write_buffer_bytes": self.budgets.write_buffer_bytes}
-        return opened(rows, described, **sizes)
+    # Its variables.
 
-    def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
-        return Checkpointer(self._database, self._points, self._changes, log, self.state, self.spiller)
+    @method_of(Arguments)
+    def get_variable(self, asked: Arguments) -> Variable:
+        """Return the variable of this name: the open one, the stored one, or a new one.
 
-    def _recover(self) -> Recovery | None:
-        """Bring what a crash left to a durable point; make the first one of a new store. Returns what it was."""
-        points, recovery = self._points, None
-        if points.crashed or points.log:
-            entries = log_entries.checked(points.log, points.current.variables, begun=points.logged)
-            variables, rows = replay(entries, points.current, self._database, self._changes)
-            recovery = Recovery(self.path, points.current.created, rows)
-            points.amend(variables)
-        if points.log or points.current.point == 0:
-            first = self._checkpointer_with(None)
-            first.start([], None)._wait()
-            first.close()
-        self._manifest = points.current
-        journal.drop_before(self.path / layout.LOG, points.current.point)
-        if recovery is not None:
-            recovery.tell()
-        return recovery
+        name: printable; slashes may divide it, as in "towers/users".
+        key_dtype: int64, int32 or uint64.
+        value_dtype: float32, float64, float16, bfloat16, int8, int32 or int64.
+        dim: values in a row, from 1 to 1,048,576. Left out: as stored; a new variable gets 1, and a warning is logged.
+        devices: None or "cpu", or a list of devices, with one hot table each.
+        partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
+        shared_name: accepted and unused, as in the reference.
+        initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer. Where that
+        leaves its seed out, the variable's name gives it.
+        trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
+        checkpoint: whether it is in checkpoints.
+        init_size: rows the hot tier holds at first; 0: a default.
+        kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
+        restrict_policy: what scores rows, a RestrictPolicy or a class of one; None: uses are counted, and restrict
+        does nothing.
+        bp_v2: writers use accum, which adds, in place of upsert.
+        optimizer: what apply_gradients uses, one of kvemb.optimizers.
+        hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, grown into under
+        pressure.
 
-    def _in_order(self, call: Callable[..., Result], *args: Any) -> Result:
-        """Call it on the thread of all writes to the cold database, after those given before; returns its result."""
-        return result_of(self.spiller.submit(call, *args))
+        Of a variable that exists dim, dtypes, initializer, class of optimizer and restrict_policy must be the stored
+        ones, where they are given. An optimizer's numbers may be others, and are used from now on.
+        Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; Closed; for a new
+        variable ReadOnly, Poisoned.
+        """
+        check_name(asked.name)
+        self.state.check_here()
+        with self._inside.lock:
+            self.state.check_open()
+            known = self._inside.tables.get(asked.name)
+            if known is None:
+                return Variable(**vars(asked), store=self)
+            optimizer, _ = agreed(asked, known.entry())
+            if optimizer is not None:
+                known.train_with(optimizer, writable=False)  # as one that is not open yet takes it
+            return variable_of(known)
+
+    def drop_variable(self, name: str) -> None:
+        """Drop a variable with all its rows, durably; its memory goes back to the budget, its room on disk is given up.
+
+        The Variable raises Closed from then on. A delta tells that it went (Checkpoint.changes, Store.apply_delta);
+        checkpoints that were made before keep it. Waits for a checkpoint under way. A crash leaves it as it was, or
+        none. Raises KeyError; Poisoned when the disk does not take it; Closed, ReadOnly.
+        """
+        self.state.check_here()
+        with self._inside.lock:
+            self.state.check_writable()
+            if name not in (names := self._inside.names()):
+                raise KeyError(f"there is no variable {name!r}; there is {', '.join(names) or 'none'}")
+            drop(self._inside, [name])
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """The store's variables by name. Getting one that is not open yet opens it, as it is stored. Raises Closed."""
+        return VariableMap(self._inside.names, lambda name: opened(self, name))
+
+    def get_collection(self, name: str) -> list[Any]:
+        """Return what was added under a GraphKeys name, in order, a copy."""
+        return list(self._inside.collections.get(name, []))
 
     # Durability.
 
@@ -137,7 +126,7 @@ class Store(Catalog):
         It holds the state of the instant of this call; other threads go on meanwhile. Raises Poisoned when the disk
         does not take it, and what a checkpoint with block=False failed with; Closed, ReadOnly.
         """
-        self._start(None)._wait()
+        self._inside.flush()
 
     @overload
     def checkpoint(self, path: str | os.PathLike[str], *, block: Literal[True] = True) -> Checkpoint: ...
@@ -157,7 +146,7 @@ class Store(Catalog):
 
         Raises FileExistsError; ValueError for a path inside the store; ColdStoreError, Poisoned, Closed, ReadOnly.
         """
-        pending = self._start(paths.local(path).absolute())
+        pending = PendingCheckpoint(self._inside.start(paths.local(path).absolute()))
         return pending.result() if block else pending
 
     def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:
@@ -172,38 +161,7 @@ class Store(Catalog):
         Raises CheckpointNotFound, also when it does not follow; SchemaMismatch; Corruption, ColdStoreError, Poisoned,
         Closed, ReadOnly.
         """
-        taken = Checkpoint(checkpoint)
-        self.state.check_here()
-        with self._lock:
-            self.state.check_writable()
-            self._checkpointer.wait()
-            ancestors = self._changes.ancestors()
-            if taken.id in ancestors:
-                return
-            position = common(taken, ancestors)
-            bring_to(self, taken, position)
-            self._changes.adopt(taken.id, position)
-            self._points.adopt(taken.id)
-            self._start(None)._wait()
-
-    def _hot_keys(self, name: str) -> Iterator[Ordered]:
-        """The keys of a variable that shall be hot when it is opened."""
-        if self._warm and name in self._manifest.hot:
-            yield from read_hot(self._points.live / layout.HOT, self._manifest.hot[name])
-
-    def _start(
-        self, target: Path | None, *, closing: Callable[[], None] | None = None, without: Collection[str] = ()
-    ) -> PendingCheckpoint:
-        self.state.check_here()
-        with self._lock:
-            self.state.check_writable()
-            self._checkpointer.wait()
-            parts = [
-                variable._part()
-                for name, variable in self._opened.items()
-                if variable.persistent and name not in without
-            ]
-            return self._checkpointer.start(parts, target, closing=closing, without=without)
+        apply_delta(self, Checkpoint(checkpoint))
 
     def refresh(self) -> bool:
         """Show the last durable point of the store that this one follows; returns whether it is a newer one.
@@ -212,71 +170,14 @@ class Store(Catalog):
         a variable that was dropped there, from then on, though another may have its name. Raises ValueError unless
         opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
         """
-        self.state.check_here()
-        with self._lock:
-            self.state.check_open()
-            if not self.follows:
-                raise ValueError(f"{self.path} was not opened with follow=True; it shows what it showed at first")
-            with ExitStack() as view:
-                database, described = view.enter_context(reading(self.path, self._open_database))
-                if described.id == self._manifest.id:
-                    return False
-                if described.store != self._manifest.store:
-                    raise StoreNotFound(f"another store is at {self.path} now; close this one, and open that")
-                gone: list[Any] = []
-                with ExitStack() as paused:
-                    for variable in self._opened.values():
-                        paused.enter_context(variable._storage.closing())
-                    for name, variable in self._opened.items():
-                        if not is_one_with(variable, described.variables.get(name)):
-                            gone.append(variable)
-                            continue
-                        entry = described.variables[name]
-                        variable._storage.show(database.attach(name, entry.schema), entry.rows, entry.step)
-                        variable._operations.optimizer = stored_optimizer(entry)
-                for variable in gone:
-                    end(self, variable)
-                self._database, self._manifest = database, described
-                before, self._view = self._view, view.pop_all()
-            before.close()
-            return True
+        return refresh(self._inside)
 
     def close(self, *, flush: bool = True) -> None:
         """Flush, and release the directory. A poisoned or read-only store is released as it is. Idempotent.
 
         flush=False: leave the last durable point as it is; what came after it, and is in no log, is lost.
         """
-        if self.state.forked:
-            return  # it is the other process's to close
-        with self._lock:
-            if self.state.closed:
-                return
-            # Last in, first out: wait, flush, release; each even where the one before raises.
-            with ExitStack() as last:
-                last.callback(self._release)
-                if not self.state.read_only:
-                    if flush:
-                        last.callback(self._flush_if_sound)
-                    self._checkpointer.wait()
-
-    def _flush_if_sound(self) -> None:
-        if self.state.cause is None:
-            self._start(None, closing=self.state.close)._wait()
-
-    def _release(self) -> None:
-        if not self.state.read_only:
-            self._checkpointer.close()
-        with ExitStack() as paused:
-            for variable in self._opened.values():
-                paused.enter_context(variable._storage.closing())
-            for variable in self._opened.values():
-                variable._keep_bytes_cold()
-            self.state.close()
-        self.spiller.shutdown(wait=True)
-        self.readers.shutdown(wait=True)
-        self._undo.close()
-        if not self.state.read_only:
-            shutil.rmtree(self.path / layout.LIVE, ignore_errors=True)
+        self._inside.close(flush=flush)
 
     def check(self, *, deep: bool = False) -> None:
         """Raise Corruption with a line for everything that is wrong with the last durable point and the open variables.
@@ -284,45 +185,37 @@ class Store(Catalog):
         deep: read every file of the point. Open variables are compared row by row, the hot tier with the cold one, in
         any case; a read-only store has only the point. Raises Closed, Poisoned, ColdStoreError.
         """
-        self.state.check_here()
-        with self._lock:
-            self.state.check_open()
-            source = self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
-            found = list(checkpoint_findings(source, manifest.read(source), deep=deep))
-            if not self.state.read_only:
-                for name, variable in self._opened.items():
-                    found += [f"variable {name!r}: {line}" for line in variable._storage.check()]
-        if found:
+        if found := self._inside.findings(deep=deep):
             raise Corruption("\n".join(found))
 
     @property
     def stats(self) -> Stats:
         """Counts of all open variables together; of a closed store, as they were when it was closed."""
         total = Stats()
-        for variable in list(self._opened.values()):
-            total += variable.stats
+        for table in list(self._inside.tables.values()):
+            total += table.stats()
         return total
 
     # The default store.
 
     def __enter__(self) -> Store:
         self.state.check_open()
-        DEFAULTS.append(self)
+        DEFAULTS.stores.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        DEFAULTS.remove(self)
+        DEFAULTS.stores.remove(self)
         self.close()
 
     @contextmanager
     def as_default(self) -> Iterator[Store]:
         """Make module-level functions use this store inside the block; it stays open after."""
         self.state.check_open()
-        DEFAULTS.append(self)
+        DEFAULTS.stores.append(self)
         try:
             yield self
         finally:
-            DEFAULTS.remove(self)
+            DEFAULTS.stores.remove(self)
 
     def __repr__(self) -> str:
         state = "following" if self.follows else "read-only" if self.state.read_only else "open"
@@ -331,14 +224,10 @@ class Store(Catalog):
         if self.state.gone:
             state = "closed"
         lines = [f"<kvemb.Store {self.path} {state}, budget {format_bytes(self.budget.total)}>"]
-        for name in [] if self.state.gone else self._names():
-            if name in self._opened:
-                lines.append(f"  {self._opened[name]!r}")
+        for name in [] if self.state.gone else self._inside.names():
+            if name in self._inside.tables:
+                lines.append(f"  {self._inside.tables[name].variable!r}")
             else:
-                entry = self._manifest.variables[name]
+                entry = self._inside.described.variables[name]
                 lines.append(f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet")
         return "\n".join(lines)
-
-
-# The default stores, the innermost last (kvemb.opening).
-DEFAULTS: list[Store] = []

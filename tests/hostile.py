@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from kvemb.durability import journal, keyfile, manifest
+from kvemb.durability import journal_segments, keyfile, manifest
 
 # JSON that Python's encoder refuses or the reader must not: written as it is.
 RAW = {
@@ -136,7 +136,7 @@ def key_files(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 def segments(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield (what, bytes) for every segment of a log with one hostile field of its first entry; checksums fit."""
-    layout, start = journal._ENTRY, data.index(journal._MARK)
+    layout, start = journal_segments.ENTRY, data.index(journal_segments.MARK)
     fields = layout.unpack_from(data, start)
     name_bytes, nbytes = fields[2], fields[4]
     body = start + layout.size
@@ -156,7 +156,7 @@ def segments(data: bytes) -> Iterator[tuple[str, bytes]]:
         bent = entry((*fields[:2], len(other), *fields[3:]), other, payload)
         yield f"name {other[:20]!r}", bent or data
     for other in (b"", b"x", payload[:-1], payload + b"x", b"\xff" * nbytes, b"\0" * nbytes):
-        for kind in (journal.ROWS, journal.REMOVED, journal.CLEARED):
+        for kind in (journal_segments.ROWS, journal_segments.REMOVED, journal_segments.CLEARED):
             bent = entry((fields[0], kind, *fields[2:4], len(other), *fields[5:]), name, other)
             yield f"kind {kind}, payload {other[:20]!r}", bent or data
     yield from (("nothing", b""), ("a head", data[:start]), ("more", data + b"x" * 100), ("text", b"[" * 100_000))

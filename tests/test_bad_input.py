@@ -10,6 +10,7 @@ import pytest
 import kvemb
 from kvemb import FrequencyRestrictPolicy, MemoryCreator, RestrictPolicy, RocksDBCreator, Zeros
 from kvemb.errors import BackendUnavailable
+from kvemb.handle import inside
 from kvemb.optimizers import Adagrad
 
 ROWS = np.arange(200 * 3, dtype=np.float32).reshape(200, 3)
@@ -166,11 +167,11 @@ def test_a_partitioner_out_of_range(table, answer):
         *(lambda: table.accum(keys, rows, rows, [True, False, True]), lambda: table.remove(keys)),
         *(lambda: policy.apply_update(keys), lambda: table.prefetch(keys)),
     ):
-        good, before = table._hot_tables._partitioner, state_of(table)
-        table._hot_tables._partitioner = answer
+        good, before = inside(table).hot_tables._partitioner, state_of(table)
+        inside(table).hot_tables._partitioner = answer
         with pytest.raises(ValueError, match="partitioner must return"):
             call()
-        table._hot_tables._partitioner = good
+        inside(table).hot_tables._partitioner = good
         np.testing.assert_equal(state_of(table), before)
 
 
@@ -178,12 +179,12 @@ def test_a_partitioner_that_raises(table):
     def broken(keys, count):
         raise ZeroDivisionError
 
-    good, before = table._hot_tables._partitioner, state_of(table)
-    table._hot_tables._partitioner = broken
+    good, before = inside(table).hot_tables._partitioner, state_of(table)
+    inside(table).hot_tables._partitioner = broken
     for call in (lambda: table.lookup([1]), lambda: table.upsert([1], ONE), lambda: table.remove([1])):
         with pytest.raises(ZeroDivisionError):
             call()
-    table._hot_tables._partitioner = good
+    inside(table).hot_tables._partitioner = good
     np.testing.assert_equal(state_of(table), before)
 
 

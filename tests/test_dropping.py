@@ -12,6 +12,7 @@ import pytest
 import kvemb
 from kvemb.durability import layout, points
 from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
+from kvemb.handle import inside
 
 BUDGET = "8MiB"
 DIM = 4
@@ -102,7 +103,7 @@ def test_a_crash_between_any_steps_leaves_it_whole_or_gone(monkeypatch, open_sto
 
     monkeypatch.setattr(points.Points, "complete", copying(points.Points.complete))
     monkeypatch.setattr(layout, "set_current", copying(layout.set_current))
-    monkeypatch.setattr(type(store._database), "drop", copying(type(store._database).drop))
+    monkeypatch.setattr(type(inside(store).database), "drop", copying(type(inside(store).database).drop))
     store.drop_variable("users")
     monkeypatch.undo()
     states = []

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvemb.errors import UnsupportedFormat
+from kvemb.handle import Handle, inside
 from kvemb.optimizers import SGD
 from kvemb.restrict import (
     FrequencyRestrictPolicy,
@@ -42,20 +43,28 @@ class Doubling(RestrictPolicy):
         return 2 * old_score + count
 
 
-class Variable:
-    """A variable that writes down what it is asked."""
+class Variable(Handle):
+    """A variable whose rows write down what they are asked."""
+
+    def __init__(self):
+        super().__init__(AskedRows())
+        self.calls = inside(self).calls
+
+
+class AskedRows:
+    """restrict.ScoredRows that write down what they are asked."""
 
     def __init__(self):
         self.calls = []
 
-    def _record_uses(self, keys):
+    def record_uses(self, keys):
         self.calls.append(("uses", keys))
 
-    def _restrict(self, num_reserved, trigger):
+    def restrict(self, num_reserved, trigger):
         self.calls.append(("restrict", num_reserved, trigger))
         return 7
 
-    def _scores(self, keys):
+    def scores(self, keys):
         return np.full(np.shape(keys), 2.5)
 
 

@@ -18,7 +18,8 @@ import pytest
 
 import kvemb
 from kvemb import GraphKeys
-from kvemb import store as store_module
+from kvemb.defaults import DEFAULTS
+from kvemb.durability import layout
 from kvemb.errors import (
     CheckpointNotFound,
     Closed,
@@ -327,7 +328,7 @@ def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch)
     def refuse(*arguments: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_module.layout, "set_current", refuse)
+    monkeypatch.setattr(layout, "set_current", refuse)
     with pytest.raises(Poisoned, match="No space left"):
         store.flush()
     monkeypatch.undo()
@@ -524,9 +525,9 @@ def test_a_store_says_how_it_is_open(open_store, store):
 
 @pytest.fixture
 def no_default():
-    before, store_module.DEFAULTS[:] = store_module.DEFAULTS[:], []
+    before, DEFAULTS.stores[:] = DEFAULTS.stores[:], []
     yield
-    store_module.DEFAULTS[:] = before
+    DEFAULTS.stores[:] = before
 
 
 def test_with_makes_a_store_the_default_and_closes_it(no_default, tmp_path):
@@ -547,7 +548,7 @@ def test_as_default_leaves_the_store_open(no_default, store):
     with store.as_default() as same:
         assert same is store is kvemb.default_store()
     assert not store.state.closed
-    assert store_module.DEFAULTS == []
+    assert DEFAULTS.stores == []
 
 
 def test_an_error_inside_with_closes_the_store(no_default, tmp_path):

@@ -245,7 +245,7 @@ class _Writer:
         self._schema = pa.schema(
             [("key", key), ("change", pa.string()), ("before", lists), ("after", lists), ("l2", pa.float64())]
         )
-        self._writer = pq.ParquetWriter(path, self._schema)
+        self.file = pq.ParquetWriter(path, self._schema)
 
     @classmethod
     @contextmanager
@@ -253,7 +253,7 @@ class _Writer:
         """A writer whose file appears at out when all went well."""
         with atomic_directory(out, folder=False) as path:
             writer = cls(path, entry)
-            with writer._writer:
+            with writer.file:
                 yield writer
 
     def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, moved_by: Any) -> None:
@@ -277,7 +277,7 @@ class _Writer:
         far[at["before"][mine]] = moved_by
         l2 = pa.array(far, mask=np.isnan(far))
         table = [pa.array(keys), pa.array(change.tolist()), columns["before"], columns["after"], l2]
-        self._writer.write_table(pa.table(table, schema=self._schema))
+        self.file.write_table(pa.table(table, schema=self._schema))
 
 
 def _plain(dtype: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb.durability import layout
+from kvemb.durability import fresh_files, layout
 from kvemb.durability.keyfile import distinct, merged, read_keys, write_keys
 from kvemb.durability.manifest import Changed, Epoch
 from kvemb.errors import Corruption
@@ -158,7 +158,7 @@ class ChangeLog:
         """Put the files of epochs into a folder, made if there are any. Raises OSError."""
         for file in files_of(epochs):
             folder.mkdir(exist_ok=True)
-            layout.link_or_copy(self._directory / file, folder / file)
+            fresh_files.link_or_copy(self._directory / file, folder / file)
 
     def of(self, variable: str) -> Recorder:
         """Return what a variable's tier tells."""

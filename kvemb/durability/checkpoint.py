@@ -22,19 +22,20 @@ from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
 from kvemb.durability.readable import opened
 from kvemb.errors import CheckpointNotFound, StoreNotFound
+from kvemb.handle import Handle, inside
 
 # A name is used once: of an attempt that failed, its error may keep a database open.
 _attempts = count(1)
 _logger = logging.getLogger("kvemb")
 
 
-class Checkpoint(os.PathLike[str]):
+class Checkpoint(Handle[Manifest], os.PathLike[str]):
     """A complete checkpoint, by its directory. Raises CheckpointNotFound, UnsupportedFormat or Corruption when made."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = paths.local(path)
         try:
-            self._manifest = manifest.read(self.path)
+            super().__init__(manifest.read(self.path))
         except CheckpointNotFound as error:
             raise CheckpointNotFound(describe_path(self.path)) from error
 
@@ -46,7 +47,7 @@ class Checkpoint(os.PathLike[str]):
             return cls(place)
         check_there(place)
         point = cls(layout.current_point(place))
-        tell_if_left(place, point._manifest)
+        tell_if_left(place, inside(point))
         return point
 
     def __fspath__(self) -> str:
@@ -55,27 +56,27 @@ class Checkpoint(os.PathLike[str]):
     @property
     def id(self) -> str:
         """Its identity: 32 hexadecimal digits, kept by copies."""
-        return self._manifest.id
+        return self._inside.id
 
     @property
     def parent(self) -> str | None:
         """The id of the checkpoint before it, None for the first of its store."""
-        return self._manifest.parent
+        return self._inside.parent
 
     @property
     def created(self) -> float:
         """When its state was taken, in seconds since 1970."""
-        return self._manifest.created
+        return self._inside.created
 
     @property
     def variables(self) -> Mapping[str, VariableEntry]:
         """What it says of each of its variables: schema, policy, optimizer, rows, step."""
-        return self._manifest.variables
+        return self._inside.variables
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
         """Its files by relative path, but the manifest: size in bytes and sha256."""
-        return self._manifest.files
+        return self._inside.files
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +93,7 @@ class Checkpoint(os.PathLike[str]):
         line or too far apart; Corruption, ColdStoreError; KeyError for a name.
         """
         earlier = Checkpoint(since)
-        dropped = changes.dropped(epochs_since(self.path, self._manifest, earlier.id)) & set(earlier.variables)
+        dropped = changes.dropped(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)
         known = {*self.variables, *dropped}
         names = sorted(known if variables is None else variables)
         if strange := [name for name in names if name not in known]:
@@ -100,7 +101,7 @@ class Checkpoint(os.PathLike[str]):
         return self._changes(earlier, names)
 
     def _changes(self, earlier: Checkpoint, names: list[str]) -> Iterator[Change]:
-        with opened(earlier.path, earlier._manifest) as before, opened(self.path, self._manifest) as after:
+        with opened(earlier.path, inside(earlier)) as before, opened(self.path, self._inside) as after:
             yield from differences(before, after, names)
 
     def __repr__(self) -> str:
@@ -156,16 +157,16 @@ class DirectoryDraft:
         self.target = target
         self.path = target.with_name(layout.making_name(target.name, next(_attempts)))
         with layout.as_cold_store_error(f"write {target}"):
-            layout.make_directory(target.parent)
+            fresh_files.make_directory(target.parent)
             fresh_files.remove(self.path)
             self.path.mkdir()
 
     def publish(self) -> None:
         """Give it its name. Raises ColdStoreError."""
         with layout.as_cold_store_error(f"write {self.target}"):
-            layout.sync_tree(self.path)
+            fresh_files.sync_tree(self.path)
             os.rename(self.path, self.target)
-            layout.sync_directory(self.target.parent)
+            fresh_files.sync_directory(self.target.parent)
 
     def discard(self) -> None:
         """Delete it, unless it was published."""
@@ -206,7 +207,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     variables: those to take, None for all. Raises CheckpointNotFound, FileExistsError, ValueError inside another store,
     KeyError or ColdStoreError; then there is no store.
     """
-    described = Checkpoint(checkpoint)._manifest
+    described = inside(Checkpoint(checkpoint))
     inventory.check(checkpoint, described)
     layout.check_outside_stores(store, "new store")
     paths.check_no_number(store)

@@ -19,41 +19,55 @@ from kvemb.durability.journal import Journal
 from kvemb.durability.point_writer import Part, PointWriter, TargetFailed
 from kvemb.durability.points import Points
 from kvemb.errors import ColdStoreError
+from kvemb.handle import Handle
 from kvemb.interrupts import result_of
 from kvemb.store_state import StoreState
 
 
-class PendingCheckpoint:
-    """A checkpoint that is being written. reported: whether its failure was raised to somebody."""
+class Writing:
+    """A durable point that is being written, and the checkpoint that goes with it, if one was asked for.
+
+    reported: whether its failure was raised to somebody.
+    """
 
     def __init__(self, future: Future[Checkpoint | None]) -> None:
-        self._future = future
+        self.future = future
         self.reported = False
+
+    def wait(self, timeout: float | None = None) -> Checkpoint | None:
+        """Wait until it is complete. Raises what it failed with; TimeoutError after timeout seconds."""
+        try:
+            return result_of(self.future, timeout)
+        except Exception:
+            self.reported = self.future.done()
+            raise
+
+
+class PendingCheckpoint(Handle[Writing]):
+    """A checkpoint that is being written."""
 
     def done(self) -> bool:
         """Whether it is complete, or has failed."""
-        return self._future.done()
+        return self._inside.future.done()
+
+    @property
+    def reported(self) -> bool:
+        """Whether its failure was raised to somebody."""
+        return self._inside.reported
 
     def result(self, timeout: float | None = None) -> Checkpoint:
         """Wait until it is complete, and return it. Raises what it failed with; TimeoutError after timeout seconds."""
-        checkpoint = self._wait(timeout)
+        checkpoint = self._inside.wait(timeout)
         assert checkpoint is not None
         return checkpoint
 
     def __repr__(self) -> str:
         if not self.done():
             return "<kvemb.PendingCheckpoint being written>"
-        if (error := self._future.exception()) is not None:
+        if (error := self._inside.future.exception()) is not None:
             return f"<kvemb.PendingCheckpoint failed: {error}>"
-        done = self._future.result()
+        done = self._inside.future.result()
         return f"<kvemb.PendingCheckpoint complete: {done and done.path}>"
-
-    def _wait(self, timeout: float | None = None) -> Checkpoint | None:
-        try:
-            return result_of(self._future, timeout)
-        except Exception:
-            self.reported = self.done()
-            raise
 
 
 class Checkpointer:
@@ -71,13 +85,13 @@ class Checkpointer:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
-        self._last: PendingCheckpoint | None = None
+        self._last: Writing | None = None
 
     def wait(self) -> None:
         """Wait for the point under way. Raises its error, unless that was raised to somebody."""
         last, self._last = self._last, None
         if last is not None and not last.reported:
-            last._wait()
+            last.wait()
 
     def start(
         self,
@@ -86,7 +100,7 @@ class Checkpointer:
         *,
         closing: Callable[[], None] | None = None,
         without: Collection[str] = (),
-    ) -> PendingCheckpoint:
+    ) -> Writing:
         """Take the snapshots, and start to write a point and, if there is a target, a checkpoint there.
 
         closing: called at their instant, with every variable held, where the store takes no writes after it.
@@ -111,7 +125,7 @@ class Checkpointer:
         self._state.check_writable()
         writer = PointWriter(number, parts, target, self._database, self._points, self._changes, self._log, without)
         writer.take_snapshots(self._in_order, self._state, closing)
-        self._last = PendingCheckpoint(self._behind.submit(self._write, writer))
+        self._last = Writing(self._behind.submit(self._write, writer))
         return self._last
 
     def _write(self, writer: PointWriter) -> Checkpoint | None:

@@ -1,4 +1,4 @@
-"""Files and directories that replace what has their name, and never write through it.
+"""Files and directories as they are made: they replace what has their name, never write through it, and last.
 
 What is there may be a symbolic link, or have links elsewhere: a checkpoint's, or a stranger's file. It loses the name,
 and what it leads to stays as it is. No thread contract.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,3 +27,44 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the directory's entries are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, each durably."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+    # One that was there may be what a crash left before this line; those above it were synced before it was made.
+    with suppress(PermissionError):
+        sync_directory(path.parent)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make target, which is new, the same file as source, or a copy of it where links cannot be made.
+
+    Where source is a symbolic link it is the file that it leads to: the link itself would break, or lead out, from
+    another place. Raises FileExistsError, OSError.
+    """
+    try:
+        os.link(os.path.realpath(source), target)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(target):
+            raise
+        shutil.copyfile(source, target)
+
+
+def sync_tree(path: Path) -> None:
+    """Wait until every folder below path, and path itself, has its entries on disk. Files sync themselves."""
+    for folder, _, _ in os.walk(path, topdown=False):
+        sync_directory(Path(folder))

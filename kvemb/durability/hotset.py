@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb.durability import layout
+from kvemb.durability import fresh_files, layout
 from kvemb.durability.keyfile import odd, read_keys, write_keys
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.rows.codec import Ordered
@@ -43,7 +43,7 @@ def write_hot(
         for file in files:
             folder.mkdir(exist_ok=True)
             if not (folder / file).exists():
-                layout.link_or_copy(before / file, folder / file)
+                fresh_files.link_or_copy(before / file, folder / file)
         if files:
             names[variable] = files
     return names

@@ -172,16 +172,7 @@ def set_current(store: Path, number: int, *, logged: bool = False) -> None:
     text = point(store, number).name + (_LOGGED if logged else "") + "\n"
     fresh_files.write_new(temporary, text.encode("ascii"))
     os.replace(temporary, store / CURRENT)
-    sync_directory(store)
-
-
-def sync_directory(path: Path) -> None:
-    """Wait until the directory's entries are on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    fresh_files.sync_directory(store)
 
 
 def lock(
@@ -221,16 +212,6 @@ def is_left(store: Path) -> bool:
     return False  # it is open
 
 
-def make_directory(path: Path) -> None:
-    """Make a directory and its parents, each durably."""
-    if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-    # One that was there may be what a crash left before this line; those above it were synced before it was made.
-    with suppress(PermissionError):
-        sync_directory(path.parent)
-
-
 def check_rows(rows: Path) -> None:
     """Raise Corruption unless rows is a RocksDB directory; RocksDB itself would make one."""
     current = rows / "CURRENT"
@@ -256,7 +237,7 @@ def unpack(checkpoint: Path, target: Path, key_files: Collection[str]) -> None:
         _link_files(checkpoint / ROWS, target / ROWS)
         for name in key_files:
             (target / name).parent.mkdir(exist_ok=True)
-            link_or_copy(checkpoint / name, target / name)
+            fresh_files.link_or_copy(checkpoint / name, target / name)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ColdStoreError(f"cannot copy {checkpoint} to {target}: {error}") from error
@@ -265,31 +246,9 @@ def unpack(checkpoint: Path, target: Path, key_files: Collection[str]) -> None:
 def _link_files(source: Path, target: Path) -> None:
     for file in source.iterdir():
         if file.suffix in (".sst", ".blob"):
-            link_or_copy(file, target / file.name)
+            fresh_files.link_or_copy(file, target / file.name)
         elif not file.name.startswith("LOG"):
             shutil.copyfile(file, target / file.name)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Make target, which is new, the same file as source, or a copy of it where links cannot be made.
-
-    Where source is a symbolic link it is the file that it leads to: the link itself would break, or lead out, from
-    another place. Raises FileExistsError, OSError.
-    """
-    try:
-        os.link(os.path.realpath(source), target)
-    except FileExistsError:
-        raise
-    except OSError:
-        if os.path.lexists(target):
-            raise
-        shutil.copyfile(source, target)
-
-
-def sync_tree(path: Path) -> None:
-    """Wait until every folder below path, and path itself, has its entries on disk. Files sync themselves."""
-    for folder, _, _ in os.walk(path, topdown=False):
-        sync_directory(Path(folder))
 
 
 @contextmanager

@@ -10,8 +10,7 @@ import numpy as np
 
 from kvemb.checks.brief import brief
 from kvemb.checks.ranges import MOST_STEPS
-from kvemb.durability import journal
-from kvemb.durability.journal import Entry
+from kvemb.durability.journal_segments import CLEARED, REMOVED, ROWS, Entry, read
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import Corruption
 from kvemb.rows.codec import KEY_BYTES, record_dtype, unordered_keys
@@ -19,11 +18,12 @@ from kvemb.rows.schema import Schema
 
 
 def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, begun: bool) -> Iterator[Entry]:
-    """Yield the entries of consecutive segments (journal.read). variables: of the durable point they go on from.
+    """Yield the entries of consecutive segments (journal_segments.read). variables: of the durable
+    point they go on from.
 
     Raises Corruption, naming the log's folder and the entry, for one that no kvemb wrote.
     """
-    for entry in journal.read(segments, begun=begun):
+    for entry in read(segments, begun=begun):
         try:
             _check(entry, variables)
         except ValueError as error:
@@ -44,15 +44,19 @@ def _check(entry: Entry, variables: Mapping[str, VariableEntry]) -> None:
         raise ValueError(f"must be above the last one that was synced, got {entry.synced:,}")
     schema = variables[entry.variable].schema
     records = record_dtype(schema)
-    width = {journal.ROWS: KEY_BYTES + records.itemsize, journal.REMOVED: KEY_BYTES, journal.CLEARED: 0}[entry.kind]
-    if len(entry.payload) != entry.rows * width or (entry.kind == journal.CLEARED and entry.rows):
+    width = {
+        ROWS: KEY_BYTES + records.itemsize,
+        REMOVED: KEY_BYTES,
+        CLEARED: 0,
+    }[entry.kind]
+    if len(entry.payload) != entry.rows * width or (entry.kind == CLEARED and entry.rows):
         raise ValueError(
             f"must have a payload of {width:,} bytes for each of {entry.rows:,} rows, got {len(entry.payload):,} bytes"
         )
-    if entry.kind != journal.CLEARED:
-        order = ">u8" if entry.kind == journal.ROWS else "<u8"
+    if entry.kind != CLEARED:
+        order = ">u8" if entry.kind == ROWS else "<u8"
         _check_keys(np.frombuffer(entry.payload, order, entry.rows).astype(np.uint64), schema)
-    if entry.kind == journal.ROWS:
+    if entry.kind == ROWS:
         _check_records(np.frombuffer(entry.payload, records, entry.rows, KEY_BYTES * entry.rows))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvemb.contracts import ColdDatabase
-from kvemb.durability import fresh_files, inventory, journal, layout, manifest, paths
+from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
 from kvemb.durability.checkpoint import DirectoryDraft, check_there, complete, describe_path, tell_if_left
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
@@ -45,7 +45,7 @@ class Points:
             self._take(store, undo)
 
     def _take(self, store: Path, undo: ExitStack) -> None:
-        layout.make_directory(store)
+        fresh_files.make_directory(store)
         undo.enter_context(layout.lock(store))
         paths.check_own(store)
         self.live = store / layout.LIVE
@@ -63,7 +63,7 @@ class Points:
             fresh_files.remove(store / layout.POINTS)
             (self.live / layout.ROWS).mkdir(parents=True)
         (self.live / layout.CHANGES).mkdir(exist_ok=True)
-        self.log = journal.segments(store / layout.LOG, self.current.point, begun=self.logged)
+        self.log = journal_segments.segments(store / layout.LOG, self.current.point, begun=self.logged)
         # A point that was not completed may have begun a segment.
         self._last_number = max(
             [self.current.point, *filter(None, (layout.segment_number(path.name) for path in self.log))]

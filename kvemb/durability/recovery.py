@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.contracts import ColdDatabase, ColdStore
-from kvemb.durability import journal
+from kvemb.durability import journal_segments
 from kvemb.durability.changes import ChangeLog
-from kvemb.durability.journal import Entry
+from kvemb.durability.journal_segments import Entry
 from kvemb.durability.manifest import Manifest, VariableEntry
 from kvemb.errors import Corruption
 from kvemb.rows.block import REMOVED, RowBlock
@@ -64,21 +64,21 @@ def replay(
         if entry.variable not in stores:
             stores[entry.variable] = database.attach(entry.variable, described.schema)
         cold = stores[entry.variable]
-        if entry.kind == journal.CLEARED:
+        if entry.kind == journal_segments.CLEARED:
             cold.clear()
             changes.record_cleared(entry.variable)
             size = 0
         else:
             block = _block(entry, described.schema)
             changes.record(entry.variable, order_keys(block.keys, described.schema))
-            size = described.rows + _write(cold, block, removed=entry.kind == journal.REMOVED)
+            size = described.rows + _write(cold, block, removed=entry.kind == journal_segments.REMOVED)
         variables[entry.variable] = replace(described, rows=size, step=max(described.step, entry.step))
         rows += entry.rows
     return variables, rows
 
 
 def _block(entry: Entry, schema: Schema) -> RowBlock:
-    if entry.kind == journal.ROWS:
+    if entry.kind == journal_segments.ROWS:
         return unpack_rows(entry.payload, entry.rows, schema)
     removals = RowBlock(schema, entry.rows)
     removals.keys[:] = unordered_keys(np.frombuffer(entry.payload, "<u8").astype(np.uint64), schema)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.ranges import MOST_STEPS
+from kvemb.handle import inside
 from kvemb.offline.sorter import Sorter
 from kvemb.offline.table_files import TableFiles
 from kvemb.rows.block import RowBlock
@@ -65,12 +66,12 @@ def load(
     """
     if on_conflict not in ("replace", "keep", "error"):
         raise ValueError(f"on_conflict must be 'replace', 'keep' or 'error', got {on_conflict!r}")
-    store = variable._store
+    store = variable.resource_handle[0]
     store.state.check_writable()
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=store._points.live))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=inside(store).points.live))
         files = stack.enter_context(closing(TableFiles(variable, Path(folder))))
-        sorter = Sorter(variable._schema, Path(folder))
+        sorter = Sorter(inside(variable).schema, Path(folder))
         # Into an empty variable rows that ascend go to files as they come: there is nothing to compare them with.
         ascending = variable.size() == 0
         for batch in batches:
@@ -90,7 +91,7 @@ def load(
 
 def _compare_and_give(variable: Variable, files: TableFiles, sorter: Sorter, on_conflict: str) -> Loaded:
     """Let the cold store have all of it at once, or nothing."""
-    storage, schema = variable._storage, variable._schema
+    storage, schema = inside(variable).storage, inside(variable).schema
     added = replaced = kept = 0
     with storage.bypassing() as cold:
         anew = storage.size == 0
@@ -119,12 +120,12 @@ def _compare_and_give(variable: Variable, files: TableFiles, sorter: Sorter, on_
 
 def _block_of(batch: Rows, variable: Variable) -> RowBlock:
     """Return a batch as rows of the variable's schema. Raises TypeError, ValueError."""
-    schema = variable._schema
+    schema = inside(variable).schema
     keys = as_keys(batch.keys, schema.key_dtype)
     if keys.ndim != 1:
         raise ValueError(f"keys must have the shape (n,), got {keys.shape}")
     shape = (len(keys), schema.dim)
-    block = variable._operations.new_rows(keys, as_values(batch.values, schema.value_dtype, shape))
+    block = inside(variable).operations.new_rows(keys, as_values(batch.values, schema.value_dtype, shape))
     if batch.slots is not None:
         wanted = [slot.name for slot in schema.slots]
         if set(batch.slots) != set(wanted):

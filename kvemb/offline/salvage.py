@@ -17,11 +17,11 @@ from pathlib import Path
 
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
-from kvemb.durability import cold_databases, inventory, journal, layout, log_entries, manifest, paths
+from kvemb.durability import cold_databases, inventory, journal_segments, layout, log_entries, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
-from kvemb.durability.journal import Entry
+from kvemb.durability.journal_segments import Entry
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.recovery import replay
 from kvemb.durability.scratch import scratch
@@ -184,7 +184,7 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
 def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[Entry]:
     """Yield the log's entries as far as they can be read."""
     try:
-        segments = journal.segments(log, described.point, begun=begun)
+        segments = journal_segments.segments(log, described.point, begun=begun)
         yield from log_entries.checked(segments, described.variables, begun=begun)
     except Corruption as error:
         done.damages.append(str(error))

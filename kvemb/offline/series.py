@@ -23,22 +23,23 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_JOBS
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.checkpointer import PendingCheckpoint
+from kvemb.durability.checkpointer import PendingCheckpoint, Writing
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
 from kvemb.errors import CheckpointNotFound, KvembError
+from kvemb.handle import inside
 from kvemb.meter import Progress
 from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.store import Store
 
 
-class Saving(PendingCheckpoint):
+class Saving(Writing):
     """A checkpoint of a series that is being written; with it those beyond `keep` go."""
 
-    def __init__(self, pending: PendingCheckpoint, drop_old: Callable[[], None]) -> None:
-        self._pending, self._drop_old = pending, drop_old
-        super().__init__(pending._future)
-        self._future.add_done_callback(self._complete)
+    def __init__(self, writing: Writing, drop_old: Callable[[], None]) -> None:
+        self._writing, self._drop_old = writing, drop_old
+        super().__init__(writing.future)
+        self.future.add_done_callback(self._complete)
 
     def _complete(self, future: Future[Checkpoint | None]) -> None:
         if future.exception() is None:
@@ -48,14 +49,15 @@ class Saving(PendingCheckpoint):
     @property
     def reported(self) -> bool:
         """Whether its failure was raised to somebody: of one that is waited for twice, too."""
-        return self._pending.reported
+        return self._writing.reported
 
     @reported.setter
     def reported(self, reported: bool) -> None:
-        self._pending.reported = reported
+        self._writing.reported = reported
 
-    def _wait(self, timeout: float | None = None) -> Checkpoint | None:
-        checkpoint = self._pending._wait(timeout)
+    def wait(self, timeout: float | None = None) -> Checkpoint | None:
+        """Wait for it, and until the old ones are gone. Raises what it failed with."""
+        checkpoint = self._writing.wait(timeout)
         self._drop_old()
         return checkpoint
 
@@ -119,7 +121,7 @@ class CheckpointManager:
             self._pending.result()
         self._drop_old()
         number = max(self.numbers(), default=0) + 1
-        pending = Saving(store.checkpoint(self.path(number), block=False), self._drop_old)
+        pending = PendingCheckpoint(Saving(inside(store.checkpoint(self.path(number), block=False)), self._drop_old))
         self._pending, self._begun = pending, time.time()
         return pending.result() if block else pending
 
@@ -260,7 +262,7 @@ class CheckpointManager:
         if self._lock is None or self._lock.closed:  # closed: this process was forked from one that holds it
             self._check_root()
             with layout.as_cold_store_error(f"write to {self.root}"):
-                layout.make_directory(self.root)
+                fresh_files.make_directory(self.root)
                 self._lock = layout.lock(self.root, "the series {} is written to", "close it there")
             for left in self.root.iterdir():
                 if layout.is_left_in_series(left.name):

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvemb.contracts import SortedFile
 from kvemb.durability import cold_databases, layout
+from kvemb.handle import inside
 from kvemb.interrupts import result_of
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
@@ -28,22 +29,23 @@ class TableFiles:
     """Files of rows in key order, one beyond the other, for the cold store of a variable."""
 
     def __init__(self, variable: Variable, folder: Path) -> None:
+        self._table, self._engine = inside(variable), inside(variable.resource_handle[0])
         self.rows, self.step = 0, 0
-        self.sealed_epochs = variable._storage.sealed_epochs()
+        self.sealed_epochs = self._table.storage.sealed_epochs()
         self._last = -1
         self._made = 0
         self._behind = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")
         self._recorded: list[Future[None]] = []
-        self._variable, self._folder = variable, folder
+        self._folder = folder
         self._keys = folder / "keys"
-        self._most_rows = max(1, FILE_BYTES // RowBlock.bytes_per_row(variable._schema))
+        self._most_rows = max(1, FILE_BYTES // RowBlock.bytes_per_row(self._table.schema))
         self._done: list[Path] = []
         self._open: SortedFile | None = None
         self._blocks: list[RowBlock] = []
 
     def follows(self, block: RowBlock) -> bool:
         """Whether the keys of rows ascend, beyond the last ones."""
-        ordered = order_keys(block.keys, self._variable._schema)
+        ordered = order_keys(block.keys, self._table.schema)
         return len(ordered) == 0 or (int(ordered[0]) > self._last and bool((ordered[1:] > ordered[:-1]).all()))
 
     def append(self, block: RowBlock) -> None:
@@ -52,19 +54,19 @@ class TableFiles:
             return
         self.rows += len(block)
         self.step = max(self.step, int(np.max(block.steps)))
-        ordered = order_keys(block.keys, self._variable._schema)
+        ordered = order_keys(block.keys, self._table.schema)
         self._last = int(ordered[-1])
         with layout.as_cold_store_error(f"write {self._keys}"), open(self._keys, "ab") as file:
             ordered.tofile(file)
-        self._recorded.append(self._behind.submit(self._variable._storage.record, block.keys))
-        if not self._variable.persistent:
+        self._recorded.append(self._behind.submit(self._table.storage.record, block.keys))
+        if not self._table.persistent:
             self._blocks.append(block)  # its cold store is memory anyway
             return
         if self._open is None:
             path = self._folder / f"{self._made}.sst"
             self._made += 1
-            database = self._variable._store._database
-            self._open = database.sorted_file(path, self._variable._schema, self._variable._creator)
+            database = self._engine.database
+            self._open = database.sorted_file(path, self._table.schema, self._table.specification.creator)
         self._open.append(block)
         if self._open.rows >= self._most_rows:
             self.finish()
@@ -72,7 +74,7 @@ class TableFiles:
     def taken_back(self) -> Iterator[RowBlock]:
         """Yield all rows again, in key order, and hold none of them any more."""
         self.finish()
-        schema, creator, place = self._variable._schema, self._variable._creator, self._folder / "back"
+        schema, creator, place = self._table.schema, self._table.specification.creator, self._folder / "back"
         blocks, self._blocks = self._blocks, []
         yield from blocks
         if self._done:
@@ -93,7 +95,7 @@ class TableFiles:
         """Record the keys of all rows for the epoch under way."""
         with layout.as_cold_store_error(f"read {self._keys}"), open(self._keys, "rb") as file:
             while len(ordered := np.fromfile(file, np.uint64, BATCH_ROWS)):
-                self._variable._storage.record(unordered_keys(ordered, self._variable._schema))
+                self._table.storage.record(unordered_keys(ordered, self._table.schema))
 
     def finish(self) -> None:
         """Complete what was written. Raises ColdStoreError."""
@@ -114,10 +116,10 @@ class TableFiles:
                 result_of(recorded)
         self._recorded = []
         for path in self._done:
-            self._variable._store._in_order(self._variable._store._database.ingest, self._variable.name, path)
+            self._engine.in_order(self._engine.database.ingest, self._table.name, path)
             path.unlink()
         for block in self._blocks:
-            self._variable._storage.cold.write(block)
+            self._table.storage.cold.write(block)
         self._done, self._blocks, self._last = [], [], -1
 
 

@@ -18,6 +18,7 @@ from kvemb.durability.inventory import measure
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
+from kvemb.handle import inside
 from kvemb.interrupts import result_of
 from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
@@ -105,7 +106,7 @@ class Remote(RemotePlace):
             _, there = self._read(number)
         except Corruption:
             return False
-        if there != checkpoint._manifest:
+        if there != inside(checkpoint):
             raise FileExistsError(
                 f"{self._url} has another checkpoint {series_name(number)}, with the id {there.id}; push elsewhere"
             )
@@ -150,7 +151,7 @@ class Remote(RemotePlace):
         entries = {entry.sha256: entry for entry in described.files.values() if entry.sha256 not in here}
         if not scratch.is_dir() or scratch.is_symlink():
             fresh_files.remove(scratch)
-        layout.make_directory(scratch)
+        fresh_files.make_directory(scratch)
         coming = [(scratch / sha256, entry) for sha256, entry in entries.items()]
         meter = Meter(sum(entry.bytes for _, entry in coming), progress)
 
@@ -177,7 +178,7 @@ class Remote(RemotePlace):
         with atomic_directory(target) as folder:
             for name, entry in described.files.items():
                 (folder / name).parent.mkdir(exist_ok=True)
-                layout.link_or_copy(here.get(entry.sha256, scratch / entry.sha256), folder / name)
+                fresh_files.link_or_copy(here.get(entry.sha256, scratch / entry.sha256), folder / name)
             fresh_files.write_new(folder / manifest.NAME, text.encode())
         fresh_files.remove(scratch)
 

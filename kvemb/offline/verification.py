@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvemb.durability import journal, layout, log_entries, manifest, paths
+from kvemb.durability import journal_segments, layout, log_entries, manifest, paths
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpoint import describe_path
 from kvemb.durability.manifest import Manifest
@@ -86,7 +86,7 @@ def _verify_store(path: Path, found: Verification, progress: Progress | None) ->
         return
     rows = 0
     try:
-        segments = journal.segments(path / layout.LOG, described.point, begun=logged)
+        segments = journal_segments.segments(path / layout.LOG, described.point, begun=logged)
         for entry in log_entries.checked(segments, described.variables, begun=logged):
             rows += entry.rows
     except Corruption as error:

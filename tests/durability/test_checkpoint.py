@@ -17,6 +17,7 @@ from kvemb.backends import rocks
 from kvemb.durability import inventory, layout, point_writer
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.errors import ColdStoreError, Corruption, Poisoned
+from kvemb.handle import inside
 from kvemb.tiers import dirty_snapshot
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -33,7 +34,7 @@ def check_checkpoint(checkpoint: Checkpoint, models: dict[str, Model]) -> None:
             twin.check_size()
             twin.check_export()
             assert checkpoint.variables[name].step == model.step
-    assert list(inventory.damages(checkpoint.path, checkpoint._manifest, deep=True)) == []
+    assert list(inventory.damages(checkpoint.path, inside(checkpoint), deep=True)) == []
 
 
 @pytest.mark.limits(**SMALL_PILES)

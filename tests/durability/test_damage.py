@@ -15,6 +15,7 @@ import pytest
 import kvemb
 from kvemb.durability import layout, manifest
 from kvemb.errors import CheckpointNotFound, Corruption, Locked, StoreNotFound, UnsupportedFormat
+from kvemb.handle import inside
 
 DIM = 4
 KEYS = np.random.default_rng(5).permutation(4000).astype(np.int64) * 7919 - 9_000_000
@@ -349,20 +350,20 @@ def table(open_store, tmp_path) -> Iterator[kvemb.Variable]:
 
 
 def test_check_finds_a_hot_row_that_differs_from_the_cold_one(table):
-    table._store.check()
+    table.resource_handle[0].check()
     (hot,) = table.tables
     rows = hot.read(cells := hot.occupied()[7:8])
     rows.words[:] += 1
     hot.put(cells, rows)
     key = rows.keys[0]
     with pytest.raises(Corruption, match=rf"variable 'table': hot table 0: .*{key}"):
-        table._store.check()
+        table.resource_handle[0].check()
 
 
 def test_check_finds_a_count_that_is_wrong(table):
-    table._storage.size += 1
+    inside(table).storage.size += 1
     with pytest.raises(Corruption, match="there are 4,000 rows and 4,001 are counted"):
-        table._store.check()
+        table.resource_handle[0].check()
 
 
 def test_check_finds_a_key_in_a_cell_where_it_is_not_found(table):
@@ -371,16 +372,16 @@ def test_check_finds_a_key_in_a_cell_where_it_is_not_found(table):
     rows.keys += 1
     hot.put(cells, rows)
     with pytest.raises(Corruption, match="hot table 0"):
-        table._store.check()
+        table.resource_handle[0].check()
 
 
 def test_check_finds_a_clean_row_that_is_in_the_hot_tier_alone(table):
     (hot,) = table.tables
     rows = hot.read(hot.occupied()[:1])
     rows.flags[:] = 8
-    table._storage.cold.write(_removal(rows))
+    inside(table).storage.cold.write(_removal(rows))
     with pytest.raises(Corruption, match=rf"key {rows.keys[0]} is clean and not in the cold store"):
-        table._store.check()
+        table.resource_handle[0].check()
 
 
 def _removal(rows: Any) -> Any:
@@ -394,19 +395,19 @@ def test_check_finds_a_score_that_is_not_a_number(table):
     (hot,) = table.tables
     rows = hot.read(hot.occupied()[:1])
     rows.scores[:] = np.nan
-    table._storage.cold.write(rows)
+    inside(table).storage.cold.write(rows)
     with pytest.raises(Corruption, match=rf"the score of key {rows.keys[0]} is not a number"):
-        table._store.check()
+        table.resource_handle[0].check()
 
 
 def test_check_finds_a_damaged_file_of_the_durable_point(table):
-    table._store.flush()
-    (point,) = (table._store.path / "points").iterdir()
+    table.resource_handle[0].flush()
+    (point,) = (table.resource_handle[0].path / "points").iterdir()
     path = max(point.glob("rows/*.sst"), key=lambda file: file.stat().st_size)
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.unlink()
     path.write_bytes(data)
-    table._store.check()
+    table.resource_handle[0].check()
     with pytest.raises(Corruption, match=str(path)):
-        table._store.check(deep=True)
+        table.resource_handle[0].check(deep=True)

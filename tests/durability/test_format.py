@@ -13,11 +13,12 @@ import pytest
 
 import kvemb
 from kvemb import initializers, optimizers, restrict
-from kvemb.durability import journal
+from kvemb.durability import journal_segments
 from kvemb.durability.journal import Journal
 from kvemb.durability.keyfile import read_keys, write_keys
 from kvemb.durability.manifest import Changed, Epoch, FileEntry, Manifest, VariableEntry
 from kvemb.errors import UnsupportedFormat
+from kvemb.handle import inside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
@@ -128,7 +129,7 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
     }
     assert set(data["variables"]["users"]) == set(VariableEntry.__dataclass_fields__)
     restored = kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy")
-    assert restored._manifest.store == data["store"]
+    assert inside(restored).described.store == data["store"]
     restored.close()
 
 
@@ -200,7 +201,7 @@ def rows_of(store: kvemb.Store) -> dict[str, object]:
             "slots": {slot: array.astype(np.float64).tolist() for slot, array in slots.items()},
             "scores": scores.tolist(),
             "dtypes": [str(variable.key_dtype), str(variable.value_dtype)],
-            "step": variable._storage.step,
+            "step": inside(variable).storage.step,
         }
     return told
 
@@ -256,4 +257,4 @@ def test_other_versions_of_key_files_and_logs_are_refused_by_name(examples):
     with pytest.raises(UnsupportedFormat, match=r"changes/\d+\.keys has format 9, this kvemb reads format 1"):
         list(kvemb.Checkpoint(examples / "checkpoint-2").changes(examples / "checkpoint-1"))
     with pytest.raises(UnsupportedFormat, match=r"log/\d+\.log has format 9, this kvemb reads format 2"):
-        list(journal.read(sorted(examples.glob("store/log/*")), begun=True))
+        list(journal_segments.read(sorted(examples.glob("store/log/*")), begun=True))

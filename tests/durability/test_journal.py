@@ -20,6 +20,7 @@ from histories import SMALL_PILES
 import kvemb
 from kvemb.durability import journal, points
 from kvemb.errors import ColdStoreError, Corruption, Poisoned
+from kvemb.handle import inside
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 from tests.histories import DIM, change, checker_of
@@ -42,7 +43,7 @@ def check(path: Path, models: dict[str, Model]) -> kvemb.durability.recovery.Rec
             twin = LockstepChecker(store.variables[name], model)
             twin.check_size()
             twin.check_export()
-            assert store.variables[name]._storage.step == model.step
+            assert inside(store.variables[name]).storage.step == model.step
         assert store.recovery is not None
         return store.recovery
 
@@ -270,7 +271,7 @@ def test_calls_that_wait_together_share_one_sync(monkeypatch, open_store, tmp_pa
 
 def test_an_interrupted_sync_leaves_every_segment_to_the_next(monkeypatch, open_store, tmp_path):
     store = filled(open_store, tmp_path)
-    log = store._log
+    log = inside(store).log
     log.prepare(99)
     log.rotate()  # what a cut does, between a call's append and its sync
     put(store, 1)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from kvemb.durability import layout
+from kvemb.durability import fresh_files, layout
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
 
 
@@ -116,7 +116,7 @@ def test_a_link_or_a_copy_never_takes_the_place_of_a_file(tmp_path, monkeypatch)
             monkeypatch.setattr(os, "link", refuse)
         for name in ("there", "dangling"):
             with pytest.raises(OSError, match=r"exists|cross-device"):
-                layout.link_or_copy(tmp_path / "source", tmp_path / name)
+                fresh_files.link_or_copy(tmp_path / "source", tmp_path / name)
     assert (tmp_path / "there").read_text() == "there"
     assert not (tmp_path / "made").exists()
 

@@ -12,6 +12,7 @@ import pytest
 import kvemb
 from kvemb.durability import layout
 from kvemb.errors import Corruption
+from kvemb.handle import inside
 
 
 @pytest.fixture(params=["relative", "absolute", "a chain"])
@@ -64,7 +65,7 @@ def test_a_checkpoint_of_links_is_copied_across_filesystems(monkeypatch, linked,
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    layout.unpack(linked, tmp_path / "copy", kvemb.Checkpoint(linked)._manifest.key_files)
+    layout.unpack(linked, tmp_path / "copy", inside(kvemb.Checkpoint(linked)).key_files)
     assert links_below(tmp_path / "copy") == []
 
 

@@ -16,6 +16,7 @@ import kvemb
 from kvemb.durability import fresh_files, journal, layout, manifest
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
+from kvemb.handle import inside
 from kvemb.offline import remote, streams
 
 fsspec = pytest.importorskip("fsspec")
@@ -58,7 +59,7 @@ STRANGE = [
 
 @pytest.mark.parametrize("name", STRANGE, ids=repr)
 def test_a_file_that_no_checkpoint_lists_is_refused(manager, tmp_path, name):
-    described = manager.latest()._manifest
+    described = inside(manager.latest())
     described.files[name] = FileEntry(0, "ab" * 32)
     manifest.write(described, tmp_path)
     with pytest.raises(Corruption, match=r"manifest\.json is damaged: .* is no file that a checkpoint lists"):
@@ -75,7 +76,7 @@ def test_a_file_that_no_checkpoint_lists_is_refused(manager, tmp_path, name):
     ids=repr,
 )
 def test_a_field_of_another_kind_is_refused(manager, tmp_path, fields):
-    manifest.write(replace(manager.latest()._manifest, **fields), tmp_path)
+    manifest.write(replace(inside(manager.latest()), **fields), tmp_path)
     with pytest.raises(Corruption, match=r"manifest\.json is damaged"):
         manifest.read(tmp_path)
 
@@ -92,7 +93,7 @@ def test_a_remote_that_lists_a_table_as_the_manifest_destroys_nothing(manager, s
     checkpoint = manager.latest()
     table = max((entry.bytes, path) for path, entry in checkpoint.files.items() if path.endswith(".sst"))[1]
     before = (checkpoint.path / table).read_bytes()
-    hostile = replace(checkpoint._manifest, id="f" * 32)
+    hostile = replace(inside(checkpoint), id="f" * 32)
     hostile.files[name] = hostile.files[table]
     url = f"memory://{tmp_path.name}"
     put_manifest(url, 2, hostile, tmp_path / "scratch")

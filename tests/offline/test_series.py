@@ -16,6 +16,7 @@ import pytest
 import kvemb
 from kvemb.durability import layout, manifest, point_writer
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, ColdStoreError, Corruption, Locked, TransferError
+from kvemb.handle import inside
 from kvemb.offline import series
 from kvemb.offline.transfer import Remote
 
@@ -395,7 +396,7 @@ def test_a_damaged_or_hostile_manifest_elsewhere_is_refused(store, manager, tmp_
     files, root = fsspec.core.url_to_fs(url)
     path = f"{root}/checkpoints/00000001.json"
     text = files.cat_file(path)
-    described = checkpoint._manifest
+    described = inside(checkpoint)
     name = next(iter(described.files))
     for strange in ("../../escaped", "/escaped", "rows/../../escaped"):
         described.files[strange] = described.files.pop(name)

@@ -14,6 +14,7 @@ import pytest
 import kvemb
 from kvemb import registry
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, Poisoned
+from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.block import RowBlock
 from kvemb.tools.stress.lockstep import LockstepChecker, check_same
@@ -256,7 +257,7 @@ def test_reopening_returns_to_the_last_flush(twin: LockstepChecker, after: int) 
 
 def test_a_store_that_closes_waits_for_reads_under_way(twin: LockstepChecker) -> None:
     reading, go_on = threading.Event(), threading.Event()
-    cold = twin.variable._storage.cold
+    cold = inside(twin.variable).storage.cold
     read_now = cold._inner.read
 
     def slow(keys: Any) -> Any:

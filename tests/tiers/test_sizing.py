@@ -10,6 +10,7 @@ from opaque_table import DEVICE_BYTES, OpaqueTable
 
 from kvemb import registry
 from kvemb.contracts import Memory
+from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.schema import Schema, dtype_of
 from kvemb.tiers.budget import Budgets
@@ -83,11 +84,11 @@ def test_a_table_that_cannot_be_made_gives_back_what_all_took(monkeypatch):
 def test_a_variable_on_a_device_grows_there_and_gives_all_of_it_back(store):
     free = store.budget.free
     variable = store.get_variable("rows", dim=8, devices="gpu:0", init_size=16)
-    before, host = on_device(store.budgets), store.budget.free
+    before, host = on_device(inside(store).budgets), store.budget.free
     variable.upsert(np.arange(500), np.zeros((500, 8), np.float32))
     (table,) = variable.tables
     assert table.capacity_rows > 16
-    assert on_device(store.budgets) == DEVICE_BYTES - table.nbytes < before
+    assert on_device(inside(store).budgets) == DEVICE_BYTES - table.nbytes < before
     assert store.budget.free == host
     store.drop_variable("rows")
-    assert (store.budget.free, on_device(store.budgets)) == (free, DEVICE_BYTES)
+    assert (store.budget.free, on_device(inside(store).budgets)) == (free, DEVICE_BYTES)

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 import kvemb
 from kvemb import registry
 from kvemb.backends import cpu, rocks
+from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.schema import value_dtype
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -176,7 +177,7 @@ class Tiering(RuleBasedStateMachine):
     def change_what_was_read_ahead(self, places: list[int], seed: int, how: str, flushing: bool) -> None:
         keys = self._keys(places)
         self.twin.variable.prefetch(keys)
-        for fetch in self.twin.variable._storage._locator._ahead:
+        for fetch in inside(self.twin.variable).storage._locator._ahead:
             fetch.wait()
         if how == "upsert":
             self.twin.upsert(keys, self._values(seed, places))

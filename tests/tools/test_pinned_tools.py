@@ -22,8 +22,9 @@ from kvemb.tools.export import export
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.known import FORMATS
 from kvemb.tools.importing import import_table
-from kvemb.tools.inspect import peek, stats
+from kvemb.tools.inspect import peek
 from kvemb.tools.migrate import migrate, plan
+from kvemb.tools.table_stats import stats
 
 pytest.importorskip("pyarrow")
 BUDGET = "4MiB"

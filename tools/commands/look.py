@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvemb.tools import diff as differing
-from kvemb.tools import inspect
+from kvemb.tools import inspect, table_stats
 from kvemb.tools.reading import newest
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
@@ -119,7 +119,7 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
     """
     screen = Screen(quiet, as_json)
     with screen.counting("stats") as tell:
-        found = inspect.stats(path, variable, progress=tell)
+        found = table_stats.stats(path, variable, progress=tell)
     mean, spread = found.mean, found.spread
     keys = f": {', '.join(map(str, found.not_finite_keys))}" if found.not_finite else ""
     lines = [
@@ -137,7 +137,7 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
     screen.close(f"kvemb stats {path} {found.variable}", lines, asdict(found))
 
 
-def _histogram(found: inspect.Histogram) -> str:
+def _histogram(found: table_stats.Histogram) -> str:
     most = max(found.counts, default=0)
     if not most:
         return "none"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvemb.errors import Corruption
 from kvemb.tools.destinations import atomic_directory
-from kvemb.tools.inspect import Info, info, stats
+from kvemb.tools.inspect import Info, info
 from kvemb.tools.reading import Progress, kind_name
 from kvemb.tools.report.axes import moment, zone
 from kvemb.tools.report.history import SHOWN, History, history
@@ -22,6 +22,7 @@ from kvemb.tools.report.series import series
 from kvemb.tools.report.style import page
 from kvemb.tools.report.variable import Found, not_finite, shape, variable
 from kvemb.tools.screen import size
+from kvemb.tools.table_stats import stats
 
 
 @dataclass

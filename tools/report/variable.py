@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from kvemb.tools.diff import Difference
-from kvemb.tools.inspect import TableStats, VariableInfo
+from kvemb.tools.inspect import VariableInfo
 from kvemb.tools.reading import kind_name
 from kvemb.tools.report.axes import Log, Time
 from kvemb.tools.report.charts import Part, columns, histogram, scatter
@@ -18,6 +18,7 @@ from kvemb.tools.report.projection import Projection
 from kvemb.tools.report.rows import SAMPLE, Spread, Survey
 from kvemb.tools.report.series import CHURN_NOTE, churn, rows_of
 from kvemb.tools.screen import size
+from kvemb.tools.table_stats import TableStats
 
 # Numbers of a list, such as an initializer's row, that are told.
 _TOLD = 4

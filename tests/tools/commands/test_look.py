@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools import inspect
+from kvemb.tools import inspect, table_stats
 from kvemb.tools.cli import run
 from kvemb.tools.diff import diff
 from kvemb.tools.failures import BadInput
@@ -102,7 +102,7 @@ def test_stats_are_those_of_numpy(tmp_path, capsys):
         table.upsert(np.arange(1000), rows)
         steps = chance.integers(0, 50, 1000)
         bulk.load(table, [bulk.Rows(np.arange(1000), rows, None, chance.random(1000), steps)])
-    found = inspect.stats(tmp_path / "store")
+    found = table_stats.stats(tmp_path / "store")
     clean = rows.astype(np.float64)
     clean[~np.isfinite(clean)] = np.nan
     np.testing.assert_allclose(found.mean, np.nanmean(clean, axis=0))
@@ -117,7 +117,7 @@ def test_stats_are_those_of_numpy(tmp_path, capsys):
     assert "2 rows: 3, 4" in capsys.readouterr().out
     with kvemb.open(tmp_path / "empty", memory_budget=BUDGET) as store:
         store.get_variable("table", dim=DIM)
-    assert inspect.stats(tmp_path / "empty").rows == 0
+    assert table_stats.stats(tmp_path / "empty").rows == 0
     assert run(["stats", str(tmp_path / "empty"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["duplicates"] == 0
 

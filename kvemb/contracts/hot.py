@@ -1,25 +1,18 @@
-"""What tiering asks of a hot table and of a cold store. Backends implement these; policies and tiers know nothing else.
-
-Keys are int64 (n,) everywhere (schema.as_keys). Neither kind of object locks: the tier that owns it does.
-"""
+"""What tiering asks of hot tables and of the memory they are in. None of them locks: the tier that owns it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import RowBlock
-from kvemb.rows.codec import Ordered
 from kvemb.rows.hashing import Keys, Positions
-from kvemb.rows.schema import LAST_KEY, Schema
+from kvemb.rows.schema import Schema
 
-Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
 
 
@@ -186,140 +179,3 @@ class HotTable(Protocol):
 
     def release_all(self) -> None:
         """Take all marks off all rows."""
-
-
-class Gap(NamedTuple):
-    """A range of keys (codec.order_keys), both ends included."""
-
-    first: int
-    last: int
-
-
-class ColdStore(Protocol):
-    """Rows of one variable by key, durable only as the store that owns it makes them."""
-
-    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        """Read rows by key. Returns the rows found, in the order of keys, and found (n,) bool.
-
-        Safe from several threads. Raises Corruption or ColdStoreError.
-        """
-
-    def write(self, rows: RowBlock) -> None:
-        """Replace rows; those flagged REMOVED are deleted. Raises ColdStoreError when not all of it was taken."""
-
-    def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
-        """Yield the rows between two keys (codec.order_keys), both included, in key order.
-
-        They are as they are when scan is called, whatever is written meanwhile.
-        """
-
-    def splits(self, parts: int) -> list[int]:
-        """Return at most parts - 1 keys (codec.order_keys), ascending, that split the rows into parts of like size.
-
-        A guess from what is known without reading rows. A key belongs to the part that it begins.
-        """
-
-    def compact(self, tell: Callable[[int, int], None]) -> None:
-        """Drop what was replaced and removed from its files. tell(done, total): called with parts.
-
-        Raises ColdStoreError.
-        """
-
-    def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
-        """Yield what can be read of all rows in key order, and the key ranges of which nothing can be said.
-
-        A row that may be older than one that cannot be read is not given. The database was opened with salvaging=True.
-        """
-
-    def clear(self) -> None:
-        """Delete every row."""
-
-    def disk_bytes(self) -> int:
-        """Bytes its files take now, roughly."""
-
-
-class Recorder(Protocol):
-    """Keeps which rows of one variable changed."""
-
-    def record(self, keys: Ordered) -> None:
-        """Rows of these keys (codec.order_keys), in any order, change in the cold store. Raises OSError."""
-
-    def record_cleared(self) -> None:
-        """Every row went."""
-
-    def sealed_epochs(self) -> int:
-        """Return how often what was recorded has been taken for a durable point."""
-
-
-class WriteLog(Protocol):
-    """Makes the writes of one variable durable one by one."""
-
-    def rows(self, rows: RowBlock, step: int) -> None:
-        """These rows were written; step: the tier's. Raises ColdStoreError."""
-
-    def removed(self, keys: Ordered, step: int) -> None:
-        """Rows of these keys (codec.order_keys) were removed. Raises ColdStoreError."""
-
-    def cleared(self, step: int) -> None:
-        """Every row was removed. Raises ColdStoreError."""
-
-    def commit(self) -> None:
-        """Wait until what was logged is on disk. Not under the tier's lock. Raises ColdStoreError."""
-
-
-class SortedFile(Protocol):
-    """Rows of one variable in key order, in a file that cold stores take in whole."""
-
-    path: Path
-    rows: int
-
-    def append(self, rows: RowBlock) -> None:
-        """Write rows whose keys ascend, beyond the last one's. Raises ColdStoreError."""
-
-    def finish(self) -> None:
-        """Complete the file, which must not be empty, and sync it. Raises ColdStoreError."""
-
-
-class ColdDatabase(Protocol):
-    """What keeps a store's cold rows together: one cold store a variable, made durable at once."""
-
-    def create(self, name: str, schema: Schema, creator: Any) -> ColdStore:
-        """Make an empty cold store."""
-
-    def attach(self, name: str, schema: Schema) -> ColdStore:
-        """Return a cold store that is there."""
-
-    def drop(self, name: str) -> None:
-        """Delete a cold store."""
-
-    def checkpoint(self, path: Path) -> None:
-        """Write all cold stores as they are to path, which must not exist, durably. Raises ColdStoreError."""
-
-    @classmethod
-    def families(cls, path: Path) -> list[str]:
-        """Return the names of the cold stores in a database. Raises Corruption, ColdStoreError."""
-
-    @classmethod
-    def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
-        """Finish what checkpoint() wrote: drop cold stores, and take in sorted files, later ones over earlier ones.
-
-        The files are moved.
-        """
-
-    def flush(self) -> None:
-        """Write what is in memory to files, so that a checkpoint() that follows is quick. Raises ColdStoreError."""
-
-    def sorted_file(self, path: Path, schema: Schema, creator: Any) -> SortedFile:
-        """Begin a file of rows in key order."""
-
-    def ingest(self, name: str, path: Path) -> None:
-        """Replace rows of a cold store by those of a finished SortedFile, which stays where it is.
-
-        Raises ColdStoreError; then none is replaced.
-        """
-
-    def crowded(self, name: str) -> bool:
-        """Whether files wait to be merged that writers would soon have to wait for."""
-
-    def close(self) -> None:
-        """Release the files."""

@@ -1,0 +1,22 @@
+"""What tiering asks of a hot table and of a cold store. Backends implement these; policies and tiers know nothing else.
+
+Keys are int64 (n,) everywhere (schema.as_keys).
+"""
+
+from kvemb.contracts.cold import ColdDatabase, ColdStore, Gap, Mask, Recorder, SortedFile, WriteLog
+from kvemb.contracts.hot import HOST, HotTable, Memory, RowKernels, Values
+
+__all__ = [
+    "HOST",
+    "ColdDatabase",
+    "ColdStore",
+    "Gap",
+    "HotTable",
+    "Mask",
+    "Memory",
+    "Recorder",
+    "RowKernels",
+    "SortedFile",
+    "Values",
+    "WriteLog",
+]

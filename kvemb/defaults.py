@@ -1,0 +1,34 @@
+"""The default stores of this process, the innermost last. No thread contract: the same for all threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvemb.engine.engine import Engine
+from kvemb.handle import Handle, inside
+
+
+class Defaults:
+    """What functions use that are given no store. temporary: makes one where there is none (kvemb.opening)."""
+
+    temporary: Callable[[], Handle[Engine]]
+
+    def __init__(self) -> None:
+        self.stores: list[Handle[Engine]] = []
+
+    def innermost(self) -> Handle[Engine]:
+        """Return the default store."""
+        return self.stores[-1] if self.stores else self.temporary()
+
+
+DEFAULTS = Defaults()
+
+
+def chosen(store: Any) -> Handle[Engine]:
+    """Return a `store` argument, for None the default store. Raises TypeError."""
+    if store is None:
+        return DEFAULTS.innermost()
+    if not isinstance(store, Handle) or not isinstance(inside(store), Engine):
+        raise TypeError(f"store must be a Store, got {store!r}; use kvemb.open(path)")
+    return store

@@ -1,0 +1,177 @@
+"""The segments of the log of writes: their bytes (FORMAT.md, "Log"), which there are, and what can be read of them.
+
+Streams; files are mapped, not read into memory. No thread contract: nobody writes to what is read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvemb.durability import layout
+from kvemb.errors import Corruption, UnsupportedFormat
+
+MAGIC, VERSION = b"kvemblog", 2  # on disk
+HEAD = struct.Struct(">8sI")
+NOTE = struct.Struct("<QQI")  # number of the last entry before this segment, number up to which all was synced, CRC-32
+MARK = b"\xf0kv\x0f"  # begins an entry
+# mark, kind, bytes of the name, rows, payload bytes, number, number up to which all was synced, step
+ENTRY = struct.Struct("<4sBxHIIQQq")
+CHECKSUM, NUMBER = struct.Struct("<I"), struct.Struct("<Q")
+ROWS, REMOVED, CLEARED, CONTINUED = 1, 2, 3, 4  # on disk; do not renumber
+
+Data = bytes | mmap.mmap
+
+_ADVICE = "run kvemb verify --deep, and restore from a checkpoint, or kvemb repair, which keeps what can be read"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One write of one variable. kind: ROWS (payload: codec.pack_rows), REMOVED (ordered keys) or CLEARED.
+
+    CONTINUED ends a segment (payload: the number of the next one) and is of no variable.
+    """
+
+    kind: int
+    variable: str
+    rows: int
+    step: int
+    payload: bytes
+    number: int
+    synced: int
+
+
+def segments(directory: Path, number: int, *, begun: bool) -> list[Path]:
+    """Return the segments from a durable point on, in order. Raises Corruption when the first is missing.
+
+    begun: whether the store says that there is one (layout.current).
+    """
+    numbered = _numbered(directory)
+    later = [(at, path) for at, path in sorted(numbered) if at >= number]
+    if (begun and not later) or (later and later[0][0] != number):
+        raise _missing(directory / layout.segment_name(number))
+    return [path for _, path in later]
+
+
+def _missing(path: Path) -> Corruption:
+    return Corruption(
+        f"{path} is missing, and with it the writes since the durable point; restore from a checkpoint, or run kvemb "
+        "repair, which keeps the durable point"
+    )
+
+
+def drop_before(directory: Path, number: int) -> None:
+    """Delete the segments of before a durable point."""
+    for at, path in _numbered(directory):
+        if at < number:
+            path.unlink(missing_ok=True)
+
+
+def _numbered(directory: Path) -> list[tuple[int, Path]]:
+    named = [(path, layout.segment_number(path.name)) for path in directory.glob("*.log")]
+    return [(number, path) for path, number in named if number is not None]
+
+
+def read(paths: list[Path], *, begun: bool) -> Iterator[Entry]:
+    """Yield the writes of consecutive segments, up to the first that was not wholly written: the crash's.
+
+    begun: see segments. Raises Corruption, naming the file, where what is missing had been synced, as a head or a later
+    entry tells.
+    """
+    last = good = at = 0
+    for at, path in enumerate(paths):
+        data, following = _mapped(path), None
+        noted = _noted(path, data)
+        if noted is None:
+            if begun:
+                raise Corruption(f"{path} is damaged: its head cannot be read; {_ADVICE}")
+            good = 0
+            break
+        last, good = last if at else noted[0], HEAD.size + NOTE.size
+        while following is None and (entry := _entry_at(data, good)) is not None and entry.number == last + 1:
+            if entry.kind == CONTINUED:
+                following = layout.segment_name(NUMBER.unpack(entry.payload)[0])
+            else:
+                yield entry
+            last, good = entry.number, _end(data, good)
+        if following is None or good != len(data):
+            break
+        if at + 1 == len(paths) or paths[at + 1].name != following:
+            raise _missing(path.with_name(following))
+        begun = True
+    for path in paths[at:]:
+        if (synced := _synced_up_to(path, good if path is paths[at] else 0)) > last:
+            raise Corruption(
+                f"{paths[at]} is damaged at byte {good:,}: entries up to {synced:,} had been synced, "
+                f"{last:,} can be read; {_ADVICE}"
+            )
+
+
+def _synced_up_to(path: Path, start: int) -> int:
+    """Return the number up to which entries were synced, as a segment's head and its entries from a byte on tell."""
+    data = _mapped(path)
+    noted = _noted(path, data)
+    return max([0 if noted is None else noted[1], *(entry.synced for entry in _entries_after(data, start))])
+
+
+def note(before: int, synced: int) -> bytes:
+    """Return the part of a segment's head that changes."""
+    numbers = NOTE.pack(before, synced, 0)[:16]
+    return numbers + CHECKSUM.pack(zlib.crc32(numbers))
+
+
+def _noted(path: Path, data: Data) -> tuple[int, int] | None:
+    """Return the number of the last entry before a segment, and that up to which all was synced; None where a crash
+    tore its head. Raises UnsupportedFormat.
+    """
+    if len(data) >= HEAD.size and data[: len(MAGIC)] == MAGIC and HEAD.unpack_from(data)[1] != VERSION:
+        version = HEAD.unpack_from(data)[1]
+        raise UnsupportedFormat(
+            f"{path} has format {version}, this kvemb reads format {VERSION}; use the kvemb that wrote it"
+        )
+    if len(data) < HEAD.size + NOTE.size or data[: len(MAGIC)] != MAGIC:
+        return None
+    before, synced, checksum = NOTE.unpack_from(data, HEAD.size)
+    return (before, synced) if note(before, synced)[16:] == CHECKSUM.pack(checksum) else None
+
+
+def _mapped(path: Path) -> Data:
+    """A file's bytes, in no memory of ours."""
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+
+
+def _entry_at(data: Data, at: int) -> Entry | None:
+    """Return the entry that begins at a byte, None where there is no whole one."""
+    if len(data) - at < ENTRY.size:
+        return None
+    mark, kind, name_bytes, rows, nbytes, number, synced, step = ENTRY.unpack_from(data, at)
+    start = at + ENTRY.size
+    stop = start + name_bytes + nbytes
+    if mark != MARK or kind not in (ROWS, REMOVED, CLEARED, CONTINUED) or stop + CHECKSUM.size > len(data):
+        return None
+    if CHECKSUM.unpack_from(data, stop)[0] != zlib.crc32(memoryview(data)[at:stop]):
+        return None
+    if kind == CONTINUED and nbytes != NUMBER.size:
+        return None
+    # What is no UTF-8 is no name that a variable can have (kvemb.durability.log_entries).
+    name = data[start : start + name_bytes].decode(errors="surrogateescape")
+    return Entry(kind, name, rows, step, data[start + name_bytes : stop], number, synced)
+
+
+def _end(data: Data, at: int) -> int:
+    _, _, name_bytes, _, nbytes, *_ = ENTRY.unpack_from(data, at)
+    return at + ENTRY.size + int(name_bytes) + int(nbytes) + CHECKSUM.size
+
+
+def _entries_after(data: Data, at: int) -> Iterator[Entry]:
+    while (at := data.find(MARK, at)) >= 0:
+        entry = _entry_at(data, at)
+        if entry is not None:
+            yield entry
+        at += 1 if entry is None else len(MARK)

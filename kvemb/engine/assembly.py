@@ -1,0 +1,147 @@
+"""A variable's parts, made from its specification and put together in its store; undone whatever fails half-way.
+
+Then no memory is reserved, and the cold database, the open tables and the collections are as they were.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, nullcontext, suppress
+
+from kvemb import registry
+from kvemb.contracts import ColdStore
+from kvemb.durability import cold_databases
+from kvemb.engine.arguments import Asked
+from kvemb.engine.engine import Engine
+from kvemb.engine.specification import Specification, check_name, specify
+from kvemb.engine.table import Table
+from kvemb.errors import ColdStoreError
+from kvemb.handle import Handle
+from kvemb.interrupts import uninterrupted
+from kvemb.rows.codec import unordered_keys
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.operations import TableOperations
+from kvemb.tiers.row_factory import RowFactory
+from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.sizing import Sized, make_tables, spill_bytes
+from kvemb.tiers.storage import TieredStorage
+
+_logger = logging.getLogger("kvemb")
+
+
+class GraphKeys:
+    """Names of a store's collections."""
+
+    GLOBAL_VARIABLES = "variables"
+    TRAINABLE_VARIABLES = "trainable_variables"
+    REGULARIZATION_LOSSES = "regularization_losses"
+
+
+def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
+    """Make the table that a variable stands for, which must not be open: a new one, or one that is stored.
+
+    Raises SchemaMismatch, ValueError, TypeError; Closed; for a new one ReadOnly, Poisoned; ColdStoreError.
+    """
+    name = check_name(asked.name)
+    engine.state.check_here()
+    with engine.lock:
+        engine.state.check_open()
+        if name in engine.tables:
+            raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
+        specification = specify(asked, engine.described.variables.get(name))
+        if specification.is_new:
+            engine.state.check_writable()
+        # Ctrl-C waits: a durable point that has a variable which is undone here would be damaged.
+        with uninterrupted() if specification.is_new else nullcontext(), ExitStack() as undo:
+            table = _made(engine, specification, variable, undo)
+            _register(engine, table, undo)
+            if specification.is_new and engine.log is not None:
+                engine.flush()  # the log names only variables that the point before it has
+            undo.pop_all()
+        if specification.is_new and specification.dim_left_out:
+            _logger.warning(
+                "variable %r is made with one number a row: no dim was given; dim=1 says that it is meant", name
+            )
+        return table
+
+
+def _made(engine: Engine, specification: Specification, variable: Handle[Table], undo: ExitStack) -> Table:
+    """Make its parts. undo: receives what gives them back."""
+    stored, schema = specification.stored, specification.schema
+    cold = _cold(engine, specification, undo)
+    sized = _sized(engine, specification)
+    hot_tables = HotTables(
+        sized.tables,
+        specification.partitioner,
+        schema.key_dtype,
+        sized.budgets,
+        growing=specification.hot_rows is None,
+    )
+    undo.callback(give_back, engine, specification, hot_tables, sized.spill_rows)
+    recorded = specification.persistent and not engine.state.read_only
+    storage = TieredStorage(
+        schema,
+        hot_tables,
+        cold,
+        state=engine.state,
+        executor=engine.spiller,
+        readers=engine.readers,
+        spill_rows=sized.spill_rows,
+        limits=engine.limits,
+        recorder=engine.changes.of(specification.name) if recorded else None,
+        log=engine.log.of(specification.name) if recorded and engine.log else None,
+        size=stored.rows if stored else 0,
+        step=stored.step if stored else 0,
+    )
+    policy = None if specification.policy is None else specification.policy.bind(variable)
+    kernels, optimizer = registry.row_kernels(), specification.optimizer
+    factory = RowFactory(schema, specification.initializer, optimizer, kernels)
+    scratch = None if engine.state.read_only else engine.path
+    operations = TableOperations(storage, factory, Scoring(policy, hot_tables), kernels, optimizer, scratch)
+    for ordered in engine.hot_keys(specification.name):
+        operations.warm(unordered_keys(ordered, schema))
+    return Table(specification, policy, hot_tables, storage, operations, variable)
+
+
+def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> ColdStore:
+    name, schema = specification.name, specification.schema
+    if not specification.persistent:
+        return cold_databases.in_memory(schema)
+    # In order with a checkpoint of the database that may have begun: it must not have what came after.
+    if not specification.is_new:
+        return engine.in_order(engine.database.attach, name, schema)
+    cold = engine.in_order(engine.database.create, name, schema, specification.creator)
+    undo.callback(_drop, engine, name)
+    return cold
+
+
+def _drop(engine: Engine, name: str) -> None:
+    """Delete a cold store again. Where the disk refuses that too, it stays in live/, which the next opening remakes."""
+    with suppress(ColdStoreError):
+        engine.in_order(engine.database.drop, name)
+
+
+def _sized(engine: Engine, specification: Specification) -> Sized:
+    return make_tables(
+        specification.name,
+        specification.schema,
+        specification.devices,
+        specification.first_rows,
+        specification.hot_rows,
+        engine.budgets,
+        engine.limits,
+    )
+
+
+def give_back(engine: Engine, specification: Specification, hot_tables: HotTables, spill_rows: int) -> None:
+    """Give the memory of a table back to the budgets. Nobody uses it after."""
+    hot_tables.give_back()
+    engine.budgets.host.give_back(spill_bytes(specification.schema, spill_rows))
+
+
+def _register(engine: Engine, table: Table, undo: ExitStack) -> None:
+    undo.callback(engine.discard, table)
+    engine.tables[table.name] = table
+    engine.collect(GraphKeys.GLOBAL_VARIABLES, table.variable)
+    if table.specification.trainable:
+        engine.collect(GraphKeys.TRAINABLE_VARIABLES, table.variable)

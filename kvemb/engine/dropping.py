@@ -1,0 +1,71 @@
+"""Dropping variables: their rows go from the store, from memory and, with the next durable point, from disk.
+
+One durable point makes it so: a crash before it is complete leaves the variable as that point's predecessor has it, a
+crash after it leaves none. No call on the variable gets in between. REQUIRES the store's lock.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+from kvemb.durability.manifest import VariableEntry
+from kvemb.engine.assembly import give_back
+from kvemb.engine.engine import Engine
+from kvemb.engine.table import Table
+from kvemb.store_state import Ended
+
+
+def drop(engine: Engine, names: list[str]) -> None:
+    """Drop variables of a store that may be written; durable when this returns.
+
+    Raises Poisoned when the disk does not take it, and what a checkpoint with block=False failed with; then the
+    variables are there.
+    """
+    engine.checkpointer.wait()
+    opened = {name: engine.tables[name] for name in names if name in engine.tables}
+    stored = [name for name in names if name not in opened or opened[name].persistent]
+    with ExitStack() as undo:
+        for name, table in opened.items():
+            table.storage.end(Ended(engine.state, _why(engine, name)))
+            undo.callback(table.storage.end, engine.state)
+        if stored:
+            for name in stored:
+                engine.changes.record_dropped(name)
+            engine.start(without=stored).wait()
+        undo.pop_all()
+    for table in opened.values():
+        _forget(engine, table)
+    described = {name: entry for name, entry in engine.described.variables.items() if name not in names}
+    hot = {name: files for name, files in engine.described.hot.items() if name not in names}
+    engine.described = replace(engine.described, variables=described, hot=hot)
+    for name in stored:
+        engine.in_order(engine.database.drop, name)
+
+
+def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
+    """Whether a stored variable is what this one was opened as; else it was dropped, and made anew or not."""
+    mine = table.entry()
+    return entry is not None and (mine.schema, mine.initializer, mine.policy) == (
+        entry.schema,
+        entry.initializer,
+        entry.policy,
+    )
+
+
+def end(engine: Engine, table: Table) -> None:
+    """Let a variable that its store has no longer raise Closed, and give its memory back."""
+    table.storage.end(Ended(engine.state, _why(engine, table.name)))
+    _forget(engine, table)
+
+
+def _why(engine: Engine, name: str) -> str:
+    return f"variable {name!r} was dropped from the store {engine.path}; make it anew with get_variable"
+
+
+def _forget(engine: Engine, table: Table) -> None:
+    """Give a variable's memory back; from here on it raises Closed. REQUIRES: its tiers have ended."""
+    engine.discard(table)
+    hot_tables, spill_rows = table.hot_tables, table.storage.spill_rows
+    table.forget(_why(engine, table.name))
+    give_back(engine, table.specification, hot_tables, spill_rows)

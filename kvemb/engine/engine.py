@@ -1,0 +1,215 @@
+"""The inside of a store: one directory, one cold database, the budgets of memory, the tables that are open.
+
+Opening always starts from the last durable point: `live/` is remade from it with hard links, so recovery after a crash
+and an ordinary opening are the same thing. Thread-safe: `lock` guards opening, closing, cutting, and every attribute
+that is assigned anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvemb.contracts import ColdDatabase
+from kvemb.durability import cold_databases, inventory, journal_segments, layout, log_entries, manifest
+from kvemb.durability.changes import ChangeLog
+from kvemb.durability.checking import checkpoint_findings
+from kvemb.durability.checkpointer import Checkpointer, Writing
+from kvemb.durability.hotset import read_hot
+from kvemb.durability.journal import Journal
+from kvemb.durability.manifest import Manifest
+from kvemb.durability.points import Points, reading
+from kvemb.durability.recovery import Recovery, replay
+from kvemb.engine.table import Table
+from kvemb.interrupts import result_of
+from kvemb.limits import Limits
+from kvemb.options import parse_budget
+from kvemb.rows.codec import Ordered
+from kvemb.store_state import StoreState
+from kvemb.tiers.budget import Budgets
+
+Result = TypeVar("Result")
+
+
+class Engine:
+    """A store that is open.
+
+    path: its directory. warm: whether variables begin with the rows hot that were when its point was made. recovery:
+    what it was opened with after a crash, else None. database, described: the cold rows, and the manifest they were
+    opened by. view: what a read-only store shows, closed with it. tables: those that are open, by name. collections: by
+    name. spiller: the one thread that writes to the database. Those of a store that may be written: points, changes,
+    log (None unless every write is durable), checkpointer.
+    """
+
+    points: Points
+    changes: ChangeLog
+    checkpointer: Checkpointer
+    view: ExitStack
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        memory_budget: int | str = "1GiB",
+        read_only: bool = False,
+        follow: bool = False,
+        durability: str = "checkpoint",
+        limits: Limits = Limits(),  # noqa: B008 -- a frozen value
+        warm: bool = False,
+    ) -> None:
+        self.limits, self.follows, self.warm = limits, follow, warm
+        self.budgets = Budgets(parse_budget(memory_budget))
+        self.state = StoreState(str(path), read_only=read_only)
+        self.path = path.absolute()  # wherever the process goes
+        self.lock = threading.RLock()
+        self.tables: dict[str, Table] = {}
+        self.collections: dict[str, list[Any]] = {}
+        self.recovery: Recovery | None = None
+        self.log: Journal | None = None
+        with ExitStack() as undo:
+            if read_only:
+                self.view = ExitStack()
+                undo.callback(lambda: self.view.close())
+                self.database, self.described = self.view.enter_context(reading(self.path, self.open_database))
+            else:
+                self.points = Points(self.path, undo)
+                self.described = self.points.current
+                with inventory.naming(self.points.folder, self.described):
+                    self.database = self.open_database(self.points.live / layout.ROWS, self.described)
+                undo.callback(self.database.close)
+            self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
+            self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
+            if not read_only:
+                self.changes = ChangeLog(self.points.live / layout.CHANGES, self.described.changes)
+                self.recovery = self._recover()
+                if durability == "write":
+                    self.log = Journal(self.path / layout.LOG, self.described.point)
+                    undo.callback(self.log.close)
+                    self.points.begin_log()
+                self.checkpointer = self._checkpointer_with(self.log)
+            self._undo = undo.pop_all()
+
+    def open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
+        """Open a database with the store's share of memory for it."""
+        opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
+        sizes = {"cache_bytes": self.budgets.cache_bytes, "write_buffer_bytes": self.budgets.write_buffer_bytes}
+        return opened(rows, described, **sizes)
+
+    def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
+        return Checkpointer(self.database, self.points, self.changes, log, self.state, self.spiller)
+
+    def _recover(self) -> Recovery | None:
+        """Bring what a crash left to a durable point; make the first one of a new store. Returns what it was."""
+        points, recovery = self.points, None
+        if points.crashed or points.log:
+            entries = log_entries.checked(points.log, points.current.variables, begun=points.logged)
+            variables, rows = replay(entries, points.current, self.database, self.changes)
+            recovery = Recovery(self.path, points.current.created, rows)
+            points.amend(variables)
+        if points.log or points.current.point == 0:
+            first = self._checkpointer_with(None)
+            first.start([], None).wait()
+            first.close()
+        self.described = points.current
+        journal_segments.drop_before(self.path / layout.LOG, points.current.point)
+        if recovery is not None:
+            recovery.tell()
+        return recovery
+
+    def in_order(self, call: Callable[..., Result], *args: Any) -> Result:
+        """Call it on the thread of all writes to the cold database, after those given before; returns its result."""
+        return result_of(self.spiller.submit(call, *args))
+
+    # Its variables. REQUIRES: lock, but for names().
+
+    def names(self) -> list[str]:
+        """Return the names of all variables there are, open or not. Raises Closed."""
+        self.state.check_open()
+        return sorted({*self.described.variables, *self.tables})
+
+    def hot_keys(self, name: str) -> Iterator[Ordered]:
+        """Yield the keys of a variable that shall be hot when it is opened."""
+        if self.warm and name in self.described.hot:
+            yield from read_hot(self.points.live / layout.HOT, self.described.hot[name])
+
+    def collect(self, collection: str, variable: Any) -> None:
+        """Add to a collection."""
+        self.collections.setdefault(collection, []).append(variable)
+
+    def discard(self, table: Table) -> None:
+        """Take a table out of those that are open, and its variable out of every collection."""
+        self.tables.pop(table.name, None)
+        for collection in self.collections.values():
+            if table.variable in collection:
+                collection.remove(table.variable)
+
+    # Durable points.
+
+    def start(
+        self, target: Path | None = None, *, closing: Callable[[], None] | None = None, without: Collection[str] = ()
+    ) -> Writing:
+        """Begin to write a durable point, and a checkpoint to target: see Checkpointer.start."""
+        self.state.check_here()
+        with self.lock:
+            self.state.check_writable()
+            self.checkpointer.wait()
+            parts = [table.part() for name, table in self.tables.items() if table.persistent and name not in without]
+            return self.checkpointer.start(parts, target, closing=closing, without=without)
+
+    def flush(self) -> None:
+        """Make a durable point of the state of this instant. Raises Poisoned, Closed, ReadOnly."""
+        self.start().wait()
+
+    def findings(self, *, deep: bool) -> list[str]:
+        """Return a line for everything that is wrong with the last durable point and the open tables."""
+        self.state.check_here()
+        with self.lock:
+            self.state.check_open()
+            source = self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
+            found = list(checkpoint_findings(source, manifest.read(source), deep=deep))
+            if not self.state.read_only:
+                for name, table in self.tables.items():
+                    found += [f"variable {name!r}: {line}" for line in table.storage.check()]
+            return found
+
+    # The end.
+
+    def close(self, *, flush: bool = True) -> None:
+        """Release the directory, after a durable point where one can be made. Idempotent."""
+        if self.state.forked:
+            return  # it is the other process's to close
+        with self.lock:
+            if self.state.closed:
+                return
+            # Last in, first out: wait, flush, release; each even where the one before raises.
+            with ExitStack() as last:
+                last.callback(self.release)
+                if not self.state.read_only:
+                    if flush:
+                        last.callback(self._flush_if_sound)
+                    self.checkpointer.wait()
+
+    def _flush_if_sound(self) -> None:
+        if self.state.cause is None:
+            self.start(closing=self.state.close).wait()
+
+    def release(self) -> None:
+        """Close it as it is: what came after the last durable point, and is in no log, is lost."""
+        if not self.state.read_only:
+            self.checkpointer.close()
+        with ExitStack() as paused:
+            for table in self.tables.values():
+                paused.enter_context(table.storage.closing())
+            for table in self.tables.values():
+                table.keep_bytes_cold()
+            self.state.close()
+        self.spiller.shutdown(wait=True)
+        self.readers.shutdown(wait=True)
+        self._undo.close()
+        if not self.state.read_only:
+            shutil.rmtree(self.path / layout.LIVE, ignore_errors=True)

@@ -1,0 +1,232 @@
+"""What a variable is to be: every argument, checked alone and against what is stored. Pure: nothing is made or changed.
+
+Each check raises one clear error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kvemb import registry
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_DIM, MOST_NAME_BYTES
+from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.manifest_fields import is_name
+from kvemb.engine.arguments import Asked, LeftOut, LeftOutName
+from kvemb.errors import SchemaMismatch
+from kvemb.initializers import Initializer, as_initializer, initializer_from_json
+from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
+from kvemb.options import Creator, MemoryCreator, RocksDBCreator
+from kvemb.restrict import RestrictPolicy, as_policy, policy_class_name, policy_from_json
+from kvemb.rows.schema import Schema, key_dtype, value_dtype
+from kvemb.seeding import seeded, seeded_like
+from kvemb.tiers.hot_tables import Partitioner
+
+
+@dataclass(frozen=True)
+class Specification:
+    """A variable that can be made, or opened as it is stored.
+
+    policy: bound to no variable yet. first_rows: that the hot tables hold at first, 0 for a default; hot_rows: all
+    their cells, None to let them grow. stored: what the last durable point says of it, None for a new one.
+    dim_left_out: whether nobody said how many values a row has.
+    """
+
+    name: str
+    schema: Schema
+    initializer: Initializer
+    optimizer: Optimizer | None
+    policy: RestrictPolicy | None
+    creator: Creator
+    devices: tuple[str, ...]
+    partitioner: Partitioner
+    first_rows: int
+    hot_rows: int | None
+    trainable: bool
+    checkpointed: bool
+    bp_v2: bool
+    stored: VariableEntry | None
+    dim_left_out: bool
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing of it is stored."""
+        return self.stored is None
+
+    @property
+    def persistent(self) -> bool:
+        """Whether its rows outlive the store's closing."""
+        return not isinstance(self.creator, MemoryCreator)
+
+    def entry(
+        self, optimizer: Optimizer | None, policy: RestrictPolicy | None, *, rows: int, step: int
+    ) -> VariableEntry:
+        """Return what a durable point says of it, with the optimizer, the policy and the counts it has by then."""
+        return VariableEntry(
+            key_dtype=self.schema.key_dtype.name,
+            value_dtype=self.schema.value_dtype.name,
+            dim=self.schema.dim,
+            slots=self.schema.slots,
+            initializer=self.initializer.to_json(),
+            optimizer=optimizer.to_json() if optimizer else None,
+            policy=policy.to_json() if policy else None,
+            creator=asdict(self.creator),
+            trainable=self.trainable,
+            checkpoint=self.checkpointed,
+            bp_v2=self.bp_v2,
+            rows=rows,
+            step=step,
+        )
+
+
+def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
+    """Return what is asked for, with what is stored where it is left out.
+
+    Raises SchemaMismatch naming the field; TypeError, ValueError; UnsupportedFormat, BackendUnavailable.
+    """
+    name = check_name(asked.name)
+    key_type, value_type, width = _asked_shape(stored, asked)
+    first_rows = as_int(asked.init_size, "init_size", 0)
+    if stored is None:
+        optimizer, policy = as_optimizer(asked.optimizer), as_policy(asked.restrict_policy)
+        initializer = seeded(as_initializer(asked.initializer, width, value_type), name)
+    else:
+        chosen, restricting = agreed(asked, stored)
+        optimizer, policy = chosen or stored_optimizer(stored), restricting or policy_from_json(stored.policy)
+        initializer = initializer_from_json(stored.initializer)
+    if optimizer is not None and value_type.kind in "iu":
+        raise ValueError(f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; train floats")
+    if not callable(asked.partitioner):
+        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {asked.partitioner!r}")
+    return Specification(
+        name=name,
+        schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else ()),
+        initializer=initializer,
+        optimizer=optimizer,
+        policy=policy,
+        creator=_creator_for(asked.kv_creator, stored),
+        devices=_parse_devices(asked.devices),
+        partitioner=asked.partitioner,
+        first_rows=first_rows,
+        hot_rows=asked.hot_rows,
+        trainable=bool(asked.trainable),
+        checkpointed=bool(asked.checkpoint),
+        bp_v2=bool(asked.bp_v2),
+        stored=stored,
+        dim_left_out=isinstance(asked.dim, LeftOut),
+    )
+
+
+def agreed(asked: Asked, stored: VariableEntry) -> tuple[Optimizer | None, RestrictPolicy | None]:
+    """Return the optimizer and the policy that are asked of a variable that exists, None for what is left out.
+
+    Raises SchemaMismatch where what is asked for is not what is stored; TypeError, ValueError.
+    """
+    key_type, value_type, width = _asked_shape(stored, asked)
+    given = asked.initializer
+    initializer = None if given is None else as_initializer(given, width, value_type)
+    optimizer, policy = as_optimizer(asked.optimizer), as_policy(asked.restrict_policy)
+    _check_stored(asked.name, stored, key_type, value_type, width, initializer, optimizer, policy)
+    return optimizer, policy
+
+
+def _asked_shape(stored: VariableEntry | None, asked: Asked) -> tuple[np.dtype[Any], np.dtype[Any], int]:
+    """Return key dtype, value dtype and dim as they are asked for: as stored where they are left out.
+
+    Raises TypeError or ValueError.
+    """
+    keys: Any = asked.key_dtype
+    values: Any = asked.value_dtype
+    dim: Any = asked.dim
+    if stored is not None:
+        keys = stored.key_dtype if isinstance(keys, LeftOutName) else keys
+        values = stored.value_dtype if isinstance(values, LeftOutName) else values
+        dim = stored.dim if isinstance(dim, LeftOut) else dim
+    return key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MOST_DIM)
+
+
+def _check_stored(
+    name: str,
+    stored: VariableEntry,
+    keys: np.dtype[Any],
+    values: np.dtype[Any],
+    dim: int,
+    initializer: Initializer | None,
+    optimizer: Optimizer | None,
+    policy: RestrictPolicy | None,
+) -> None:
+    """Raise SchemaMismatch where what is asked for is not what is stored; None asks for nothing."""
+    if stored.dim != dim:
+        raise SchemaMismatch(name, "dim", stored.dim, dim)
+    if stored.key_dtype != keys.name:
+        raise SchemaMismatch(name, "key_dtype", stored.key_dtype, keys.name)
+    if stored.value_dtype != values.name:
+        raise SchemaMismatch(name, "value_dtype", stored.value_dtype, values.name)
+    if initializer is not None:
+        kept = initializer_from_json(stored.initializer)
+        if not kept.agrees_with(seeded_like(initializer, kept), dim, values):
+            raise SchemaMismatch(name, "initializer", kept, initializer)
+    if optimizer is not None:
+        check_optimizer(name, stored_optimizer(stored), optimizer)
+    if policy is not None:
+        _check_policy(name, stored.policy, policy)
+
+
+def _check_policy(name: str, stored: dict[str, Any] | None, asked: RestrictPolicy) -> None:
+    """Raise SchemaMismatch where stored scores are of another scale than the scores to come."""
+    kept, wanted = policy_class_name(stored), policy_class_name(asked)
+    stay = "leave restrict_policy out to go on with the stored one"
+    advice = f"{stay}, or see kvemb migrate --policy"
+    if kept != wanted:
+        raise SchemaMismatch(name, "restrict_policy", kept, wanted, advice)
+    if stored != asked.to_json():
+        raise SchemaMismatch(name, "restrict_policy", policy_from_json(stored), asked, advice)
+
+
+def check_optimizer(name: str, kept: Optimizer | None, asked: Optimizer) -> None:
+    """Raise SchemaMismatch unless rows trained with `kept` can go on with `asked`: its numbers may be others."""
+    if kept is None or not asked.fits(kept):
+        advice = "its numbers may change, its class may not, as rows carry its slots; see kvemb migrate --optimizer"
+        raise SchemaMismatch(name, "optimizer", kept, asked, advice)
+
+
+def stored_optimizer(stored: VariableEntry) -> Optimizer | None:
+    """Return the optimizer a variable is stored with, None for none."""
+    return None if stored.optimizer is None else optimizer_from_json(stored.optimizer)
+
+
+def _creator_for(asked: Any, stored: VariableEntry | None) -> Creator:
+    """Return where cold rows live: as asked, else as stored, else in RocksDB. Raises TypeError or ValueError."""
+    if asked is None:
+        return RocksDBCreator() if stored is None else RocksDBCreator.from_json(stored.creator)
+    if not isinstance(asked, (RocksDBCreator, MemoryCreator)):
+        raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {asked!r}")
+    if stored is not None and isinstance(asked, MemoryCreator):
+        raise ValueError("kv_creator must be a RocksDBCreator for a variable stored in RocksDB, got a MemoryCreator")
+    return asked
+
+
+def _parse_devices(spec: Any) -> tuple[str, ...]:
+    """Return one device for each hot table. Raises TypeError or ValueError."""
+    if spec is not None and not isinstance(spec, (str, list, tuple)):
+        raise TypeError(f"devices must be None, a device such as 'cpu', or a list of devices, got {spec!r}")
+    given = ["cpu"] if spec is None else [spec] if isinstance(spec, str) else list(spec)
+    if not given:
+        raise ValueError("devices must name at least one device, got an empty list; use None for the CPU")
+    return tuple(registry.parse_device(device) for device in given)
+
+
+def check_name(name: Any) -> str:
+    """Return a name that is a path of plain names, so that it never leaves its store. Raises TypeError, ValueError."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {brief(name)}")
+    if not name.isprintable() or not is_name(name):
+        raise ValueError(
+            "name must be printable, without empty, '.' or '..' parts between slashes, at most "
+            f"{MOST_NAME_BYTES:,} bytes in UTF-8, and not 'default', got {brief(name)}"
+        )
+    return name

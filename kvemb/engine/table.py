@@ -1,0 +1,142 @@
+"""One open variable, without the face that users see: its rows over both tiers, and what its store needs of it.
+
+Thread-safe as its tiers are; the store's lock guards what says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.point_writer import Part
+from kvemb.engine.specification import Specification, check_optimizer
+from kvemb.errors import Closed
+from kvemb.optimizers import Optimizer
+from kvemb.restrict import RestrictPolicy, Scores
+from kvemb.rows.hashing import Keys
+from kvemb.rows.schema import Schema, as_keys
+from kvemb.stats import Stats
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.operations import TableOperations
+from kvemb.tiers.storage import TieredStorage
+
+
+class Table:
+    """A variable that is open. specification: as it was when it was opened; policy: bound to the variable.
+
+    variable: the kvemb.Variable that stands for it.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        policy: RestrictPolicy | None,
+        hot_tables: HotTables,
+        storage: TieredStorage,
+        operations: TableOperations,
+        variable: Any,
+    ) -> None:
+        self.specification, self.policy, self.variable = specification, policy, variable
+        self.hot_tables, self.storage, self.operations = hot_tables, storage, operations
+        self._bytes_cold: int | None = None
+        self._last_stats: Stats | None = None
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return self.specification.name
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of its rows."""
+        return self.specification.schema
+
+    @property
+    def persistent(self) -> bool:
+        """Whether its rows outlive the store's closing."""
+        return self.specification.persistent
+
+    def entry(self) -> VariableEntry:
+        """Return what a durable point made now says of it."""
+        rows, step = self.storage.size, self.storage.step
+        return self.specification.entry(self.operations.optimizer, self.policy, rows=rows, step=step)
+
+    def part(self) -> Part:
+        """Return what a checkpoint needs of it."""
+        return Part(self.name, self.schema, self.specification.creator, self.storage, self.entry)
+
+    def train_with(self, optimizer: Optimizer, *, writable: bool = True) -> None:
+        """Use this optimizer from now on. writable: only where rows may change.
+
+        Raises SchemaMismatch for one whose slots the rows do not carry; Closed, ReadOnly, Poisoned.
+        """
+        check_optimizer(self.name, self.operations.optimizer, optimizer)
+        self.operations.train_with(optimizer, writable=writable)
+
+    # Keys and rows as users give them.
+
+    def flat(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
+        """Return the shape of keys, and the keys as int64 (n,). Raises TypeError."""
+        array = as_keys(keys, self.schema.key_dtype)
+        return array.shape, array.reshape(-1)
+
+    def flat_to_change(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
+        """The same; a partitioner that raises does so before anything changes."""
+        shape, flat = self.flat(keys)
+        self.hot_tables.owners(flat)
+        return shape, flat
+
+    # For its policy: restrict.ScoredRows.
+
+    def record_uses(self, keys: npt.ArrayLike) -> None:
+        """Record one use of each occurrence of keys; those that are missing are ignored."""
+        self.operations.use(self.flat(keys)[1])
+
+    def restrict(self, num_reserved: int, trigger: int | None) -> int:
+        """Keep the rows with the highest scores; return how many left."""
+        return self.operations.restrict(num_reserved, trigger)
+
+    def scores(self, keys: npt.ArrayLike) -> Scores:
+        """Return the scores of keys, of keys.shape, NaN for keys that are missing."""
+        shape, flat = self.flat(keys)
+        scores: npt.NDArray[np.float64] = self.operations.scores(flat)
+        return scores.reshape(shape)
+
+    # What it has done, and its end.
+
+    @property
+    def ended(self) -> bool:
+        """Whether forget() was called."""
+        return self._last_stats is not None
+
+    def stats(self) -> Stats:
+        """Return what it has done since it was opened, a copy."""
+        if self._last_stats is not None:
+            return self._last_stats
+        stats = self.storage.stats()
+        return stats if self._bytes_cold is None else replace(stats, bytes_cold=self._bytes_cold)
+
+    def keep_bytes_cold(self) -> None:
+        """Keep what stats() cannot ask once the store is closed."""
+        if self._bytes_cold is None:
+            self._bytes_cold = self.storage.cold.disk_bytes()
+
+    def forget(self, why: str) -> None:
+        """Give its parts up: whoever uses one from here on is told why, by Closed. REQUIRES: its storage has ended."""
+        self._last_stats = self.stats()
+        gone: Any = _Gone(why)
+        self.storage = self.operations = self.hot_tables = gone
+
+
+class _Gone:
+    """What stands in the place of the parts of a table that its store has no longer."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> Any:
+        raise Closed(self._why)

@@ -1,0 +1,101 @@
+"""The rows that missing keys read: each a pure function of (seed, key, column).
+
+The same on every machine, in every batch, shard and order, forever: elements come from an integer hash and from IEEE
+`+ - * /` and `sqrt` in float64 alone, then are rounded to the dtype once (bfloat16 through float32, as ml_dtypes does).
+Initializers are frozen values; any thread may use them. What a kind gives is part of the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import from_plain, is_number
+from kvemb.errors import UnsupportedFormat
+from kvemb.initializers.base import Initializer, Random
+from kvemb.initializers.fixed import Constant, Ones, Row, Zeros
+from kvemb.initializers.random import GlorotUniform, RandomNormal, RandomUniform, TruncatedNormal
+
+__all__ = [
+    "Constant",
+    "GlorotUniform",
+    "Initializer",
+    "Ones",
+    "RandomNormal",
+    "RandomUniform",
+    "Row",
+    "TruncatedNormal",
+    "Zeros",
+    "as_initializer",
+    "constant",
+    "glorot_uniform",
+    "initializer_from_json",
+    "normal",
+    "ones",
+    "truncated_normal",
+    "uniform",
+    "zeros",
+]
+
+_KINDS: dict[str, type[Initializer]] = {
+    kind.kind: kind
+    for kind in (Zeros, Ones, Constant, Row, RandomUniform, RandomNormal, TruncatedNormal, GlorotUniform)
+}
+
+# The same by TensorFlow's lower-case names.
+zeros, ones, constant = Zeros, Ones, Constant
+uniform, normal, truncated_normal, glorot_uniform = RandomUniform, RandomNormal, TruncatedNormal, GlorotUniform
+
+
+def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
+    """Return the initializer of an `initializer` argument, checked against the rows it is to fill.
+
+    spec: None (zeros), a real number (a constant), a list, tuple or array of shape (dim,) (a default row), or an
+    Initializer.
+    Raises ValueError for another shape or values that do not fit dtype; TypeError for anything else.
+    """
+    if spec is None:
+        found: Initializer = Zeros()
+    elif isinstance(spec, Initializer):
+        found = spec
+    elif isinstance(spec, (list, tuple)) or (isinstance(spec, np.ndarray) and spec.ndim):
+        found = _row(spec, dim)
+    elif is_number(spec) or isinstance(spec, (np.ndarray, np.generic)):
+        found = Constant(spec[()] if isinstance(spec, np.ndarray) else spec)  # type: ignore[arg-type]
+    else:
+        raise TypeError(
+            f"initializer must be None, a number, an array of {dim} numbers or an Initializer, "
+            f"got {type(spec).__name__} {spec!r}; see kvemb.initializers"
+        )
+    found.check(dim, dtype)
+    return found
+
+
+def _row(spec: Any, dim: int) -> Row:
+    try:
+        shape: object = np.shape(spec)
+    except ValueError:
+        shape = "a ragged list"
+    if shape != (dim,):
+        raise ValueError(f"initializer must have shape (dim,) = ({dim},), got {shape}; give one number a column")
+    return Row(spec)
+
+
+def initializer_from_json(data: Mapping[str, Any]) -> Initializer:
+    """Return the initializer that to_json() gave. Raises UnsupportedFormat for a kind or a field it does not know."""
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    found = _KINDS.get(kind) if isinstance(kind, str) else None
+    if found is None:
+        kinds = ", ".join(_KINDS)
+        raise UnsupportedFormat(f"initializer must be of kind {kinds}, got {brief(data)}; use the kvemb that wrote it")
+    try:
+        made = found(**{name: from_plain(value) for name, value in data.items() if name != "kind"})
+        if isinstance(made, Random) and made.seed is None:
+            raise ValueError("it has no seed")
+        return made
+    except (TypeError, ValueError) as error:
+        raise UnsupportedFormat(f"initializer {brief(data)} cannot be read: {error}") from error

@@ -1,0 +1,126 @@
+"""What an initializer is: of one row for all keys, or of rows drawn by hashing."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import (
+    Number,
+    fits,
+    is_integer,
+    rounded,
+    to_plain,
+)
+
+Keys = npt.NDArray[np.int64]
+Rows = npt.NDArray[Any]
+
+
+class Initializer(abc.ABC):
+    """What a missing key reads. Two initializers with equal `to_json()` give equal rows.
+
+    Only the kinds of this module can be stored; `kind` is each one's name on disk.
+    """
+
+    kind: ClassVar[str]
+
+    @abc.abstractmethod
+    def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
+        """Return a fresh (n, dim) array of dtype, C-contiguous: a row for each key.
+
+        keys: int64 (n,), any order, duplicates allowed; equal keys get equal rows.
+        REQUIRES: check(dim, dtype) passes, as it does for what as_initializer returned.
+        """
+
+    @abc.abstractmethod
+    def check(self, dim: int, dtype: npt.DTypeLike) -> None:
+        """Raise ValueError where rows of this dim and dtype cannot hold the values, TypeError where the kind cannot."""
+
+    def agrees_with(self, other: Initializer, dim: int, dtype: npt.DTypeLike) -> bool:
+        """Say whether both give every key the same row, bit for bit: Zeros() agrees with Constant(0).
+
+        REQUIRES: check(dim, dtype) passes for both.
+        """
+        if self.to_json() == other.to_json():
+            return True
+        if not (isinstance(self, Fixed) and isinstance(other, Fixed)):
+            return False
+        key = np.zeros(1, np.int64)
+        return self.rows(key, dim, dtype).tobytes() == other.rows(key, dim, dtype).tobytes()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON, "kind" and the fields, exact to the bit. Floats that are not finite become text."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {"kind": self.kind, **{name: to_plain(value) for name, value in values.items()}}
+
+
+class Fixed(Initializer):
+    """A row that is the same for every key."""
+
+    @abc.abstractmethod
+    def _values(self, dim: int) -> Sequence[Number]:
+        """Return one value for all columns, or `dim` of them; ValueError if they are another number."""
+
+    def check(self, dim: int, dtype: npt.DTypeLike) -> None:
+        """Raise ValueError unless every value fits dtype: an integer dtype exactly, a float dtype without overflow."""
+        dtype = np.dtype(dtype)
+        for value in self._values(dim):
+            if not fits(value, dtype):
+                raise ValueError(f"initializer must fit {dtype.name}, got {brief(value)}; change it or the value_dtype")
+
+    def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
+        """Return a fresh (n, dim) array of dtype, every row the same."""
+        dtype = np.dtype(dtype)
+        values = self._values(dim)
+        # Integers go to integers directly: float64 would lose those beyond 2**53.
+        row = np.array([int(v) for v in values]) if is_integer(dtype) else np.array([float(v) for v in values])
+        out = np.empty((len(keys), dim), dtype)
+        out[:] = rounded(row, dtype)
+        return out
+
+
+class Random(Initializer):
+    """A row drawn by hashing (seed, key, column), no integers. seed None: that of the variable (kvemb.seeding)."""
+
+    seed: int | None
+
+    @abc.abstractmethod
+    def _reach(self, dim: int) -> float:
+        """Return the largest magnitude an element can have."""
+
+    @abc.abstractmethod
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        """Write rows of float32 or float64 to out (n, dim)."""
+
+    def check(self, dim: int, dtype: npt.DTypeLike) -> None:
+        """Raise TypeError for an integer dtype, ValueError where an element could overflow dtype."""
+        dtype = np.dtype(dtype)
+        if is_integer(dtype):
+            raise TypeError(
+                f"initializer of {dtype.name} values must be a constant, got {self!r}; "
+                "give a number or an array of dim values, or use a float value_dtype"
+            )
+        reach = self._reach(dim)
+        if not fits(reach, dtype):
+            raise ValueError(f"initializer must fit {dtype.name}, got {self!r}, which reaches {reach:g}; narrow it")
+
+    def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
+        """Return a fresh (n, dim) array of dtype, each row a function of (seed, key) alone."""
+        if self.seed is None:
+            raise ValueError(f"{self!r} has no seed: give it one, or let a variable, whose name gives it, draw rows")
+        dtype = np.dtype(dtype)
+        drawn = np.empty((len(keys), dim), dtype if dtype == np.float32 else np.float64)
+        self._fill(drawn, np.ascontiguousarray(keys, np.int64), np.uint64(self.seed))
+        return rounded(drawn, dtype)
+
+
+def set_field(target: object, name: str, value: object) -> None:
+    """Set a field of a frozen dataclass while it is made."""
+    object.__setattr__(target, name, value)

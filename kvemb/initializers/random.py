@@ -1,0 +1,120 @@
+"""Initializers that draw a row for each key, by hashing it. Frozen values."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import (
+    check_finite,
+)
+from kvemb.initializers.base import Keys, Random, Rows, set_field
+from kvemb.rows.random_kernels import NORMAL_REACH, TWO_SIGMA_MASS, fill_normal, fill_uniform
+
+
+@dataclass(frozen=True)
+class RandomUniform(Random):
+    """Uniform on [minval, maxval); rounding to the dtype may give maxval itself."""
+
+    kind: ClassVar[str] = "random_uniform"
+
+    minval: float = -0.05
+    maxval: float = 0.05
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_finite(self, "minval", "maxval")
+        if self.minval > self.maxval:
+            raise ValueError(f"RandomUniform minval must be at most maxval, got {self.minval} > {self.maxval}")
+        if not math.isfinite(self.maxval - self.minval):
+            raise ValueError(f"RandomUniform maxval - minval must be finite, got {self.minval} to {self.maxval}")
+        _check_seed(self)
+
+    def _reach(self, dim: int) -> float:
+        return max(abs(self.minval), abs(self.maxval))
+
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        fill_uniform(out, keys, seed, self.minval, self.maxval - self.minval)
+
+
+@dataclass(frozen=True)
+class RandomNormal(Random):
+    """Normal with this mean and standard deviation. No element is further out than 8.21 standard deviations."""
+
+    kind: ClassVar[str] = "random_normal"
+
+    mean: float = 0.0
+    stddev: float = 0.05
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_normal(self)
+
+    def _reach(self, dim: int) -> float:
+        return abs(self.mean) + NORMAL_REACH * self.stddev
+
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        fill_normal(out, keys, seed, self.mean, self.stddev, 1.0, NORMAL_REACH)
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Random):
+    """Normal conditioned on lying within two standard deviations, as in TensorFlow and Keras.
+
+    stddev is that of the normal before it is cut; the elements' own is 0.8796 of it.
+    """
+
+    kind: ClassVar[str] = "truncated_normal"
+
+    mean: float = 0.0
+    stddev: float = 0.05
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_normal(self)
+
+    def _reach(self, dim: int) -> float:
+        return abs(self.mean) + 2.0 * self.stddev
+
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        fill_normal(out, keys, seed, self.mean, self.stddev, TWO_SIGMA_MASS, 2.0)
+
+
+@dataclass(frozen=True)
+class GlorotUniform(Random):
+    """Uniform on [-limit, limit), limit = sqrt(3 / dim): Glorot and Bengio (AISTATS 2010) with both fans `dim`."""
+
+    kind: ClassVar[str] = "glorot_uniform"
+
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_seed(self)
+
+    def _reach(self, dim: int) -> float:
+        return math.sqrt(3.0 / dim)
+
+    def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        limit = self._reach(out.shape[1])
+        fill_uniform(out, keys, seed, -limit, 2.0 * limit)
+
+
+def _check_seed(target: Random) -> None:
+    what, seed = f"{type(target).__name__} seed", target.seed
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral | None):
+        raise TypeError(f"{what} must be an int or None, got {type(seed).__name__} {brief(seed)}")
+    if seed is not None and not 0 <= seed < 2**64:
+        raise ValueError(f"{what} must be from 0 to 2**64 - 1, got {brief(seed)}")
+    set_field(target, "seed", None if seed is None else int(seed))
+
+
+def _check_normal(target: RandomNormal | TruncatedNormal) -> None:
+    check_finite(target, "mean", "stddev")
+    if target.stddev < 0:
+        raise ValueError(f"{type(target).__name__} stddev must be at least 0, got {target.stddev}")
+    _check_seed(target)

@@ -1,0 +1,92 @@
+"""Restrict policies: what makes one row matter more than another; from arguments, and from JSON.
+
+A policy decides and never acts. What stands here is public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kvemb.checks.brief import brief
+from kvemb.errors import UnsupportedFormat
+from kvemb.restrict.built_in import FrequencyRestrictPolicy, TimestampRestrictPolicy
+from kvemb.restrict.policy import Counts, RestrictPolicy, ScoredRows, ScoreRule, Scores, check_clock
+
+__all__ = [
+    "Counts",
+    "FrequencyRestrictPolicy",
+    "RestrictPolicy",
+    "ScoreRule",
+    "ScoredRows",
+    "Scores",
+    "TimestampRestrictPolicy",
+    "as_policy",
+    "policy_class_name",
+    "policy_from_json",
+]
+
+_KINDS: dict[str, type[RestrictPolicy]] = {
+    kind.kind: kind for kind in (TimestampRestrictPolicy, FrequencyRestrictPolicy)
+}
+
+
+def as_policy(spec: Any) -> RestrictPolicy | None:
+    """Return the policy of a `restrict_policy` argument: None, a RestrictPolicy, or a subclass (made with no argument).
+
+    Raises TypeError for anything else, ValueError for an unknown clock or a NaN initial_score.
+    """
+    if spec is None:
+        return None
+    policy = spec
+    if isinstance(spec, type) and issubclass(spec, RestrictPolicy):
+        try:
+            policy = spec()
+        except TypeError as error:
+            name = spec.__name__
+            raise TypeError(f"restrict_policy {name} must be made with arguments: {error}; pass {name}(...)") from error
+    if not isinstance(policy, RestrictPolicy):
+        raise TypeError(
+            f"restrict_policy must be None, a RestrictPolicy or a subclass of it, got {spec!r}; "
+            "use TimestampRestrictPolicy or FrequencyRestrictPolicy from kvemb.restrict, or subclass RestrictPolicy"
+        )
+    if type(policy).score is RestrictPolicy.score:
+        raise TypeError(f"restrict_policy {type(policy).__name__} must define score(self, old_score, count, now)")
+    check_clock(policy)
+    if math.isnan(policy.initial_score):
+        raise ValueError(f"{type(policy).__name__} initial_score must be a number, got NaN; -inf and inf are allowed")
+    return policy
+
+
+def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
+    """Return the built-in policy that to_json() gave; None for None and for a user's own, which the user has to pass.
+
+    Raises UnsupportedFormat for a kind or a parameter it does not know.
+    """
+    if data is None:
+        return None
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    if kind == "custom" and isinstance(data.get("class"), str) and len(data) == 2:
+        return None
+    found = _KINDS.get(kind) if isinstance(kind, str) else None
+    if found is None:
+        raise UnsupportedFormat(
+            f"restrict policy must be of kind {', '.join(_KINDS)} or custom, got {brief(data)}; "
+            "use the kvemb that wrote it"
+        )
+    try:
+        return found(**{name: value for name, value in data.items() if name != "kind"})
+    except (TypeError, ValueError) as error:
+        raise UnsupportedFormat(f"restrict policy {brief(data)} cannot be read: {error}") from error
+
+
+def policy_class_name(policy: RestrictPolicy | Mapping[str, Any] | None) -> str | None:
+    """Return the name of a policy's class, of the policy or of its JSON, so that two can be compared; None for None.
+
+    A built-in class goes by its kind, a user's by module and qualified name.
+    """
+    if policy is None:
+        return None
+    data = policy.to_json() if isinstance(policy, RestrictPolicy) else policy
+    return str(data["class"] if data["kind"] == "custom" else data["kind"])

@@ -1,0 +1,97 @@
+"""The policies that kvemb has: least recently used, and least frequently used. Frozen values."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvemb.checks.brief import brief
+from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores, check_clock
+
+
+@dataclass(frozen=True)
+class TimestampRestrictPolicy(RestrictPolicy):
+    """The score is the time of the last use: least recently used rows leave first.
+
+    clock: "seconds" (since 1970, so it goes on after a restart) or "steps", calls that recorded uses. What counts as a
+    use: RestrictPolicy. The clock of a stored variable stays as it is.
+    """
+
+    kind: ClassVar[str] = "timestamp"
+
+    clock: str = "seconds"
+
+    def __post_init__(self) -> None:
+        check_clock(self)
+
+    def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
+        """Return `now` for every row."""
+        return np.full_like(old_score, now)
+
+    @property
+    def rule(self) -> ScoreRule:
+        """LAST_USE, unless a subclass has a score of its own."""
+        return ScoreRule.LAST_USE if type(self).score is TimestampRestrictPolicy.score else ScoreRule.CUSTOM
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind and the clock; of a subclass, its class by name."""
+        if type(self) is not TimestampRestrictPolicy:
+            return super().to_json()
+        return {"kind": self.kind, "clock": self.clock}
+
+
+@dataclass(frozen=True)
+class FrequencyRestrictPolicy(RestrictPolicy):
+    """The score is the number of uses: least frequently used rows leave first. Every occurrence in a batch counts.
+
+    half_life: steps after which a use counts half; None: uses never fade. With it the score is log2 of the decayed
+    count, in units fixed at step 0: log2 of the sum of 2**(step / half_life) over all uses. This is forward decay
+    (Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay", ICDE 2009): scores of rows used at different times compare
+    as they stand, rows not used need no update, and the logarithm keeps the sum from overflowing.
+
+    A step is a call that recorded uses: a lookup. What counts as a use: RestrictPolicy; of upserts and gradient steps
+    only those that make the row. The half-life of a stored variable stays as it is: its scores are of that scale.
+    """
+
+    kind: ClassVar[str] = "frequency"
+
+    half_life: float | None = None
+
+    def __post_init__(self) -> None:
+        given = self.half_life
+        if given is None:
+            return
+        if isinstance(given, (bool, np.bool_)) or not isinstance(given, numbers.Real):
+            raise TypeError(f"FrequencyRestrictPolicy half_life must be None or a number of steps, got {brief(given)}")
+        try:
+            steps = float(given)
+        except OverflowError:
+            steps = math.inf
+        if not 0 < steps < math.inf:
+            raise ValueError(f"FrequencyRestrictPolicy half_life must be finite and above 0, got {brief(given)}")
+        object.__setattr__(self, "half_life", steps)
+        object.__setattr__(self, "initial_score", -math.inf)
+
+    def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
+        """Return old_score + count, or with a half-life log2(2**old_score + count * 2**(now / half_life))."""
+        if self.half_life is None:
+            return old_score + count
+        # logaddexp2 is max + log2(1 + 2**(min - max)): no overflow however late it is.
+        scores: Scores = np.logaddexp2(old_score, np.log2(count) + now / self.half_life)
+        return scores
+
+    @property
+    def rule(self) -> ScoreRule:
+        """COUNT without a half-life, unless a subclass has a score or a start of its own; else CUSTOM."""
+        plain = self.half_life is None and self.initial_score == 0.0
+        return ScoreRule.COUNT if plain and type(self).score is FrequencyRestrictPolicy.score else ScoreRule.CUSTOM
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind and the half-life; of a subclass, its class by name."""
+        if type(self) is not FrequencyRestrictPolicy:
+            return super().to_json()
+        return {"kind": self.kind, "half_life": self.half_life}

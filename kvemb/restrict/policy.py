@@ -1,0 +1,153 @@
+"""What a restrict policy is.
+
+A policy turns the uses of a row into its score, one float64; the higher score survives, both in the hot tier (evict)
+and in the table (restrict). A policy decides and never acts: bound to a variable, its methods delegate to it. A
+user's is called from the thread that uses the variable, under that variable's lock.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import time
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.checks.numeric import as_int
+from kvemb.handle import Handle, inside
+
+Scores = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+CLOCKS = ("seconds", "steps")
+Self = TypeVar("Self", bound="RestrictPolicy")
+
+
+class ScoreRule(enum.IntEnum):
+    """How a hot table computes a score inside its kernels. Handed to kernels; not on disk."""
+
+    LAST_USE = 0  # score = now
+    COUNT = 1  # score = old + uses
+    CUSTOM = 2  # the table leaves scores alone; the policy's score() is called on distinct rows
+
+
+class ScoredRows(Protocol):
+    """What a policy asks of the rows of the variable it is bound to."""
+
+    def record_uses(self, keys: npt.ArrayLike) -> None:
+        """Record one use of each occurrence of keys."""
+
+    def restrict(self, num_reserved: int, trigger: int | None) -> int:
+        """Keep the rows with the highest scores; return how many left."""
+
+    def scores(self, keys: npt.ArrayLike) -> Scores:
+        """Return the scores of keys, of keys.shape."""
+
+
+class RestrictPolicy:
+    """The base of every policy; subclass it and give `score` to make your own.
+
+    A row is used when it is made, at each occurrence in a lookup (but with touch=False) and in apply_update. Changing
+    it is no use: upsert, accum and apply_gradients leave the score of a row that exists as it is.
+
+    initial_score: what `score` is given as the old score of a new row, whose creation is its first use.
+    clock: what `now` counts: "steps" of the variable, or "seconds" since 1970.
+    kind: the policy's name on disk; "custom" for all but the built-in ones.
+    """
+
+    kind: ClassVar[str] = "custom"
+    initial_score: float = 0.0
+    clock: str = "steps"
+    _variable: Handle[ScoredRows] | None = None
+
+    def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
+        """Return the new scores (n,) float64 of rows that were just used; the higher survives. NaN is refused.
+
+        old_score: float64 (n,), one for each distinct row; a copy. count: int64 (n,), uses since, at least 1.
+        now: the clock's time. Must depend on these alone, element by element: a row's batch must not matter.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define score(self, old_score, count, now)")
+
+    @property
+    def rule(self) -> ScoreRule:
+        """How the hot table may compute this score by itself."""
+        return ScoreRule.CUSTOM
+
+    def now(self, step: int) -> float:
+        """Return the time of a use made in this step: the step, or the seconds since 1970."""
+        return float(step) if self.clock == "steps" else time.time()
+
+    def checked_score(self, old_score: Scores, count: Counts, now: float) -> Scores:
+        """Return score(...) as fresh contiguous float64 (n,).
+
+        Raises TypeError where it gives no real numbers, ValueError for another shape or NaN, naming the policy.
+        """
+        what = f"{type(self).__name__}.score()"
+        result = np.asarray(self.score(old_score.copy(), count, now))
+        if result.dtype.kind not in "iuf":
+            raise TypeError(f"{what} must return real numbers, got dtype {result.dtype}; return a float64 array")
+        if result.shape != old_score.shape:
+            raise ValueError(
+                f"{what} must return one score for each row, shape {old_score.shape}, got {result.shape}; "
+                "compute element by element, or fill with np.full_like(old_score, value)"
+            )
+        scores = np.array(result, np.float64, order="C")
+        if np.isnan(scores).any():
+            at = int(np.flatnonzero(np.isnan(scores))[0])
+            raise ValueError(
+                f"{what} must not return NaN, got it from old_score={old_score[at]}, count={count[at]}, now={now}; "
+                "return -inf for a row that should leave first"
+            )
+        return scores
+
+    def bind(self: Self, variable: Handle[ScoredRows]) -> Self:
+        """Return a shallow copy that serves this variable; the instance itself stays as it was.
+
+        So one instance may be given to many variables; ask `variable.restrict_policy` for the one that is bound.
+        """
+        bound = copy.copy(self)
+        object.__setattr__(bound, "_variable", variable)
+        return bound
+
+    @property
+    def variable(self) -> Handle[ScoredRows]:
+        """The variable this policy is bound to. Raises ValueError when it is bound to none."""
+        if self._variable is None:
+            raise ValueError(
+                f"{type(self).__name__} must be bound to a variable, got an unbound policy; "
+                "create the variable with restrict_policy=..., then use variable.restrict_policy"
+            )
+        return self._variable
+
+    def apply_update(self, keys: npt.ArrayLike) -> None:
+        """Record one use of each occurrence of keys (any shape); keys that are missing are ignored."""
+        inside(self.variable).record_uses(keys)
+
+    def apply_restriction(self, num_reserved: int, trigger: int | None = None) -> int:
+        """Keep the num_reserved rows with the highest scores, ties to the larger key; return how many rows left.
+
+        trigger: do nothing unless the variable holds more rows than this; None is always.
+        Raises TypeError where one is not an int, ValueError where it is negative.
+        """
+        reserved = as_int(num_reserved, "num_reserved", 0)
+        return inside(self.variable).restrict(reserved, None if trigger is None else as_int(trigger, "trigger", 0))
+
+    def status(self, keys: npt.ArrayLike) -> Scores:
+        """Return the scores of keys, float64 of keys.shape, a copy; NaN for keys that are missing. Records no use."""
+        return inside(self.variable).scores(keys)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON: "kind" and parameters of a built-in policy; of a user's, its class by name."""
+        return {"kind": "custom", "class": _qualified_name(type(self))}
+
+
+def _qualified_name(of: type) -> str:
+    return f"{of.__module__}.{of.__qualname__}"
+
+
+def check_clock(policy: RestrictPolicy) -> None:
+    """Raise ValueError for an unknown clock."""
+    if policy.clock not in CLOCKS:
+        raise ValueError(f"{type(policy).__name__} clock must be 'seconds' or 'steps', got {policy.clock!r}")
