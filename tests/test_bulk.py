@@ -288,7 +288,7 @@ def test_a_load_that_is_interrupted_changes_nothing(monkeypatch, store, tmp_path
     for place, name in (
         (sorter.Sorter, "blocks"),
         (table_files.TableFiles, "finish"),
-        (table_files.TableFiles, "taken_back"),
+        (table_files.TableFiles, "drain"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, interrupt)

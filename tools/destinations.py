@@ -132,7 +132,7 @@ def _filesystem(place: str) -> tuple[Any, str]:
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(place)
         if in_bucket and not found[0].exists(bucket := found[1].partition("/")[0]):
-            raise BadInput(f"there is no bucket {bucket!r}, which {place} names; make it first, or mend the URL")
+            raise BadInput(f"there is no bucket {bucket!r}, which {place} names; create it, or correct the URL")
         return found
     except BadInput:
         raise

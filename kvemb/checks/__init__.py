@@ -1,4 +1,4 @@
-"""What is refused, and how messages show it: numbers as arguments and in JSON, their ranges, the fields of an object.
+"""Input validation: numbers in arguments and in JSON, their ranges, the fields of a JSON object, values in messages.
 
 Pure functions and values. Imports nothing of kvemb.
 """

@@ -1,11 +1,11 @@
-"""Values in messages: on one line, short, whatever they are. Pure; any thread may use it."""
+"""Short, one-line representations of values for messages. Pure functions; thread-safe."""
 
 from __future__ import annotations
 
 import reprlib
 
 MOST_CHARACTERS = 100
-# Of an int that is longer, only the length is told: Python refuses to print one of more than 4,300 digits.
+# A longer int is shown by its length: Python refuses to print one of more than 4,300 digits.
 _MOST_BITS = 256
 
 
@@ -16,13 +16,13 @@ class _Brief(reprlib.Repr):
     maxstring = maxother = maxlong = 60
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return the digits, or how many bits they would be."""
+        """Return the digits, or the number of bits of a long int."""
         bits = x.bit_length()
         return repr(x) if bits <= _MOST_BITS else f"an int of {bits:,} bits"
 
 
 def brief(value: object) -> str:
-    """Return repr(value) for a message: on one line, at most MOST_CHARACTERS, nested values left out."""
+    """Return repr(value) for a message: one line, at most MOST_CHARACTERS, deeply nested values omitted."""
     factory = _Brief()
     factory.maxlevel, factory.maxstring, factory.maxother, factory.maxlong = 3, 60, 60, 90
     text = " ".join(factory.repr(value).split())

@@ -1,6 +1,6 @@
-"""The fields of an object that was read from JSON, taken one by one, each checked for its type and range.
+"""Validation of the fields of a JSON object: they are taken one by one, each checked for its type and range.
 
-Every refusal is a ValueError that names the field, what it must be and what it is. One thread.
+Every error is a ValueError that names the field, what it must be and what it is. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvemb.checks.brief import brief
 
 
 class Fields:
-    """An object's fields. where: how messages call it, empty for the outermost. Raises ValueError."""
+    """An object's fields. where: its path in messages, empty for the outermost object. Raises ValueError."""
 
     def __init__(self, value: object, where: str = "") -> None:
         if not isinstance(value, dict):
@@ -22,18 +22,18 @@ class Fields:
         self.where = where
 
     def path(self, name: str) -> str:
-        """How messages call a field."""
+        """Return a field's path for messages."""
         named = name if re.fullmatch(r"\w{1,60}", name) else brief(name)
         return f"{self.where}.{named}" if self.where else named
 
     def take(self, name: str) -> Any:
-        """Return a field, whatever it is."""
+        """Take a field of any type."""
         if name not in self._left:
             raise ValueError(f"{self.path(name)} is missing")
         return self._left.pop(name)
 
     def has(self, name: str) -> bool:
-        """Whether there is a field that was not taken yet."""
+        """Whether the object has the field and it has not been taken yet."""
         return name in self._left
 
     def integer(self, name: str, least: int, most: int) -> int:
@@ -58,14 +58,14 @@ class Fields:
         return value
 
     def text(self, name: str, pattern: str, what: str) -> str:
-        """Take a str that a regular expression fits. what: what that is."""
+        """Take a str that matches a regular expression. what: describes it in messages."""
         value = self.take(name)
         if type(value) is not str or re.fullmatch(pattern, value) is None:
             raise self.refused(name, what, value)
         return value
 
     def one_of(self, name: str, choices: Collection[str]) -> str:
-        """Take one of some words."""
+        """Take a str that is one of `choices`."""
         value = self.take(name)
         if type(value) is not str or value not in choices:
             raise self.refused(name, f"one of {', '.join(choices)}", value)
@@ -83,7 +83,7 @@ class Fields:
         return value
 
     def texts(self, name: str, pattern: str, what: str) -> list[str]:
-        """Take an array of str that a regular expression fits. what: what one is."""
+        """Take an array of str that match a regular expression. what: describes them in messages."""
         values = self.elements(name)
         for value in values:
             if type(value) is not str or re.fullmatch(pattern, value) is None:
@@ -91,7 +91,7 @@ class Fields:
         return values
 
     def names(self) -> Iterator[str]:
-        """Yield the names of the fields that are left."""
+        """Yield the names of the fields not taken yet."""
         yield from list(self._left)
 
     def done(self) -> None:
@@ -100,5 +100,5 @@ class Fields:
             raise ValueError(f"{self.path(name)} is not a field that this kvemb knows")
 
     def refused(self, name: str, expected: str, got: object) -> ValueError:
-        """Return the error of a field that is not as expected."""
+        """Return the error for a field that is not as expected."""
         return ValueError(f"{self.path(name)} must be {expected}, got {brief(got)}")

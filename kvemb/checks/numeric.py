@@ -1,4 +1,4 @@
-"""Real numbers as arguments and in JSON: what counts as one, whether a dtype holds it, and its bits. Pure functions."""
+"""Real numbers in arguments and in JSON: type checks, dtype ranges, and lossless conversion. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Number = int | float
 
 
 def is_number(value: Any) -> bool:
-    """Say whether value is a real number, NumPy's and ml_dtypes' scalars included; a bool is none."""
+    """Whether value is a real number: Python's, or a scalar of NumPy or ml_dtypes. A bool is not."""
     if isinstance(value, np.generic):
         return value.dtype.kind in "iuf" or value.dtype.name == "bfloat16"
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def as_number(value: Any, what: str) -> Number:
-    """Return a Python int or float equal to value. Raises TypeError, naming `what`, where it is no real number."""
+    """Return a Python int or float equal to value. Raises TypeError, naming `what`, if it is not a real number."""
     if not is_number(value):
         raise TypeError(f"{what} must be a real number, got {type(value).__name__} {brief(value)}")
     return int(value) if isinstance(value, numbers.Integral) else float(value)
@@ -42,7 +42,7 @@ def as_int(value: Any, what: str, least: int, most: int | None = None) -> int:
 
 
 def check_finite(target: object, *names: str) -> None:
-    """Make fields of a frozen dataclass, while it is made, finite floats. Raises TypeError or ValueError."""
+    """Convert fields of a frozen dataclass to finite floats, in __post_init__. Raises TypeError or ValueError."""
     for name in names:
         what = f"{type(target).__name__} {name}"
         given = as_number(getattr(target, name), what)
@@ -56,15 +56,15 @@ def check_finite(target: object, *names: str) -> None:
 
 
 def is_integer(dtype: np.dtype[Any]) -> bool:
-    """Say whether values of dtype are integers."""
+    """Whether dtype is an integer dtype."""
     return dtype.kind in "iu"
 
 
 def fits(value: Number, dtype: np.dtype[Any]) -> bool:
-    """Say whether dtype holds value: an integer dtype exactly, a float dtype without overflow."""
+    """Whether dtype can hold value: an integer dtype exactly, a float dtype without overflow."""
     if is_integer(dtype):
         limits = np.iinfo(dtype)
-        whole = isinstance(value, int) or value.is_integer()  # of infinities and NaN it says no
+        whole = isinstance(value, int) or value.is_integer()  # False for infinities and NaN
         return whole and limits.min <= int(value) <= limits.max
     if isinstance(value, float) and not math.isfinite(value):
         return True
@@ -76,14 +76,14 @@ def fits(value: Number, dtype: np.dtype[Any]) -> bool:
 
 
 def rounded(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Round float64 to dtype; bfloat16 by way of float32, which is what ml_dtypes does and does not promise."""
+    """Round float64 to dtype. bfloat16 is rounded through float32, as ml_dtypes does but does not document."""
     if dtype.name == "bfloat16":
         values = values.astype(np.float32)
     return values.astype(dtype, copy=False)
 
 
 def to_plain(value: Any) -> Any:
-    """Return a number, or a tuple of them, as JSON that keeps every bit; floats that are not finite become text."""
+    """Return a number, or a tuple of numbers, as JSON that keeps every bit; non-finite floats become strings."""
     if isinstance(value, tuple):
         return [to_plain(element) for element in value]
     if isinstance(value, float) and math.isnan(value):
@@ -94,7 +94,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return what to_plain was given."""
+    """Return the number or tuple that to_plain converted."""
     if isinstance(value, list):
         return tuple(from_plain(element) for element in value)
     if isinstance(value, str) and value.startswith("nan:") and len(value) == 20:

@@ -1,17 +1,17 @@
-"""What numbers may be, on disk and as arguments (FORMAT.md, "Manifest"). Imports nothing."""
+"""Limits of numbers on disk and in arguments (FORMAT.md, "Manifest"). Imports nothing."""
 
 from __future__ import annotations
 
-# A row of the widest dtype with a slot is 16 MiB then. A few such rows are what a call can still work with.
+# Then a row of the widest dtype with a slot has 16 MiB, and one call can still process a few rows.
 MOST_DIM = 1 << 20
-# So that neither counting on nor an int64 ever overflows.
+# Far enough below the int64 maximum that incrementing never overflows.
 MOST_STEPS = MOST_POINTS = 1 << 62
 MOST_ROWS = MOST_FILE_BYTES = 2**63 - 1
 # An entry of the log has two bytes for the length of the name in UTF-8.
 MOST_NAME_BYTES = 65_535
-# The first second of the year 10000, which dates are written up to.
+# The first second of the year 10000: dates are written with four-digit years.
 END_OF_TIME = 253_402_300_800
-# As much as an address space of 48 bits can still reserve.
+# The most that an address space of 48 bits can reserve.
 MOST_BUDGET_BYTES = 1 << 46
-# Threads that move files.
+# Threads that transfer files.
 MOST_JOBS = 256

@@ -1,5 +1,5 @@
 """Work on checkpoints and whole tables without the training job: series of checkpoints, their transfer, verification,
-repair, and loading rows past the hot tier.
+repair, and bulk loading of rows into the cold store.
 
-Stands on everything else of the core; nothing below imports it.
+May import all of the core; only kvemb's top-level modules import it.
 """

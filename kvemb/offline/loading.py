@@ -1,7 +1,7 @@
-"""Loading whole rows: sorted beside the store, compared with what is there, and given to it as finished files.
+"""Bulk loading of whole rows: sorted outside the store, compared with existing rows, and ingested as table files.
 
-What is loaded is sorted in runs on disk where memory would not hold it, and the cold store takes files in key order as
-they are. Memory does not follow the table. Other calls of the variable wait for the last part alone.
+Rows that do not fit in memory are sorted in runs on disk; the cold store ingests files in key order without rewriting
+them. Memory does not grow with the table. Other calls of the variable wait only for the last part, the ingestion.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kvemb.variable import Variable
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one variable, whole.
+    """Whole rows of one variable.
 
     keys (n,), values (n, dim), slots: by name (n, width), scores (n,) float64, steps (n,) int64, of the last change.
-    For load(), slots, scores and steps may be None: what a row has that is made now.
+    For load(), slots, scores and steps may be None: each row then gets those of a new row.
     """
 
     keys: npt.NDArray[Any]
@@ -45,7 +45,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What load() did: rows that were not there, rows that were and were replaced, rows that were and stayed."""
+    """Result of load(): counts of rows added, of existing rows replaced, and of existing rows kept."""
 
     added: int = 0
     replaced: int = 0
@@ -55,14 +55,14 @@ class Loaded:
 def load(
     variable: Variable, batches: Iterable[Rows], *, on_conflict: Literal["replace", "keep", "error"] = "replace"
 ) -> Loaded:
-    """Put whole rows into a variable at the speed of writing them in key order, and make them durable.
+    """Load whole rows into a variable as sorted files, and make them durable.
 
-    batches: in any order; of equal keys the last wins. on_conflict: what becomes of a row that is there already:
-    "replace" it with slots, score and step; "keep" it; "error" changes nothing and raises ValueError. Fastest where
-    keys ascend and the variable is empty; then nobody else may write to it meanwhile. The hot tier is empty
-    afterwards. Other calls wait for the last part of it. A batch that is refused, or fails to come, changes nothing.
+    batches: in any order; the last of equal keys wins. on_conflict: what to do with a row that exists already:
+    "replace" it, with slots, score and step; "keep" it; "error" raises ValueError and changes nothing. Fastest if
+    keys ascend and the variable is empty; then nothing else may write to it during the load. The hot tier is empty
+    afterwards. Other calls wait during the last part. If a batch is invalid, or the iterable raises, nothing changes.
 
-    Raises TypeError, ValueError for a batch that does not fit; Poisoned, Closed, ReadOnly, ColdStoreError.
+    Raises TypeError, ValueError for an invalid batch; Poisoned, Closed, ReadOnly, ColdStoreError.
     """
     if on_conflict not in ("replace", "keep", "error"):
         raise ValueError(f"on_conflict must be 'replace', 'keep' or 'error', got {on_conflict!r}")
@@ -72,49 +72,49 @@ def load(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=inside(store).points.live))
         files = stack.enter_context(closing(TableFiles(variable, Path(folder))))
         sorter = Sorter(inside(variable).schema, Path(folder))
-        # Into an empty variable rows that ascend go to files as they come: there is nothing to compare them with.
+        # Rows in key order for an empty variable go straight to files: there is nothing to compare them with.
         ascending = variable.size() == 0
         for batch in batches:
             block = _block_of(batch, variable)
             if ascending and not files.follows(block):
                 ascending = False
-                for earlier in files.taken_back():
+                for earlier in files.drain():
                     sorter.add(earlier)
             if ascending:
                 files.append(block)
             else:
                 sorter.add(block)
-        done = _compare_and_give(variable, files, sorter, on_conflict)
+        done = _compare_and_ingest(variable, files, sorter, on_conflict)
     store.flush()
     return done
 
 
-def _compare_and_give(variable: Variable, files: TableFiles, sorter: Sorter, on_conflict: str) -> Loaded:
-    """Let the cold store have all of it at once, or nothing."""
+def _compare_and_ingest(variable: Variable, files: TableFiles, sorter: Sorter, on_conflict: str) -> Loaded:
+    """Put all rows into the cold store at once, or none."""
     storage, schema = inside(variable).storage, inside(variable).schema
     added = replaced = kept = 0
     with storage.bypassing() as cold:
-        anew = storage.size == 0
-        if files.rows and not anew:
+        empty = storage.size == 0
+        if files.rows and not empty:
             raise ValueError(f"{variable.name!r} was empty, and was written to during the load; load again")
         if files.rows and storage.sealed_epochs() != files.sealed_epochs:
-            files.record_again()  # what was recorded went to a checkpoint that these rows are not in
+            files.record_again()  # a checkpoint without these rows took the keys recorded so far
         added = files.rows
         for block in sorter.blocks():
-            exists = np.zeros(len(block), np.bool_) if anew else cold.read(block.keys)[1]
-            there = int(exists.sum())
-            if there and on_conflict == "error":
+            exists = np.zeros(len(block), np.bool_) if empty else cold.read(block.keys)[1]
+            existing = int(exists.sum())
+            if existing and on_conflict == "error":
                 key = public_keys(block.keys[exists], schema.key_dtype)[0]
                 raise ValueError(f"key {key} is in {variable.name!r} already; ask for on_conflict 'replace' or 'keep'")
-            added += len(block) - there
+            added += len(block) - existing
             if on_conflict == "keep":
-                kept += there
+                kept += existing
                 block = block.select(~exists)
             else:
-                replaced += there
+                replaced += existing
             files.append(block)
         files.finish()
-        storage.take_in(files.give, added, files.step)
+        storage.take_in(files.ingest, added, files.step)
     return Loaded(added, replaced, kept)
 
 

@@ -1,9 +1,9 @@
-"""A URL where checkpoints are: how it is reached, what is there, and what its errors become (FORMAT.md, "Remote").
+"""Checkpoints at a URL, read-only: the connection, the listing, and the translation of errors (FORMAT.md, "Remote").
 
-    URL/checkpoints/00000042.json    a checkpoint's manifest.json, put there last: with it the checkpoint is there
+    URL/checkpoints/00000042.json    a checkpoint's manifest.json, written last: the checkpoint exists once it does
     URL/files/3f/3fa9...             a file by the sha256 of its content, shared by the checkpoints that name it
 
-Looks only; kvemb.offline.transfer moves. Not thread-safe, but for reading and writing several files.
+kvemb.offline.transfer copies files. Not thread-safe, except for reading and writing different files.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, Kve
 from kvemb.offline import streams
 
 CHECKPOINTS, FILES = "checkpoints", "files"
-# Of fsspec's filesystems, those whose names are flat, below buckets.
+# fsspec's protocols of object stores: buckets, with flat names in them.
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "oci", "cos", "tos"})
 MOST_MANIFEST_BYTES = 4 * manifest.MOST_CHARACTERS
 _MANIFEST = re.compile(rf"(?:.*/)?{CHECKPOINTS}/([0-9]{{8,18}})\.json")
 
 
-class RemotePlace:
-    """Checkpoints at a URL. options: for fsspec's filesystem: credentials, an endpoint.
+class RemoteCheckpoints:
+    """Checkpoints at a URL. options: of fsspec's filesystem, such as credentials or an endpoint.
 
-    Raises BackendUnavailable; TypeError or ValueError where that is no URL and no path.
+    Raises BackendUnavailable; TypeError or ValueError if url is neither a URL nor a path.
     """
 
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
@@ -43,29 +43,29 @@ class RemotePlace:
             ) from error
         try:
             with self._translated("reach"):
-                # An instance of its own: what it has listed is nobody else's.
+                # A separate instance, so that its listing cache is not shared.
                 self._files, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **(options or {}))
         except ImportError as error:  # fsspec says which package knows this protocol
             raise BackendUnavailable(f"{url} cannot be reached: {error}") from error
-        scheme, told, rest = url.partition("://")
-        if told and self._files.root_marker != "/" and (not rest or rest.startswith("/")):
+        scheme, separator, rest = url.partition("://")
+        if separator and self._files.root_marker != "/" and (not rest or rest.startswith("/")):
             raise ValueError(f"url {url!r} names no bucket, or host; write {scheme}://NAME, or {scheme}://NAME/FOLDER")
-        # In the others to make a folder would make the bucket.
+        # In an object store, making a folder could create the bucket.
         self._has_folders = BUCKETS.isdisjoint(_protocols(self._files))
 
     @contextmanager
     def _translated(self, what: str, *, resumable: bool = False) -> Iterator[None]:
-        """Turn what filesystems raise, which is anything, into TransferError. resumable: files move meanwhile."""
+        """Translate a filesystem's exceptions, of any type, into TransferError. resumable: files are transferred."""
         try:
             yield
         except (KvembError, ImportError):
             raise
         except Exception as error:
-            advice = "; what was moved stays: call again to go on" if resumable else ""
+            advice = "; files already transferred are kept: call again to continue" if resumable else ""
             raise TransferError(f"cannot {what} {self._url}: {type(error).__name__}: {error}{advice}") from error
 
     def numbers(self) -> list[int]:
-        """The numbers of the checkpoints that are there, ascending. Raises TransferError."""
+        """The numbers of the checkpoints at the URL, ascending. Raises TransferError."""
         with self._translated("list"):
             self._files.invalidate_cache()
             found = self._found(CHECKPOINTS)
@@ -75,11 +75,11 @@ class RemotePlace:
         return sorted(int(each[1]) for each in numbered if each is not None)
 
     def id_of(self, number: int) -> str:
-        """The id of a checkpoint that is there. Raises CheckpointNotFound, Corruption, TransferError."""
+        """The id of a checkpoint at the URL. Raises CheckpointNotFound, Corruption, TransferError."""
         return self._read(number)[1].id
 
     def _found(self, folder: str) -> dict[str, Any]:
-        """The files of a folder with what is known of them; none where there is no folder."""
+        """Return the files of a folder by path, with their metadata; empty if there is no folder."""
         try:
             found: dict[str, Any] = self._files.find(f"{self._root}/{folder}", detail=True)
         except FileNotFoundError:
@@ -87,11 +87,11 @@ class RemotePlace:
         return found
 
     def _check_bucket(self) -> None:
-        """Raise TransferError where the bucket of a URL is not there: nobody makes one by a slip."""
+        """Raise TransferError if the bucket does not exist; kvemb does not create buckets."""
         bucket = self._root.partition("/")[0]
         if not self._has_folders and not self._files.exists(bucket):
             raise TransferError(
-                f"there is no bucket {bucket!r}, which {self._url} names; make it first, or mend the URL"
+                f"there is no bucket {bucket!r}, which {self._url} names; create it, or correct the URL"
             )
 
     def _manifest_at(self, number: int) -> str:
@@ -101,7 +101,7 @@ class RemotePlace:
         return f"{self._root}/{FILES}/{sha256[:2]}/{sha256}"
 
     def _read(self, number: int) -> tuple[str, Manifest]:
-        """Return a checkpoint's manifest, as text and read. Raises CheckpointNotFound, Corruption, TransferError."""
+        """Return a checkpoint's manifest, as text and parsed. Raises CheckpointNotFound, Corruption, TransferError."""
         where = f"{self._url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):
             try:

@@ -1,7 +1,7 @@
-"""Repair: what can be read of a damaged checkpoint or store becomes a new store, and what is lost is told.
+"""Repair: writes what can be read of a damaged checkpoint or store to a new store, and reports what is lost.
 
-Where a block of a table file cannot be read, so cannot the keys it may hold, and an older row of such a key must not
-come back: such ranges of keys are left out. The log's entries are newer than all of that and are added.
+If a block of a table file cannot be read, its whole range of keys is left out: another file may hold older rows of
+these keys, and they must not come back. The log's entries are newer than the table files and are added.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ CONFIG = "rocksdict-config.json"
 
 @dataclass
 class Saved:
-    """What became of one variable. lost: rows that there should be; gaps: ranges of keys, ends included, that are left
-    out.
-    """
+    """What was saved of one variable. lost: missing rows; gaps: ranges of keys, ends included, that are left out."""
 
     rows: int = 0
     lost: int = 0
@@ -47,9 +45,9 @@ class Saved:
 
 @dataclass
 class Repair:
-    """What repair() did. source: the checkpoint or durable point that it read. out: the new store.
+    """Result of repair(). source: the checkpoint or durable point that was read. out: the new store.
 
-    damages: a line for everything that was wrong. variables: what became of each. logged: rows added from the log.
+    damages: one line for each damage found. variables: by name, what was saved. logged: rows added from the log.
     """
 
     source: Path
@@ -60,13 +58,13 @@ class Repair:
 
 
 def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress | None = None) -> Repair:
-    """Make a new store at out of what can be read of a checkpoint or of a closed store; returns what is lost.
+    """Write what can be read of a checkpoint or of a closed store to a new store at out; returns what is lost.
 
-    path is not changed. The new store has an identity of its own: it follows no checkpoint. Which rows were hot and
-    what changed when is not taken over. progress(done, total): called with bytes as they are read.
+    path is not changed. The new store has its own identity and follows no checkpoint. It does not keep which rows were
+    hot, nor which keys changed since which checkpoint. progress(done, total): called with bytes as they are read.
 
-    Raises StoreNotFound, FileExistsError, Locked, ColdStoreError; Corruption where the manifest, or RocksDB's own, is
-    damaged: without them nothing says what the files hold.
+    Raises StoreNotFound, FileExistsError, Locked, ColdStoreError; Corruption if the manifest, or RocksDB's own, is
+    damaged: without them the contents of the files are unknown.
     """
     path, out = paths.local(path), paths.local(out, "out")
     paths.check_no_number(out)
@@ -82,16 +80,16 @@ def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
 
 
 def _point_of(store: Path) -> tuple[Path, bool, list[str]]:
-    """Return a store's durable point, whether it says that a log goes on from it, and what is wrong with CURRENT.
+    """Return a store's durable point, whether CURRENT says that a log follows it, and what is wrong with CURRENT.
 
-    Where something is, it is the newest point.
+    If CURRENT is damaged or missing, the point is the newest one.
     """
     try:
         return *layout.current(store), []
     except (StoreNotFound, Corruption) as error:
         points = [path for path in (store / layout.POINTS).iterdir() if path.name.isdecimal()]
         if not points:
-            raise Corruption(f"{store} holds no durable point; restore from a checkpoint") from error
+            raise Corruption(f"{store} has no durable point; restore from a checkpoint") from error
         damage = f"{store / layout.CURRENT} is missing" if isinstance(error, StoreNotFound) else str(error)
         return max(points, key=lambda path: int(path.name)), False, [damage]
 
@@ -132,10 +130,10 @@ def _repair(
 def _fill(
     new: ColdDatabase, source: Path, described: Manifest, fresh: Manifest, done: Repair, meter: Meter
 ) -> Manifest:
-    """Write what can be read to a database. Returns the new description with the rows there are."""
+    """Write what can be read to a database. Returns the new manifest, with the number of rows that were written."""
     creators, variables = cold_databases.creators_of(described), {}
-    with _readable(source, described) as place:
-        old = cold_databases.to_salvage(place, described)
+    with _readable(source, described) as links:
+        old = cold_databases.to_salvage(links, described)
         try:
             for name, entry in described.variables.items():
                 target = new.create(name, entry.schema, creators[name])
@@ -161,9 +159,9 @@ def _save(old: ColdStore, new: ColdStore, schema: Schema, expected: int, meter: 
 
 @contextmanager
 def _readable(source: Path, described: Manifest) -> Iterator[Path]:
-    """Yield a directory with the tables of a checkpoint that are there, and all else that RocksDB needs to open it.
+    """Yield a directory with links to a checkpoint's existing table files, and the other files that RocksDB needs.
 
-    Of that its manifest alone says something that cannot be said again. Raises Corruption.
+    Of these only RocksDB's manifest is linked too; the others can be written again. Raises Corruption.
     """
     names = [name for name in described.files if name.startswith(f"{layout.ROWS}/MANIFEST-")]
     if len(names) != 1:
@@ -172,17 +170,17 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
             f"{brief(sorted(names)) if names else 'none'}; restore from another checkpoint"
         )
     inventory.check(source, replace(described, files={name: described.files[name] for name in names}))
-    with scratch("kvemb-repair-") as place:
+    with scratch("kvemb-repair-") as links:
         for file in (source / layout.ROWS).resolve().iterdir():
             if file.suffix == ".sst" or f"{layout.ROWS}/{file.name}" in names:
-                (place / file.name).symlink_to(file)
-        (place / "CURRENT").write_text(names[0].removeprefix(f"{layout.ROWS}/") + "\n", encoding="ascii")
-        (place / CONFIG).write_text('{"raw_mode":true,"prefix_extractors":{}}', encoding="ascii")
-        yield place
+                (links / file.name).symlink_to(file)
+        (links / "CURRENT").write_text(names[0].removeprefix(f"{layout.ROWS}/") + "\n", encoding="ascii")
+        (links / CONFIG).write_text('{"raw_mode":true,"prefix_extractors":{}}', encoding="ascii")
+        yield links
 
 
 def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[Entry]:
-    """Yield the log's entries as far as they can be read."""
+    """Yield the log's entries up to the first that cannot be read."""
     try:
         segments = journal_segments.segments(log, described.point, begun=begun)
         yield from log_entries.checked(segments, described.variables, begun=begun)

@@ -3,8 +3,8 @@
     ROOT/00000042/    a checkpoint
     ROOT/LOCK         held by the process that writes to the series
 
-A checkpoint appears whole (kvemb.durability.checkpoint), and goes by taking a hidden name first: what has a number is
-complete. Each has links of its own, so dropping one takes no file from another.
+A checkpoint appears atomically (kvemb.durability.checkpoint), and is renamed to a hidden name before it is deleted: a
+directory with a number is complete. Each checkpoint has its own hard links, so deleting one does not affect another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvemb.store import Store
 
 
 class Saving(Writing):
-    """A checkpoint of a series that is being written; with it those beyond `keep` go."""
+    """A checkpoint of a series that is being written. When it completes, those beyond `keep` are deleted."""
 
     def __init__(self, writing: Writing, drop_old: Callable[[], None]) -> None:
         self._writing, self._drop_old = writing, drop_old
@@ -43,12 +43,12 @@ class Saving(Writing):
 
     def _complete(self, future: Future[Checkpoint | None]) -> None:
         if future.exception() is None:
-            with suppress(KvembError):  # what could not be dropped now is by the next one
+            with suppress(KvembError):  # the next save tries again
                 self._drop_old()
 
     @property
     def reported(self) -> bool:
-        """Whether its failure was raised to somebody: of one that is waited for twice, too."""
+        """Whether its failure was raised to a caller."""
         return self._writing.reported
 
     @reported.setter
@@ -63,11 +63,11 @@ class Saving(Writing):
 
 
 class CheckpointManager:
-    """The checkpoints under a root directory, which is made by the first save or pull.
+    """The checkpoints under a root directory, which the first save or pull creates. A context manager.
 
-    keep: how many of the newest stay when one is saved, None for all. every: seconds between those of save_if_due().
-    Reading (latest, list, push) goes on beside one process that writes (save, pull), which holds the series from its
-    first write until close(); a context manager. Not thread-safe.
+    keep: how many of the newest are kept by a save, None for all. every: seconds between checkpoints of save_if_due().
+    One process writes (save, pull) and holds the series' lock from its first write until close(); any number may read
+    (latest, list, push) meanwhile. Not thread-safe.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
@@ -85,7 +85,7 @@ class CheckpointManager:
         return paths.series_numbers(self.root)
 
     def path(self, number: int) -> Path:
-        """Where the checkpoint of a number is, or would be."""
+        """The path of the checkpoint with this number, whether it exists or not."""
         return self.root / series_name(number)
 
     def list(self) -> builtins.list[Checkpoint]:
@@ -95,11 +95,11 @@ class CheckpointManager:
             try:
                 found.append(Checkpoint(self.path(number)))
             except CheckpointNotFound:
-                continue  # dropped since it was listed
+                continue  # deleted since it was listed
         return found
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint, None where there is none. Raises Corruption where its manifest is damaged."""
+        """The newest complete checkpoint, or None. Raises Corruption if its manifest is damaged."""
         checkpoints = self.numbers()
         return Checkpoint(self.path(checkpoints[-1])) if checkpoints else None
 
@@ -111,10 +111,10 @@ class CheckpointManager:
     def save(self, store: Store, *, block: bool) -> Checkpoint | PendingCheckpoint: ...
 
     def save(self, store: Store, *, block: bool = True) -> Checkpoint | PendingCheckpoint:
-        """Write the next checkpoint of the series, as Store.checkpoint does, and drop those beyond `keep`.
+        """Write the next checkpoint of the series, as Store.checkpoint does, and delete those beyond `keep`.
 
-        With block=False those are dropped when it is complete. Raises Locked where another process writes to the
-        series, and what Store.checkpoint does.
+        With block=False they are deleted when it is complete. Raises Locked if another process writes to the series,
+        and what Store.checkpoint raises.
         """
         self._hold()
         if self._pending is not None and not self._pending.done():
@@ -126,9 +126,9 @@ class CheckpointManager:
         return pending.result() if block else pending
 
     def save_if_due(self, store: Store, *, block: bool = False) -> Checkpoint | PendingCheckpoint | None:
-        """Save when `every` seconds have gone since the last one was begun, by whatever process; else return None.
+        """Save if `every` seconds passed since any process began the last checkpoint; else return None.
 
-        Raises ValueError where the manager has no `every`, and what save does.
+        Raises ValueError if the manager has no `every`, and what save raises.
         """
         if self.every is None:
             raise ValueError("save_if_due needs a manager made with every=, the seconds between checkpoints")
@@ -138,7 +138,7 @@ class CheckpointManager:
         return self.save(store, block=block) if time.time() - self._begun >= self.every else None
 
     def close(self) -> None:
-        """Wait for what is being saved, and let others write to the series. Idempotent."""
+        """Wait for the checkpoint being written, and release the series' lock. Idempotent."""
         try:
             if self._pending is not None and not self._pending.reported:
                 self._pending.result()
@@ -148,7 +148,7 @@ class CheckpointManager:
                 self._lock.close()
             self._lock = None
 
-    # Other places.
+    # Remote.
 
     def push(
         self,
@@ -161,19 +161,18 @@ class CheckpointManager:
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Transfer:
-        """Copy a checkpoint to a URL that fsspec reaches; only files that are not there travel, it appears there last.
+        """Copy a checkpoint to a URL that fsspec supports. Sends only files that the URL lacks, and the manifest last.
 
-        number: of the checkpoint, None for the newest. keep: how many of the newest stay there, None for all; nobody
-        else may push there meanwhile. options: fsspec's for the filesystem. jobs: files at once. progress(done, total):
-        called with bytes. What an interrupted push has moved, the next one does not move again.
+        number: of the checkpoint, None for the newest. keep: how many of the newest are kept at the URL, None for all;
+        with it no other process may push there at the same time. options: fsspec's for the filesystem. jobs: concurrent
+        files. progress(done, total): called with bytes. After an interruption, the next push skips what was sent.
 
-        Every file is hashed as it is sent, and none that is damaged here is sent. What is there already was hashed so
-        too: by its size it is known whether it came whole, and it is replaced where it did not, for a checkpoint that
-        is there as well. verify: what is there of the checkpoint is read again, at the cost of reading it all, and
-        replaced where it changed since.
+        Every file is hashed while it is sent, and a local file that is damaged is not sent. A file at the URL is
+        skipped if its size is right, since it was hashed when it was sent, and replaced if not, even if the checkpoint
+        is complete there. verify: the checkpoint's files at the URL are all read, and replaced if they changed.
 
-        Raises CheckpointNotFound, FileExistsError where another checkpoint has the number there, TransferError, also
-        where there is no such bucket; Corruption naming a file here, BackendUnavailable; TypeError or ValueError for
+        Raises CheckpointNotFound; FileExistsError if another checkpoint has the number at the URL; TransferError, also
+        if the bucket does not exist; Corruption naming a local file; BackendUnavailable; TypeError or ValueError for
         url, keep and jobs.
         """
         keep, jobs = None if keep is None else as_int(keep, "keep", 1), as_int(jobs, "jobs", 1, MOST_JOBS)
@@ -182,7 +181,9 @@ class CheckpointManager:
                 f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
             )
         if layout.is_store(self.root):
-            raise CheckpointNotFound(f"{self.root} is a store, not a series of checkpoints; save it in one, push that")
+            raise CheckpointNotFound(
+                f"{self.root} is a store, not a series of checkpoints; save a checkpoint in a series, and push that"
+            )
         number = self._number(number, self.numbers(), str(self.root))
         remote = Remote(url, options)
         done = remote.push(Checkpoint(self.path(number)), number, verify=bool(verify), jobs=jobs, progress=progress)
@@ -201,10 +202,11 @@ class CheckpointManager:
     ) -> Checkpoint:
         """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
 
-        Files that a checkpoint here has, with their sizes, do not travel; the others are held against their checksums,
-        and no more of one is read than its size. One that is here already is returned. Raises Locked,
-        CheckpointNotFound, TransferError; FileExistsError where another checkpoint has the number here, or the root is
-        a store or a checkpoint; Corruption naming the file; ColdStoreError, BackendUnavailable.
+        Files that a local checkpoint of the series has, with the right size, are not transferred; the others are
+        checked against their checksums, and no more of one is read than its size. A checkpoint that is in the series
+        already is returned as it is. Raises Locked, CheckpointNotFound, TransferError; FileExistsError if another
+        checkpoint has the number in the series, or the root is a store or a checkpoint; Corruption naming the file;
+        ColdStoreError, BackendUnavailable.
         """
         jobs = as_int(jobs, "jobs", 1, MOST_JOBS)
         remote = Remote(url, options)
@@ -212,10 +214,10 @@ class CheckpointManager:
         number = self._number(number, remote.numbers(), str(url))
         self._hold()
         if number in self.numbers():
-            here = Checkpoint(self.path(number))
-            if here.id != remote.id_of(number):
-                raise FileExistsError(f"{here.path} is another checkpoint than that at {url}; pull into another root")
-            return here
+            local = Checkpoint(self.path(number))
+            if local.id != remote.id_of(number):
+                raise FileExistsError(f"{local.path} is not the same checkpoint as at {url}; pull into another root")
+            return local
         remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, jobs=jobs, progress=progress)
         return Checkpoint(self.path(number))
 
@@ -237,20 +239,22 @@ class CheckpointManager:
         return f"<kvemb.CheckpointManager {self.root}: {span}>"
 
     @staticmethod
-    def _number(number: int | None, there: builtins.list[int], where: str) -> int:
-        if number is None and there:
-            return there[-1]
-        if number is None or number not in there:
-            known = ", ".join(map(str, there)) or "none"
-            asked = "" if number is None else f" {number}"
-            raise CheckpointNotFound(f"there is no checkpoint{asked} in {where}; it has {known}")
+    def _number(number: int | None, existing: builtins.list[int], where: str) -> int:
+        if number is None and existing:
+            return existing[-1]
+        if number is None or number not in existing:
+            known = ", ".join(map(str, existing)) or "none"
+            wanted = "" if number is None else f" {number}"
+            raise CheckpointNotFound(f"there is no checkpoint{wanted} in {where}; it has {known}")
         return number
 
     def _check_root(self) -> None:
-        """Raise FileExistsError, saying what is there, or ValueError, where no series can be at the root."""
+        """Raise FileExistsError or ValueError if the root cannot be a series, saying what it is."""
         above = (each for each in self.root.absolute().parents if (each / layout.ROWS).is_dir())
-        if held := next(filter(layout.is_checkpoint, above), None):
-            raise ValueError(f"{self.root} is inside the checkpoint {held}, which never changes; name another place")
+        if outer := next(filter(layout.is_checkpoint, above), None):
+            raise ValueError(
+                f"{self.root} is inside the checkpoint {outer}, which never changes; name another directory"
+            )
         if kind := "store" if layout.is_store(self.root) else "checkpoint" if layout.is_checkpoint(self.root) else None:
             raise FileExistsError(f"{self.root} is a {kind}, not a series of checkpoints; name another directory")
         if self.root.exists() and not self.root.is_dir():
@@ -258,21 +262,21 @@ class CheckpointManager:
         layout.check_outside_stores(self.root, "series")
 
     def _hold(self) -> None:
-        """Take the series for writing. What a crash left under a hidden name goes: nobody else writes here."""
-        if self._lock is None or self._lock.closed:  # closed: this process was forked from one that holds it
+        """Take the series' lock, and delete the temporary directories that a crash left."""
+        if self._lock is None or self._lock.closed:  # closed: this process was forked from the lock's owner
             self._check_root()
             with layout.as_cold_store_error(f"write to {self.root}"):
                 fresh_files.make_directory(self.root)
                 self._lock = layout.lock(self.root, "the series {} is written to", "close it there")
-            for left in self.root.iterdir():
-                if layout.is_left_in_series(left.name):
-                    with layout.as_cold_store_error(f"delete {left}"):
-                        fresh_files.remove(left)
+            for path in self.root.iterdir():
+                if layout.is_left_in_series(path.name):
+                    with layout.as_cold_store_error(f"delete {path}"):
+                        fresh_files.remove(path)
 
     def _drop_old(self) -> None:
         with self._dropping:
             for number in self.numbers()[: -self.keep] if self.keep is not None else []:
                 hidden = self.root / layout.dropped_name(number)
-                with layout.as_cold_store_error(f"drop {self.path(number)}"):
+                with layout.as_cold_store_error(f"delete {self.path(number)}"):
                     os.rename(self.path(number), hidden)
                     fresh_files.remove(hidden)

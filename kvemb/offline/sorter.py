@@ -1,6 +1,6 @@
-"""Sorting more rows than memory holds: runs on disk, each in key order, merged as they are read.
+"""External merge sort of rows: runs on disk, each in key order, merged as they are read.
 
-Memory is RUN_BYTES and what numpy takes to sort them, however many rows there are. No thread contract.
+Takes RUN_BYTES of memory, and what NumPy needs to sort them, for any number of rows. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.schema import Schema
 
-# Rows that are sorted in memory at once.
+# Bytes of rows that are sorted in memory at once.
 RUN_BYTES = 64 << 20
 BATCH_ROWS = 65_536
 
 
 class Sorter:
-    """Rows in any order, given back in key order, of equal keys the last: runs of RUN_BYTES on disk, then merged."""
+    """Takes rows in any order and returns them in key order, the last of equal keys only. folder: of the runs."""
 
     def __init__(self, schema: Schema, folder: Path) -> None:
         self.folder, self._schema = folder, schema
@@ -33,7 +33,7 @@ class Sorter:
         self._runs: list[Path] = []
 
     def add(self, block: RowBlock) -> None:
-        """Take rows."""
+        """Add rows."""
         rows = np.empty(len(block), self._layout)
         rows["key"], rows["words"] = order_keys(block.keys, self._schema), block.words
         rows["score"], rows["step"] = block.scores, block.steps
@@ -49,13 +49,13 @@ class Sorter:
         self._waiting = []
 
     def blocks(self) -> Iterator[RowBlock]:
-        """Yield all rows, keys ascending. REQUIRES: called once, at the end."""
+        """Yield all rows, keys ascending. REQUIRES: called once, after all add()."""
         for rows in self._merged() if self._runs else [_last_of_each(self._waiting)] if self._waiting else []:
             for at in range(0, len(rows), BATCH_ROWS):
                 yield self._block(rows[at : at + BATCH_ROWS])
 
     def _merged(self) -> Iterator[npt.NDArray[Any]]:
-        """Merge the runs: in each round all that is not above the least last key of what was read of each."""
+        """Merge the runs: each round yields all keys up to the smallest of the last keys read from the runs."""
         if self._waiting:
             self._write_run()
         size = self._layout.itemsize
@@ -87,7 +87,7 @@ class Sorter:
 
 
 def _last_of_each(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return rows in key order, of equal keys the last one."""
+    """Return rows in key order, only the last of equal keys."""
     rows = np.concatenate(parts)
     if (rows["key"][1:] <= rows["key"][:-1]).any():
         rows = rows[np.argsort(rows["key"], kind="stable")]

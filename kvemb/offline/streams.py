@@ -1,7 +1,8 @@
-"""Files that travel to and from another filesystem piece by piece, each piece hashed on its way.
+"""Files copied to and from an fsspec filesystem in pieces, and hashed while they are copied.
 
-A file that send() left half-way, or refused, never has its size there: the last piece goes only after the checksum of
-all has been found right. receive() and holds() read no more than a file should have, and a byte. No thread contract.
+A file that send() interrupted or refused never has its full size at the destination: the last piece is sent only if
+the checksum of the whole file is right. receive() and matches() read at most one byte beyond the expected size. Not
+thread-safe for one file.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
 
 PIECE_BYTES = 1 << 20
-# Of a file that travels, what is in memory: object stores take and give parts. They ask for 5 MiB at least.
+# Bytes of a file in memory while it is copied. Object stores transfer parts, of at least 5 MiB.
 PART_BYTES = 8 << 20
 
 
 def send(path: Path, entry: FileEntry, files: Any, target: str) -> None:
-    """Copy a file to a new one of a filesystem. Raises Corruption, naming it, where it is not as its entry says."""
-    waiting = b""
+    """Copy a local file to a new remote one. Raises Corruption, naming it, if it does not match its entry."""
+    pending = b""
 
-    def take(piece: bytes) -> None:
-        nonlocal waiting
-        there.write(waiting)
-        waiting = piece
+    def send_previous(piece: bytes) -> None:
+        nonlocal pending
+        remote.write(pending)
+        pending = piece
 
     try:
-        here = open(path, "rb")  # noqa: SIM115 -- closed below; what fails here is this machine's
+        local = open(path, "rb")  # noqa: SIM115 -- closed below; a failure here is of the local file
     except OSError as error:
         raise Corruption(f"{path} cannot be read: {error}; run kvemb verify --deep") from error
-    with here, files.open(target, "wb", block_size=PART_BYTES) as there:
-        sound = _read(here, entry, take)
+    with local, files.open(target, "wb", block_size=PART_BYTES) as remote:
+        sound = _read(local, entry, send_previous)
         if sound:
-            there.write(waiting)
-            _sync(there)
+            remote.write(pending)
+            _sync(remote)
     if not sound:
-        with suppress(Exception):  # a part of it, which nobody takes for the whole
+        with suppress(Exception):  # it is incomplete, as its size shows
             files.rm_file(target)
         raise Corruption(
             f"{path} is damaged: it is not the {entry.bytes:,} bytes with the checksum of the manifest; it was not "
@@ -50,36 +51,37 @@ def send(path: Path, entry: FileEntry, files: Any, target: str) -> None:
 
 
 def receive(files: Any, source: str, entry: FileEntry, path: Path) -> bool:
-    """Copy a file of a filesystem to a new one here, on disk when this returns; returns whether it is as its entry
-    says, else there is none. Raises FileNotFoundError, and what filesystems raise.
+    """Copy a remote file to a new local one, durably. Returns whether it matches its entry; if not, it is deleted.
+
+    Raises FileNotFoundError, and what the filesystem raises.
     """
     fresh_files.remove(path)
-    with _opened(files, source, entry) as there, open(path, "xb") as here:
-        sound = _read(there, entry, here.write)
-        here.flush()
-        os.fsync(here.fileno())
+    with _opened(files, source, entry) as remote, open(path, "xb") as local:
+        sound = _read(remote, entry, local.write)
+        local.flush()
+        os.fsync(local.fileno())
     if not sound:
         path.unlink()
     return sound
 
 
-def holds(files: Any, path: str, entry: FileEntry) -> bool:
-    """Whether a file of a filesystem is as its entry says; costs the reading of it."""
-    with _opened(files, path, entry) as there:
-        return _read(there, entry, len)
+def matches(files: Any, path: str, entry: FileEntry) -> bool:
+    """Whether a remote file matches its entry; reads the whole file."""
+    with _opened(files, path, entry) as remote:
+        return _read(remote, entry, len)
 
 
 def read(files: Any, path: str, most: int) -> bytes:
-    """Read a small file of a filesystem, as many bytes of it at most."""
-    with files.open(path, "rb", block_size=PIECE_BYTES) as there:
-        return bytes(there.read(most))
+    """Read at most `most` bytes of a small remote file."""
+    with files.open(path, "rb", block_size=PIECE_BYTES) as remote:
+        return bytes(remote.read(most))
 
 
 def write(files: Any, target: str, data: bytes) -> None:
-    """Write a small file of a filesystem."""
-    with files.open(target, "wb") as there:
-        there.write(data)
-        _sync(there)
+    """Write a small remote file."""
+    with files.open(target, "wb") as remote:
+        remote.write(data)
+        _sync(remote)
 
 
 def _opened(files: Any, path: str, entry: FileEntry) -> Any:
@@ -87,7 +89,7 @@ def _opened(files: Any, path: str, entry: FileEntry) -> Any:
 
 
 def _read(file: IO[bytes], entry: FileEntry, take: Callable[[bytes], object]) -> bool:
-    """Give a file's pieces, of its size at most, to take; returns whether it is as its entry says."""
+    """Pass a file's pieces to `take`, at most its expected size; returns whether the file matches its entry."""
     digest, left = hashlib.sha256(), entry.bytes
     while left and (piece := file.read(min(PIECE_BYTES, left))):
         digest.update(piece)
@@ -97,7 +99,7 @@ def _read(file: IO[bytes], entry: FileEntry, take: Callable[[bytes], object]) ->
 
 
 def _sync(file: Any) -> None:
-    """Wait for the disk where a file is on one that this machine sees."""
+    """Sync a file to disk if it is on a local filesystem."""
     try:
         handle = file.fileno()
     except (OSError, AttributeError):

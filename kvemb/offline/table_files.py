@@ -1,6 +1,6 @@
-"""Rows in key order as files of a variable's cold store, made beside it and given to it all at once.
+"""Rows in key order, written as table files outside a variable's cold store and ingested into it together.
 
-Not thread-safe. What is recorded and synced behind is waited for before the files are given.
+Not thread-safe. Keys are recorded and files synced in the background; ingest() waits for that first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE_BYTES = 32 << 20
 
 
 class TableFiles:
-    """Files of rows in key order, one beyond the other, for the cold store of a variable."""
+    """Table files of one variable, with ascending and disjoint ranges of keys."""
 
     def __init__(self, variable: Variable, folder: Path) -> None:
         self._table, self._engine = inside(variable), inside(variable.resource_handle[0])
@@ -44,12 +44,12 @@ class TableFiles:
         self._blocks: list[RowBlock] = []
 
     def follows(self, block: RowBlock) -> bool:
-        """Whether the keys of rows ascend, beyond the last ones."""
+        """Whether the rows' keys ascend and are above the last key appended."""
         ordered = order_keys(block.keys, self._table.schema)
         return len(ordered) == 0 or (int(ordered[0]) > self._last and bool((ordered[1:] > ordered[:-1]).all()))
 
     def append(self, block: RowBlock) -> None:
-        """Write rows beyond the last ones."""
+        """Write rows. REQUIRES: follows(block)."""
         if len(block) == 0:
             return
         self.rows += len(block)
@@ -60,7 +60,7 @@ class TableFiles:
             ordered.tofile(file)
         self._recorded.append(self._behind.submit(self._table.storage.record, block.keys))
         if not self._table.persistent:
-            self._blocks.append(block)  # its cold store is memory anyway
+            self._blocks.append(block)  # its cold store is in memory too
             return
         if self._open is None:
             path = self._folder / f"{self._made}.sst"
@@ -71,15 +71,15 @@ class TableFiles:
         if self._open.rows >= self._most_rows:
             self.finish()
 
-    def taken_back(self) -> Iterator[RowBlock]:
-        """Yield all rows again, in key order, and hold none of them any more."""
+    def drain(self) -> Iterator[RowBlock]:
+        """Yield all rows in key order, and remove them from here."""
         self.finish()
-        schema, creator, place = self._table.schema, self._table.specification.creator, self._folder / "back"
+        schema, creator, folder = self._table.schema, self._table.specification.creator, self._folder / "drained"
         blocks, self._blocks = self._blocks, []
         yield from blocks
         if self._done:
-            place.mkdir()
-            database = cold_databases.to_sort_in(place)
+            folder.mkdir()
+            database = cold_databases.to_sort_in(folder)
             try:
                 rows = database.create("rows", schema, creator)
                 for path in self._done:
@@ -92,13 +92,13 @@ class TableFiles:
         self._keys.unlink(missing_ok=True)
 
     def record_again(self) -> None:
-        """Record the keys of all rows for the epoch under way."""
+        """Record the keys of all rows in the current epoch."""
         with layout.as_cold_store_error(f"read {self._keys}"), open(self._keys, "rb") as file:
             while len(ordered := np.fromfile(file, np.uint64, BATCH_ROWS)):
                 self._table.storage.record(unordered_keys(ordered, self._table.schema))
 
     def finish(self) -> None:
-        """Complete what was written. Raises ColdStoreError."""
+        """Complete the current file. Raises ColdStoreError."""
         if self._open is not None:
             self._open.finish()
             self._done.append(self._open.path)
@@ -106,12 +106,12 @@ class TableFiles:
             self._open = None
 
     def close(self) -> None:
-        """Wait for the disk."""
+        """Wait for the background threads."""
         self._behind.shutdown()
 
-    def give(self) -> None:
-        """Give all of it to the cold store. Raises ColdStoreError."""
-        with layout.as_cold_store_error("record what changes"):
+    def ingest(self) -> None:
+        """Ingest all rows into the cold store. Raises ColdStoreError."""
+        with layout.as_cold_store_error("record which keys change"):
             for recorded in self._recorded:
                 result_of(recorded)
         self._recorded = []
@@ -124,5 +124,5 @@ class TableFiles:
 
 
 def _sync(path: Path) -> None:
-    with suppress(OSError), open(path, "rb") as file:  # what fails here fails again where the point is made
+    with suppress(OSError), open(path, "rb") as file:  # an error here occurs again when the point is written
         os.fsync(file.fileno())

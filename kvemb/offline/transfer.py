@@ -1,6 +1,7 @@
-"""Checkpoints to and from elsewhere, anywhere that fsspec reaches, with every file there once (kvemb.offline.remote).
+"""Push and pull of checkpoints to and from a URL that fsspec supports; each file is stored there once
+(kvemb.offline.remote).
 
-One process at a time writes to a URL. What an interrupted transfer has moved, the next one need not.
+One process at a time may write to a URL. After an interruption, the next transfer skips the files already transferred.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from kvemb.handle import inside
 from kvemb.interrupts import result_of
 from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
-from kvemb.offline.remote import FILES, RemotePlace
+from kvemb.offline.remote import FILES, RemoteCheckpoints
 
-# Files that travel at once: what a network takes to answer is longer than what they take.
+# Files transferred concurrently: for most files the network's latency is longer than the transfer.
 JOBS = 8
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a push moved. number: of the checkpoint. shared: files that were there already, and stayed."""
+    """Result of a push. number: of the checkpoint. files, nbytes: sent. shared: files that were at the URL already."""
 
     number: int
     files: int
@@ -38,8 +39,8 @@ class Transfer:
     shared: int
 
 
-class Remote(RemotePlace):
-    """Checkpoints at a URL, to be put there and taken from there. See RemotePlace."""
+class Remote(RemoteCheckpoints):
+    """Checkpoints at a URL, with push, pull and prune. See RemoteCheckpoints."""
 
     def push(
         self,
@@ -50,70 +51,70 @@ class Remote(RemotePlace):
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Transfer:
-        """Put a checkpoint there under its number: first the files that are not there, then its manifest.
+        """Copy a checkpoint to the URL under its number: first the files that the URL lacks, then its manifest.
 
-        A file that is there with its size was hashed when it was sent, and is taken for right; of another size it is
-        replaced. verify: each is read there, and replaced if it changed since. Raises FileExistsError where another
-        checkpoint has that number, TransferError; Corruption where a file here is not as the manifest says.
+        A remote file of the right size was hashed when it was sent, and is kept; one of another size is replaced.
+        verify: remote files are read too, and replaced if damaged. Raises FileExistsError if another checkpoint has
+        that number, TransferError; Corruption if a local file does not match the manifest.
         """
-        self._check_place()
+        self._check_destination()
         files = {entry.sha256: (checkpoint.path / name, entry) for name, entry in checkpoint.files.items()}
         complete = self._has(checkpoint, number)
         with self._translated("list"):
             sizes = {path.rpartition("/")[2]: known["size"] for path, known in self._found(FILES).items()}
-        there = [(path, entry) for path, entry in files.values() if sizes.get(entry.sha256) == entry.bytes]
-        wrong = {entry.sha256 for _, entry in files.values()} - {entry.sha256 for _, entry in there}
-        moving = sum(files[sha256][1].bytes for sha256 in wrong) + verify * sum(entry.bytes for _, entry in there)
-        meter = Meter(moving, progress)
+        present = [(path, entry) for path, entry in files.values() if sizes.get(entry.sha256) == entry.bytes]
+        missing = {entry.sha256 for _, entry in files.values()} - {entry.sha256 for _, entry in present}
+        total = sum(files[sha256][1].bytes for sha256 in missing) + verify * sum(entry.bytes for _, entry in present)
+        meter = Meter(total, progress)
 
-        def look(path: Path, entry: FileEntry) -> None:
-            if streams.holds(self._files, self._file_at(entry.sha256), entry):
+        def check(path: Path, entry: FileEntry) -> None:
+            if streams.matches(self._files, self._file_at(entry.sha256), entry):
                 meter(entry.bytes)
             else:
-                wrong.add(entry.sha256)
+                missing.add(entry.sha256)
 
-        def put(path: Path, entry: FileEntry) -> None:
+        def send(path: Path, entry: FileEntry) -> None:
             target = self._file_at(entry.sha256)
             if entry.sha256 in sizes:
-                self._files.rm_file(target)  # it may have links
+                self._files.rm_file(target)  # never write through a file that may have other links
             self._make_folder_of(target)
             streams.send(path, entry, self._files, target)
             meter(entry.bytes)
 
         if verify:
             with self._translated("read"):
-                _all(look, there, jobs)
-        lacking = [files[sha256] for sha256 in sorted(wrong)]
+                _all(check, present, jobs)
+        sent = [files[sha256] for sha256 in sorted(missing)]
         with self._translated("write to", resumable=True):
-            _all(put, lacking, jobs)
+            _all(send, sent, jobs)
             if not complete:
                 self._publish(number, (checkpoint.path / manifest.NAME).read_bytes())
-        return Transfer(number, len(lacking), sum(entry.bytes for _, entry in lacking), len(files) - len(lacking))
+        return Transfer(number, len(sent), sum(entry.bytes for _, entry in sent), len(files) - len(sent))
 
-    def _check_place(self) -> None:
-        """Raise FileExistsError or ValueError where a copy would go into a store or a checkpoint here."""
+    def _check_destination(self) -> None:
+        """Raise FileExistsError or ValueError if the URL is a local store or checkpoint, or inside a store."""
         if "file" in self._files.protocol:
-            place = Path(self._root)
-            layout.check_outside_stores(place, "copy")
-            if kind := "store" if layout.is_store(place) else "checkpoint" if layout.is_checkpoint(place) else None:
-                raise FileExistsError(f"{place} is a {kind}; push to a directory of its own")
+            root = Path(self._root)
+            layout.check_outside_stores(root, "copy")
+            if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:
+                raise FileExistsError(f"{root} is a {kind}; push to another directory")
 
     def _has(self, checkpoint: Checkpoint, number: int) -> bool:
-        """Whether a checkpoint is there under its number; a damaged manifest is none. Raises FileExistsError."""
+        """Whether the URL has the checkpoint; a damaged manifest counts as missing. Raises FileExistsError."""
         if number not in self.numbers():
             return False
         try:
-            _, there = self._read(number)
+            _, remote = self._read(number)
         except Corruption:
             return False
-        if there != inside(checkpoint):
+        if remote != inside(checkpoint):
             raise FileExistsError(
-                f"{self._url} has another checkpoint {series_name(number)}, with the id {there.id}; push elsewhere"
+                f"{self._url} has another checkpoint {series_name(number)}, with the id {remote.id}; push elsewhere"
             )
         return True
 
     def _publish(self, number: int, text: bytes) -> None:
-        """Put a manifest there, whole: object stores show a file when it is, elsewhere it gets its name then."""
+        """Write a manifest atomically: object stores show a file once it is complete, elsewhere it is renamed."""
         target = self._manifest_at(number)
         self._make_folder_of(target)
         if self._has_folders:
@@ -139,26 +140,26 @@ class Remote(RemotePlace):
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> None:
-        """Make a checkpoint that is there a new directory here.
+        """Copy a checkpoint from the URL to a new local directory.
 
-        have: checkpoints here, whose files are shared by hard link. scratch: a folder for files that came and were
-        verified; it is kept when this fails, and the next pull goes on from it. Raises CheckpointNotFound,
-        FileExistsError, ColdStoreError, TransferError; Corruption naming a file that is not what was pushed.
+        have: local checkpoints, whose files are shared by hard link. scratch: a directory for files received and
+        verified; if this fails, it is kept for the next pull. Raises CheckpointNotFound, FileExistsError,
+        ColdStoreError, TransferError; Corruption naming a file that is not what was pushed.
         """
         text, described = self._read(number)
-        ours = ((other.path / name, entry) for other in have for name, entry in other.files.items())
-        here = {entry.sha256: path for path, entry in ours if _is_whole(path, entry)}
-        entries = {entry.sha256: entry for entry in described.files.values() if entry.sha256 not in here}
+        candidates = ((other.path / name, entry) for other in have for name, entry in other.files.items())
+        local = {entry.sha256: path for path, entry in candidates if _has_size(path, entry)}
+        entries = {entry.sha256: entry for entry in described.files.values() if entry.sha256 not in local}
         if not scratch.is_dir() or scratch.is_symlink():
             fresh_files.remove(scratch)
         fresh_files.make_directory(scratch)
-        coming = [(scratch / sha256, entry) for sha256, entry in entries.items()]
-        meter = Meter(sum(entry.bytes for _, entry in coming), progress)
+        missing = [(scratch / sha256, entry) for sha256, entry in entries.items()]
+        meter = Meter(sum(entry.bytes for _, entry in missing), progress)
 
-        def get(path: Path, entry: FileEntry) -> None:
+        def receive(path: Path, entry: FileEntry) -> None:
             source = self._file_at(entry.sha256)
-            # What an earlier pull brought.
-            if not (_is_whole(path, entry) and not path.is_symlink() and measure(path) == entry):
+            # An earlier pull may have received it.
+            if not (_has_size(path, entry) and not path.is_symlink() and measure(path) == entry):
                 fresh_files.remove(path)
                 part = path.with_suffix(".part")
                 try:
@@ -174,33 +175,33 @@ class Remote(RemotePlace):
             meter(entry.bytes)
 
         with self._translated("read", resumable=True):
-            _all(get, coming, jobs)
+            _all(receive, missing, jobs)
         with atomic_directory(target) as folder:
             for name, entry in described.files.items():
                 (folder / name).parent.mkdir(exist_ok=True)
-                fresh_files.link_or_copy(here.get(entry.sha256, scratch / entry.sha256), folder / name)
+                fresh_files.link_or_copy(local.get(entry.sha256, scratch / entry.sha256), folder / name)
             fresh_files.write_new(folder / manifest.NAME, text.encode())
         fresh_files.remove(scratch)
 
     def prune(self, keep: int) -> list[int]:
-        """Drop all but the newest `keep` checkpoints, then every file that none of those names; returns the dropped.
+        """Delete all but the newest `keep` checkpoints, then unreferenced files; returns the numbers deleted.
 
-        REQUIRES: nobody pushes there meanwhile. Raises TransferError.
+        REQUIRES: no push to the URL at the same time. Raises TransferError.
         """
         numbers = self.numbers()
-        dropped, kept = numbers[:-keep], numbers[-keep:]
+        deleted, kept = numbers[:-keep], numbers[-keep:]
         needed = {entry.sha256 for number in kept for entry in self._read(number)[1].files.values()}
         with self._translated("delete from"):
-            for number in dropped:
+            for number in deleted:
                 self._files.rm_file(self._manifest_at(number))
             for path in self._found(FILES):
                 if path.rpartition("/")[2] not in needed:
                     self._files.rm_file(path)
-        return dropped
+        return deleted
 
 
-def _is_whole(path: Path, entry: FileEntry) -> bool:
-    """Whether a file here has the size that it should have."""
+def _has_size(path: Path, entry: FileEntry) -> bool:
+    """Whether a local file has the expected size."""
     try:
         return path.stat().st_size == entry.bytes
     except OSError:
@@ -208,7 +209,7 @@ def _is_whole(path: Path, entry: FileEntry) -> bool:
 
 
 def _all(move: Callable[[Path, FileEntry], None], files: list[tuple[Path, FileEntry]], jobs: int) -> None:
-    """Move files, `jobs` at once. Raises the first error; none is begun after it."""
+    """Call move for each file, on `jobs` threads. Raises the first error; no file is begun after it."""
     failed = threading.Event()
 
     def unless_failed(path: Path, entry: FileEntry) -> None:

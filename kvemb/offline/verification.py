@@ -1,4 +1,4 @@
-"""Verifying what lies on disk, a checkpoint or a closed store, without changing a byte of it."""
+"""Verification of a checkpoint or a closed store on disk. Reads only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kvemb.meter import Progress
 
 @dataclass
 class Verification:
-    """What verify() found. It is true where everything is sound.
+    """Result of verify(). It is true if nothing is wrong.
 
-    path: what was verified. findings: a line for everything that is wrong, naming the file. notes: what is not wrong
-    and worth knowing. rows: of each variable. files, nbytes: of the checkpoint or of the store's durable point.
+    path: what was verified. findings: one line for each error, naming the file. notes: remarks that are no errors.
+    rows: by variable. files, nbytes: of the checkpoint or of the store's durable point.
     """
 
     path: Path
@@ -36,12 +36,12 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progress | None = None) -> Verification:
-    """Return what is wrong with a checkpoint, or with a store that nobody has open for writing.
+    """Return what is wrong with a checkpoint, or with a store that no process has open for writing.
 
-    Looks at every file's name and size, at the manifest, and at the checksums of all files but tables and key files;
-    deep: reads everything: checksums, records, keys, their order and their counts. progress(done, total): called with
-    bytes as they are read. Memory does not grow with the table. Changes nothing. Raises StoreNotFound where there is
-    neither, Locked, UnsupportedFormat.
+    Checks every file's name and size, the manifest, and the checksums of all files except tables and key files;
+    deep: reads everything, and checks all checksums, records and keys, their order and their counts.
+    progress(done, total): called with bytes as they are read. Memory does not grow with the table. Changes nothing.
+    Raises StoreNotFound if path is neither, Locked, UnsupportedFormat.
     """
     path = paths.local(path)
     found = Verification(path, bool(deep))

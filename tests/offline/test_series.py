@@ -323,7 +323,7 @@ def test_an_interrupted_push_shows_nothing_and_the_next_goes_on(failing, store, 
         url = f"memory://{tmp_path.name}-{at}"
         manager.push(url, number=1)
         calls = failing("open", at)
-        with pytest.raises(TransferError, match="the network is gone; what was moved stays: call again"):
+        with pytest.raises(TransferError, match="the network is gone; files already transferred are kept: call again"):
             manager.push(url, jobs=1)
         assert len(calls) == at
         assert manager.remote_numbers(url) == [1]
