@@ -1,8 +1,8 @@
-"""Which keys changed since which checkpoint, so that what a delta costs follows the change.
+"""Which keys changed since which checkpoint, so that the cost of a delta is proportional to the change.
 
-The time between two checkpoints is an epoch. Whatever reaches the cold store is recorded in the epoch under way: in
-memory first, then as key files, in live/changes. A checkpoint holds the files of the epochs before it, by hard link,
-and its manifest names them (manifest.Epoch). An epoch may hold keys that did not change; never the other way round.
+The time between two checkpoints is an epoch. The keys of all writes to the cold store are recorded in the current
+epoch: in memory first, then in key files in live/changes. A checkpoint has hard links to the files of the epochs before
+it, and its manifest names them (manifest.Epoch). An epoch may name keys that did not change, but misses none that did.
 Thread-safe.
 """
 
@@ -21,17 +21,17 @@ from kvemb.durability.manifest import Changed, Epoch
 from kvemb.errors import Corruption
 from kvemb.rows.codec import Ordered
 
-# Keys of a variable in memory before they go to a file of their own.
+# Keys of a variable in memory before they are written to a file.
 BUFFER_KEYS = 1 << 18
-# Files of a variable in one epoch before they become one.
+# Files of a variable in one epoch before they are merged into one.
 MOST_FILES = 8
-# What is remembered: the oldest epochs are forgotten beyond this; the last whole one is always kept.
+# Beyond these limits the oldest epochs are deleted; the last complete one is always kept.
 MOST_EPOCHS = 256
 MOST_BYTES = 256 << 20
 
 
 def since(epochs: list[Epoch], checkpoint: str) -> list[Epoch] | None:
-    """Return the epochs from a checkpoint on, None where it is not remembered."""
+    """Return the epochs from a checkpoint on, None if it is unknown or its epoch was deleted."""
     for at, epoch in enumerate(epochs):
         if epoch.since == checkpoint:
             return epochs[at:]
@@ -39,14 +39,14 @@ def since(epochs: list[Epoch], checkpoint: str) -> list[Epoch] | None:
 
 
 def dropped(epochs: list[Epoch]) -> set[str]:
-    """Return the names of the variables that were dropped in these epochs; some may have been made anew since."""
+    """Return the names of the variables dropped in these epochs; some may have been created again since."""
     return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.dropped}
 
 
 def recorded(folder: Path, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
-    """Return whether a variable was cleared in these epochs, and the keys recorded since, ascending.
+    """Return whether a variable was cleared in these epochs, and the keys recorded since then, ascending.
 
-    folder: of the key files. Reading raises Corruption, naming a file.
+    folder: of the key files. Iterating raises Corruption, naming a file.
     """
     cleared = False
     files: list[str] = []
@@ -66,9 +66,9 @@ def _reading(path: Path) -> Iterator[Ordered]:
 
 
 class ChangeLog:
-    """The epochs of a store in use. directory: of its key files. epochs: as they are in the point it starts from.
+    """The epochs of an open store. directory: of its key files. epochs: those of the durable point it was opened from.
 
-    sealed_epochs: how often what was recorded was taken for a durable point.
+    sealed_epochs: number of seal_epoch() calls.
     """
 
     def __init__(self, directory: Path, epochs: list[Epoch]) -> None:
@@ -79,7 +79,7 @@ class ChangeLog:
         self._last_number = max((int(path.stem) for path in directory.glob("*.keys")), default=0)
 
     def record(self, variable: str, keys: Ordered) -> None:
-        """These keys (n,), in any order, changed or are about to. Raises OSError."""
+        """Record keys (n,), in any order, that changed or are about to change. Raises OSError."""
         with self._lock:
             buffer = self._buffers.setdefault(variable, [])
             buffer.append(keys)
@@ -87,7 +87,7 @@ class ChangeLog:
                 self._write_out(variable)
 
     def record_cleared(self, variable: str) -> None:
-        """All rows of a variable went."""
+        """Record that all rows of a variable were removed."""
         with self._lock:
             self._buffers.pop(variable, None)
             before = self._epochs[-1].variables.get(variable, Changed())
@@ -95,13 +95,13 @@ class ChangeLog:
             self._drop(before.files)
 
     def record_dropped(self, variable: str) -> None:
-        """A variable went, with all its rows; another may come under its name."""
+        """Record that a variable was dropped with all its rows; another may be created under its name."""
         self.record_cleared(variable)
         with self._lock:
             self._epochs[-1].variables[variable].dropped = True
 
     def seal_epoch(self) -> list[Epoch]:
-        """Write out what is in memory; returns all epochs as they are now, the one under way last. Raises OSError."""
+        """Write the keys in memory to files; returns a copy of all epochs, the current one last. Raises OSError."""
         with self._lock:
             self.sealed_epochs += 1
             for variable in list(self._buffers):
@@ -113,7 +113,7 @@ class ChangeLog:
             return deepcopy(self._epochs)
 
     def add(self, sealed: list[Epoch], variable: str, keys: Ordered) -> None:
-        """These keys (n,), distinct and ascending, changed before seal_epoch() was called, which gave `sealed`."""
+        """Record keys (n,), distinct and ascending, that changed before the seal_epoch() that returned `sealed`."""
         if len(keys) == 0:
             return
         with self._lock:
@@ -124,7 +124,7 @@ class ChangeLog:
                 epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
 
     def begin(self, checkpoint: str, sealed: list[Epoch]) -> None:
-        """A checkpoint was made of what seal_epoch() returned: the epoch after it began then."""
+        """Begin the epoch after a checkpoint that was made of `sealed`, at the time of that seal_epoch() call."""
         before = sealed[-1]
         with self._lock:
             later = Epoch(checkpoint)
@@ -136,35 +136,35 @@ class ChangeLog:
             self._epochs[-1:] = [before, later]
 
     def ancestors(self) -> list[str]:
-        """The checkpoints since which changes are known, the last first."""
+        """The ids of the checkpoints since which changes are known, the newest first."""
         with self._lock:
             return [epoch.since for epoch in reversed(self._epochs)]
 
     def adopt(self, checkpoint: str, position: str) -> None:
-        """The rows are those of another store's checkpoint now, but for what was recorded since `position` and is
-        still.
+        """Record that the rows now equal those of another store's checkpoint, except for the keys recorded since the
+        checkpoint `position`.
         """
         with self._lock:
             own = Epoch(checkpoint)
             for epoch in deepcopy(since(self._epochs, position) or []):
                 for name, changed in epoch.variables.items():
-                    whole = own.variables.setdefault(name, Changed())
-                    whole.cleared |= changed.cleared
-                    whole.dropped |= changed.dropped
-                    whole.files += changed.files
+                    total = own.variables.setdefault(name, Changed())
+                    total.cleared |= changed.cleared
+                    total.dropped |= changed.dropped
+                    total.files += changed.files
             self._epochs.append(own)
 
     def link_to(self, folder: Path, epochs: list[Epoch]) -> None:
-        """Put the files of epochs into a folder, made if there are any. Raises OSError."""
+        """Link the files of epochs into a folder, which is created if there are any. Raises OSError."""
         for file in files_of(epochs):
             folder.mkdir(exist_ok=True)
             fresh_files.link_or_copy(self._directory / file, folder / file)
 
     def of(self, variable: str) -> Recorder:
-        """Return what a variable's tier tells."""
+        """Return the recorder for a variable's tiers."""
         return Recorder(self, variable)
 
-    # Below, the lock is held.
+    # REQUIRES for all below: the lock is held.
 
     def _new_path(self) -> Path:
         self._last_number += 1

@@ -1,7 +1,4 @@
-"""What is wrong with a checkpoint: a line for each finding.
-
-Streams: memory does not grow with the table.
-"""
+"""Verification of a checkpoint: one line for each finding. Memory does not grow with the table."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ BATCH_ROWS = 65_536
 
 
 def table_bytes(described: Manifest) -> int:
-    """Bytes of all records of a checkpoint."""
+    """Return the bytes of all records of a checkpoint."""
     return sum(entry.rows * record_dtype(entry.schema).itemsize for entry in described.variables.values())
 
 
@@ -30,8 +27,8 @@ def checkpoint_findings(
 ) -> Iterator[str]:
     """Yield what is wrong with a checkpoint whose manifest could be read.
 
-    Sizes and names of all files and the checksums of small ones; deep: the checksum of every file, every record, every
-    key. progress(done, total): called with bytes as they are read.
+    Checks the sizes and names of all files and the checksums of small ones; deep: all checksums, records and keys.
+    progress(done, total): called with bytes as they are read.
     """
     file_bytes = sum(entry.bytes for entry in described.files.values())
     meter = Meter(file_bytes + table_bytes(described) if deep else file_bytes, progress)

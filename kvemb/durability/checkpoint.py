@@ -1,8 +1,6 @@
-"""Checkpoints: directories that appear whole or not at all, never change, and describe themselves
-(kvemb.durability.manifest).
+"""Checkpoints: directories that appear atomically and never change, each with a manifest (kvemb.durability.manifest).
 
-A checkpoint costs hard links, not copies, while it stays on the store's filesystem. Any number of processes may read
-one.
+On the store's filesystem a checkpoint shares unchanged files by hard links. Any number of processes may read it.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ from kvemb.durability.readable import opened
 from kvemb.errors import CheckpointNotFound, StoreNotFound
 from kvemb.handle import Handle, inside
 
-# A name is used once: of an attempt that failed, its error may keep a database open.
+# Temporary names are not reused: the exception of a failed attempt may keep its database open.
 _attempts = count(1)
 _logger = logging.getLogger("kvemb")
 
 
 class Checkpoint(Handle[Manifest], os.PathLike[str]):
-    """A complete checkpoint, by its directory. Raises CheckpointNotFound, UnsupportedFormat or Corruption when made."""
+    """A complete checkpoint at a path. The constructor raises CheckpointNotFound, UnsupportedFormat or Corruption."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = paths.local(path)
@@ -41,13 +39,13 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Return the checkpoint at path, or the last durable point of the store there. Raises StoreNotFound too."""
-        place = paths.local(path)
-        if layout.is_checkpoint(place):
-            return cls(place)
-        check_there(place)
-        point = cls(layout.current_point(place))
-        tell_if_left(place, inside(point))
+        """Return the checkpoint at path, or the last durable point of the store at path. Also raises StoreNotFound."""
+        directory = paths.local(path)
+        if layout.is_checkpoint(directory):
+            return cls(directory)
+        check_there(directory)
+        point = cls(layout.current_point(directory))
+        tell_if_left(directory, inside(point))
         return point
 
     def __fspath__(self) -> str:
@@ -65,17 +63,17 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
     @property
     def created(self) -> float:
-        """When its state was taken, in seconds since 1970."""
+        """When its snapshot was taken, in seconds since 1970."""
         return self._inside.created
 
     @property
     def variables(self) -> Mapping[str, VariableEntry]:
-        """What it says of each of its variables: schema, policy, optimizer, rows, step."""
+        """Its variables by name: schema, policy, optimizer, rows, step."""
         return self._inside.variables
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
-        """Its files by relative path, but the manifest: size in bytes and sha256."""
+        """Its files by relative path, except the manifest: size in bytes and sha256."""
         return self._inside.files
 
     @property
@@ -86,11 +84,10 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
     def changes(self, since: str | os.PathLike[str], *, variables: Collection[str] | None = None) -> Iterator[Change]:
         """Yield what changed since an earlier checkpoint of the same store, exactly, batch by batch in key order.
 
-        since: that checkpoint, which must still be there. variables: their names, None for all: those that were dropped
-        since are among them, with every key removed. A row counts as changed
-        when its embedding, slots, score or step of last change did; one that went and came back, when it differs.
-        Reads what was recorded as changed, not the tables. Raises CheckpointNotFound, also where the two are not of one
-        line or too far apart; Corruption, ColdStoreError; KeyError for a name.
+        since: the earlier checkpoint, which must still exist. variables: names, None for all, including those dropped
+        since, with every key removed. A row counts as changed if its embedding, slots, score or step of last change
+        differ. Reads only the rows of recorded keys, not whole tables. Raises CheckpointNotFound, also if this
+        checkpoint does not follow the earlier one, or by too many; Corruption, ColdStoreError; KeyError for a name.
         """
         earlier = Checkpoint(since)
         dropped = changes.dropped(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)
@@ -110,7 +107,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
 
 def describe_path(path: Path) -> str:
-    """Say of a path where no checkpoint is, or no store either, what is there instead."""
+    """Return a message saying what is at a path where a checkpoint or a store was expected."""
     if (lacking := paths.lacking_number(path)) is not None:
         return lacking
     if not path.exists():
@@ -123,19 +120,19 @@ def describe_path(path: Path) -> str:
         return f"{path} is a damaged store, {layout.CURRENT} is missing; run kvemb repair"
     if (path / layout.ROWS).is_dir():
         return f"{path} is a damaged checkpoint, {manifest.NAME} is missing; run kvemb repair"
-    if numbered := sorted(other.name for other in path.glob("[0-9]*") if layout.is_checkpoint(other)):
+    if numbered := sorted(entry.name for entry in path.glob("[0-9]*") if layout.is_checkpoint(entry)):
         return f"{path} is a series of checkpoints: name one, such as {path / numbered[-1]}"
     return f"{path} is a directory, but neither a checkpoint nor a store"
 
 
 def check_there(path: Path) -> None:
-    """Raise StoreNotFound, saying what is there instead, unless path is a checkpoint or a store."""
+    """Raise StoreNotFound, saying what path is, unless it is a checkpoint or a store."""
     if not layout.is_checkpoint(path) and not layout.is_store(path):
         raise StoreNotFound(describe_path(path))
 
 
 def tell_if_left(store: Path, shown: Manifest) -> None:
-    """Warn whoever reads a store's durable point where a crash may have left more: its log is not read."""
+    """Log a warning if a store that is read was not closed: a reader sees its durable point, not its log."""
     if layout.is_left(store):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created))
         _logger.warning(
@@ -146,9 +143,9 @@ def tell_if_left(store: Path, shown: Manifest) -> None:
 
 
 class DirectoryDraft:
-    """A new directory that takes its name, whole and durable, when it is published. path: where to fill it meanwhile.
+    """A new directory, filled under the temporary name `path`, then synced and renamed to target by publish().
 
-    Raises FileExistsError where target is there, ColdStoreError for another OSError; then nothing is left.
+    Raises FileExistsError if target exists, ColdStoreError for another OSError; then nothing is left.
     """
 
     def __init__(self, target: Path) -> None:
@@ -162,22 +159,22 @@ class DirectoryDraft:
             self.path.mkdir()
 
     def publish(self) -> None:
-        """Give it its name. Raises ColdStoreError."""
+        """Sync it and rename it to its target. Raises ColdStoreError."""
         with layout.as_cold_store_error(f"write {self.target}"):
             fresh_files.sync_tree(self.path)
             os.rename(self.path, self.target)
             fresh_files.sync_directory(self.target.parent)
 
     def discard(self) -> None:
-        """Delete it, unless it was published."""
+        """Delete it. Does nothing after publish()."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield a new directory beside target that takes its name, whole and durable, when the block has ended well.
+    """Yield a temporary directory next to target, which is synced and renamed to target if the block succeeds.
 
-    Raises FileExistsError where target is there, ColdStoreError for an OSError; then nothing is left.
+    Raises FileExistsError if target exists, ColdStoreError for an OSError; then nothing is left.
     """
     draft = DirectoryDraft(target)
     try:
@@ -190,10 +187,10 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 
 def complete(directory: Path, described: Manifest, before: Path | None = None, *, same_names: bool = False) -> Manifest:
-    """Take the inventory of a directory's files and write its manifest; returns it.
+    """Take the inventory of a directory's files and write its manifest; returns the manifest.
 
-    before: a directory whose manifest is there; what this one shares with it is not read again. same_names: table
-    files must be as there. Raises Corruption.
+    before: a complete checkpoint; files that are shared with it are not read again. same_names: table files must have
+    the checksums that they have in it. Raises Corruption.
     """
     known = manifest.read(before).files if before is not None else None
     described = replace(described, files=inventory.take(directory, before, known, same_names=same_names))
@@ -202,10 +199,10 @@ def complete(directory: Path, described: Manifest, before: Path | None = None, *
 
 
 def install(checkpoint: Path, store: Path, variables: Collection[str] | None = None) -> None:
-    """Make a new store directory whose durable point is the checkpoint. Neither ever changes the other.
+    """Make a new store directory whose durable point is the checkpoint. Later changes of one do not affect the other.
 
-    variables: those to take, None for all. Raises CheckpointNotFound, FileExistsError, ValueError inside another store,
-    KeyError or ColdStoreError; then there is no store.
+    variables: names of those to take, None for all. Raises CheckpointNotFound, FileExistsError, KeyError,
+    ColdStoreError, or ValueError if store is inside another store; then no store is left.
     """
     described = inside(Checkpoint(checkpoint))
     inventory.check(checkpoint, described)

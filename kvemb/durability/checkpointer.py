@@ -1,6 +1,6 @@
-"""From one durable point to the next: one is written at a time, behind, while variables go on changing.
+"""Writing durable points and checkpoints, one at a time, in the background, while variables go on changing.
 
-How a point comes about is kvemb.durability.point_writer's. The store's lock guards every method of Checkpointer.
+kvemb.durability.point_writer describes the steps. REQUIRES: the store's lock for every method of Checkpointer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kvemb.store_state import StoreState
 
 
 class Writing:
-    """A durable point that is being written, and the checkpoint that goes with it, if one was asked for.
+    """A durable point that is being written, and the checkpoint made of it, if any.
 
-    reported: whether its failure was raised to somebody.
+    reported: whether its failure was raised to a caller.
     """
 
     def __init__(self, future: Future[Checkpoint | None]) -> None:
@@ -35,7 +35,7 @@ class Writing:
         self.reported = False
 
     def wait(self, timeout: float | None = None) -> Checkpoint | None:
-        """Wait until it is complete. Raises what it failed with; TimeoutError after timeout seconds."""
+        """Wait until it is complete. Raises its error; TimeoutError after timeout seconds."""
         try:
             return result_of(self.future, timeout)
         except Exception:
@@ -47,16 +47,16 @@ class PendingCheckpoint(Handle[Writing]):
     """A checkpoint that is being written."""
 
     def done(self) -> bool:
-        """Whether it is complete, or has failed."""
+        """Whether it is complete or has failed."""
         return self._inside.future.done()
 
     @property
     def reported(self) -> bool:
-        """Whether its failure was raised to somebody."""
+        """Whether its failure was raised to a caller."""
         return self._inside.reported
 
     def result(self, timeout: float | None = None) -> Checkpoint:
-        """Wait until it is complete, and return it. Raises what it failed with; TimeoutError after timeout seconds."""
+        """Wait until it is complete, and return it. Raises its error; TimeoutError after timeout seconds."""
         checkpoint = self._inside.wait(timeout)
         assert checkpoint is not None
         return checkpoint
@@ -71,7 +71,7 @@ class PendingCheckpoint(Handle[Writing]):
 
 
 class Checkpointer:
-    """Writes one point at a time. in_order: the thread of all writes to the cold database in use."""
+    """Writes one point at a time. in_order: the one thread that writes to the open cold database."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Checkpointer:
         self._last: Writing | None = None
 
     def wait(self) -> None:
-        """Wait for the point under way. Raises its error, unless that was raised to somebody."""
+        """Wait for the point being written. Raises its error, unless a caller got it already."""
         last, self._last = self._last, None
         if last is not None and not last.reported:
             last.wait()
@@ -101,10 +101,10 @@ class Checkpointer:
         closing: Callable[[], None] | None = None,
         without: Collection[str] = (),
     ) -> Writing:
-        """Take the snapshots, and start to write a point and, if there is a target, a checkpoint there.
+        """Take a snapshot, and start to write a durable point and, if target is given, a checkpoint there.
 
-        closing: called at their instant, with every variable held, where the store takes no writes after it.
-        without: variables of the cold database that the point does not have; nobody changes them. None with a target.
+        closing: given if this is the store's last point; called when the snapshot is taken, under all variables' locks.
+        without: variables of the cold database that the point leaves out, which must not change; none with a target.
         REQUIRES: wait(). Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed.
         """
         if target is not None:
@@ -114,12 +114,12 @@ class Checkpointer:
         try:
             for part in parts:
                 if (writing := part.storage.start_spill()) is not None:
-                    with suppress(ColdStoreError):  # whoever comes next meets it
+                    with suppress(ColdStoreError):  # it poisoned the store: check_writable() below raises
                         result_of(writing)
             self._database.flush()
             number = self._points.next_number()
             if self._log is not None and closing is None:
-                self._log.prepare(number)  # there before anything says that it must be
+                self._log.prepare(number)  # the segment must exist before CURRENT says that it does
         except ColdStoreError as error:
             self._state.poison(error)
         self._state.check_writable()
@@ -139,5 +139,5 @@ class Checkpointer:
             raise
 
     def close(self) -> None:
-        """Wait for the point under way."""
+        """Wait for the point being written."""
         self._behind.shutdown(wait=True)

@@ -1,7 +1,7 @@
-"""What changed between two checkpoints of one store, at a cost that follows the change.
+"""The delta between two checkpoints of one store, at a cost proportional to the change.
 
-The recorded keys (kvemb.durability.changes) say where to look; the rows in both checkpoints say what changed. After the
-incremental checkpoints of Check-N-Run (Eisenman et al., NSDI 2022). Batches keep memory bounded.
+For each recorded key (kvemb.durability.changes) the rows of both checkpoints are compared. After the incremental
+checkpoints of Check-N-Run (Eisenman et al., NSDI 2022). Works in batches, in bounded memory.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kvemb.rows.schema import Schema, public_keys
 
 @dataclass(frozen=True)
 class Change:
-    """Some of what changed of one variable, in key order.
+    """A batch of the changes of one variable, in key order.
 
-    A variable that was dropped is told by all its keys in `removed`. Where another came under its name, its rows are in
-    `keys`, with its dtypes, dim and slots, and in `removed` are the keys that it does not have.
     keys (n,), ascending: rows that are new, or differ in embedding, slots, score or step of last change; values
     (n, dim); slots: by name (n, width); scores (n,); steps (n,) of the last change. removed (m,), ascending: keys of
-    rows that are gone.
+    rows that were removed.
+    If the variable was dropped, `removed` has all its keys. If another was created under its name, `keys` has the rows
+    of the new one, with its dtypes, dim and slots, and `removed` the keys that the new one lacks.
     """
 
     variable: str
@@ -53,20 +53,20 @@ def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
     epochs = changes.since(described.changes, before)
     if epochs is None:
         raise CheckpointNotFound(
-            f"{path} does not record what changed since checkpoint {before}: that is no checkpoint it follows, or one "
-            f"too long ago; the oldest it knows is {described.changes[0].since}. Compare whole tables, or restore"
+            f"{path} does not record what changed since checkpoint {before}: it does not follow that checkpoint, or by "
+            f"too many; the oldest it knows is {described.changes[0].since}. Compare whole tables, or restore"
         )
     return epochs
 
 
 def differences(before: Readable, after: Readable, variables: list[str]) -> Iterator[Change]:
-    """Yield what changed of these variables of `after`. Raises CheckpointNotFound, Corruption, ColdStoreError."""
+    """Yield the changes of these variables. Raises CheckpointNotFound, Corruption, ColdStoreError."""
     epochs = epochs_since(after.path, after.described, before.described.id)
     for name in variables:
         old, new = before.rows(name), after.rows(name)
         was, schema = _schema(before, name), _schema(after, name)
         if old is not None and was is not None and (schema is None or was.key_dtype != schema.key_dtype):
-            yield from _all_gone(name, was, old)  # it was dropped
+            yield from _all_removed(name, was, old)  # it was dropped
             old = None
         if new is None or schema is None:
             continue
@@ -77,13 +77,13 @@ def differences(before: Readable, after: Readable, variables: list[str]) -> Iter
             keys = unordered_keys(ordered, schema)
             rows, exists = new.read(keys)
             if old is None:
-                changed, gone = rows, keys[:0]
+                changed, removed = rows, keys[:0]
             else:
-                then, existed = old.read(keys)
-                changed = rows.select(~_unchanged(rows, exists, then, existed)) if was == schema else rows
-                gone = keys[existed & ~exists]
-            if len(changed) or len(gone):
-                yield _change(name, schema, changed, gone)
+                old_rows, existed = old.read(keys)
+                changed = rows.select(~_unchanged(rows, exists, old_rows, existed)) if was == schema else rows
+                removed = keys[existed & ~exists]
+            if len(changed) or len(removed):
+                yield _change(name, schema, changed, removed)
 
 
 def _schema(readable: Readable, name: str) -> Schema | None:
@@ -91,24 +91,24 @@ def _schema(readable: Readable, name: str) -> Schema | None:
     return None if entry is None else entry.schema
 
 
-def _all_gone(name: str, schema: Schema, old: ColdStore) -> Iterator[Change]:
+def _all_removed(name: str, schema: Schema, old: ColdStore) -> Iterator[Change]:
     for rows in old.scan(BATCH_ROWS):
         yield _change(name, schema, RowBlock(schema, 0), rows.keys)
 
 
-def _unchanged(rows: RowBlock, exists: Mask, then: RowBlock, existed: Mask) -> Mask:
-    """Which rows are bit for bit as they were. exists, existed: which keys `rows` and `then` are of."""
+def _unchanged(rows: RowBlock, exists: Mask, old: RowBlock, existed: Mask) -> Mask:
+    """Return which rows are bitwise equal to the old ones. exists, existed: which keys have a row in `rows`, `old`."""
     both = exists & existed
     same = np.zeros(len(rows), np.bool_)
-    here, there = both[exists], both[existed]
-    same[here] = (
-        (rows.words[here] == then.words[there]).all(axis=1)
-        & (rows.scores[here].view(np.uint64) == then.scores[there].view(np.uint64))
-        & (rows.steps[here] == then.steps[there])
+    new_index, old_index = both[exists], both[existed]
+    same[new_index] = (
+        (rows.words[new_index] == old.words[old_index]).all(axis=1)
+        & (rows.scores[new_index].view(np.uint64) == old.scores[old_index].view(np.uint64))
+        & (rows.steps[new_index] == old.steps[old_index])
     )
     return same
 
 
-def _change(name: str, schema: Schema, rows: RowBlock, gone: Keys) -> Change:
-    keys, removed = public_keys(rows.keys, schema.key_dtype), public_keys(gone, schema.key_dtype)
+def _change(name: str, schema: Schema, rows: RowBlock, removed: Keys) -> Change:
+    keys, removed = public_keys(rows.keys, schema.key_dtype), public_keys(removed, schema.key_dtype)
     return Change(name, keys, rows.embeddings(), rows.slots_by_name(), rows.scores, rows.steps, removed)

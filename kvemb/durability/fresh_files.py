@@ -1,7 +1,7 @@
-"""Files and directories as they are made: they replace what has their name, never write through it, and last.
+"""Durable writing and deleting of files and directories by name, never through an existing link.
 
-What is there may be a symbolic link, or have links elsewhere: a checkpoint's, or a stranger's file. It loses the name,
-and what it leads to stays as it is. No thread contract.
+An existing file may be a symbolic link, or have other hard links, of a checkpoint or outside kvemb. Only the name is
+removed; the file that it leads to does not change. Stateless.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file, in place of whatever has its name, and wait until it is on disk. Raises OSError."""
+    """Write a new file, replacing any file of that name, and wait until it is on disk. Raises OSError."""
     path.unlink(missing_ok=True)
     with open(path, "xb") as file:
         file.write(data)
@@ -22,7 +22,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a symbolic link or, as far as that goes, a directory, if it is there. Raises OSError."""
+    """Delete a file, a symbolic link or a directory, if it exists. Raises OSError, but not for a directory."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,7 +1,7 @@
-"""Which rows were hot when a checkpoint was made, as key files in hot/ that cost what changed.
+"""The set of hot keys of each variable at a checkpoint, as key files in hot/ whose cost is proportional to the change.
 
-A set is what an odd number of its files have: the first is a whole set, each later one says in which keys the next set
-differs from the one before. A file is shared by the checkpoints that name it.
+The first file of a set is complete; each later one is the symmetric difference to the next set. So a key is in the set
+if an odd number of its files have it. Checkpoints share the files.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from kvemb.durability.keyfile import odd, read_keys, write_keys
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.rows.codec import Ordered
 
-# Files of one set before it is written whole again.
+# Files of one set before it is written as one complete file again.
 MOST_FILES = 8
 
 
 def read_hot(folder: Path, files: list[str]) -> Iterator[Ordered]:
-    """Yield a set, ascending. Raises Corruption, naming a file; OSError."""
+    """Yield the keys of a set, ascending. Raises Corruption, naming a file; OSError."""
     return odd(read_keys(folder / file) for file in files)
 
 
 def write_hot(
     folder: Path, number: int, hot: dict[str, Ordered], before: Path, known: dict[str, list[str]]
 ) -> dict[str, list[str]]:
-    """Put the sets of some variables, in any order, into a folder, and those of all others as they are known.
+    """Write the sets of the variables in `hot` (keys in any order) to a folder, and link those of all others.
 
-    number: of the point, which no file of another bears. before, known: the folder and the names of the sets before.
-    Returns the names. A set that is damaged is written whole: it tells what to read first, not what there is. Raises
+    number: of the point, unique to its files. before, known: folder and file names of the previous sets. Returns the
+    file names. If a previous set is damaged, a complete file is written: hot sets only speed up a warm start. Raises
     OSError.
     """
     names: dict[str, list[str]] = {}
@@ -50,7 +50,7 @@ def write_hot(
 
 
 def _next(path: Path, keys: Ordered, before: Path, files: list[str]) -> list[str]:
-    """Write keys (n,), ascending, as a file at path, whole or as the difference to a set; returns the names of all."""
+    """Write keys (n,), ascending, to a file, complete or as the difference to a set; returns the set's file names."""
     try:
         differing = list(odd([read_hot(before, files), iter([keys])]))
     except (Corruption, UnsupportedFormat):

@@ -1,7 +1,7 @@
-"""The files of a checkpoint with their sizes and checksums: taken when it is written, held against it ever after.
+"""The inventory of a checkpoint: its files with sizes and checksums, taken when it is written and checked later.
 
-Table files never change once written, so a checkpoint that shares one with the checkpoint before it (a hard link)
-takes over its checksum, and what an inventory costs follows what is new.
+Table files never change once written, so a checkpoint takes over the checksum of a file that it shares with the
+checkpoint before it (a hard link), and the cost of an inventory is proportional to the new files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import Corruption
 
-# Files that opening a checkpoint does not read through: their blocks and frames carry checksums, checked when they are
-# read.
+# Files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
 CHECKED_ON_READ = (".sst", ".blob", ".keys")
-# What is read at most to find out which file is damaged: some seconds.
+# At most this many bytes are read to find out which file is damaged: some seconds.
 NAMING_BYTES = 8 << 30
 
 
@@ -31,10 +30,10 @@ def take(
     *,
     same_names: bool = False,
 ) -> dict[str, FileEntry]:
-    """Return every file below directory by its relative path, synced to disk; manifest.json is left out.
+    """Sync every file below directory, except manifest.json, and return the files by relative path.
 
-    before, known: a directory whose files were listed already, and that list. same_names: this is a copy of it, and
-    files that never change must be as they were listed. Raises OSError; Corruption naming a file of `before`.
+    before, known: a directory with a known inventory, and that inventory. same_names: directory is a copy of `before`,
+    so files that never change must have the checksums in `known`. Raises OSError; Corruption naming a file of `before`.
     """
     entries: dict[str, FileEntry] = {}
     new: dict[str, Path] = {}
@@ -47,17 +46,17 @@ def take(
             entries[name] = earlier
         else:
             new[name] = path
-    # One waits for the disk while the other computes; neither needs the GIL.
+    # One thread waits for the disk while the other hashes; neither holds the GIL.
     with ThreadPoolExecutor(2, thread_name_prefix="kvemb-hash") as pool:
         entries |= zip(new, pool.map(measure, new.values()), strict=True)
     for name, path in new.items():
         if same_names and path.suffix in CHECKED_ON_READ and entries[name] != (known or {}).get(name):
-            raise Corruption(f"{(before or directory) / name} is damaged: its checksum is not that of the manifest")
+            raise Corruption(f"{(before or directory) / name} is damaged: its checksum is not that in the manifest")
     return entries
 
 
 def measure(path: Path) -> FileEntry:
-    """Return a file's size and checksum, once it is on disk."""
+    """Sync a file to disk, and return its size and checksum."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -67,10 +66,10 @@ def measure(path: Path) -> FileEntry:
 def damages(
     directory: Path, described: Manifest, *, deep: bool, progress: Callable[[int], None] | None = None
 ) -> Iterator[str]:
-    """Yield what is wrong with the files of a checkpoint, a line for each: missing, cut, changed.
+    """Yield one line for each file of a checkpoint that is missing, truncated or changed.
 
-    deep: read every file; else only sizes, and the small files whose damage RocksDB might not notice. progress(bytes):
-    called after each file.
+    deep: hash every file; else check sizes, and hash only the small files whose damage RocksDB might not notice.
+    progress(bytes): called for each file.
     """
     for name, entry in sorted(described.files.items()):
         path = directory / name
@@ -83,23 +82,23 @@ def damages(
             elif deep or path.suffix not in CHECKED_ON_READ:
                 with open(path, "rb") as file:
                     if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
-                        yield f"{path} is damaged: its checksum is not that of the manifest"
+                        yield f"{path} is damaged: its checksum is not that in the manifest"
         except (FileNotFoundError, NotADirectoryError):
-            led = f": it is a symbolic link to {os.readlink(path)}, which is not there" if path.is_symlink() else ""
-            yield f"{path} is missing{led}"
+            link = f": it is a symbolic link to {os.readlink(path)}, which is missing" if path.is_symlink() else ""
+            yield f"{path} is missing{link}"
         except OSError as error:
             yield f"{path} cannot be read: {error}"
 
 
 def check(directory: Path, described: Manifest) -> None:
-    """Raise Corruption naming the first damaged file; costs a look at each file, not its reading."""
+    """Raise Corruption naming the first damaged file. Checks sizes, and hashes small files, as damages()."""
     for damage in damages(directory, described, deep=False):
         raise Corruption(f"{damage}; run kvemb verify --deep, and restore from another checkpoint")
 
 
 @contextmanager
 def naming(directory: Path, described: Manifest) -> Iterator[None]:
-    """Make a Corruption that RocksDB finds in a checkpoint name the table file, where RocksDB itself does not."""
+    """Add the damaged table file's name to a Corruption of RocksDB that does not name it."""
     try:
         yield
     except Corruption as error:

@@ -1,8 +1,8 @@
-"""Key files: sets of keys on disk, ascending, for the rows that were hot and the rows that changed.
+"""Key files: sorted sets of keys on disk, for the rows that were hot and the rows that changed.
 
-A key is the uint64 of codec.order_keys. Keys stand in frames of at most 8,192, each with its checksum, as differences
-of neighbours, byte plane by byte plane, deflated: one to three bytes a key where keys are dense (FORMAT.md, "Key
-file"). Streams; no thread contract.
+A key is the uint64 of codec.order_keys. A file has frames of at most 8,192 keys, each with a checksum: the differences
+of neighbours, split into byte planes and deflated, one to three bytes for each key of a dense set (FORMAT.md, "Key
+file"). Memory is bounded by one frame for each file.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MOST_PAYLOAD = 9 * FRAME_KEYS
 
 
 def write_keys(path: Path, batches: Iterable[Ordered]) -> int:
-    """Write a new key file of batches (n,), distinct and ascending throughout; returns how many keys. Not synced.
+    """Write a new key file, without a sync; returns the number of keys. Raises OSError.
 
-    Raises OSError.
+    batches: (n,) each; keys are distinct and ascending over all batches.
     """
     count = 0
     with open(path, "xb") as file:
@@ -50,12 +50,12 @@ def _write_frame(file: IO[bytes], count: int, first: int, payload: bytes) -> Non
 
 
 def read_keys(path: Path) -> Iterator[Ordered]:
-    """Yield the keys of a file, frame by frame. Raises Corruption, naming it; OSError."""
+    """Yield the keys of a file, frame by frame. Raises Corruption, naming the file; OSError."""
     count, last = 0, -1
     with open(path, "rb") as file:
         begins = file.read(_HEAD.size)
         if begins[: len(_MAGIC)] != _MAGIC or len(begins) < _HEAD.size:
-            raise _damaged(path, "does not begin as a key file does")
+            raise _damaged(path, "does not begin with the head of a key file")
         if (version := _HEAD.unpack(begins)[1]) != VERSION:
             raise UnsupportedFormat(
                 f"{path} has format {version}, this kvemb reads format {VERSION}; use the kvemb that wrote it"
@@ -70,15 +70,15 @@ def read_keys(path: Path) -> Iterator[Ordered]:
             rest = file.read(nbytes + _CHECKSUM.size)
             payload = rest[:nbytes]
             if rest[nbytes:] != _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head))):
-                raise _damaged(path, "has a frame whose checksum does not fit")
+                raise _damaged(path, "has a frame whose checksum is wrong")
             if number == 0:
                 if first != count or file.read(1):
-                    raise _damaged(path, f"has {count:,} keys and not {first:,}")
+                    raise _damaged(path, f"has {count:,} keys and should have {first:,}")
                 return
             try:
                 keys = _keys(payload, number, first)
             except (zlib.error, ValueError) as error:
-                raise _damaged(path, f"has a frame of {number:,} keys whose payload is not theirs: {error}") from error
+                raise _damaged(path, f"has a frame of {number:,} keys with an invalid payload: {error}") from error
             if first <= last or (keys[1:] <= keys[:-1]).any():
                 raise _damaged(path, "has keys that do not ascend")
             count, last = count + number, int(keys[-1])
@@ -86,9 +86,9 @@ def read_keys(path: Path) -> Iterator[Ordered]:
 
 
 def _keys(payload: bytes, number: int, first: int) -> Ordered:
-    """Returns the keys of a frame. Raises zlib.error, ValueError."""
+    """Return the keys of a frame. Raises zlib.error, ValueError."""
     inflating, expected = zlib.decompressobj(), 8 * (number - 1)
-    # One byte more than there may be: a payload of thousands of times its size takes no memory.
+    # At most one byte beyond the expected size, so that a small payload cannot inflate to fill the memory.
     differences = inflating.decompress(payload, expected + 1)
     if len(differences) != expected or not inflating.eof or inflating.unused_data:
         raise ValueError(f"it must inflate to {expected:,} bytes, got {len(differences):,} or a part of them")
@@ -100,12 +100,12 @@ def _keys(payload: bytes, number: int, first: int) -> Ordered:
 
 
 def merged(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
-    """Yield the union of ascending streams, ascending and each key once, in memory of one batch a stream."""
+    """Yield the union of ascending streams, ascending and each key once. Holds one batch of each stream in memory."""
     return map(distinct, _together(streams))
 
 
 def distinct(keys: Ordered) -> Ordered:
-    """Return keys ascending, each once; as they are where they are so."""
+    """Return the keys ascending, each once; the same array if it is so already."""
     if not (keys[1:] > keys[:-1]).all():
         keys = np.sort(keys)
         keys = keys[np.append(True, keys[1:] != keys[:-1])]
@@ -113,24 +113,24 @@ def distinct(keys: Ordered) -> Ordered:
 
 
 def odd(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
-    """Yield the keys that an odd number of streams have, as merged does: of two streams, those in which they differ."""
+    """Yield the keys that an odd number of streams have, as merged does: for two streams, the symmetric difference."""
     for keys in _together(streams):
         distinct, counts = np.unique(keys, return_counts=True)
         yield distinct[counts % 2 == 1]
 
 
 def _together(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
-    """Yield the keys of all streams: batches ascend, in a batch keys have no order and come as often as they are."""
+    """Yield the keys of all streams in ascending batches; within a batch keys are unordered, duplicates included."""
     heads: list[tuple[Ordered, Iterator[Ordered]]] = []
     for stream in streams:
         _refill(heads, stream)
     while heads:
         limit = min(head[-1] for head, _ in heads)
-        given, left = [], []
+        parts, left = [], []
         ended = []
         for head, stream in heads:
             stop = int(np.searchsorted(head, limit, "right"))
-            given.append(head[:stop])
+            parts.append(head[:stop])
             if stop < len(head):
                 left.append((head[stop:], stream))
             else:
@@ -138,7 +138,7 @@ def _together(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
         heads = left
         for stream in ended:
             _refill(heads, stream)
-        yield np.concatenate(given)
+        yield np.concatenate(parts)
 
 
 def _refill(heads: list[tuple[Ordered, Iterator[Ordered]]], stream: Iterator[Ordered]) -> None:
