@@ -108,8 +108,8 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
 def describe_path(path: Path) -> str:
     """Return a message saying what is at a path where a checkpoint or a store was expected."""
-    if (lacking := paths.lacking_number(path)) is not None:
-        return lacking
+    if (message := paths.lacking_number(path)) is not None:
+        return message
     if not path.exists():
         return f"{path} does not exist: there is no store and no checkpoint"
     if not path.is_dir():

@@ -1,9 +1,9 @@
-"""Lock files: held by one process, released with it, and naming it.
+"""Lock files: held by one process, whose pid and host they contain, and released when it ends.
 
-flock() is used, not a record lock, which any close of the file in this process would release, such as after copying the
-folder. An flock() belongs to the open file, which a forked child shares: the child closes its copy as soon as it runs,
-so the lock goes with its owner. A child that C code forks without exec is out of reach: it holds the lock while it
-lives, and the error says so. What a process executes never has the file (O_CLOEXEC). Thread-safe.
+Uses flock(): a record lock would be released whenever this process closes any descriptor of the file, for example after
+copying the directory. An flock() belongs to the open file description, which a forked child shares; the child closes
+its copy as soon as it runs, so the lock ends with its owner. A child that C code forks without exec is not reached: it
+holds the lock while it lives, and the error says so. Executed programs never inherit the file (O_CLOEXEC). Thread-safe.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from weakref import WeakSet
 from kvemb.errors import Corruption, Locked
 
 _LINE = re.compile(rb"(\d{1,19}) (\S{1,255})\n")
-# How long a lock whose owner has ended is waited for: a child may be between fork and exec.
+# How long to wait for a lock whose owner has ended: a child of it may be between fork and exec.
 _PATIENCE_SECONDS = 0.5
 
 _files: WeakSet[io.FileIO] = WeakSet()
-_forking = threading.Lock()  # no file is opened while a fork is under way, so a child knows all of them
+_forking = threading.Lock()  # no file is opened during a fork, so the child knows all of them
 
 
 class LockFile(io.FileIO):
-    """An open lock file. path: its place. Closing releases what it holds."""
+    """An open lock file. Closing it releases the lock."""
 
     def __init__(self, path: Path, flags: int) -> None:
         self._named = False
 
         def opened(name: str, _: int) -> int:
-            # Neither a link's target nor a pipe is ever opened to be written.
+            # Never opens a link's target, nor blocks on a pipe.
             return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
         with _forking:
@@ -50,10 +50,13 @@ class LockFile(io.FileIO):
             _files.add(self)
         if not stat.S_ISREG(os.fstat(self.fileno()).st_mode):
             self.close()
-            raise Corruption(f"{path} is no regular file; move it away")
+            raise Corruption(f"{path} is not a regular file; move it away")
 
     def lock(self, how: int, what: str, advice: str) -> None:
-        """Take the lock, shared or exclusive (fcntl.LOCK_*), or raise Locked, which tells who has it."""
+        """Take the lock, shared or exclusive (fcntl.LOCK_*). Raises Locked, naming the owner.
+
+        what: begins the message, such as "the store s is open for writing". advice: ends it.
+        """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
@@ -69,30 +72,30 @@ class LockFile(io.FileIO):
                 if ended:
                     text = (
                         f"{what} elsewhere: process {pid} has ended without closing it, and a process that it "
-                        f"forked, or one that verifies it, holds {self.name}; end that one: "
-                        f"fuser {self.name} tells which"
+                        f"forked, or one that verifies it, holds {self.name}; end that process: "
+                        f"fuser {self.name} names it"
                     )
                 self.close()
                 raise Locked(text) from error
 
     def name_owner(self) -> None:
-        """Write who holds the lock. A file that others share by a hard link, or that holds something else, is left."""
-        if os.fstat(self.fileno()).st_nlink != 1 or ((held := self._content()) and not _LINE.fullmatch(held)):
+        """Write this process as the owner. A file with other hard links, or with unknown content, is not changed."""
+        if os.fstat(self.fileno()).st_nlink != 1 or ((content := self._content()) and not _LINE.fullmatch(content)):
             return
-        with suppress(OSError):  # a full disk: nobody is named
+        with suppress(OSError):  # such as a full disk: then the owner is not named
             os.ftruncate(self.fileno(), 0)
             os.pwrite(self.fileno(), f"{os.getpid()} {socket.gethostname() or '-'}\n".encode(), 0)
             self._named, self._pid = True, os.getpid()
 
     def owner(self) -> tuple[int | None, str]:
-        """Return the process and the machine that the file names; None where it names none."""
+        """Return the owner's process id and host name, as the file has them; (None, "") if it has none."""
         found = _LINE.fullmatch(self._content())
         if found is None or os.fstat(self.fileno()).st_nlink != 1:
             return None, ""
         return int(found[1]), found[2].decode(errors="replace")
 
     def close(self) -> None:
-        """Release the lock; the owner's name goes first. Idempotent."""
+        """Delete the owner's name, and release the lock. Idempotent."""
         if not self.closed and self._named and self._pid == os.getpid():
             with suppress(OSError):
                 os.ftruncate(self.fileno(), 0)
@@ -111,7 +114,7 @@ def _by(pid: int | None, host: str) -> str:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process of this machine is there."""
+    """Whether a process of this machine is running."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -122,7 +125,7 @@ def _runs(pid: int) -> bool:
 
 
 def _close_in_child() -> None:
-    """Let go of the files that this process shares with the one it was forked from. That one keeps its locks."""
+    """Close the lock files inherited from the parent process, which keeps its locks."""
     for file in list(_files):
         io.FileIO.close(file)
     _forking.release()

@@ -1,4 +1,4 @@
-"""What each entry of a log can be (FORMAT.md, "Log"): held against its variable before anything is done with it."""
+"""Validation of log entries (FORMAT.md, "Log") against their variables' schemas, before they are used."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from kvemb.rows.schema import Schema
 
 
 def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, begun: bool) -> Iterator[Entry]:
-    """Yield the entries of consecutive segments (journal_segments.read). variables: of the durable
-    point they go on from.
+    """Yield the valid entries of consecutive segments (journal_segments.read).
 
-    Raises Corruption, naming the log's folder and the entry, for one that no kvemb wrote.
+    variables: of the durable point before them.
+
+    Raises Corruption for an invalid entry, naming the log's directory and the entry's number.
     """
     for entry in read(segments, begun=begun):
         try:

@@ -1,13 +1,11 @@
-"""One durable point under way, and the checkpoint that goes with it: a value that goes through its steps once, in
-order.
+"""Writing one durable point, and the checkpoint made of it, in three steps.
 
-1. What waits in memory on the cold side is written before, while the variables are in use
-   (kvemb.durability.checkpointer).
-2. take_snapshots(), some milliseconds with every variable held: dirty rows are marked (kvemb.tiers.dirty_snapshot), and
-   a native checkpoint of the cold database is put in line behind the writes given before.
-3. write(), behind: the marked rows are written to files in key order, which go to the cold database in use and to the
-   copy. The copy becomes the store's durable point; a checkpoint is that point, linked to where the user wants it.
-Until the last step has ended well, the point before it stands.
+1. Before: spill buffers and memtables are written, while the variables are in use (kvemb.durability.checkpointer).
+2. take_snapshots(), some milliseconds under all variables' locks: dirty rows are marked (kvemb.tiers.dirty_snapshot),
+   and a native checkpoint of the cold database is queued after the writes submitted so far.
+3. write(), in the background: the marked rows are written to files in key order, which are ingested into the open cold
+   database and into its copy. The copy becomes the store's durable point; a checkpoint is linked to it.
+The previous point stays current until the last step succeeds.
 """
 
 from __future__ import annotations
@@ -37,13 +35,13 @@ from kvemb.store_state import StoreState
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tiers.storage import TieredStorage
 
-# Between two looks at a cold database that is crowded: a checkpoint waits then, so that those who spill need not.
+# Between two checks of a crowded cold database: the checkpoint waits, so that spills need not.
 PACE_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a checkpoint needs of a variable. entry: describes it, as it is at the call."""
+    """What a checkpoint needs of a variable. entry: returns its manifest entry at the time of the call."""
 
     name: str
     schema: Schema
@@ -53,17 +51,17 @@ class Part:
 
 
 class TargetFailed(Exception):
-    """The checkpoint could not be written where the user wants it; the store itself is sound."""
+    """The checkpoint could not be written to its target; the store itself is sound."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class PointWriter:
-    """One point on its way. number: which no point ever had. target: where a checkpoint of it shall be, if any.
+    """Writes one point. number: unused by any other point. target: path of a checkpoint to make of it, or None.
 
-    without: variables of the cold database that it does not have.
-    Whatever a step fails with, snapshots are forgotten and the folder is deleted, and the point before stands.
+    without: variables of the cold database that the point leaves out.
+    If a step fails, the snapshots end, the directory is deleted, and the previous point stays current.
     """
 
     def __init__(
@@ -87,7 +85,7 @@ class PointWriter:
         self._base: Future[list[Epoch]]
 
     def take_snapshots(self, in_order: Executor, state: StoreState, closing: Callable[[], None] | None) -> None:
-        """Keep the state of this instant. Raises Closed, ReadOnly, Poisoned."""
+        """Take a snapshot of all variables. Raises Closed, ReadOnly, Poisoned."""
         try:
             with ExitStack() as held:
                 for part in self._parts:
@@ -109,7 +107,7 @@ class PointWriter:
             raise
 
     def _rotate(self, state: StoreState) -> None:
-        """Let what is logged from here on follow the point. Raises Poisoned."""
+        """Begin the segment of the log that follows the point. Raises Poisoned."""
         try:
             if self._log is not None and not self._last:
                 self._log.rotate()
@@ -118,7 +116,7 @@ class PointWriter:
             state.check_writable()
 
     def write(self) -> Checkpoint | None:
-        """Write the state that was kept, and make it the current point. Raises ColdStoreError, TargetFailed."""
+        """Write the snapshot, and make it the current point. Raises ColdStoreError, TargetFailed."""
         try:
             epochs = self._base.result()
             self._write_rows()
@@ -133,17 +131,17 @@ class PointWriter:
             self._abandon()
             raise
         if self._log is not None:
-            # A closed store has no writes after its point: a segment that was prepared in vain goes too.
+            # A closed store has no writes after its point: an unused segment that was prepared is deleted too.
             self._log.drop_before(self._number + 1 if self._last else self._number)
         return None if self._target is None else Checkpoint(self._target)
 
     def _copy_database(self) -> list[Epoch]:
-        """Write the cold database as it is, in order with its writes; returns the epochs until then."""
+        """Copy the cold database, in order with its writes; returns the epochs up to then."""
         self._database.checkpoint(self._draft.path / layout.ROWS)
         return self._changes.seal_epoch()
 
     def _write_rows(self) -> None:
-        """Bring the copy of the database to the state of the snapshots, without the variables that are dropped."""
+        """Ingest the marked rows into the database and its copy, and drop variables from the copy."""
         numbers = count()
         files: dict[str, list[Path]] = {}
 

@@ -1,7 +1,7 @@
-"""The durable points of one store: the state it opens with, unpacked into live/, and the step to the next one.
+"""The durable points of one store: opening the last one, unpacked into live/, and publishing the next one.
 
-Opening always starts from the last durable point, so recovery after a crash and an ordinary opening are the same thing.
-The store's lock file guards the directory against other processes; within the store, one checkpoint at a time.
+Opening always starts from the last durable point, so recovery after a crash and an ordinary opening are the same path.
+The store's lock file guards the directory against other processes. Not thread-safe: one checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Value = TypeVar("Value")
 
 
 class Points:
-    """One store's directory, held for writing.
+    """One store's directory, locked for writing.
 
-    store: that directory. current: the last durable point's manifest. live: the unpacked files. log: segments that go
-    on from there; logged: whether there must be one. crashed: whether the last owner did not close the store. undo:
-    receives what releases the directory.
+    store: the directory. current: the last durable point's manifest. live: the unpacked files. log: the segments that
+    follow the point; logged: whether there must be one. crashed: whether the last owner did not close the store. undo:
+    receives the callbacks that release the directory.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
@@ -38,13 +38,13 @@ class Points:
         try:
             layout.check_place_for_store(store)
         except StoreNotFound as error:
-            if "is a series" in (there := describe_path(store)):
-                raise StoreNotFound(f"{there}, and restore it; a store is another directory") from error
+            if "is a series" in (message := describe_path(store)):
+                raise StoreNotFound(f"{message}, and restore it; a store is another directory") from error
             raise
         with layout.as_cold_store_error(f"open {store}"):
-            self._take(store, undo)
+            self._open(store, undo)
 
-    def _take(self, store: Path, undo: ExitStack) -> None:
+    def _open(self, store: Path, undo: ExitStack) -> None:
         fresh_files.make_directory(store)
         undo.enter_context(layout.lock(store))
         paths.check_own(store)
@@ -64,31 +64,31 @@ class Points:
             (self.live / layout.ROWS).mkdir(parents=True)
         (self.live / layout.CHANGES).mkdir(exist_ok=True)
         self.log = journal_segments.segments(store / layout.LOG, self.current.point, begun=self.logged)
-        # A point that was not completed may have begun a segment.
+        # An incomplete point may have begun a segment.
         self._last_number = max(
             [self.current.point, *filter(None, (layout.segment_number(path.name) for path in self.log))]
         )
 
     @property
     def folder(self) -> Path:
-        """The current point's."""
+        """The current point's directory."""
         return layout.point(self.store, self.current.point)
 
     def next_number(self) -> int:
-        """Return a number for a point that no point ever had."""
+        """Return a new number for a point, never used before."""
         self._last_number += 1
         return self._last_number
 
     def adopt(self, checkpoint: str) -> None:
-        """The next point follows this checkpoint, of whatever store."""
+        """Make this checkpoint, of this or another store, the parent of the next point."""
         self.current = replace(self.current, parent=checkpoint)
 
     def amend(self, variables: dict[str, VariableEntry]) -> None:
-        """The state is that of the current point with these variables; the next point has it."""
+        """Replace the current point's variables, for the next point."""
         self.current = replace(self.current, variables=variables)
 
     def describe(self, number: int, variables: dict[str, VariableEntry], without: Collection[str]) -> Manifest:
-        """Return the description of a point: the current one's, with these entries new, and without some variables."""
+        """Return the manifest of a new point: the current one with these entries, and without some variables."""
         return replace(
             self.current,
             id=uuid.uuid4().hex,
@@ -99,13 +99,13 @@ class Points:
         )
 
     def draft(self, number: int) -> DirectoryDraft:
-        """Return the folder to fill for a point, its manifest included. Raises ColdStoreError."""
+        """Return a directory to be filled with a point, manifest included. Raises ColdStoreError."""
         return DirectoryDraft(layout.point(self.store, number))
 
     def publish(self, draft: DirectoryDraft, *, logged: bool) -> None:
-        """Make a folder that was filled the current point. logged: whether a segment of the log goes on from it.
+        """Make a filled directory the current point. logged: whether a segment of the log follows it.
 
-        Raises ColdStoreError; then the point before it still is.
+        Raises ColdStoreError; then the previous point stays current.
         """
         draft.publish()
         self.current = manifest.read(draft.target)
@@ -114,12 +114,15 @@ class Points:
         self._drop_points_but(draft.target.name)
 
     def begin_log(self) -> None:
-        """A segment of the log goes on from the current point from here on, and is there. Raises ColdStoreError."""
+        """Record in CURRENT that a segment of the log follows the current point. Raises ColdStoreError.
+
+        REQUIRES: the segment exists.
+        """
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=True)
 
     def complete(self, scratch: Path, described: Manifest) -> Manifest:
-        """Describe the folder of a point; what it shares with the current one is not read again."""
+        """Write the manifest of a point's directory; files shared with the current point are not read again."""
         return complete(scratch, described, self.folder if layout.is_checkpoint(self.folder) else None)
 
     def _drop_points_but(self, name: str) -> None:
@@ -136,10 +139,11 @@ def _without(named: dict[str, Value], names: Collection[str]) -> dict[str, Value
 def reading(
     path: Path, open_database: Callable[[Path, Manifest], ColdDatabase]
 ) -> Iterator[tuple[ColdDatabase, Manifest]]:
-    """Open a checkpoint, or a store's last durable point, to be read in place; yields its rows and its manifest.
+    """Open a checkpoint, or a store's last durable point, in place; yields its database and its manifest.
 
-    open_database: opens the rows. The owner of a store may replace the point at any time: before it is open, the next
-    one is tried; after, the files stay readable. Raises StoreNotFound, Corruption, ColdStoreError, UnsupportedFormat.
+    open_database: opens the rows. A store's owner may replace the point at any time: if opening fails for that, the
+    next point is tried; once open, the files stay readable. Raises StoreNotFound, Corruption, ColdStoreError,
+    UnsupportedFormat.
     """
     check_there(path)
     with ExitStack() as stack:

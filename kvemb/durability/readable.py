@@ -1,6 +1,6 @@
-"""Checkpoints read in place, by whoever: links stand for their files, so nothing is left in them and none is changed.
+"""Checkpoints opened in place, through a temporary directory of links, so that no file of them is added or changed.
 
-Streams; no thread contract but that of the database that is opened.
+As thread-safe as the database that is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCH_ROWS = 65_536
 
 
 class Readable:
-    """A checkpoint opened in place: its rows by variable, and what it says of itself."""
+    """A checkpoint opened in place: its rows by variable, and its manifest."""
 
     def __init__(self, path: Path, described: Manifest, database: ColdDatabase) -> None:
         self.path, self.described = path, described
@@ -26,7 +26,7 @@ class Readable:
         self._stores: dict[str, ColdStore] = {}
 
     def rows(self, variable: str) -> ColdStore | None:
-        """Return a variable's rows, None where it has no such variable."""
+        """Return a variable's rows, None if the checkpoint does not have the variable."""
         if variable not in self.described.variables:
             return None
         if variable not in self._stores:
@@ -35,7 +35,7 @@ class Readable:
         return self._stores[variable]
 
     def recorded(self, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
-        """See changes.recorded; batches of at most BATCH_ROWS."""
+        """As changes.recorded, in batches of at most BATCH_ROWS keys."""
         cleared, batches = changes.recorded(self.path / layout.CHANGES, epochs, variable)
         return cleared, (batch[at : at + BATCH_ROWS] for batch in batches for at in range(0, len(batch), BATCH_ROWS))
 
@@ -44,8 +44,9 @@ class Readable:
 def database_in_place(
     source: Path, described: Manifest, open_database: Callable[[Path, Manifest], ColdDatabase]
 ) -> Iterator[ColdDatabase]:
-    """Yield a checkpoint's rows, opened in place by open_database and closed after. Raises Corruption, ColdStoreError,
-    which name a damaged file.
+    """Open a checkpoint's database in place with open_database; it is closed when the block ends.
+
+    Raises Corruption, ColdStoreError, naming a damaged file.
     """
     inventory.check(source, described)
     with layout.mirrored(source / layout.ROWS) as rows:
@@ -59,6 +60,6 @@ def database_in_place(
 
 @contextmanager
 def opened(path: Path, described: Manifest) -> Iterator[Readable]:
-    """Open a checkpoint in place, with little memory. Raises Corruption, ColdStoreError."""
+    """Open a checkpoint in place, with a small block cache. Raises Corruption, ColdStoreError."""
     with database_in_place(path, described, cold_databases.to_read) as database:
         yield Readable(path, described, database)

@@ -1,6 +1,6 @@
-"""After a crash: what the log holds beyond the last durable point is written to the cold store, and told.
+"""Recovery: the writes in the log after the last durable point are replayed into the cold store, and reported.
 
-Without a log there is nothing to do: opening starts from the last durable point in any case (kvemb.durability.points).
+Without a log there is nothing to do: opening always starts from the last durable point (kvemb.durability.points).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _logger = logging.getLogger("kvemb")
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a store was opened with after a crash.
+    """What a store recovered when it was opened after a crash.
 
-    created: when the state of the durable point was taken, in seconds since 1970. rows: how many writes and removals of
-    a row were added to it from the log.
+    created: when the durable point's snapshot was taken, in seconds since 1970. rows: the number of row writes and
+    removals replayed from the log.
     """
 
     path: Path
@@ -51,15 +51,15 @@ class Recovery:
 def replay(
     entries: Iterable[Entry], current: Manifest, database: ColdDatabase, changes: ChangeLog
 ) -> tuple[dict[str, VariableEntry], int]:
-    """Write what the log holds to the cold database.
+    """Write the log's entries to the cold database.
 
-    Returns the variables as they are then, and how many rows that were. Raises Corruption, ColdStoreError.
+    Returns the updated variables and the number of rows written or removed. Raises Corruption, ColdStoreError.
     """
     variables, rows = dict(current.variables), 0
     stores: dict[str, ColdStore] = {}
     for entry in entries:
         if entry.variable not in variables:
-            raise Corruption(f"the log holds writes of {entry.variable!r}, which the store does not have")
+            raise Corruption(f"the log has writes of {entry.variable!r}, which the store does not have")
         described = variables[entry.variable]
         if entry.variable not in stores:
             stores[entry.variable] = database.attach(entry.variable, described.schema)
@@ -87,8 +87,8 @@ def _block(entry: Entry, schema: Schema) -> RowBlock:
 
 
 def _write(cold: ColdStore, block: RowBlock, *, removed: bool) -> int:
-    """Returns by how much the number of rows changes."""
+    """Write or remove rows; returns the change of the number of rows."""
     _, existed = cold.read(block.keys)
     cold.write(block)
-    there = int(np.sum(existed))
-    return -there if removed else len(block) - there
+    existing = int(np.sum(existed))
+    return -existing if removed else len(block) - existing

@@ -1,8 +1,8 @@
-"""Temporary folders that do not outlive their process, even one that was killed.
+"""Temporary directories that are deleted even if their process was killed.
 
-A folder is locked (flock) for as long as its process lives. Whoever makes another one of the same prefix first deletes
-those that are unlocked, a minute old and its own user's. Where the filesystem has no such locks, nothing is deleted.
-Any thread, any process.
+A directory is locked (flock) while its process lives. Creating one first deletes those of the same prefix that are
+unlocked, at least a minute old and owned by the same user. On a filesystem without such locks none is deleted.
+Thread-safe and process-safe.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# A folder may be this old before its process has locked it.
+# A process locks its directory within this time after creating it.
 GRACE_SECONDS = 60.0
 
 
 @contextmanager
 def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Yield a new folder, and delete it with all that is in it when the block ends.
+    """Yield a new directory, and delete it with its content when the block ends. Raises OSError.
 
-    prefix: of its name, used for nothing else there. within: where; None: where temporary files go. Raises OSError.
+    prefix: of its name, reserved for such directories. within: its parent, None for the system's temporary directory.
     """
-    place = Path(tempfile.gettempdir() if within is None else within)
-    _sweep(place, prefix)
-    made = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-    lock = os.open(made, os.O_RDONLY)
+    parent = Path(tempfile.gettempdir() if within is None else within)
+    _delete_abandoned(parent, prefix)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    lock = os.open(folder, os.O_RDONLY)
     try:
         _locked(lock)
-        yield made
+        yield folder
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
 def _locked(folder: int) -> bool:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody has it, or the filesystem knows no locks
+    except OSError:  # locked by another process, or the filesystem has no locks
         return False
     return True
 
 
-def _sweep(place: Path, prefix: str) -> None:
-    """Delete folders of this prefix whose processes are gone. What cannot be deleted stays."""
-    ours = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")  # as tempfile names them
-    with suppress(OSError), os.scandir(place) as entries:
+def _delete_abandoned(parent: Path, prefix: str) -> None:
+    """Delete directories of this prefix whose processes have ended. Errors are ignored."""
+    pattern = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")  # as tempfile names them
+    with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             with suppress(OSError):
-                if ours.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                     _delete_stale(entry)
 
 
 def _delete_stale(entry: os.DirEntry[str]) -> None:
-    about = entry.stat(follow_symlinks=False)
-    if about.st_uid != os.getuid() or time.time() - about.st_mtime < GRACE_SECONDS:
+    status = entry.stat(follow_symlinks=False)
+    if status.st_uid != os.getuid() or time.time() - status.st_mtime < GRACE_SECONDS:
         return
     folder = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
     try:

@@ -121,7 +121,7 @@ def test_what_is_not_ours_is_never_written_to(tmp_path):
         layout.lock(tmp_path)
     lock.unlink()
     os.mkfifo(lock)
-    with pytest.raises(Corruption, match=f"{lock} is no regular file"):
+    with pytest.raises(Corruption, match=f"{lock} is not a regular file"):
         layout.lock(tmp_path)
     lock.unlink()
     os.link(target, lock)

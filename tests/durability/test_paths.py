@@ -37,12 +37,12 @@ def test_a_url_is_no_directory(series, tmp_path):
         ]
         for call in calls:
             for url in ("s3://bucket/store", Path("s3://bucket/store"), "file:///tmp/store", "memory://x"):
-                with pytest.raises(ValueError, match=r"must be a directory here, got '.*', a URL; kvemb pull"):
+                with pytest.raises(ValueError, match=r"must be a local directory, got the URL '.*'; kvemb pull"):
                     call(url)
             for strange in (7, None, b"store", ["store"]):
                 with pytest.raises(TypeError, match="must be a str or a path, got"):
                     call(strange)
-            with pytest.raises(ValueError, match="must name a place"):
+            with pytest.raises(ValueError, match="must not be empty or contain a null character"):
                 call("")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["series", "store"]
     assert paths.local("./s3:/x") == Path("s3:/x")
@@ -56,7 +56,7 @@ def test_a_place_elsewhere_is_text():
     for strange in (7, None, b"x"):
         with pytest.raises(TypeError, match="url must be a str or a path"):
             paths.place(strange)
-    with pytest.raises(ValueError, match="url must name a place"):
+    with pytest.raises(ValueError, match="url must not be empty or contain a null character"):
         paths.place("")
     with pytest.raises(ValueError, match="'s3:/b/x' has one slash after its colon; give it as a str"):
         paths.place(Path("s3://b/x"))

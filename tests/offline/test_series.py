@@ -588,7 +588,7 @@ def test_a_place_that_is_none_is_told(s3, store, manager, tmp_path, monkeypatch)
                 call(url, options=s3)
         with pytest.raises(ValueError, match="one slash after its colon"):
             call(Path("s3://bucket/x"), options=s3)
-        with pytest.raises(ValueError, match="url must name a place"):
+        with pytest.raises(ValueError, match="url must not be empty or contain a null character"):
             call("")
         for strange in (7, None, b"remote"):
             with pytest.raises(TypeError, match="url must be a str or a path, got"):
