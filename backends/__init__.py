@@ -1,3 +1,1 @@
-"""The machines: hot tables (cpu) and cold stores (rocks, memory). The core loads them by name through
-kvemb.registry.
-"""
+"""Backends: hot tables (cpu) and cold stores (rocks, memory). The core loads them by name through kvemb.registry."""

@@ -1,8 +1,8 @@
 """The hot table on the CPU: buckets of 16 cells over columns in host memory, with eviction by lowest score.
 
-Cells are reserved for the largest size as address space and given to the process only as the table doubles into them.
-Not thread-safe: the tier's lock guards it; a large batch is split over the machine's cores within a call. The layout
-is described in cpu_probe.
+Address space is reserved for the largest size; memory is committed only as the table grows by doubling. Not
+thread-safe: the caller holds the variable's lock; within a call a large batch is split over the cores. The layout is
+described in cpu_probe.
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ class CpuTable:
     def insert(
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
     ) -> RowBlock:
-        """See contracts.HotTable. Doubles when a key finds both of its buckets full, at about nine tenths of the
-        cells.
-        """
+        """See contracts.HotTable. Doubles when both buckets of a key are full, at about nine tenths of the cells."""
         left = RowBlock(self.schema, len(rows))
         at, count = self._insert(rows, 0, left, 0, by_score, evicting=False)
         while at < len(rows):
@@ -207,7 +205,7 @@ class CpuTable:
         cpu_insert.double(self._buckets, self._digests, rows.keys, rows.scores, rows.steps, rows.flags, rows.words)
         self._buckets *= 2
 
-    # What is dirty, and what a snapshot has marked.
+    # Dirty rows, and the rows marked by a snapshot.
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
         """See contracts.HotTable."""
@@ -269,8 +267,8 @@ def _worth_threads(keys: int) -> bool:
 def _in_parts(part: Callable[[int, int], None]) -> None:
     """Run part(number, parts) for every number, on all cores.
 
-    There are more parts than cores, a power of two, and each thread takes the next, so that a core busy elsewhere does
-    not hold up the rest.
+    There are more parts than cores, a power of two, and each thread takes the next one, so that a busy core does not
+    delay the others.
     """
     parts = 2 << (_cores() - 1).bit_length()
     numbers = iter(range(parts))

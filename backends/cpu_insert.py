@@ -1,6 +1,6 @@
-"""The CPU hot table's kernels that move rows: insert with eviction, remove, double in place, collect what is dirty.
+"""The CPU hot table's kernels that move rows: insert with eviction, remove, double in place, collect dirty cells.
 
-The layout is cpu_probe's. All kernels release the GIL; the caller holds the table's lock.
+cpu_probe describes the layout. All kernels release the GIL; the caller holds the variable's lock.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from kvemb.rows.hashing import inlined, kernel, mix
 
 AHEAD = 16
 LINE_CELLS = 8  # keys or scores in a cache line
-# Empty cells of its first bucket at which a key looks at its second.
+# With at most this many empty cells in its first bucket, a key also considers its second bucket.
 NEARLY_FULL = 3
 
 
 @inlined
-def _bytes_shown(mask: Any) -> Any:
+def _count_bytes(mask: Any) -> Any:
     return (((mask >> np.uint64(7)) * ONES) >> np.uint64(56)) & np.uint64(0xFF)
 
 
 @inlined
 def _empty_cells(bucket: Any, tags: Any) -> Any:
-    """How many cells of a bucket are empty. Digests in use are 2 to 255, so adding 127 to their low bits tells
-    exactly.
+    """Return the number of empty cells of a bucket. A byte is in use if its high bit is set after adding 127 to its low
+    bits, or was set before: digests are 2 to 255, so this is exact.
     """
     count = np.uint64(0)
     for half in range(2):
         word = tags[2 * bucket + half]
         used = ((word & ~HIGHS) + ~HIGHS) | word
-        count += _bytes_shown(~used & HIGHS)
+        count += _count_bytes(~used & HIGHS)
     return count
 
 
 @inlined
 def _empty_cell(h: Any, buckets: Any, tags: Any) -> Any:
-    """An empty cell for a hash, -1 for none. The first bucket, until it is nearly full and the second is emptier:
-
-    lookups mostly end in the first, and yet no key finds both full before the table is nine tenths full.
+    """Return an empty cell for a hash, -1 for none: in the first bucket, unless that is nearly full and the second one
+    has more room. So most lookups end in the first bucket, and the table fills to nine tenths before both are full.
     """
     bucket = first_bucket(h, buckets)
     room = _empty_cells(bucket, tags)
@@ -76,9 +75,9 @@ def _smallest_key(bucket: Any, score: Any, scores: Any, keys: Any, smallest: Any
 
 @inlined
 def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
-    """The cell that leaves: the lowest score of two full buckets, of equal ones the smaller key.
+    """Return the cell to evict: the lowest score of two full buckets, the smallest key of equal scores.
 
-    Two passes, since one that compares both at once is twice as slow: its branches cannot be foretold.
+    Two passes, because a single pass that compares both is twice as slow: its branches are unpredictable.
     """
     least = _lowest_score(second, scores, _lowest_score(first, scores, np.inf))
     return _smallest_key(second, least, scores, keys, _smallest_key(first, least, scores, keys, np.int64(-1)))
@@ -132,10 +131,10 @@ def insert(
     o_flags: Any,
     o_words: Any,
 ) -> Any:
-    """Insert the rows n_* from start on; dirty rows that leave are written to o_* from out on.
+    """Insert the rows n_* from position start on; evicted dirty rows are written to o_* from position out on.
 
-    Not evicting: stops at the first row for which another would have to leave. Returns (where it stopped, the end of
-    o_*, cells newly used).
+    evicting=False: stops at the first row that would evict another. Returns (where it stopped, the end of o_*, cells
+    newly used).
     """
     used = 0
     n = len(n_keys)
@@ -167,7 +166,7 @@ def insert(
 
 @kernel
 def remove(cells: Any, digests: Any, flags: Any) -> int:
-    """Empty cells; returns how many were in use."""
+    """Empty cells; returns the number that were in use."""
     count = 0
     for i in range(len(cells)):
         c = cells[i]
@@ -182,8 +181,8 @@ def remove(cells: Any, digests: Any, flags: Any) -> int:
 def double(buckets: int, digests: Any, keys: Any, scores: Any, steps: Any, flags: Any, words: Any) -> None:
     """Split every bucket b into 2b and 2b + 1, from the last to the first, in place.
 
-    The arrays already reach over twice the buckets. Bucket b's targets lie at or above b, and those above it are free
-    by then; only bucket 0 is split within itself.
+    The arrays already have room for twice the buckets. The targets of bucket b are at or above b, and those above it
+    have been emptied by then; only bucket 0 is split into itself and bucket 1.
     """
     twice = 2 * buckets
     for b in range(buckets - 1, -1, -1):
@@ -210,7 +209,7 @@ def double(buckets: int, digests: Any, keys: Any, scores: Any, steps: Any, flags
 
 @kernel
 def dirty_cells(flags: Any, start: int, stop: int, limit: int, cells: Any) -> Any:
-    """Collect up to `limit` dirty cells from start on. Returns (how many, where to go on)."""
+    """Collect up to `limit` dirty cells from start on. Returns (their number, the cell to continue from)."""
     count = 0
     c = start
     while c < stop and count < limit:

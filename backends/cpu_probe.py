@@ -1,11 +1,11 @@
-"""The CPU hot table's layout and its probing kernels: find, lookup, upsert. cpu_insert has those that move rows.
+"""The CPU hot table's layout and its probing kernels: find, lookup, upsert. cpu_insert has the kernels that move rows.
 
-Layout: `buckets` of 16 cells. A key may stand in its first bucket (high half of its hash) or, when that one was nearly
-full and the second emptier, in its second (low half); a bucket is chosen by multiplying the half with the number of
-buckets (Lemire, "Fast random integer generation in an interval", 2019), so doubling splits bucket b into 2b and 2b + 1
-and the table doubles in place. One byte a cell holds 0 (empty) or a digest of the hash, so that every int64 is usable
-as a key; `tags` is those bytes as words of eight. All kernels release the GIL; the caller holds the table's lock, and
-splits a batch among threads by hash only where that is said.
+Layout: `buckets` of 16 cells. A key is in its first bucket (high half of its hash) or, if that was nearly full and the
+second one had more room, in its second bucket (low half). A bucket is chosen by multiplying the half with the number of
+buckets (Lemire, "Fast random integer generation in an interval", 2019), so doubling splits bucket b into 2b and 2b + 1,
+in place. One byte a cell holds 0 (empty) or a digest of the hash, so every int64 is usable as a key; `tags` is a view
+of these bytes as words of eight. All kernels release the GIL; the caller holds the variable's lock, and may split a
+batch over threads only as a kernel's docstring says.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kvemb.rows.block import DIRTY
 from kvemb.rows.hashing import inlined, kernel, mix
 
 CELLS = 16
-# Keys between asking for a bucket's digests and reading them, and on to using the row: measured, and flat around here.
+# Prefetch distances in keys: from a bucket's digests to the likely row, and from there to its use. Measured.
 FAR = 16
 NEAR = 16
-RING = 64  # hashes kept on the way: a power of two above FAR + NEAR
+RING = 64  # hashes kept in the pipeline: a power of two above FAR + NEAR
 LINE_BYTES = 64
-# How a lookup records a use (kvemb.restrict.ScoreRule), -1 for not at all.
+# How a lookup records a use (kvemb.restrict.ScoreRule); -1: not at all.
 NO_TOUCH = -1
 LAST_USE = 0
 COUNT = 1
@@ -37,21 +37,21 @@ HIGHS = np.uint64(0x8080808080808080)
 
 @inlined
 def first_bucket(h: Any, buckets: Any) -> Any:
-    """The bucket a hash prefers."""
+    """Return the preferred bucket of a hash."""
     return np.int64(((h >> _U32) * np.uint64(buckets)) >> _U32)
 
 
 @inlined
 def second_bucket(h: Any, buckets: Any) -> Any:
-    """The bucket a hash falls back to; it may be the same."""
+    """Return the alternative bucket of a hash; it may be the same."""
     return np.int64(((h & _LOW) * np.uint64(buckets)) >> _U32)
 
 
 @inlined
 def digest_of(h: Any) -> Any:
-    """One byte of the hash, from 2 to 255. Independent of the buckets while there are fewer than 2^24 of them.
+    """Return one byte of the hash, from 2 to 255. Independent of the buckets while there are fewer than 2^24 of them.
 
-    Not 1 either: `matches` may show the digest's neighbour, and that one must not be an empty cell.
+    Not 1 either: `matches` may falsely report a byte equal to digest ^ 1, which must not be 0, an empty cell.
     """
     d = np.uint8((h >> _U32) & np.uint64(0xFF))
     return d if d > 1 else d | np.uint8(2)
@@ -59,9 +59,10 @@ def digest_of(h: Any) -> Any:
 
 @inlined
 def matches(word: Any, digest: Any) -> Any:
-    """The high bit of each byte of word that equals digest; a byte above one that does may show too, so verify the key.
+    """Return a mask with the high bit of each byte of word that equals digest. May have false positives: check the key.
 
-    Such a byte is digest ^ 1. The lowest bit shown is always true (Mycroft's zero-byte test, "Bit Twiddling Hacks").
+    A false positive is digest ^ 1, above a true match, so the lowest bit set is always true (Mycroft's zero-byte test,
+    "Bit Twiddling Hacks").
     """
     x = word ^ (np.uint64(digest) * ONES)
     return (x - ONES) & ~x & HIGHS
@@ -102,7 +103,7 @@ def _likely_in(digest: Any, bucket: Any, tags: Any) -> Any:
 
 @inlined
 def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
-    """The first cell whose digest fits, -1 for none: right but for one key in 16, and found without reading keys."""
+    """Return the first cell whose digest matches, -1 for none. Reads no keys; wrong for about one key in 16."""
     digest = digest_of(h)
     cell = _likely_in(digest, first_bucket(h, buckets), tags)
     if cell < 0:
@@ -112,7 +113,7 @@ def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
 
 @kernel
 def find(wanted: Any, buckets: int, tags: Any, keys: Any, cells: Any) -> None:
-    """cells[i] = the cell of wanted[i], or -1. A pipeline: digests, then the likely key, then the proof."""
+    """Set cells[i] to the cell of wanted[i], or -1. A pipeline: digests, then the likely cell, then the key's check."""
     n = len(wanted)
     hashes = np.empty(RING, np.uint64)
     for t in range(n + FAR + NEAR):
@@ -132,7 +133,7 @@ def find(wanted: Any, buckets: int, tags: Any, keys: Any, cells: Any) -> None:
 
 @inlined
 def _mine(key: Any, part: Any, parts: Any) -> Any:
-    """Whether this thread handles a key: by the hash, so that equal keys meet in one thread, in order.
+    """Whether a part of the batch has a key: by the hash, so that equal keys are handled by one thread, in order.
 
     parts is a power of two.
     """
@@ -166,9 +167,9 @@ def lookup(
     flags: Any,
     cells: Any,
 ) -> None:
-    """Find, copy and touch wanted[start:stop], in a pipeline: digests, then key and row, then the copy.
+    """Find wanted[start:stop], copy the rows out and record the uses. A pipeline: digests, key and row, copy.
 
-    shared: other threads run other ranges of the batch, in which the same keys may be; no use is lost.
+    shared: other threads run other ranges of the batch, which may have the same keys; uses are counted atomically.
     """
     hashes = np.empty(RING, np.uint64)
     width = values.shape[1]
@@ -223,9 +224,9 @@ def upsert(
     flags: Any,
     cells: Any,
 ) -> None:
-    """Find, and overwrite the embeddings found, in order, of one part of the batch; the pipeline is lookup's.
+    """Find the keys of one part of the batch, and overwrite their embeddings in order. The pipeline is lookup's.
 
-    Threads may run the parts, a power of two, at once: they handle different keys, so different rows.
+    Threads may run the parts, a power of two, concurrently: they have different keys, so different rows.
     """
     chosen = np.empty(len(wanted) + 1, np.int64)
     n = _choose(wanted, part, parts, chosen)

@@ -1,7 +1,7 @@
-"""What numba lacks for hash tables on a CPU: prefetch, and loads and stores of 16-bit floats.
+"""Operations that numba lacks: prefetch, atomic add, trailing zeros, and loads and stores of 16-bit floats.
 
-Inside kernels float16 travels as uint16 and bfloat16 as int16 (kvemb.rows.block); arithmetic on them is done in float32
-and rounded to nearest even once, as NumPy and ml_dtypes do.
+Kernels see float16 as uint16 and bfloat16 as int16 (kvemb.rows.block); arithmetic is done in float32, and the result is
+rounded once, to nearest even, as NumPy and ml_dtypes do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numba.extending import intrinsic, overload
 
 @intrinsic
 def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
-    """Ask for the cache line of the array's element at a flat offset. Never faults."""
+    """Prefetch the cache line of the array's element at a flat offset. Never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -44,7 +44,7 @@ def _trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def _atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
-    """Add to the array's element at a flat offset so that threads doing the same lose nothing."""
+    """Add atomically to the array's element at a flat offset."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -70,7 +70,7 @@ def _float_of_bits_intrinsic(typingctx: Any, value: Any) -> Any:
     return types.float32(types.uint32), codegen
 
 
-# Called with the arguments after the first; typed as Any, since numba's types show the typing function's own.
+# Called without the first argument, typingctx. Typed as Any, because numba's stubs have the signature with it.
 prefetch: Any = _prefetch
 trailing_zeros: Any = _trailing_zeros
 atomic_add: Any = _atomic_add
@@ -79,12 +79,12 @@ _float_of_bits: Any = _float_of_bits_intrinsic
 
 
 def load(element: Any) -> Any:
-    """Return an element of a values array as the number to calculate with."""
+    """Return an element of a values array as a number for arithmetic."""
     raise TypeError("load is compiled, not called")
 
 
 def store(value: Any, element: Any) -> Any:
-    """Return a calculated number as what a values array like `element` holds."""
+    """Return a number in the representation of a values array with elements like `element`."""
     raise TypeError("store is compiled, not called")
 
 

@@ -1,6 +1,6 @@
-"""Cold rows in a dict: the model the tests compare with, and the home of small tables that need no disk.
+"""Cold rows in a dict: for small tables that need no disk, and as the model in tests.
 
-Not thread-safe for writes; reads may run beside each other. Nothing outlives the process.
+Concurrent reads are safe, writes are not. Not durable.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MemoryStore:
         return self.scan(batch_rows)
 
     def splits(self, parts: int) -> list[int]:
-        """See contracts.ColdStore; this one knows."""
+        """See contracts.ColdStore. Exact."""
         keys = sorted(self._records)
         return [
             int.from_bytes(keys[at], "big")
@@ -50,7 +50,7 @@ class MemoryStore:
         ]
 
     def compact(self, tell: Callable[[int, int], None]) -> None:
-        """See contracts.ColdStore; there is nothing to drop."""
+        """See contracts.ColdStore. Does nothing."""
         tell(1, 1)
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
@@ -64,5 +64,5 @@ class MemoryStore:
         self._records.clear()
 
     def disk_bytes(self) -> int:
-        """See contracts.ColdStore; this one's bytes are in memory."""
+        """See contracts.ColdStore. The bytes are in memory."""
         return sum(map(len, self._records.values()))

@@ -1,4 +1,4 @@
-"""rocksdict-config.json, which rocksdict keeps beside RocksDB's files: what kvemb has it say (FORMAT.md, "Rows")."""
+"""Validation of rocksdict-config.json, which rocksdict writes next to RocksDB's files (FORMAT.md, "Rows")."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from kvemb.checks.brief import brief
 from kvemb.errors import Corruption
 
 NAME = "rocksdict-config.json"
-# What is read of it: many times what it has.
+# At most this much of it is read: many times its size.
 _MOST_BYTES = 4096
 _EXPECTED = {"raw_mode": True, "prefix_extractors": {}}
 
 
 def check_config(rows: Path) -> None:
-    """Raise Corruption where rocksdict's file is there and says that keys or values are other than raw bytes."""
+    """Raise Corruption if rocksdict's file exists and does not say that keys and values are raw bytes."""
     path = rows / NAME
     try:
         with open(path, "rb") as file:
-            said = json.loads(file.read(_MOST_BYTES))
+            config = json.loads(file.read(_MOST_BYTES))
     except FileNotFoundError:
-        return  # rocksdict makes one
+        return  # rocksdict writes one
     except (ValueError, RecursionError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
-    # JSON's true is no 1.
-    if said != _EXPECTED or said["raw_mode"] is not True:
+    # 1 == True in Python, but not in JSON.
+    if config != _EXPECTED or config["raw_mode"] is not True:
         raise Corruption(
-            f"{path} is damaged: it must be {json.dumps(_EXPECTED)}, got {brief(said)}; restore from another checkpoint"
+            f"{path} is damaged: it must be {json.dumps(_EXPECTED)}, got {brief(config)}; "
+            "restore from another checkpoint"
         )

@@ -1,4 +1,4 @@
-"""RocksDB's table files: written in key order, taken in whole, and what their names and sizes say of a table."""
+"""RocksDB's table files: writing them in key order for ingestion, and splitting a table by their sizes and ranges."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ class SortedFile:
 
 
 def splits(family: Any, parts: int) -> list[int]:
-    """See contracts.ColdStore. As if rows stood evenly between the first and the last key of each file."""
+    """See contracts.ColdStore. Assumes that the rows of a file are evenly distributed over its range of keys."""
     listed = str(family.property_value("rocksdb.sstables") or "")
-    # A range that was deleted may end beyond all keys.
+    # A range deletion may end above the last key.
     files = [
         (int(size), *(min(int(end, 16), LAST_KEY) for end in ends)) for size, *ends in _FILE_LISTED.findall(listed)
     ]
     if not files or parts == 1:
         return []
-    base = min(first for _, first, _ in files)  # floats hold distances from it better than keys
+    base = min(first for _, first, _ in files)  # floats represent distances from it more exactly than keys
     files = [(size, first - base, last - base) for size, first, last in files]
-    places = np.unique(np.array([end for _, *ends in files for end in ends], np.float64))
-    below = np.zeros(len(places))
+    bounds = np.unique(np.array([end for _, *ends in files for end in ends], np.float64))
+    bytes_below = np.zeros(len(bounds))
     for size, first, last in files:
-        below += size * np.clip((places - first) / max(1, last - first), 0.0, 1.0)
-    wanted = below[-1] * np.arange(1, parts) / parts
-    found = {base + int(place) for place in np.interp(wanted, below, places)}
+        bytes_below += size * np.clip((bounds - first) / max(1, last - first), 0.0, 1.0)
+    wanted = bytes_below[-1] * np.arange(1, parts) / parts
+    found = {base + int(distance) for distance in np.interp(wanted, bytes_below, bounds)}
     return sorted(split for split in found if 0 < split <= LAST_KEY)

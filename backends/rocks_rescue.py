@@ -1,7 +1,7 @@
-"""Reading what is left of a damaged column family. Where a block cannot be read, so cannot the keys it may hold.
+"""Reading the intact rows of a damaged column family. A range of keys that cannot be read is a gap.
 
-An iterator merges all files: where it stands on a key, no file had anything unreadable there, so what it shows is the
-newest. RocksDB checks every block; a range in which no iterator can stand is a gap, found by seeking.
+An iterator merges all files, so if it is valid at a key, all files could be read there and the row is the newest one.
+RocksDB verifies the checksum of every block; gaps are found by seeking.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rescue(family: Any, schema: Schema, batch_rows: int) -> Iterator[RowBlock | 
         while batch := list(islice(items, batch_rows)):
             unread = int.from_bytes(batch[-1][0], "big") + 1
             yield decode_rows(batch, schema)
-        # items() ends in the same way at the last key and at an error.
+        # items() ends in the same way after the last key and after an error.
         start = None
         if unread <= LAST_KEY and not _can_read(family, unread):
             start = _next_readable(family, unread)
@@ -32,7 +32,7 @@ def rescue(family: Any, schema: Schema, batch_rows: int) -> Iterator[RowBlock | 
 
 
 def _next_readable(family: Any, unread: int) -> int | None:
-    """Return where reading goes on after a key at which it fails: the first place, but for others that fail between."""
+    """Return a key after `unread` from which reading succeeds, or None: the first one, unless several gaps follow."""
     below, step = unread, 1
     while not _can_read(family, min(above := below + step, LAST_KEY)):
         if above >= LAST_KEY:
@@ -49,11 +49,11 @@ def _next_readable(family: Any, unread: int) -> int | None:
 
 
 def _can_read(family: Any, key: int) -> bool:
-    """Whether an iterator can stand at the first key from this one on, or at the end."""
-    place = family.iter()
+    """Whether an iterator can be positioned at the first key from this one on, or at the end."""
+    iterator = family.iter()
     try:
-        place.seek(_key(key))
-        place.status()
+        iterator.seek(_key(key))
+        iterator.status()
     except Exception:
         return False
     return True

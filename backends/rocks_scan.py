@@ -20,13 +20,13 @@ from kvemb.rows.schema import Schema
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Turn rocksdict's errors, which are bare Exceptions, into kvemb's."""
+    """Translate rocksdict's errors, which are plain Exceptions, into kvemb's. what: the operation, for messages."""
     try:
         yield
     except (Corruption, ColdStoreError, Closed, StopIteration):
         raise
     except Exception as error:
-        # A database that is read in place shows its files through links: name the files themselves.
+        # A database that is read in place is opened through links: name the files that they lead to.
         text = re.sub(r"/\S+/[\w.-]+", lambda path: os.path.realpath(path[0]), str(error))
         if text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text:
             raise Corruption(f"{what}: {text}; run kvemb verify --deep, and restore from a checkpoint") from error
@@ -34,10 +34,10 @@ def translated(what: str) -> Iterator[None]:
 
 
 class Scan(Iterator[RowBlock]):
-    """The rows of one instant, batch by batch. It keeps the database open, so the store closes it before itself.
+    """The rows of one snapshot, in batches. It keeps the database open, so closing the store closes its scans first.
 
-    items: pairs from the first key on. check: an iterator of the same instant, which tells at the end whether `items`
-    stopped for an error. bounds: the first and the last key, included.
+    items: pairs from the first key on. check: an iterator of the same snapshot, which shows at the end whether `items`
+    stopped because of an error. bounds: the first and the last key, inclusive.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Scan(Iterator[RowBlock]):
         return decode_rows(batch, self._schema)
 
     def close(self) -> None:
-        """End the scan, after a batch that is being read."""
+        """End the scan; waits for a batch that is being read."""
         with self._lock:
             self._closed = self._check is not None
             self._release()
@@ -83,8 +83,8 @@ class Scan(Iterator[RowBlock]):
         self._check, self._items = None, iter(())
 
     def _raise_if_cut_short(self) -> None:
-        """Raise when items() ended for an error: it ends the same way for that as at the last key."""
-        # No local names: the frame lives on in the error's traceback, and an iterator keeps the database open.
+        """Raise if items() ended because of an error, which looks the same as its end after the last key."""
+        # No local variables: a traceback keeps the frame alive, and an iterator keeps the database open.
         assert self._check is not None
         if self._last is None:
             self._check.seek(self._first_key)
