@@ -18,9 +18,7 @@ from kvemb.rows.schema import Schema
 
 
 def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, begun: bool) -> Iterator[Entry]:
-    """Yield the valid entries of consecutive segments (journal_segments.read).
-
-    variables: of the durable point before them.
+    """Yield the valid entries of consecutive segments (journal_segments.read). variables: of the durable point before.
 
     Raises Corruption for an invalid entry, naming the log's directory and the entry's number.
     """
