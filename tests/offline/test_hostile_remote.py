@@ -214,7 +214,7 @@ def test_a_lock_that_is_a_pipe_is_not_waited_for(open_store, tmp_path):
     (tmp_path / "store" / "LOCK").unlink()
     os.mkfifo(tmp_path / "store" / "LOCK")
     for use in (kvemb.verify, lambda path: kvemb.open(path, memory_budget="8MiB")):
-        with pytest.raises(Corruption, match="LOCK is not a file"):
+        with pytest.raises(Corruption, match="LOCK is not a regular file"):
             use(tmp_path / "store")
 
 
