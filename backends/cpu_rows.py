@@ -1,24 +1,18 @@
-"""Kernels over the rows of a block on the CPU: copy out, set, add, and the optimizers' steps, fused on row and slots.
+"""Kernels over the rows of a block on the CPU: copy out, set, add; an optimizer's step is made of its formula.
 
 index (n,) names rows of the block; entries < 0 are skipped. Slots and gradients have one dtype, the one calculated in;
-16-bit values are widened to it and rounded once. One optimizer's kernel is one formula, cited at its class in
-kvemb.optimizers.
+16-bit values are widened to it and rounded once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from kvemb.backends.cpu_formulas import AHEAD, LINE_BYTES, take_step
 from kvemb.backends.intrinsics import load, prefetch, store
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Positions, kernel
-
-AHEAD = 12
-LINE_BYTES = 64
 
 
 @kernel
@@ -58,66 +52,6 @@ def _add(index: Any, values: Any, old: Any, new: Any, dim: int, step: int, steps
             flags[r] |= DIRTY
 
 
-@kernel
-def _sgd(
-    index: Any, values: Any, slots: Any, column: int, grads: Any, dim: int, step: int, steps: Any, flags: Any, rate: Any
-) -> None:
-    n = len(index)
-    width = values.shape[1]
-    line = max(1, LINE_BYTES // values.itemsize)
-    for i in range(n):
-        if i + AHEAD < n and index[i + AHEAD] >= 0:
-            for j in range(0, dim, line):
-                prefetch(values, index[i + AHEAD] * width + j)
-        r = index[i]
-        if r >= 0:
-            for j in range(dim):
-                values[r, j] = store(load(values[r, j]) - rate * grads[i, j], values[r, j])
-            steps[r] = step
-            flags[r] |= DIRTY
-
-
-@kernel
-def _adagrad(
-    index: Any,
-    values: Any,
-    slots: Any,
-    column: int,
-    grads: Any,
-    dim: int,
-    step: int,
-    steps: Any,
-    flags: Any,
-    rate: Any,
-    epsilon: Any,
-) -> None:
-    n = len(index)
-    width = values.shape[1]
-    slot_width = slots.shape[1]
-    line = max(1, LINE_BYTES // values.itemsize)
-    slot_line = max(1, LINE_BYTES // slots.itemsize)
-    for i in range(n):
-        if i + AHEAD < n and index[i + AHEAD] >= 0:
-            for j in range(0, dim, line):
-                prefetch(values, index[i + AHEAD] * width + j)
-            for j in range(0, dim, slot_line):
-                prefetch(slots, index[i + AHEAD] * slot_width + column + j)
-        r = index[i]
-        if r >= 0:
-            for j in range(dim):
-                g = grads[i, j]
-                accumulator = slots[r, column + j] + g * g
-                slots[r, column + j] = accumulator
-                change = rate * g / (np.sqrt(accumulator) + epsilon)
-                values[r, j] = store(load(values[r, j]) - change, values[r, j])
-            steps[r] = step
-            flags[r] |= DIRTY
-
-
-# An optimizer's kernel by the optimizer's name; hyperparameters come last, in the order of Optimizer.hyperparameters().
-_STEPS: dict[str, Callable[..., None]] = {"sgd": _sgd, "adagrad": _adagrad}
-
-
 class CpuRows:
     """contracts.RowKernels on NumPy memory. Stateless."""
 
@@ -136,12 +70,7 @@ class CpuRows:
 
     def apply(self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Any, step: int) -> None:
         """See contracts.RowKernels."""
-        number = block.schema.slot_dtype.type
-        hyperparameters = [number(value) for value in optimizer.hyperparameters()]
-        _STEPS[optimizer.name](
-            index, block.values, block.slots, block.schema.slot_column, grads, block.schema.dim, step,
-            block.steps, block.flags, *hyperparameters,
-        )  # fmt: skip
+        take_step(optimizer, index, block, grads, step)
 
 
 def _seen(array: Any, block: RowBlock) -> Any:

@@ -27,8 +27,9 @@ _WEIGHTS = {
 
 
 def checker_of(store: kvemb.Store, hot_rows: int, devices: Any = None, name: str = "table") -> LockstepChecker:
-    """A new variable with slots and a policy, and its model."""
-    optimizer, policy = kvemb.optimizers.Adagrad(0.5), kvemb.TimestampRestrictPolicy(clock="steps")
+    """A new variable with slots and a policy, and its model. Each name has an optimizer of its own."""
+    kinds = {"table": kvemb.optimizers.Adam, "other": kvemb.optimizers.RowWiseAdagrad, "late": kvemb.optimizers.Adagrad}
+    optimizer, policy = kinds[name](0.5), kvemb.TimestampRestrictPolicy(clock="steps")
     variable = store.get_variable(
         name, dim=DIM, hot_rows=hot_rows, devices=devices, optimizer=optimizer, restrict_policy=policy
     )

@@ -203,11 +203,11 @@ class History:
 
     def table(self) -> None:
         """Make the variable that most steps use: rows with slots and scores, few of them hot."""
-        self._variable("table", dim=4, optimizer=kvemb.optimizers.Adagrad(0.5), hot_rows=32, checkpoint=True)
+        self._variable("table", dim=4, optimizer=kvemb.optimizers.Adam(0.5), hot_rows=32, checkpoint=True)
 
     def side(self) -> None:
         """Make one that is not in checkpoints."""
-        self._variable("side", dim=2, optimizer=kvemb.optimizers.SGD(0.5), hot_rows=32, checkpoint=False)
+        self._variable("side", dim=2, optimizer=kvemb.optimizers.RowWiseAdagrad(0.5), hot_rows=32, checkpoint=False)
 
     def _variable(self, name: str, **how: Any) -> None:
         policy = kvemb.FrequencyRestrictPolicy()

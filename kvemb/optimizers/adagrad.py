@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvemb.optimizers.arithmetic import Elements, Number, sqrt
 from kvemb.optimizers.base import Optimizer, Slot, check_not_negative
 
 
@@ -12,8 +13,8 @@ from kvemb.optimizers.base import Optimizer, Slot, check_not_negative
 class Adagrad(Optimizer):
     """Adagrad as torch.optim.Adagrad has it, without decay (Duchi, Hazan, Singer, JMLR 12, 2011).
 
-    accumulator += g * g; row -= learning_rate * g / (sqrt(accumulator) + epsilon).
-    Hyperparameters: (learning_rate, epsilon). TensorFlow starts the accumulator at 0.1, PyTorch at 0.
+    accumulator += g * g; w -= learning_rate * g / (sqrt(accumulator) + epsilon).
+    TensorFlow starts the accumulator at 0.1, PyTorch at 0.
     """
 
     name: ClassVar[str] = "adagrad"
@@ -30,6 +31,12 @@ class Adagrad(Optimizer):
         """The accumulator, as wide as the embedding."""
         return (Slot("accumulator", initial=self.initial_accumulator_value),)
 
-    def hyperparameters(self) -> tuple[float, ...]:
-        """Return (learning_rate, epsilon)."""
-        return (self.learning_rate, self.epsilon)
+    @staticmethod
+    def formula(
+        dim: int, w: Elements, g: Elements, accumulator: Elements, learning_rate: Number, epsilon: Number
+    ) -> None:
+        """See Optimizer."""
+        for j in range(dim):
+            s = accumulator[j] + g[j] * g[j]
+            accumulator[j] = s
+            w[j] = w[j] - learning_rate * g[j] / (sqrt(s) + epsilon)

@@ -1,7 +1,6 @@
-"""An optimizer as a value: frozen hyperparameters, and the slots that a row carries for it.
+"""An optimizer as a value: frozen hyperparameters, the slots that a row carries for it, and its formula.
 
-Safe to share between threads and variables. The arithmetic itself is in the backends' kernels, which know an optimizer
-by `name`; each class states the formula that they follow.
+Safe to share between threads and variables.
 """
 
 from __future__ import annotations
@@ -9,12 +8,14 @@ from __future__ import annotations
 import abc
 import math
 import numbers
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kvemb.checks.brief import brief
+from kvemb.optimizers.formula import read, run
 from kvemb.rows.schema import SlotShape
 
 
@@ -32,21 +33,35 @@ class Slot:
 
 
 class Optimizer(abc.ABC):
-    """An optimizer: frozen hyperparameters, and the slots a row carries for it.
+    """An optimizer: frozen hyperparameters, the slots a row carries for it, and its formula.
 
-    name: how kernels and the disk know it; on disk, do not rename.
+    name: how the disk knows it; on disk, do not rename. formula: one step on one row, in place, as
+    kvemb.optimizers.formula says. It stands there once: kernels are made of it, and NumPy runs it as it is.
     """
 
     name: ClassVar[str]
+    formula: ClassVar[Callable[..., None]]
 
     @property
     @abc.abstractmethod
     def slots(self) -> tuple[Slot, ...]:
         """The slots, in the order in which they lie in a row; on disk, do not reorder."""
 
-    @abc.abstractmethod
-    def hyperparameters(self) -> tuple[float, ...]:
-        """Return the numbers the kernel takes, in the order the class documents."""
+    def numbers(self, dtype: np.dtype[Any]) -> list[Any]:
+        """Return what the formula takes after the slots, attributes of the same names: float64, or in a dtype."""
+        found = read(self.formula)
+        return [(np.float64 if name in found.wide else dtype.type)(getattr(self, name)) for name in found.numbers]
+
+    def step(self, values: Any, slots: Mapping[str, Any], grads: Any) -> Any:
+        """Take one step in NumPy, with the bits of the kernels: what these are held against.
+
+        values (n, dim) in any dtype of floats; grads (n, dim), and slots by name (n, width), in the slots' dtype.
+        Returns the new values, and changes the slots in place.
+        """
+        wide = values.astype(grads.dtype)
+        run(self.formula, [wide, grads, *(slots[slot.name] for slot in self.slots)], self.numbers(grads.dtype))
+        with np.errstate(all="ignore"):
+            return wide.astype(values.dtype)
 
     def shapes(self, dim: int) -> tuple[SlotShape, ...]:
         """Return the slots of rows of `dim` values, as a schema has them."""
@@ -79,3 +94,10 @@ def check_not_negative(target: Optimizer, *names: str) -> None:
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{what} must be finite and at least 0, got {brief(given)}")
         object.__setattr__(target, name, value)
+
+
+def check_at_most(target: Optimizer, most: float, *names: str) -> None:
+    """Raise ValueError unless each of these hyperparameters is at most that."""
+    for name in names:
+        if getattr(target, name) > most:
+            raise ValueError(f"{type(target).__name__} {name} must be at most {most}, got {getattr(target, name)}")

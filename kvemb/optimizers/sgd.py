@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvemb.optimizers.arithmetic import Elements, Number
 from kvemb.optimizers.base import Optimizer, Slot, check_not_negative
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent: row -= learning_rate * g. Hyperparameters: (learning_rate,)."""
+    """Stochastic gradient descent: w -= learning_rate * g."""
 
     name: ClassVar[str] = "sgd"
 
@@ -24,6 +25,8 @@ class SGD(Optimizer):
         """None."""
         return ()
 
-    def hyperparameters(self) -> tuple[float, ...]:
-        """Return (learning_rate,)."""
-        return (self.learning_rate,)
+    @staticmethod
+    def formula(dim: int, w: Elements, g: Elements, learning_rate: Number) -> None:
+        """See Optimizer."""
+        for j in range(dim):
+            w[j] = w[j] - learning_rate * g[j]

@@ -81,7 +81,7 @@ class RowBlock:
 
     def embeddings(self) -> npt.NDArray[Any]:
         """Return the embeddings (length, dim) in the value dtype, a copy."""
-        return np.ascontiguousarray(self.values[:, : self.schema.dim]).view(self.schema.value_dtype)
+        return self.values[:, : self.schema.dim].copy().view(self.schema.value_dtype)
 
     def slot(self, index: int) -> npt.NDArray[Any]:
         """Return the index-th slot of every row (length, its width), a view."""

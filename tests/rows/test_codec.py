@@ -105,6 +105,14 @@ def test_records_keep_every_bit(name, widths, dim):
     assert encode_records(back) == records
 
 
+@pytest.mark.parametrize("dim", [7, 8])
+def test_embeddings_and_slots_are_copies(dim):
+    block = RowBlock(schema_of(dim=dim, widths=(1,) * (dim % 2)), 3)
+    before = block.embeddings(), *block.slots_by_name().values()
+    block.words[:] = 2**64 - 1
+    assert not any(array.any() for array in before)
+
+
 def test_no_rows_are_no_records():
     schema = schema_of()
     assert encode_records(RowBlock(schema, 0)) == encode_keys(np.empty(0, np.int64), schema) == []

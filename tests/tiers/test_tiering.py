@@ -110,20 +110,19 @@ class Tiering(RuleBasedStateMachine):
         dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64"]),
         key_dtype=st.sampled_from(["int64", "int32", "uint64"]),
         policy=st.sampled_from(POLICIES),
-        adagrad=st.booleans(),
+        trained=st.sampled_from(sorted(kvemb.optimizers.KINDS)),
         devices=st.integers(1, 3),
         growing=st.booleans(),
         dim=st.sampled_from([1, 3, 8]),
         seed=SEEDS,
     )
     def start(
-        self, dtype: str, key_dtype: str, policy: Any, adagrad: bool, devices: int, growing: bool, dim: int, seed: int
+        self, dtype: str, key_dtype: str, policy: Any, trained: str, devices: int, growing: bool, dim: int, seed: int
     ) -> None:
         kind = value_dtype(dtype)
         start: Any = kvemb.Constant(7) if kind.kind == "i" else kvemb.RandomNormal(stddev=0.5, seed=seed)
-        rate = 0.1 + (seed % 7) / 8
-        trained = kvemb.optimizers.Adagrad(rate, 0.1) if adagrad else kvemb.optimizers.SGD(rate)
-        optimizer = None if kind.kind == "i" else trained
+        made = kvemb.optimizers.KINDS[trained](learning_rate=0.1 + (seed % 7) / 8)
+        optimizer = None if kind.kind == "i" else made
         self.arguments: dict[str, Any] = {
             "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim, "devices": [self.device] * devices,
             "initializer": start, "optimizer": optimizer, "restrict_policy": policy, "kv_creator": self.cold(),

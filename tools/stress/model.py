@@ -1,7 +1,8 @@
 """A table as plain arrays over a known set of keys: what every operation of a variable must give, bit for bit.
 
 Independent of tiers, hashing and storage: a key is a place in a sorted array, an operation a few lines of NumPy. It
-shares with kvemb only what is a pure function: an initializer's rows and a policy's score. One thread.
+shares with kvemb only what is a pure function: an initializer's rows, a policy's score and an optimizer's formula. One
+thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import FrequencyRestrictPolicy, Initializer, RestrictPolicy
-from kvemb.optimizers import SGD, Adagrad, Optimizer
+from kvemb.optimizers import Optimizer
 
 Keys = npt.NDArray[Any]
 Places = npt.NDArray[np.intp]
@@ -54,14 +55,10 @@ class Model:
         self.first = initializer.rows(whole, dim, value_dtype)
         self.present = np.zeros(len(universe), np.bool_)
         self.values = np.zeros((len(universe), dim), value_dtype)
-        self.slots = {name: np.zeros((len(universe), dim), self.state_dtype) for name in self._slot_starts()}
+        shapes = [] if optimizer is None else optimizer.shapes(dim)
+        self.slots = {slot.name: np.zeros((len(universe), slot.width), self.state_dtype) for slot in shapes}
         self.scores = np.zeros(len(universe))
         self.step = 0
-
-    def _slot_starts(self) -> dict[str, float]:
-        if isinstance(self.optimizer, Adagrad):
-            return {"accumulator": self.optimizer.initial_accumulator_value}
-        return {}
 
     def copy(self) -> Model:
         """Return this state, to come back to."""
@@ -102,8 +99,8 @@ class Model:
         policy = self.policy or FrequencyRestrictPolicy()
         self.present[places] = True
         self.values[places] = self.first[places]
-        for name, start in self._slot_starts().items():
-            self.slots[name][places] = start
+        for slot in self.optimizer.slots if self.optimizer else ():
+            self.slots[slot.name][places] = slot.initial
         self.scores[places] = policy.initial_score
         self._score(places, np.ones(len(places), np.int64))
 
@@ -139,16 +136,11 @@ class Model:
         for turn in in_order(at):
             total[inverse[turn]] += grads[turn]
         self._create(places[~self.present[places]])
-        number = self.state_dtype.type
-        with np.errstate(all="ignore"):
-            if isinstance(self.optimizer, Adagrad):
-                self.slots["accumulator"][places] += total * total
-                deep = np.sqrt(self.slots["accumulator"][places]) + number(self.optimizer.epsilon)
-                change = number(self.optimizer.learning_rate) * total / deep
-            else:
-                assert isinstance(self.optimizer, SGD)
-                change = number(self.optimizer.learning_rate) * total
-            self.values[places] = (self.values[places].astype(self.state_dtype) - change).astype(self.dtype)
+        assert self.optimizer is not None
+        slots = {name: slot[places] for name, slot in self.slots.items()}
+        self.values[places] = self.optimizer.step(self.values[places], slots, total)
+        for name, slot in slots.items():
+            self.slots[name][places] = slot
 
     def remove(self, keys: Keys) -> None:
         """Drop keys with all that is theirs."""

@@ -57,7 +57,8 @@ class Stress:
         pick: Callable[[list[Any]], Any] = lambda choices: choices[self.chance.integers(len(choices))]  # noqa: E731
         dtype = pick(["float32", "float64", "float16", "int32", "float32", "float32", "int64", "int8"])
         whole = dtype.startswith("int")
-        optimizers: list[Any] = [kvemb.optimizers.Adagrad(0.1, 0.1), kvemb.optimizers.SGD(0.1)]
+        kinds = kvemb.optimizers.KINDS.values()
+        optimizers: list[Any] = [kind(learning_rate=0.1) for kind in kinds]  # type: ignore[call-arg]
         policies = [
             kvemb.TimestampRestrictPolicy(clock="steps"), kvemb.FrequencyRestrictPolicy(),
             kvemb.FrequencyRestrictPolicy(half_life=100.0),
