@@ -78,7 +78,7 @@ class _Elements(ast.NodeTransformer):
             target.ctx = ast.Store()
         return ast.Assign([target], value)
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
         """An element that is read."""
         place = self._place(node)
         return _expression(f"_load({place})" if ast.unparse(node.value) == "w" else place)
@@ -90,11 +90,11 @@ class _Elements(ast.NodeTransformer):
             node.args[at] = _expression("_grads") if whole else self.visit(argument)
         return node
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
+    def visit_Name(self, node: ast.Name) -> Any:
         """The number of values, where it is calculated with."""
         return _expression("rounded(dim, _grads)") if node.id == "dim" else node
 
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+    def visit_Constant(self, node: ast.Constant) -> Any:
         """A literal."""
         return _expression(f"rounded({ast.unparse(node)}, _grads)")
 
@@ -169,7 +169,7 @@ def _rounded(value: Any, like: Any) -> Any:
 @overload(arithmetic.power)
 def _power(base: Any, exponent: Any) -> Any:
     def squared(base: Any, exponent: Any) -> Any:
-        left = np.int64(min(np.float64(exponent), 2.0**62)) if exponent >= 1 else np.int64(0)
+        left: Any = np.int64(min(np.float64(exponent), 2.0**62)) if exponent >= 1 else np.int64(0)
         result, square = 1.0, base
         while left > 0:
             if left & 1:
