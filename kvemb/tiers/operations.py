@@ -49,7 +49,7 @@ class TableOperations:
         self.optimizer = optimizer
 
     def _chunks(self, count: int) -> Iterator[slice]:
-        """The parts in which so many keys are worked on."""
+        """The parts of `count` keys that are worked on one after the other."""
         size = self._storage.limits.call_rows
         return (slice(start, start + size) for start in range(0, count, size))
 
@@ -174,7 +174,7 @@ class TableOperations:
         with storage.writing_rows(distinct.keys) as at:
             score = self._scoring.first(storage.step)
             present = at.present
-            # An absent key is inserted by its first occurrence that says absent; later ones add to it.
+            # An absent key is inserted by its first occurrence with exists False; later ones add to it.
             inserting = np.flatnonzero(~exists & ~present[inverse])
             inserted_at = np.full(len(distinct.keys), n)
             inserted_at[inverse[inserting][::-1]] = inserting[::-1]
@@ -208,10 +208,9 @@ class TableOperations:
         storage = self._storage
         with storage.writing_rows(keys) as at:
             self._create(at, self._scoring.first(storage.step))
-            rows = np.arange(len(at.rows))
             with storage.changing():
                 self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step)
-                self._kernels.apply(at.rows, rows, optimizer, grads[at.cold], storage.step)
+                self._kernels.apply(at.rows, np.arange(len(at.rows)), optimizer, grads[at.cold], storage.step)
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 
