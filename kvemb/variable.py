@@ -1,7 +1,7 @@
-"""The public face of a table: checks what it is given, and hands it to the tiers.
+"""The public face of a table: checks its arguments, and passes them to the tiers.
 
-Arguments follow TensorFlow Recommenders-Addons' dynamic_embedding.Variable and get_variable, in name, order and
-default. Thread-safe: each call is atomic per key.
+Arguments have the names, the order and the defaults of TensorFlow Recommenders-Addons' dynamic_embedding.Variable and
+get_variable. Thread-safe: each call is atomic per key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXPORT_ROWS = 65_536
 
 @dataclass(frozen=True, eq=False)
 class InStore:
-    """The store, where a call does not say it: the innermost default store unless given."""
+    """The store of a variable; None: the innermost default store."""
 
     _: KW_ONLY
     store: Store | None = None
@@ -48,14 +48,15 @@ class InStore:
 
 @dataclass(frozen=True, eq=False)
 class VariableArguments(ReferenceArguments, InStore):
-    """Those of Variable."""
+    """The arguments of Variable."""
 
 
 class Variable(Handle[Table]):
     """An embedding table: rows of `dim` values by key, with their optimizer's slots and a score.
 
-    Get one with Store.get_variable or kvemb.get_variable, which explain the arguments. Made by its class it must not
-    be open yet: ValueError.
+    Get one with Store.get_variable or kvemb.get_variable, which explain the arguments; the class itself raises
+    ValueError if the variable is open already. A call with more distinct keys than Limits.call_rows is processed in
+    parts of that size. Each part is atomic; if one fails, the parts before it have been applied.
     """
 
     @method_of(VariableArguments)
@@ -119,8 +120,8 @@ class Variable(Handle[Table]):
     def optimizer(self) -> Optimizer | None:
         """What apply_gradients uses. Set another of the same class to change its numbers, such as the learning rate.
 
-        It is used from the next apply_gradients on, and the next durable point records it. Raises TypeError;
-        SchemaMismatch for another class, whose slots the rows do not carry; Closed, ReadOnly, Poisoned.
+        The next apply_gradients uses it, and the next durable point records it. Raises TypeError; SchemaMismatch for
+        another class, whose slots the rows do not have; Closed, ReadOnly, Poisoned.
         """
         return self._inside.operations.optimizer
 
@@ -142,12 +143,12 @@ class Variable(Handle[Table]):
 
     @property
     def resource_handle(self) -> tuple[Store, str]:
-        """The store and the name that together mean this variable."""
+        """The store and the name that together identify this variable."""
         return cast("Store", self._store), self.name
 
     @property
     def stats(self) -> Stats:
-        """What it has done since it was opened, a copy; of a closed store, what it had done by then."""
+        """Counts since it was opened, a copy; once the store is closed, the counts at that time."""
         return self._inside.stats()
 
     def __repr__(self) -> str:
@@ -178,9 +179,8 @@ class Variable(Handle[Table]):
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
         """Insert rows, or replace the embedding of those that exist, which keep slots and score.
 
-        values: keys.shape + (dim,), of the value dtype, or lists. Of duplicate keys the last wins. Where a cold
-        read fails, keys that were hot may be replaced already. Raises TypeError, ValueError; Closed, ReadOnly,
-        Poisoned.
+        values: keys.shape + (dim,), of the value dtype, or lists. Of duplicate keys the last wins. If a cold read
+        fails, keys that were hot may have been replaced. Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
         shape, flat = self._inside.flat_to_change(keys)
         given = as_values(values, self._inside.schema.value_dtype, (*shape, self.dim))
@@ -189,17 +189,16 @@ class Variable(Handle[Table]):
     def accum(
         self, keys: npt.ArrayLike, old_values: npt.ArrayLike, new_values: npt.ArrayLike, exists: npt.ArrayLike
     ) -> None:
-        """Where exists and the key is present add new - old; where not exists and the key is absent insert new; else
-        ignore.
+        """Add new - old to each key that exists as `exists` says; insert new if both say it is absent; else ignore it.
 
-        old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates take
-        effect in order, so deltas add up. This is the reference's update with bp_v2: concurrent workers lose nothing.
+        old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates are
+        applied in order, so their deltas add up. This is TFRA's update with bp_v2: concurrent updates are not lost.
         """
         shape, flat = self._inside.flat_to_change(keys)
         old = as_values(old_values, self._inside.schema.value_dtype, (*shape, self.dim), "old_values")
         new = as_values(new_values, self._inside.schema.value_dtype, (*shape, self.dim), "new_values")
-        told = plain(exists, np.dtype(np.bool_), "exists")
-        believed = np.asarray(told, None if np.size(told) else np.bool_)
+        given = plain(exists, np.dtype(np.bool_), "exists")
+        believed = np.asarray(given, None if np.size(given) else np.bool_)
         if believed.dtype != np.bool_:
             raise TypeError(f"exists must be bool, got {believed.dtype.name}")
         if believed.shape != shape:
@@ -209,9 +208,9 @@ class Variable(Handle[Table]):
     def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> None:
         """Take one optimizer step on the rows of keys; missing rows are made by the initializer first.
 
-        grads: keys.shape + (dim,), float32, for float64 values float64. Lists, float16 and whatever else float32 holds
-        exactly are converted; float64 is refused: grads.astype("float32"). Gradients of duplicate keys are summed
-        first. Raises TypeError, ValueError, also when the variable is not trainable or has no optimizer;
+        grads: keys.shape + (dim,), float32; float64 for float64 values. Lists and dtypes that float32 holds exactly,
+        such as float16, are converted; float64 is refused: use grads.astype("float32"). Gradients of duplicate keys
+        are summed first. Raises TypeError, ValueError, also if the variable is not trainable or has no optimizer;
         Closed, ReadOnly, Poisoned.
         """
         if not self.trainable:
@@ -236,8 +235,8 @@ class Variable(Handle[Table]):
     def restrict(self, num_reserved: int, **kwargs: Any) -> int | None:
         """Keep the num_reserved rows with the highest scores, over both tiers; ties go to the larger key.
 
-        kwargs go to restrict_policy.apply_restriction: trigger=n does nothing unless size() exceeds n. Returns how
-        many rows left. A variable without a policy keeps every row, and returns None: it has no scores to choose by.
+        kwargs go to restrict_policy.apply_restriction: with trigger=n nothing happens unless size() exceeds n. Returns
+        how many rows were removed. A variable without a policy keeps every row and returns None.
         Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
         reserved = as_int(num_reserved, "num_reserved", 0)
@@ -246,7 +245,7 @@ class Variable(Handle[Table]):
     def size(self, index: int | None = None) -> int:
         """Return the number of rows, hot and cold, exactly.
 
-        index: count only the keys the partitioner gives that device; with several devices this reads every key. Raises
+        index: count only the keys that belong to that device; with several devices this reads every key. Raises
         IndexError.
         """
         if index is None:
@@ -272,10 +271,10 @@ class Variable(Handle[Table]):
     def export_batches(
         self, n: int = EXPORT_ROWS, *, with_slots: bool = False, with_scores: bool = False
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield all rows in key order, n at a time, as export returns them, from one instant: that of this call.
+        """Yield all rows in key order, n at a time, in the form of export, as they are at this call.
 
-        Dirty rows are written to the cold store first, so a poisoned store refuses. Records no use. Raises Closed, also
-        from a later batch.
+        Dirty rows are written to the cold store first, so a poisoned store refuses. Records no use. Raises Closed, from
+        a later batch too.
         """
         scan = self._inside.storage.scan(as_int(n, "n", 1))
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
