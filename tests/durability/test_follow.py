@@ -15,6 +15,7 @@ import pytest
 
 import kvemb
 from kvemb.durability import points
+from kvemb.engine.engine import Engine
 from kvemb.errors import Closed, ColdStoreError, Locked, ReadOnly, StoreNotFound
 from tests.histories import DIM
 
@@ -197,6 +198,6 @@ def test_a_disk_that_refuses_to_be_read_is_an_error(monkeypatch, open_store, tmp
     def refuse(*args: Any) -> None:
         raise ColdStoreError("unreadable")
 
-    monkeypatch.setattr(kvemb.Store, "_open_database", refuse)
+    monkeypatch.setattr(Engine, "open_database", refuse)
     with pytest.raises(ColdStoreError, match="unreadable"):
         kvemb.open(tmp_path / "store", follow=True)

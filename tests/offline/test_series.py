@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb.durability import layout, manifest, point_writer
+from kvemb.durability import fresh_files, manifest, point_writer
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, ColdStoreError, Corruption, Locked, TransferError
 from kvemb.handle import inside
 from kvemb.offline import series
@@ -97,7 +97,7 @@ def test_what_a_save_behind_failed_with_is_raised_by_the_next(monkeypatch, open_
         raise OSError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "sync_tree", refuse)
+        patch.setattr(fresh_files, "sync_tree", refuse)
         pending = manager.save(store, block=False)
         while not pending.done():
             pass
@@ -652,7 +652,7 @@ def test_a_full_disk_leaves_no_checkpoint(monkeypatch, store, manager, tmp_path)
 
     with kvemb.CheckpointManager(tmp_path / "copy") as copy:
         with monkeypatch.context() as patch:
-            patch.setattr(layout, "link_or_copy", full)
+            patch.setattr(fresh_files, "link_or_copy", full)
             with pytest.raises(ColdStoreError, match="No space left"):
                 copy.pull(url)
         assert copy.numbers() == []
