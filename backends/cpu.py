@@ -19,14 +19,12 @@ import numpy.typing as npt
 from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.contracts import HOST, Memory
+from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema
-
-# A batch of this many keys or more is worth a thread a core: a hand-over costs about what 1,000 keys do.
-PARALLEL_KEYS = 16_384
 
 _MARKS = np.uint8(PENDING | WRITING)
 
@@ -36,7 +34,8 @@ class CpuTable:
 
     cells_per_bucket = cpu_probe.CELLS
 
-    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int) -> None:
+    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int, limits: Limits = DEFAULT) -> None:
+        self._parallel_keys = limits.hot_parallel_keys
         self._buckets = max(1, -(-capacity_rows // cpu_probe.CELLS))
         self._max_buckets = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)
         self._rows = RowBlock(schema, self.max_capacity_rows)
@@ -94,7 +93,7 @@ class CpuTable:
                 how, now, shared, rows.scores, rows.flags, cells,
             )  # fmt: skip
 
-        if _worth_threads(n):
+        if self._worth_threads(n):
             _in_parts(lambda part, parts: read(n * part // parts, n * (part + 1) // parts, shared=True))
         else:
             read(0, n, shared=False)
@@ -111,7 +110,7 @@ class CpuTable:
                 step, rows.steps, rows.flags, cells,
             )  # fmt: skip
 
-        if _worth_threads(len(keys)):
+        if self._worth_threads(len(keys)):
             _in_parts(part)
         else:
             part(0, 1)
@@ -256,12 +255,11 @@ class CpuTable:
         """See contracts.HotTable."""
         self._flags_now()[:] &= ~_MARKS
 
+    def _worth_threads(self, keys: int) -> bool:
+        return keys >= self._parallel_keys and _cores() > 1
+
     def _flags_now(self) -> npt.NDArray[np.uint8]:
         return self._rows.flags[: self.capacity_rows]
-
-
-def _worth_threads(keys: int) -> bool:
-    return keys >= PARALLEL_KEYS and _cores() > 1
 
 
 def _in_parts(part: Callable[[int, int], None]) -> None:

@@ -24,24 +24,22 @@ import numpy as np
 import rocksdict as rd
 
 from kvemb.backends.rocks_config import check_config
-from kvemb.backends.rocks_files import WRITE_ROWS, SortedFile, splits
+from kvemb.backends.rocks_files import SortedFile, splits
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
 from kvemb.contracts import Gap, Mask
 from kvemb.errors import ColdStoreError
+from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import decode_records, encode_keys, encode_records, order_keys
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import LAST_KEY, Schema
 
-# Below this many keys a second reading thread costs more than it gives.
-PARALLEL_KEYS = 512
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002
 # Between calls that hold the GIL, so that who waits for it need not ask for it.
 BREATH_SECONDS = 0.001
-CROWDED_FILES = 14
 SALVAGE_FILES = 50
 COMPACT_PART_BYTES = 32 << 20
 
@@ -71,7 +69,9 @@ class RocksDatabase:
         read_only: bool,
         compacting: bool = True,
         salvaging: bool = False,
+        limits: Limits = DEFAULT,
     ) -> None:
+        self.limits = limits
         self.path, self._compacting, self._salvaging = path, compacting, salvaging
         self._cache = rd.Cache(cache_bytes)
         self._write_buffer_bytes = write_buffer_bytes
@@ -199,7 +199,7 @@ class RocksDatabase:
 
     def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> SortedFile:
         """See contracts.ColdDatabase."""
-        return SortedFile(path, schema, rd.SstFileWriter(self._options(creator)))
+        return SortedFile(path, schema, rd.SstFileWriter(self._options(creator)), self.limits.batch_rows)
 
     def ingest(self, name: str, path: Path) -> None:
         """See contracts.ColdDatabase. Costs a hard link, whatever the file's size."""
@@ -210,7 +210,8 @@ class RocksDatabase:
 
     def crowded(self, name: str) -> bool:
         """See contracts.ColdDatabase. RocksDB slows writers down at 20 files of level 0."""
-        return int(self._stores[name].family.property_int_value("rocksdb.num-files-at-level0") or 0) > CROWDED_FILES
+        files = int(self._stores[name].family.property_int_value("rocksdb.num-files-at-level0") or 0)
+        return files > self.limits.crowded_files
 
     def close(self) -> None:
         """Release the files. The database's lock is free once the last handle is gone."""
@@ -227,7 +228,7 @@ class RocksStore:
     """contracts.ColdStore over one column family."""
 
     def __init__(self, database: RocksDatabase, name: str, schema: Schema) -> None:
-        self._readers, self._threads = database.readers, database.threads
+        self._readers, self._threads, self._limits = database.readers, database.threads, database.limits
         self._name, self._schema = name, schema
         self.family = database.db.get_column_family(name)
         self._handle = database.db.get_column_family_handle(name)
@@ -250,7 +251,7 @@ class RocksStore:
         """See contracts.ColdStore. RocksDB's MultiGet releases the GIL, so a large batch is read by several threads."""
         encoded = encode_keys(keys, self._schema)
         with translated(f"read {self._name!r}"):
-            if len(encoded) < PARALLEL_KEYS:
+            if len(encoded) < self._limits.cold_parallel_keys:
                 records: list[bytes | None] = self.family.get(encoded)  # type: ignore[arg-type, assignment]
             else:
                 step = -(-len(encoded) // self._threads)
@@ -263,8 +264,8 @@ class RocksStore:
     def write(self, rows: RowBlock) -> None:
         """See contracts.ColdStore. Rows are put in key order, in which the memtable takes them at twice the speed."""
         order = np.argsort(order_keys(rows.keys, self._schema))
-        for at in range(0, len(order), WRITE_ROWS):
-            part = rows.select(order[at : at + WRITE_ROWS])
+        for at in range(0, len(order), self._limits.batch_rows):
+            part = rows.select(order[at : at + self._limits.batch_rows])
             removed = part.flags & REMOVED != 0
             kept = part.select(~removed)
             deletes = encode_keys(part.keys[removed], self._schema)

@@ -15,17 +15,18 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import encode_keys, encode_records
 from kvemb.rows.schema import LAST_KEY, Schema
 
-# Rows written at once. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
-WRITE_ROWS = 4096
 # One table file in RocksDB's listing: its size, and its first and last key in hexadecimal.
 _FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]*)' seq:\d+, type:\d+ \.\. '([0-9A-F]*)' seq")
 
 
 class SortedFile:
-    """contracts.SortedFile: a table file written row after row, and taken whole by any database."""
+    """contracts.SortedFile: a table file written row after row, and taken whole by any database.
 
-    def __init__(self, path: Path, schema: Schema, writer: Any) -> None:
-        self.path, self._schema, self._writer = path, schema, writer
+    batch_rows: rows written at once. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
+    """
+
+    def __init__(self, path: Path, schema: Schema, writer: Any, batch_rows: int) -> None:
+        self.path, self._schema, self._writer, self._batch_rows = path, schema, writer, batch_rows
         self.rows = 0
         with translated(f"write {path}"):
             self._writer.open(str(path))
@@ -33,8 +34,8 @@ class SortedFile:
     def append(self, rows: RowBlock) -> None:
         """See contracts.SortedFile."""
         with translated(f"write {self.path}"):
-            for at in range(0, len(rows), WRITE_ROWS):
-                part = rows.part(at, min(at + WRITE_ROWS, len(rows)))
+            for at in range(0, len(rows), self._batch_rows):
+                part = rows.part(at, min(at + self._batch_rows, len(rows)))
                 records = encode_records(part)
                 deque(map(self._writer.__setitem__, encode_keys(part.keys, self._schema), records), maxlen=0)
         self.rows += len(rows)

@@ -17,6 +17,18 @@ class Limits:
     write_rows: dirty rows that one write to the cold store takes.
     snapshot_file_bytes: rows of a snapshot taken at a time: one sorted file each, whose writing is what callers may
     have to wait for.
+    hot_parallel_keys: keys of a batch from which a hot table splits it over the cores; a hand-over costs about what
+    1,000 keys do.
+    cold_parallel_keys: keys of a batch from which a cold read is split; below it a second thread costs more than it
+    gives.
+    batch_rows: rows that one RocksDB write takes; rocksdict holds the GIL while it writes.
+    crowded_files: files of RocksDB's level 0 beyond which a checkpoint waits; RocksDB slows writers down at 20.
+    change_buffer_keys: changed keys of a variable in memory before they go to a key file. change_files: key files of a
+    variable in one epoch before they become one.
+    change_epochs, change_bytes: epochs, and bytes of their key files, that are remembered: older ones are forgotten
+    beyond either; the last whole one is always kept.
+    scan_rows: rows and keys that are read back at a time.
+    sort_bytes: rows that a load sorts in memory. table_file_bytes: rows of one file that a load writes.
     """
 
     call_rows: int = 65_536
@@ -25,3 +37,17 @@ class Limits:
     max_spill_rows: int = 65_536
     write_rows: int = 65_536
     snapshot_file_bytes: int = 2 << 20
+    hot_parallel_keys: int = 16_384
+    cold_parallel_keys: int = 512
+    batch_rows: int = 4096
+    crowded_files: int = 14
+    change_buffer_keys: int = 1 << 18
+    change_files: int = 8
+    change_epochs: int = 256
+    change_bytes: int = 256 << 20
+    scan_rows: int = 65_536
+    sort_bytes: int = 64 << 20
+    table_file_bytes: int = 32 << 20
+
+
+DEFAULT = Limits()

@@ -8,7 +8,8 @@ from typing import Any
 from kvemb.contracts import HotTable, RowKernels
 from kvemb.errors import BackendUnavailable
 
-_HOT = {"cpu": "kvemb.backends.cpu:CpuTable"}
+# The class of hot tables of each kind of device. Another one may be added.
+hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable"}
 _ROWS = "kvemb.backends.cpu_rows:CpuRows"
 _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
 
@@ -16,12 +17,12 @@ _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backend
 def hot_table(device: str) -> type[HotTable]:
     """Return the HotTable class for a device as parse_device spells it: "cpu", "gpu:0"."""
     kind = device.partition(":")[0]
-    if kind not in _HOT:
+    if kind not in hot_backends:
         raise BackendUnavailable(
             f"device {device!r} is not available: hot tables are on the CPU only in this version of kvemb; "
             "use devices=None"
         )
-    table: type[HotTable] = _load(_HOT[kind])
+    table: type[HotTable] = _load(hot_backends[kind])
     return table
 
 

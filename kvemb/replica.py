@@ -62,15 +62,15 @@ def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> None:
     with opened(taken.path, described) as after:
         for name, entry in taken.variables.items():
             if name in known:
-                _bring(inside(opened_variable(store, name)), after, epochs, entry.step)
+                _bring(inside(opened_variable(store, name)), after, epochs, entry.step, engine.limits.scan_rows)
             elif name not in engine.described.left_out:
-                _bring(inside(open_stored(store, name, entry)), after, epochs, entry.step)
+                _bring(inside(open_stored(store, name, entry)), after, epochs, entry.step, engine.limits.scan_rows)
 
 
-def _bring(table: Table, after: Readable, epochs: list[Epoch], step: int) -> None:
+def _bring(table: Table, after: Readable, epochs: list[Epoch], step: int, scan_rows: int) -> None:
     source = after.rows(table.name)
     assert source is not None
-    cleared, recorded = after.recorded(epochs, table.name)
+    cleared, recorded = after.recorded(epochs, table.name, scan_rows)
     if cleared:
         table.operations.clear()
     for ordered in recorded:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import kvemb
-from kvemb.backends import rocks
 from kvemb.limits import Limits
 
 BUDGET = "8MiB"
@@ -18,9 +17,12 @@ Opener = Callable[..., kvemb.Store]
 
 @pytest.fixture
 def limits(request: pytest.FixtureRequest) -> Limits:
-    """The limits of stores of a test: those that the marker `limits` gives, else the usual ones."""
+    """The limits of stores of a test: those that the marker `limits` gives, else the usual ones.
+
+    With small ones, so many files in level 0 as small piles make hold no checkpoint up.
+    """
     marker = request.node.get_closest_marker("limits")
-    return Limits(**marker.kwargs) if marker else Limits()
+    return Limits(**{"crowded_files": 10_000, **marker.kwargs}) if marker else Limits()
 
 
 @pytest.fixture
@@ -47,10 +49,3 @@ def open_store(limits: Limits) -> Iterator[Opener]:
 def store(open_store: Opener, tmp_path: Path) -> kvemb.Store:
     """An empty store, also the path tmp_path / "store"."""
     return open_store(tmp_path / "store")
-
-
-@pytest.fixture(autouse=True)
-def _never_crowded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many files in level 0 as small piles make hold no checkpoint up."""
-    if request.node.get_closest_marker("limits"):
-        monkeypatch.setattr(rocks, "CROWDED_FILES", 10_000)

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.contracts import Memory
+from kvemb.limits import DEFAULT, Limits
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.schema import Schema
@@ -40,7 +41,7 @@ class OpaqueTable:
 
     cells_per_bucket: ClassVar[int] = 16
 
-    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int) -> None:
+    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int, limits: Limits = DEFAULT) -> None:
         self._schema, self._capacity, self._most = schema, capacity_rows, max(capacity_rows, max_capacity_rows)
         self._cells: dict[int, Cell] = {}
         self._cell_of: dict[int, int] = {}

@@ -14,6 +14,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.bulk import Loaded, Rows
 from kvemb.errors import Closed, Poisoned, ReadOnly
+from kvemb.limits import Limits
 from kvemb.offline import sorter, table_files
 from kvemb.rows.schema import KEY_DTYPES
 
@@ -74,35 +75,31 @@ def edges(dtype: str) -> Any:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(sorted(KEY_DTYPES)), conflict=st.sampled_from(["replace", "keep"]))
 def test_any_rows_in_any_order_come_back(tmp_path_factory, data, dtype, conflict):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorter, "RUN_BYTES", 400)
-        patch.setattr(table_files, "FILE_BYTES", 400)
-        patch.setattr(sorter, "BATCH_ROWS", 7)
-        keys = st.lists(edges(dtype), max_size=25)
-        with kvemb.open(tmp_path_factory.mktemp("bulk") / "store", memory_budget="4MiB") as store:
-            table, model, version = table_of(store, dtype), {}, 0
-            for _ in range(data.draw(st.integers(1, 3))):
-                batches = []
-                for given_keys in data.draw(st.lists(keys, max_size=5)):
-                    version += 1
-                    batches.append(rows(given_keys, version, dtype))
-                before = len(model)
-                model = merged(model, batches, conflict)
-                done = bulk.load(table, iter(batches), on_conflict=conflict)
-                assert done.added == len(model) - before
-                assert model_of(bulk.scan(table, 5)) == model
-                assert table.size() == len(model)
-            first, last = sorted([data.draw(edges(dtype)), data.draw(edges(dtype))])
-            part = {key: row for key, row in model.items() if first <= key <= last}
-            assert model_of(bulk.scan(table, 3, first=first, last=last)) == part
-            for n in (1, 3, 50):
-                found = bulk.ranges(table, n)
-                assert 1 <= len(found) <= n
-                assert (
-                    model_of(each for ends in found for each in bulk.scan(table, 4, first=ends[0], last=ends[1]))
-                    == model
-                )
-            store.check()
+    small = Limits(sort_bytes=400, table_file_bytes=400, scan_rows=7)
+    keys = st.lists(edges(dtype), max_size=25)
+    with kvemb.open(tmp_path_factory.mktemp("bulk") / "store", memory_budget="4MiB", limits=small) as store:
+        table, model, version = table_of(store, dtype), {}, 0
+        for _ in range(data.draw(st.integers(1, 3))):
+            batches = []
+            for given_keys in data.draw(st.lists(keys, max_size=5)):
+                version += 1
+                batches.append(rows(given_keys, version, dtype))
+            before = len(model)
+            model = merged(model, batches, conflict)
+            done = bulk.load(table, iter(batches), on_conflict=conflict)
+            assert done.added == len(model) - before
+            assert model_of(bulk.scan(table, 5)) == model
+            assert table.size() == len(model)
+        first, last = sorted([data.draw(edges(dtype)), data.draw(edges(dtype))])
+        part = {key: row for key, row in model.items() if first <= key <= last}
+        assert model_of(bulk.scan(table, 3, first=first, last=last)) == part
+        for n in (1, 3, 50):
+            found = bulk.ranges(table, n)
+            assert 1 <= len(found) <= n
+            assert (
+                model_of(each for ends in found for each in bulk.scan(table, 4, first=ends[0], last=ends[1])) == model
+            )
+        store.check()
 
 
 def test_rows_that_say_no_more_are_as_new_ones(store):

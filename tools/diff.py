@@ -22,6 +22,7 @@ from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import lengths, unit
 from kvemb.tools.reading import Progress, chosen, no_rows, opened, rows_of, selected
 
+BATCH_ROWS = 65_536
 # Of both distributions; no number is below 0, so the first count is of those that are exactly that.
 _UPTO = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, np.inf]
 
@@ -78,13 +79,14 @@ def diff(
     variable: str | None = None,
     top: int = 10,
     out: str | os.PathLike[str] | None = None,
+    batch_rows: int = BATCH_ROWS,
     progress: Progress | None = None,
 ) -> list[Difference]:
     """Compare the variables of two checkpoints, or stores, or only one of them; returns a Difference for each.
 
     top: how many of the rows that moved most to name. out: a new Parquet file for the rows that differ, with columns
-    key, change ("added", "removed", "changed"), before, after and l2; it takes one variable. progress(done, total):
-    rows.
+    key, change ("added", "removed", "changed"), before, after and l2; it takes one variable. batch_rows: rows that are
+    compared at a time. progress(done, total): rows.
 
     Raises BadInput where a variable is in one alone or has another schema; FileExistsError.
     """
@@ -97,7 +99,7 @@ def diff(
     for name in names:
         with ExitStack() as stack:
             writer = None if out is None else stack.enter_context(_Writer.opened(out, second.variables[name]))
-            found.append(_diff(first, second, name, top, writer, progress))
+            found.append(_diff(first, second, name, top, writer, batch_rows, progress))
     return found
 
 
@@ -120,10 +122,11 @@ def _diff(
     name: str,
     top: int,
     writer: _Writer | None,
+    batch_rows: int,
     progress: Progress | None,
 ) -> Difference:
     with opened(first.path, name) as before, opened(second.path, name) as after:
-        parts, recorded = _parts(first, second, name, before, after, progress)
+        parts, recorded = _parts(first, second, name, before, after, batch_rows, progress)
         found = Difference(name, recorded)
         tallies = np.zeros((2, len(_UPTO)), np.int64)
         most: list[Moved] = []
@@ -142,12 +145,13 @@ def _parts(
     name: str,
     before: kvemb.Variable,
     after: kvemb.Variable,
+    batch_rows: int,
     progress: Progress | None,
 ) -> tuple[Iterator[_Part], bool]:
     try:
-        changes = second.changes(first.path, variables=[name])
+        changes = second.changes(first.path, variables=[name], batch_rows=batch_rows)
     except CheckpointNotFound:
-        return _side_by_side(before, after, progress), False
+        return _side_by_side(before, after, batch_rows, progress), False
     return _recorded(changes, before, progress), True
 
 
@@ -161,10 +165,12 @@ def _recorded(changes: Iterator[kvemb.Change], before: kvemb.Variable, progress:
             progress(done, 0)
 
 
-def _side_by_side(before: kvemb.Variable, after: kvemb.Variable, progress: Progress | None) -> Iterator[_Part]:
+def _side_by_side(
+    before: kvemb.Variable, after: kvemb.Variable, batch_rows: int, progress: Progress | None
+) -> Iterator[_Part]:
     """Read both in key order, and give what differs of each range of keys."""
     total, done = before.size() + after.size(), 0
-    streams = [bulk.scan(before), bulk.scan(after)]
+    streams = [bulk.scan(before, batch_rows), bulk.scan(after, batch_rows)]
     heads = [next(stream, None) for stream in streams]
     while any(head is not None for head in heads):
         limit = min(head.keys[-1] for head in heads if head is not None)

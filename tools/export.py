@@ -29,12 +29,14 @@ class Wish:
     """What of each row is exported, and how.
 
     beside: of SLOTS, SCORE and STEP, those that go with key and value. dtype: of the values, None as they are.
+    batch_rows: rows that are read and written at a time.
     """
 
     beside: tuple[str, ...] = ()
     dtype: str | None = None
     normalize: bool = False
     where: Where = Where()  # noqa: RUF009 -- frozen
+    batch_rows: int = BATCH_ROWS
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def export(
     with_scores: bool = False,
     partitions: int = 1,
     jobs: int = 1,
+    batch_rows: int = BATCH_ROWS,
     progress: Progress | None = None,
 ) -> Exported:
     """Write a variable of a checkpoint or store at path to out, in key order, in memory that does not follow its size.
@@ -75,7 +78,8 @@ def export(
     checkpoint, follows: only rows that changed since, and beside out the keys that were removed, in NAME.removed.npy.
     dtype: float16, bfloat16 or int8, the last with a column `scale` by which to multiply. normalize: each row to the
     length 1. with_slots, with_scores: columns for the optimizer's slots, and for score and step of the last change.
-    partitions: files, of ranges of keys, in a folder. jobs: processes that write them. progress(done, total): rows.
+    partitions: files, of ranges of keys, in a folder. jobs: processes that write them. batch_rows: rows that are read
+    and written at a time. progress(done, total): rows.
 
     Raises BadInput, FileExistsError, and what opening path does; then there is no out.
     """
@@ -85,7 +89,7 @@ def export(
     place = out if not isinstance(out, (str, os.PathLike)) else os.fspath(out)
     kind = format_of(format, place if isinstance(place, str) else PIPE, written=True)
     asked = (SLOTS,) * with_slots + (SCORE, STEP) * with_scores
-    wish = Wish(kind.always or asked, dtype, normalize, conditions)
+    wish = Wish(kind.always or asked, dtype, normalize, conditions, batch_rows)
     if (partitions > 1 or jobs > 1) and (since is not None or not isinstance(place, str)):
         raise WrongUsage("--partitions and --jobs make a folder of files; leave them out with --since and with a pipe")
     if partitions < 1 or jobs < 1:
@@ -157,7 +161,7 @@ def scanned(
     first, last = wish.where.narrowed(*(ends or _bounds(source)))
     if first > last:
         return
-    for rows in telling(bulk.scan(source, BATCH_ROWS, first=first, last=last), progress, source.size()):
+    for rows in telling(bulk.scan(source, wish.batch_rows, first=first, last=last), progress, source.size()):
         part = selected(rows, wish.where.mask(rows)) if wish.where.clauses else rows
         if len(part):
             yield part

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy.typing as npt
 
+from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import RowBlock
@@ -60,7 +61,7 @@ class HotTable(Protocol):
     cells_per_bucket: ClassVar[int]
     size: int
 
-    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int) -> None:
+    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int, limits: Limits = DEFAULT) -> None:
         """Make an empty table. Both are multiples of cells_per_bucket: cells at first, and at most."""
 
     @staticmethod

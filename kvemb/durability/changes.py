@@ -19,15 +19,8 @@ from kvemb.durability import fresh_files, layout
 from kvemb.durability.keyfile import distinct, merged, read_keys, write_keys
 from kvemb.durability.manifest import Changed, Epoch
 from kvemb.errors import Corruption
+from kvemb.limits import DEFAULT, Limits
 from kvemb.rows.codec import Ordered
-
-# Keys of a variable in memory before they are written to a file.
-BUFFER_KEYS = 1 << 18
-# Files of a variable in one epoch before they are merged into one.
-MOST_FILES = 8
-# Beyond these limits the oldest epochs are deleted; the last complete one is always kept.
-MOST_EPOCHS = 256
-MOST_BYTES = 256 << 20
 
 
 def since(epochs: list[Epoch], checkpoint: str) -> list[Epoch] | None:
@@ -71,8 +64,8 @@ class ChangeLog:
     sealed_epochs: number of seal_epoch() calls.
     """
 
-    def __init__(self, directory: Path, epochs: list[Epoch]) -> None:
-        self._directory, self._epochs = directory, epochs
+    def __init__(self, directory: Path, epochs: list[Epoch], limits: Limits = DEFAULT) -> None:
+        self._directory, self._epochs, self._limits = directory, epochs, limits
         self._lock = threading.Lock()
         self._buffers: dict[str, list[Ordered]] = {}
         self.sealed_epochs = 0
@@ -83,7 +76,7 @@ class ChangeLog:
         with self._lock:
             buffer = self._buffers.setdefault(variable, [])
             buffer.append(keys)
-            if sum(map(len, buffer)) >= BUFFER_KEYS:
+            if sum(map(len, buffer)) >= self._limits.change_buffer_keys:
                 self._write_out(variable)
 
     def record_cleared(self, variable: str) -> None:
@@ -107,7 +100,7 @@ class ChangeLog:
             for variable in list(self._buffers):
                 self._write_out(variable)
             for changed in self._epochs[-1].variables.values():
-                if len(changed.files) > MOST_FILES:
+                if len(changed.files) > self._limits.change_files:
                     self._join_files(changed)
             self._forget_oldest()
             return deepcopy(self._epochs)
@@ -184,7 +177,8 @@ class ChangeLog:
 
     def _forget_oldest(self) -> None:
         forgotten: set[str] = set()
-        while len(self._epochs) > 2 and (len(self._epochs) > MOST_EPOCHS or self._nbytes() > MOST_BYTES):
+        most, most_bytes = self._limits.change_epochs, self._limits.change_bytes
+        while len(self._epochs) > 2 and (len(self._epochs) > most or self._nbytes() > most_bytes):
             forgotten |= files_of([self._epochs.pop(0)])
         self._drop(list(forgotten))
 

@@ -15,12 +15,14 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from kvemb.checks.numeric import as_int
 from kvemb.durability import changes, cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
 from kvemb.durability.readable import opened
 from kvemb.errors import CheckpointNotFound, StoreNotFound
 from kvemb.handle import Handle, inside
+from kvemb.limits import DEFAULT
 
 # Temporary names are not reused: the exception of a failed attempt may keep its database open.
 _attempts = count(1)
@@ -81,13 +83,20 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         """Bytes of its files, shared ones included."""
         return sum(entry.bytes for entry in self.files.values())
 
-    def changes(self, since: str | os.PathLike[str], *, variables: Collection[str] | None = None) -> Iterator[Change]:
+    def changes(
+        self,
+        since: str | os.PathLike[str],
+        *,
+        variables: Collection[str] | None = None,
+        batch_rows: int = DEFAULT.scan_rows,
+    ) -> Iterator[Change]:
         """Yield what changed since an earlier checkpoint of the same store, exactly, batch by batch in key order.
 
         since: the earlier checkpoint, which must still exist. variables: names, None for all, including those dropped
-        since, with every key removed. A row counts as changed if its embedding, slots, score or step of last change
-        differ. Reads only the rows of recorded keys, not whole tables. Raises CheckpointNotFound, also if this
-        checkpoint does not follow the earlier one, or by too many; Corruption, ColdStoreError; KeyError for a name.
+        since, with every key removed. batch_rows: keys of a batch, at most. A row counts as changed if its embedding,
+        slots, score or step of last change differ. Reads only the rows of recorded keys, not whole tables. Raises
+        CheckpointNotFound, also if this checkpoint does not follow the earlier one, or by too many; Corruption,
+        ColdStoreError; KeyError for a name.
         """
         earlier = Checkpoint(since)
         dropped = changes.dropped(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)
@@ -95,11 +104,11 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         names = sorted(known if variables is None else variables)
         if strange := [name for name in names if name not in known]:
             raise KeyError(f"{self.path} has no variable {strange[0]!r}; it has {', '.join(sorted(self.variables))}")
-        return self._changes(earlier, names)
+        return self._changes(earlier, names, as_int(batch_rows, "batch_rows", 1))
 
-    def _changes(self, earlier: Checkpoint, names: list[str]) -> Iterator[Change]:
+    def _changes(self, earlier: Checkpoint, names: list[str], batch_rows: int) -> Iterator[Change]:
         with opened(earlier.path, inside(earlier)) as before, opened(self.path, self._inside) as after:
-            yield from differences(before, after, names)
+            yield from differences(before, after, names, batch_rows)
 
     def __repr__(self) -> str:
         rows = sum(entry.rows for entry in self.variables.values())

@@ -13,6 +13,7 @@ from typing import Any
 from kvemb import registry
 from kvemb.contracts import ColdDatabase, ColdStore
 from kvemb.durability.manifest import Manifest
+from kvemb.limits import DEFAULT, Limits
 from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.rows.schema import Schema
 
@@ -21,16 +22,25 @@ REPAIR_BYTES = {"cache_bytes": 8 << 20, "write_buffer_bytes": 64 << 20}
 SORTING_BYTES = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
 
 
-def to_write(path: Path, described: Manifest, *, cache_bytes: int, write_buffer_bytes: int) -> ColdDatabase:
+def to_write(
+    path: Path, described: Manifest, *, cache_bytes: int, write_buffer_bytes: int, limits: Limits = DEFAULT
+) -> ColdDatabase:
     """Open a database for reading and writing, creating an empty one if there is none."""
-    return _rocks(path, described, cache_bytes=cache_bytes, write_buffer_bytes=write_buffer_bytes, read_only=False)
+    sizes = {"cache_bytes": cache_bytes, "write_buffer_bytes": write_buffer_bytes}
+    return _rocks(path, described, **sizes, read_only=False, limits=limits)
 
 
 def to_read(
-    path: Path, described: Manifest, *, cache_bytes: int = 8 << 20, write_buffer_bytes: int = 1 << 20
+    path: Path,
+    described: Manifest,
+    *,
+    cache_bytes: int = 8 << 20,
+    write_buffer_bytes: int = 1 << 20,
+    limits: Limits = DEFAULT,
 ) -> ColdDatabase:
     """Open a database read-only."""
-    return _rocks(path, described, cache_bytes=cache_bytes, write_buffer_bytes=write_buffer_bytes, read_only=True)
+    sizes = {"cache_bytes": cache_bytes, "write_buffer_bytes": write_buffer_bytes}
+    return _rocks(path, described, **sizes, read_only=True, limits=limits)
 
 
 def to_salvage(path: Path, described: Manifest) -> ColdDatabase:

@@ -18,8 +18,9 @@ from kvemb.contracts import ColdStore, Mask
 from kvemb.durability import changes
 from kvemb.durability.keyfile import merged
 from kvemb.durability.manifest import Epoch, Manifest
-from kvemb.durability.readable import BATCH_ROWS, Readable
+from kvemb.durability.readable import Readable
 from kvemb.errors import CheckpointNotFound
+from kvemb.limits import DEFAULT
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.hashing import Keys
@@ -59,20 +60,25 @@ def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
     return epochs
 
 
-def differences(before: Readable, after: Readable, variables: list[str]) -> Iterator[Change]:
-    """Yield the changes of these variables. Raises CheckpointNotFound, Corruption, ColdStoreError."""
+def differences(
+    before: Readable, after: Readable, variables: list[str], batch_rows: int = DEFAULT.scan_rows
+) -> Iterator[Change]:
+    """Yield the changes of these variables. batch_rows: keys that are looked at at a time.
+
+    Raises CheckpointNotFound, Corruption, ColdStoreError.
+    """
     epochs = epochs_since(after.path, after.described, before.described.id)
     for name in variables:
         old, new = before.rows(name), after.rows(name)
         was, schema = _schema(before, name), _schema(after, name)
         if old is not None and was is not None and (schema is None or was.key_dtype != schema.key_dtype):
-            yield from _all_removed(name, was, old)  # it was dropped
+            yield from _all_removed(name, was, old, batch_rows)  # it was dropped
             old = None
         if new is None or schema is None:
             continue
-        cleared, recorded = after.recorded(epochs, name)
+        cleared, recorded = after.recorded(epochs, name, batch_rows)
         if cleared and old is not None:
-            recorded = merged([recorded, (order_keys(rows.keys, schema) for rows in old.scan(BATCH_ROWS))])
+            recorded = merged([recorded, (order_keys(rows.keys, schema) for rows in old.scan(batch_rows))])
         for ordered in recorded:
             keys = unordered_keys(ordered, schema)
             rows, exists = new.read(keys)
@@ -91,8 +97,8 @@ def _schema(readable: Readable, name: str) -> Schema | None:
     return None if entry is None else entry.schema
 
 
-def _all_removed(name: str, schema: Schema, old: ColdStore) -> Iterator[Change]:
-    for rows in old.scan(BATCH_ROWS):
+def _all_removed(name: str, schema: Schema, old: ColdStore, batch_rows: int) -> Iterator[Change]:
+    for rows in old.scan(batch_rows):
         yield _change(name, schema, RowBlock(schema, 0), rows.keys)
 
 

@@ -26,20 +26,26 @@ def read_hot(folder: Path, files: list[str]) -> Iterator[Ordered]:
 
 
 def write_hot(
-    folder: Path, number: int, hot: dict[str, Ordered], before: Path, known: dict[str, list[str]]
+    folder: Path,
+    number: int,
+    hot: dict[str, Ordered],
+    before: Path,
+    known: dict[str, list[str]],
+    *,
+    most_files: int = MOST_FILES,
 ) -> dict[str, list[str]]:
     """Write the sets of the variables in `hot` (keys in any order) to a folder, and link those of all others.
 
-    number: of the point, unique to its files. before, known: folder and file names of the previous sets. Returns the
-    file names. If a previous set is damaged, a complete file is written: hot sets only speed up a warm start. Raises
-    OSError.
+    number: of the point, unique to its files. before, known: folder and file names of the previous sets. most_files: of
+    one set. Returns the file names. If a previous set is damaged, a complete file is written: hot sets only speed up a
+    warm start. Raises OSError.
     """
     names: dict[str, list[str]] = {}
     for variable in {**known, **hot}:
         files = known.get(variable, [])
         if variable in hot:
             path = folder / layout.hot_name(number, len(names))
-            files = _next(path, np.sort(hot[variable]), before, files)
+            files = _next(path, np.sort(hot[variable]), before, files, most_files)
         for file in files:
             folder.mkdir(exist_ok=True)
             if not (folder / file).exists():
@@ -49,7 +55,7 @@ def write_hot(
     return names
 
 
-def _next(path: Path, keys: Ordered, before: Path, files: list[str]) -> list[str]:
+def _next(path: Path, keys: Ordered, before: Path, files: list[str], most_files: int) -> list[str]:
     """Write keys (n,), ascending, to a file, complete or as the difference to a set; returns the set's file names."""
     try:
         differing = list(odd([read_hot(before, files), iter([keys])]))
@@ -61,7 +67,7 @@ def _next(path: Path, keys: Ordered, before: Path, files: list[str]) -> list[str
     if not len(keys):
         return []
     path.parent.mkdir(exist_ok=True)
-    if files and len(files) < MOST_FILES and 2 * count < len(keys):
+    if files and len(files) < most_files and 2 * count < len(keys):
         write_keys(path, differing)
         return [*files, path.name]
     write_keys(path, [keys])

@@ -26,17 +26,17 @@ _CHECKSUM = struct.Struct("<I")
 _MOST_PAYLOAD = 9 * FRAME_KEYS
 
 
-def write_keys(path: Path, batches: Iterable[Ordered]) -> int:
+def write_keys(path: Path, batches: Iterable[Ordered], *, frame_keys: int = FRAME_KEYS) -> int:
     """Write a new key file, without a sync; returns the number of keys. Raises OSError.
 
-    batches: (n,) each; keys are distinct and ascending over all batches.
+    batches: (n,) each; keys are distinct and ascending over all batches. frame_keys: of a frame, at most FRAME_KEYS.
     """
     count = 0
     with open(path, "xb") as file:
         file.write(_HEAD.pack(_MAGIC, VERSION))
         for batch in batches:
-            for at in range(0, len(batch), FRAME_KEYS):
-                keys = batch[at : at + FRAME_KEYS]
+            for at in range(0, len(batch), frame_keys):
+                keys = batch[at : at + frame_keys]
                 planes = np.diff(keys).astype("<u8").view(np.uint8).reshape(-1, 8).T
                 _write_frame(file, len(keys), int(keys[0]), zlib.compress(planes.tobytes(), 1))
                 count += len(keys)

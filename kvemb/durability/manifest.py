@@ -148,24 +148,24 @@ def write(manifest: Manifest, directory: Path) -> None:
     fresh_files.write_new(directory / NAME, text.encode())
 
 
-def read(directory: Path) -> Manifest:
+def read(directory: Path, *, most_characters: int = MOST_CHARACTERS) -> Manifest:
     """Read directory/manifest.json. Raises CheckpointNotFound, UnsupportedFormat or Corruption, naming the file."""
     path = directory / NAME
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
+            text = file.read(most_characters + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointNotFound(f"there is no checkpoint at {directory}: it has no {NAME}") from error
     except ValueError as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
-    return parse(text, str(path))
+    return parse(text, str(path), most_characters=most_characters)
 
 
-def parse(text: str, path: str) -> Manifest:
+def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Manifest:
     """Return what a manifest's text says. path: what errors call it. Raises UnsupportedFormat or Corruption."""
     try:
-        if len(text) > MOST_CHARACTERS:
-            raise ValueError(f"it is longer than {MOST_CHARACTERS:,} characters")
+        if len(text) > most_characters:
+            raise ValueError(f"it is longer than {most_characters:,} characters")
         data = json.loads(text)
         version = data["format"]
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:

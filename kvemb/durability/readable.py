@@ -14,8 +14,6 @@ from kvemb.durability import changes, cold_databases, inventory, layout
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.rows.codec import Ordered
 
-BATCH_ROWS = 65_536
-
 
 class Readable:
     """A checkpoint opened in place: its rows by variable, and its manifest."""
@@ -34,10 +32,10 @@ class Readable:
             self._stores[variable] = self._database.attach(variable, schema)
         return self._stores[variable]
 
-    def recorded(self, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
-        """As changes.recorded, in batches of at most BATCH_ROWS keys."""
+    def recorded(self, epochs: list[Epoch], variable: str, most: int) -> tuple[bool, Iterator[Ordered]]:
+        """As changes.recorded, in batches of at most so many keys."""
         cleared, batches = changes.recorded(self.path / layout.CHANGES, epochs, variable)
-        return cleared, (batch[at : at + BATCH_ROWS] for batch in batches for at in range(0, len(batch), BATCH_ROWS))
+        return cleared, (batch[at : at + most] for batch in batches for at in range(0, len(batch), most))
 
 
 @contextmanager

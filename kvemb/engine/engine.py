@@ -85,7 +85,7 @@ class Engine:
             self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
             self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
             if not read_only:
-                self.changes = ChangeLog(self.points.live / layout.CHANGES, self.described.changes)
+                self.changes = ChangeLog(self.points.live / layout.CHANGES, self.described.changes, self.limits)
                 self.recovery = self._recover()
                 if durability == "write":
                     self.log = Journal(self.path / layout.LOG, self.described.point)
@@ -98,7 +98,7 @@ class Engine:
         """Open a database with the store's share of memory for it."""
         opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
         sizes = {"cache_bytes": self.budgets.cache_bytes, "write_buffer_bytes": self.budgets.write_buffer_bytes}
-        return opened(rows, described, **sizes)
+        return opened(rows, described, **sizes, limits=self.limits)
 
     def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
         return Checkpointer(self.database, self.points, self.changes, log, self.state, self.spiller)

@@ -71,7 +71,7 @@ def load(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=inside(store).points.live))
         files = stack.enter_context(closing(TableFiles(variable, Path(folder))))
-        sorter = Sorter(inside(variable).schema, Path(folder))
+        sorter = Sorter(inside(variable).schema, Path(folder), store.limits)
         # Rows in key order for an empty variable go straight to files: there is nothing to compare them with.
         ascending = variable.size() == 0
         for batch in batches:

@@ -23,18 +23,25 @@ from kvemb.offline import streams
 CHECKPOINTS, FILES = "checkpoints", "files"
 # fsspec's protocols of object stores: buckets, with flat names in them.
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "oci", "cos", "tos"})
-MOST_MANIFEST_BYTES = 4 * manifest.MOST_CHARACTERS
 _MANIFEST = re.compile(rf"(?:.*/)?{CHECKPOINTS}/([0-9]{{8,18}})\.json")
 
 
 class RemoteCheckpoints:
-    """Checkpoints at a URL. options: of fsspec's filesystem, such as credentials or an endpoint.
+    """Checkpoints at a URL. options: of fsspec's filesystem, such as credentials or an endpoint. most_characters: of a
+    manifest.
 
     Raises BackendUnavailable; TypeError or ValueError if url is neither a URL nor a path.
     """
 
-    def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        options: Mapping[str, Any] | None = None,
+        *,
+        most_characters: int = manifest.MOST_CHARACTERS,
+    ) -> None:
         self._url = url = paths.place(url)
+        self._most_characters = most_characters
         try:
             import fsspec
         except ImportError as error:
@@ -105,12 +112,13 @@ class RemoteCheckpoints:
         where = f"{self._url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):
             try:
-                text = streams.read(self._files, self._manifest_at(number), MOST_MANIFEST_BYTES + 1).decode()
+                most = 4 * self._most_characters + 1  # bytes of UTF-8
+                text = streams.read(self._files, self._manifest_at(number), most).decode()
             except FileNotFoundError as error:
                 raise CheckpointNotFound(f"there is no checkpoint {series_name(number)} at {self._url}") from error
             except UnicodeDecodeError as error:
                 raise Corruption(f"{where} is damaged: {error!r}; push it again") from error
-        return text, manifest.parse(text, where)
+        return text, manifest.parse(text, where, most_characters=self._most_characters)
 
 
 def _protocols(files: Any) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """External merge sort of rows: runs on disk, each in key order, merged as they are read.
 
-Takes RUN_BYTES of memory, and what NumPy needs to sort them, for any number of rows. Not thread-safe.
+Takes the memory of one run, and what NumPy needs to sort it, for any number of rows. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.durability import layout
+from kvemb.limits import DEFAULT, Limits
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.schema import Schema
 
-# Bytes of rows that are sorted in memory at once.
-RUN_BYTES = 64 << 20
-BATCH_ROWS = 65_536
-
 
 class Sorter:
-    """Takes rows in any order and returns them in key order, the last of equal keys only. folder: of the runs."""
+    """Takes rows in any order and returns them in key order, the last of equal keys only. folder: of the runs.
 
-    def __init__(self, schema: Schema, folder: Path) -> None:
-        self.folder, self._schema = folder, schema
+    limits: sort_bytes of a run, scan_rows of a block that is given back.
+    """
+
+    def __init__(self, schema: Schema, folder: Path, limits: Limits = DEFAULT) -> None:
+        self.folder, self._schema, self._limits = folder, schema, limits
         columns = [("key", "<u8"), ("score", "<f8"), ("step", "<i8"), ("words", "<u8", (schema.row_words,))]
         self._layout = np.dtype(columns)
         self._waiting: list[npt.NDArray[Any]] = []
@@ -38,7 +38,7 @@ class Sorter:
         rows["key"], rows["words"] = order_keys(block.keys, self._schema), block.words
         rows["score"], rows["step"] = block.scores, block.steps
         self._waiting.append(rows)
-        if sum(map(len, self._waiting)) * self._layout.itemsize >= RUN_BYTES:
+        if sum(map(len, self._waiting)) * self._layout.itemsize >= self._limits.sort_bytes:
             self._write_run()
 
     def _write_run(self) -> None:
@@ -51,8 +51,8 @@ class Sorter:
     def blocks(self) -> Iterator[RowBlock]:
         """Yield all rows, keys ascending. REQUIRES: called once, after all add()."""
         for rows in self._merged() if self._runs else [_last_of_each(self._waiting)] if self._waiting else []:
-            for at in range(0, len(rows), BATCH_ROWS):
-                yield self._block(rows[at : at + BATCH_ROWS])
+            for at in range(0, len(rows), self._limits.scan_rows):
+                yield self._block(rows[at : at + self._limits.scan_rows])
 
     def _merged(self) -> Iterator[npt.NDArray[Any]]:
         """Merge the runs: each round yields all keys up to the smallest of the last keys read from the runs."""
@@ -61,7 +61,7 @@ class Sorter:
         size = self._layout.itemsize
         left = [path.stat().st_size // size for path in self._runs]
         read = [0] * len(left)
-        window = max(1024, RUN_BYTES // size // len(left))
+        window = max(1024, self._limits.sort_bytes // size // len(left))
         heads = [np.empty(0, self._layout)] * len(left)
         while True:
             for run, path in enumerate(self._runs):

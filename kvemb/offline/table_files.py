@@ -21,9 +21,6 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.variable import Variable
 
-BATCH_ROWS = 65_536
-FILE_BYTES = 32 << 20
-
 
 class TableFiles:
     """Table files of one variable, with ascending and disjoint ranges of keys."""
@@ -38,7 +35,9 @@ class TableFiles:
         self._recorded: list[Future[None]] = []
         self._folder = folder
         self._keys = folder / "keys"
-        self._most_rows = max(1, FILE_BYTES // RowBlock.bytes_per_row(self._table.schema))
+        limits = self._engine.limits
+        self._scan_rows = limits.scan_rows
+        self._most_rows = max(1, limits.table_file_bytes // RowBlock.bytes_per_row(self._table.schema))
         self._done: list[Path] = []
         self._open: SortedFile | None = None
         self._blocks: list[RowBlock] = []
@@ -85,7 +84,7 @@ class TableFiles:
                 for path in self._done:
                     database.ingest("rows", path)
                     path.unlink()
-                yield from rows.scan(BATCH_ROWS)
+                yield from rows.scan(self._scan_rows)
             finally:
                 database.close()
         self.rows, self.step, self._done, self._last = 0, 0, [], -1
@@ -94,7 +93,7 @@ class TableFiles:
     def record_again(self) -> None:
         """Record the keys of all rows in the current epoch."""
         with layout.as_cold_store_error(f"read {self._keys}"), open(self._keys, "rb") as file:
-            while len(ordered := np.fromfile(file, np.uint64, BATCH_ROWS)):
+            while len(ordered := np.fromfile(file, np.uint64, self._scan_rows)):
                 self._table.storage.record(unordered_keys(ordered, self._table.schema))
 
     def finish(self) -> None:

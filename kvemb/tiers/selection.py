@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvemb.rows.codec import Ordered
 
 _PAIR = np.dtype([("score", "<u8"), ("key", "<u8")])
-_BLOCK_PAIRS = 1 << 18
+BLOCK_PAIRS = 1 << 18
 _DIGIT_BITS = 16
 _DIGITS = 8
 _SIGN = np.uint64(1 << 63)
@@ -33,12 +33,13 @@ def order_scores(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
 class Spool:
     """Pairs of a score and a distinct key (codec.order_keys), on disk while the block runs.
 
-    directory: where the temporary file goes; it has no name there, so a crash leaves nothing.
+    directory: where the temporary file goes; it has no name there, so a crash leaves nothing. block_pairs: pairs that
+    are read back and sorted at a time.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, *, block_pairs: int = BLOCK_PAIRS) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 -- closed by __exit__
-        self._count = 0
+        self._count, self._block_pairs = 0, block_pairs
 
     def __enter__(self) -> Spool:
         return self
@@ -80,7 +81,7 @@ class Spool:
             place = int(np.searchsorted(from_top, keep))
             keep -= int(from_top[place - 1]) if place else 0
             prefix.append(len(counts) - 1 - place)
-            if counts[prefix[-1]] <= _BLOCK_PAIRS:
+            if counts[prefix[-1]] <= self._block_pairs:
                 break
         left = np.concatenate([_matching(pairs, prefix) for pairs in self._blocks()])
         left.sort(order=("score", "key"))
@@ -88,7 +89,7 @@ class Spool:
 
     def _blocks(self) -> Iterator[npt.NDArray[Any]]:
         self._file.seek(0)
-        while data := self._file.read(_BLOCK_PAIRS * _PAIR.itemsize):
+        while data := self._file.read(self._block_pairs * _PAIR.itemsize):
             yield np.frombuffer(data, _PAIR)
 
 

@@ -69,7 +69,7 @@ def make_tables(
             budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}")
             undo.callback(budgets.of(memory).give_back, nbytes)
         tables = [
-            kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket)
+            kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket, limits)
             for kind, start, limit in zip(kinds, first, most, strict=True)
         ]
         undo.pop_all()

@@ -12,21 +12,14 @@ import pytest
 from histories import SMALL_PILES
 
 import kvemb
-from kvemb.durability import changes, delta, readable
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.errors import CheckpointNotFound, SchemaMismatch
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 from tests.histories import DIM, change, checker_of
 
-
-@pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buffers, files and batches so small that every boundary is met."""
-    monkeypatch.setattr(changes, "BUFFER_KEYS", 50)
-    monkeypatch.setattr(changes, "MOST_FILES", 3)
-    monkeypatch.setattr(readable, "BATCH_ROWS", 64)
-    monkeypatch.setattr(delta, "BATCH_ROWS", 64)
+# Buffers, files and batches so small that every boundary is met.
+SMALL_BATCHES = {"change_buffer_keys": 50, "change_files": 3, "scan_rows": 64}
 
 
 def states(model: Model) -> dict[int, tuple[bytes, ...]]:
@@ -43,7 +36,7 @@ def told(checkpoint: Checkpoint, since: Any, name: str) -> tuple[dict[int, tuple
     rows: dict[int, tuple[bytes, ...]] = {}
     order: list[int] = []
     removed: list[int] = []
-    for part in checkpoint.changes(since, variables=[name]):
+    for part in checkpoint.changes(since, variables=[name], batch_rows=64):
         assert part.variable == name
         for at, key in enumerate(part.keys.tolist()):
             slots = [slot[at].tobytes() for slot in part.slots.values()]
@@ -56,8 +49,7 @@ def told(checkpoint: Checkpoint, since: Any, name: str) -> tuple[dict[int, tuple
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "10"))))
-@pytest.mark.limits(**SMALL_PILES)
-@pytest.mark.usefixtures("small_batches")
+@pytest.mark.limits(**SMALL_PILES, **SMALL_BATCHES)
 def test_changes_are_exact_between_any_two_checkpoints_and_replicas_follow(open_store, tmp_path, seed):
     chance = np.random.default_rng(seed)
     store = open_store(tmp_path / "store", memory_budget="4MiB")
@@ -172,9 +164,8 @@ def test_a_replica_with_another_schema_is_refused_before_anything_changes(open_s
     assert sorted(replica.variables) == ["z"]
 
 
-@pytest.mark.usefixtures("small_batches")
-def test_old_epochs_are_forgotten_but_never_the_last(monkeypatch, open_store, tmp_path):
-    monkeypatch.setattr(changes, "MOST_BYTES", 180)
+@pytest.mark.limits(**SMALL_BATCHES, change_bytes=180)
+def test_old_epochs_are_forgotten_but_never_the_last(open_store, tmp_path):
     store = open_store(tmp_path / "store")
     taken = []
     for turn in range(6):

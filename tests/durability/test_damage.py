@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crashes import copy_of_open
 
 import kvemb
 from kvemb.durability import layout, manifest
@@ -71,7 +72,7 @@ def made(tmp_path_factory) -> Path:
     store.flush()
     for at in range(0, 200, 20):
         store.variables["table"].upsert(KEYS[at : at + 20], values_of(KEYS[at : at + 20], 3))
-    shutil.copytree(place / "live", place / "crashed")
+    copy_of_open(place / "live", place / "crashed")
     store.close()
     shutil.rmtree(place / "live")
     return place

@@ -17,6 +17,7 @@ from typing import Any
 import hostile
 import numpy as np
 import pytest
+from crashes import copy_of_open
 
 import kvemb
 from kvemb.durability import layout, manifest
@@ -56,7 +57,7 @@ def made(tmp_path_factory) -> Path:
     store.checkpoint(place / "checkpoint")
     fill(store, 3)
     store.variables["items"].clear()
-    shutil.copytree(place / "live", place / "store")
+    copy_of_open(place / "live", place / "store")
     store.close()
     return place
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvemb.durability import hotset
 from kvemb.durability.hotset import read_hot, write_hot
 from kvemb.errors import Corruption
 
@@ -15,8 +14,7 @@ def whole(folder, files):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_sets_come_back_whatever_changes_between_them(monkeypatch, tmp_path, seed):
-    monkeypatch.setattr(hotset, "MOST_FILES", 3)
+def test_sets_come_back_whatever_changes_between_them(tmp_path, seed):
     chance = np.random.default_rng(seed)
     sets = {name: np.empty(0, np.uint64) for name in ("a", "b", "c")}
     known: dict[str, list[str]] = {}
@@ -29,7 +27,7 @@ def test_sets_come_back_whatever_changes_between_them(monkeypatch, tmp_path, see
                 added = chance.integers(0, 2**64, churn, np.uint64, endpoint=False)
                 sets[name] = np.unique(np.concatenate([kept if churn else sets[name], added]))
                 given[name] = chance.permutation(sets[name])
-        known = write_hot(tmp_path / f"{number}", number, given, tmp_path / f"{number - 1}", known)
+        known = write_hot(tmp_path / f"{number}", number, given, tmp_path / f"{number - 1}", known, most_files=3)
         for name, keys in sets.items():
             assert whole(tmp_path / f"{number}", known.get(name, [])) == keys.tolist()
             assert len(known.get(name, [])) <= 3

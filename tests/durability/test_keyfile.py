@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvemb.durability import keyfile
-from kvemb.durability.keyfile import merged, read_keys, write_keys
+from kvemb.durability.keyfile import FRAME_KEYS, merged, read_keys, write_keys
 from kvemb.errors import Corruption, UnsupportedFormat
 
 TOP = 2**64 - 1
@@ -26,17 +25,13 @@ def array(keys: list[int]) -> np.ndarray:
 def test_keys_come_back_and_files_merge(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("keys")
     sets = [array(data.draw(KEYS)) for _ in range(data.draw(st.integers(0, 4)))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyfile, "FRAME_KEYS", data.draw(st.sampled_from([1, 2, 5, 8192])))
-        for number, keys in enumerate(sets):
-            cut = data.draw(st.integers(0, len(keys)))
-            assert write_keys(folder / f"{number}", [keys[:cut], keys[cut:]]) == len(keys)
-            assert np.concatenate([keys[:0], *read_keys(folder / f"{number}")]).tolist() == keys.tolist()
-        union = [
-            int(key)
-            for batch in merged(read_keys(folder / f"{number}") for number in range(len(sets)))
-            for key in batch
-        ]
+    frame_keys = data.draw(st.sampled_from([1, 2, 5, FRAME_KEYS]))
+    for number, keys in enumerate(sets):
+        cut = data.draw(st.integers(0, len(keys)))
+        assert write_keys(folder / f"{number}", [keys[:cut], keys[cut:]], frame_keys=frame_keys) == len(keys)
+        assert np.concatenate([keys[:0], *read_keys(folder / f"{number}")]).tolist() == keys.tolist()
+    streams = (read_keys(folder / f"{number}") for number in range(len(sets)))
+    union = [int(key) for batch in merged(streams) for key in batch]
     assert union == sorted({int(key) for keys in sets for key in keys})
 
 
@@ -46,10 +41,9 @@ def test_dense_keys_take_little_room(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "longer"])
-def test_damage_is_told_and_never_gives_other_keys(monkeypatch, tmp_path, how):
-    monkeypatch.setattr(keyfile, "FRAME_KEYS", 7)
+def test_damage_is_told_and_never_gives_other_keys(tmp_path, how):
     path, keys = tmp_path / "keys", np.cumsum(np.arange(1, 40, dtype=np.uint64) ** 5)
-    write_keys(path, [keys])
+    write_keys(path, [keys], frame_keys=7)
     whole = path.read_bytes()
     for at in range(len(whole)):
         damaged = bytearray(whole)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import kvemb
-from kvemb.durability import layout, lock_file
+from kvemb.durability import layout
 from kvemb.errors import Corruption, Locked
 
 OWNER = """
@@ -61,8 +61,7 @@ def test_a_killed_owners_lock_is_free_though_its_children_live(tmp_path, how):
         layout.lock(tmp_path).close()
 
 
-def test_a_child_that_python_does_not_know_of_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock_file, "_PATIENCE_SECONDS", 0.05)
+def test_a_child_that_python_does_not_know_of_is_told(tmp_path):
     with killed_owner("fork in C", tmp_path) as pid:
         told = (
             rf"process {pid} has ended without closing it, and a process that it forked, .* holds {tmp_path}/LOCK; end"

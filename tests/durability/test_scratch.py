@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kvemb.bulk import scratch
-from kvemb.durability import scratch as scratching
 
 PREFIX = "kvemb-try-"
 
@@ -53,11 +52,10 @@ def test_what_a_killed_process_left_goes_with_the_next_one(tmp_path):
         assert not left.exists()
 
 
-def test_what_lives_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratching, "GRACE_SECONDS", -1.0)
-    with scratch(PREFIX, tmp_path) as first, scratch(PREFIX, tmp_path):
-        assert first.exists()
-        with scratch(PREFIX, tmp_path):
+def test_what_lives_stays(tmp_path):
+    with scratch(PREFIX, tmp_path) as first:
+        os.utime(first, (time.time() - 3600,) * 2)
+        with scratch(PREFIX, tmp_path), scratch(PREFIX, tmp_path):
             assert first.exists()
 
 

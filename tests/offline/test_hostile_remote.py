@@ -17,7 +17,8 @@ from kvemb.durability import fresh_files, journal, layout, manifest
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
 from kvemb.handle import inside
-from kvemb.offline import remote, streams
+from kvemb.offline import streams
+from kvemb.offline.remote import RemoteCheckpoints
 
 fsspec = pytest.importorskip("fsspec")
 DIM = 3
@@ -266,22 +267,16 @@ def test_no_more_of_a_file_is_read_than_its_manifest_says(manager, tmp_path, cou
 
 def test_no_more_of_a_manifest_is_read_than_one_may_have(monkeypatch, manager, tmp_path):
     asked: list[int] = []
-    url = f"memory://{tmp_path.name}"
+    place = RemoteCheckpoints(f"memory://{tmp_path.name}", most_characters=100)
     real = streams.read
 
     def read(files: Any, path: str, most: int) -> bytes:
         asked.append(most)
         return real(files, path, most)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(streams, "read", read)
-        patch.setattr(manifest, "MOST_CHARACTERS", 100)
-        patch.setattr(remote, "MOST_MANIFEST_BYTES", 400)
-        with (
-            kvemb.CheckpointManager(tmp_path / "copy") as copy,
-            pytest.raises(Corruption, match="longer than 100 char"),
-        ):
-            copy.pull(url)
-        assert asked == [401]
-        with pytest.raises(Corruption, match="longer than 100 char"):
-            manager.latest()
+    monkeypatch.setattr(streams, "read", read)
+    with pytest.raises(Corruption, match="longer than 100 char"):
+        place.id_of(place.numbers()[-1])
+    assert asked == [401]
+    with pytest.raises(Corruption, match="longer than 100 char"):
+        manifest.read(manager.latest().path, most_characters=100)

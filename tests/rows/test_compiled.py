@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numba
 import pytest
 
 from kvemb.rows import compiled
@@ -48,11 +49,20 @@ def double(number):
     return 2 * number
 
 
-def test_a_torn_file_of_the_cache_costs_a_compilation(tmp_path, monkeypatch, caplog):
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder in which kernels are kept, as its variable of the environment says."""
+    with monkeypatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+        numba.config.reload_config()
+        yield tmp_path
+    numba.config.reload_config()
+
+
+def test_a_torn_file_of_the_cache_costs_a_compilation(cache, monkeypatch, caplog):
     monkeypatch.setattr(compiled, "_told", [])
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     assert compiled.compiled(double, "stamp")(4) == 8
-    kept = list(tmp_path.rglob("*.nb?"))
+    kept = list(cache.rglob("*.nb?"))
     assert len(kept) == 2
     assert compiled.compiled(double, "stamp")(4) == 8
     assert caplog.text == ""

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvemb.tiers import selection
-from kvemb.tiers.selection import Spool, order_scores
+from kvemb.tiers.selection import BLOCK_PAIRS, Spool, order_scores
 
 SCORES = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -math.inf, math.inf, 5e-324, -5e-324]),
@@ -21,9 +20,9 @@ KEYS = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 20), st.integers(2**6
 PAIRS = st.lists(st.tuples(SCORES, KEYS), unique_by=lambda pair: pair[1], max_size=80)
 
 
-def dropped(pairs, keep, batch=7):
+def dropped(pairs, keep, batch=7, block_pairs=BLOCK_PAIRS):
     """The keys below the limit, by a spool that takes the pairs in batches."""
-    with Spool() as spool:
+    with Spool(block_pairs=block_pairs) as spool:
         for at in range(0, len(pairs), batch):
             part = pairs[at : at + batch]
             scores, keys = [score for score, _ in part], [key for _, key in part]
@@ -40,25 +39,22 @@ def test_ordered_scores_compare_as_scores_do(scores):
 
 
 @pytest.mark.parametrize("block_pairs", [1, 4, 1 << 18])
-def test_the_limit_is_what_sorting_gives(block_pairs, monkeypatch):
-    monkeypatch.setattr(selection, "_BLOCK_PAIRS", block_pairs)
-
+def test_the_limit_is_what_sorting_gives(block_pairs):
     @given(PAIRS, st.integers(0, 90))
     @settings(max_examples=60, deadline=None)
     def check(pairs, keep):
         ranked = sorted(pairs, key=lambda pair: (pair[0] + 0.0, pair[1]))
         expected = [key for _, key in ranked[: max(0, len(pairs) - keep)]]
-        assert sorted(dropped(pairs, keep)) == sorted(expected)
+        assert sorted(dropped(pairs, keep, block_pairs=block_pairs)) == sorted(expected)
 
     check()
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 999, 1000, 1001])
-def test_equal_scores_are_parted_by_key(keep, monkeypatch):
-    monkeypatch.setattr(selection, "_BLOCK_PAIRS", 16)
+def test_equal_scores_are_parted_by_key(keep):
     keys = np.random.default_rng(0).permutation(1000)
     pairs = [(0.5, int(key)) for key in keys]
-    assert sorted(dropped(pairs, keep)) == list(range(max(0, 1000 - keep)))
+    assert sorted(dropped(pairs, keep, block_pairs=16)) == list(range(max(0, 1000 - keep)))
 
 
 def test_keys_come_in_the_order_they_were_spooled():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from crashes import copy_of_open
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 
 import kvemb
 from kvemb import registry
-from kvemb.backends import cpu, rocks
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.schema import value_dtype
@@ -71,12 +70,6 @@ def numbers(seed: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
     plain = chance.standard_normal(shape)
     with np.errstate(over="ignore"):
         return np.where(chance.random(shape) < 0.05, chance.choice(awkward, shape), plain).astype(dtype)
-
-
-def copy_if_there(source: str, target: str) -> None:
-    """Copy a file of an open store; RocksDB deletes some of its own meanwhile."""
-    with suppress(FileNotFoundError):
-        shutil.copyfile(source, target)
 
 
 POLICIES = [
@@ -267,7 +260,7 @@ class Tiering(RuleBasedStateMachine):
     def crash(self) -> None:
         self.stores += 1
         copy = self.home / f"crashed{self.stores}"
-        shutil.copytree(self.store.path, copy, copy_function=copy_if_there)
+        copy_of_open(self.store.path, copy)
         self.store.close()
         self._reopened(self._open(copy), self.durable)
 
@@ -295,12 +288,9 @@ class TieringOnADevice(Tiering):
 @pytest.fixture(params=["whole", "in pieces"])
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Piles of a few rows, so that rows spill all the time; and calls cut in chunks, batches split among threads."""
-    pieces = {"call_rows": 7} if request.param == "in pieces" else {}
+    few = {"call_rows": 7, "hot_parallel_keys": 4, "cold_parallel_keys": 4, "batch_rows": 5}
+    pieces = few if request.param == "in pieces" else {}
     monkeypatch.setattr(Tiering, "limits", Limits(min_spill_rows=8, max_spill_rows=8, **pieces))
-    if request.param == "in pieces":
-        monkeypatch.setattr(cpu, "PARALLEL_KEYS", 4)
-        monkeypatch.setattr(rocks, "PARALLEL_KEYS", 4)
-        monkeypatch.setattr(rocks, "WRITE_ROWS", 5)
 
 
 @pytest.mark.usefixtures("_sizes")
@@ -308,5 +298,5 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_table_with_next_to_no_hot_rows_equals_its_model(
     machine: type[Tiering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry._HOT, "gpu", "opaque_table:OpaqueTable")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
     run_state_machine_as_test(machine, settings=SETTINGS)

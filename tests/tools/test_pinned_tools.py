@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crashes import copy_of_open
 
 import kvemb
 from kvemb import bulk
@@ -256,13 +257,11 @@ def test_a_key_may_be_negative(tmp_path, capsys):
 
 
 def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys):
-    import shutil
-
     store = kvemb.open(tmp_path / "live", memory_budget=BUDGET, durability="write")
     table = store.get_variable("table", dim=1)
     store.flush()
     table.upsert([1], [[1.0]])
-    shutil.copytree(tmp_path / "live", tmp_path / "left")
+    copy_of_open(tmp_path / "live", tmp_path / "left")
     with kvemb.open(tmp_path / "live", read_only=True, memory_budget=BUDGET):
         assert caplog.messages == [], "its owner is at work"
     store.close()
@@ -277,15 +276,15 @@ def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys)
     capsys.readouterr()
 
 
-def test_rows_that_became_nan_stand_first_among_those_that_moved_most_and_hide_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk.scan, "__defaults__", (7,))  # several batches, each with rows to be named
+def test_rows_that_became_nan_stand_first_among_those_that_moved_most_and_hide_no_other(tmp_path):
     rows = np.full((40, 1), 1.5, np.float32)
     rows[[5, 30], 0], rows[31:34, 0], rows[39, 0], rows[38, 0] = np.nan, [1000, 2000, 3000], 9000, np.inf
     make(tmp_path / "a", np.arange(40), np.ones((40, 1), np.float32))
     make(tmp_path / "b", np.arange(40), rows)
     for one, other in (("a", "b"), ("b", "a")):
         for top in range(9):
-            (found,) = diff(tmp_path / one, tmp_path / other, top=top)
+            # Several batches, each with rows to be named.
+            (found,) = diff(tmp_path / one, tmp_path / other, top=top, batch_rows=7)
             assert [each.key for each in found.most] == [5, 30, 38, 39, 33, 32, 31, 0, 1][:top]
 
 

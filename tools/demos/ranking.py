@@ -74,23 +74,33 @@ class Filter:
         return rows[order], entities[order]
 
 
-def filtered_ranks(questions: Questions, entities: int, known: Filter, scorer: Scorer) -> npt.NDArray[np.float64]:
+def filtered_ranks(
+    questions: Questions,
+    entities: int,
+    known: Filter,
+    scorer: Scorer,
+    *,
+    entities_at_once: int = ENTITIES_AT_ONCE,
+    questions_at_once: int = QUESTIONS_AT_ONCE,
+) -> npt.NDArray[np.float64]:
     """Return the rank of each answer (q,), from 1; halves where scores tie.
 
     entities: how many there are. Scores are asked for in blocks, so memory does not grow with questions or entities.
     """
     ranks = np.empty(len(questions.ask))
-    for at in range(0, len(ranks), QUESTIONS_AT_ONCE):
-        some = slice(at, at + QUESTIONS_AT_ONCE)
-        ranks[some] = _ranks_of(Questions(questions.ask[some], questions.answers[some]), entities, known, scorer)
+    blocks = [(at, min(at + entities_at_once, entities)) for at in range(0, entities, entities_at_once)]
+    for at in range(0, len(ranks), questions_at_once):
+        some = slice(at, at + questions_at_once)
+        ranks[some] = _ranks_of(Questions(questions.ask[some], questions.answers[some]), blocks, known, scorer)
     return ranks
 
 
-def _ranks_of(questions: Questions, entities: int, known: Filter, scorer: Scorer) -> npt.NDArray[np.float64]:
+def _ranks_of(
+    questions: Questions, blocks: list[tuple[int, int]], known: Filter, scorer: Scorer
+) -> npt.NDArray[np.float64]:
     ask, answers = questions
     score = scorer(ask)
     wanted = np.empty(len(ask), np.float32)
-    blocks = [(start, min(start + ENTITIES_AT_ONCE, entities)) for start in range(0, entities, ENTITIES_AT_ONCE)]
     # The answer's score comes from the very products that the others' scores come from, or rounding would break ties.
     for start, stop in blocks:
         here = np.flatnonzero((answers >= start) & (answers < stop))

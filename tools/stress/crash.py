@@ -40,8 +40,10 @@ from kvemb.tools.stress.lockstep import Difference
 from kvemb.tools.stress.model import Model
 
 Models = dict[str, Model]
-# A round is killed at most this long after its process began to work, or some while it still opens the store.
-MOST_SECONDS, EARLY_SHARE = 1.0, 0.15
+# A round is killed within this time after its process has told of so many steps at most: the calls of a round are as
+# many on a busy machine. Some are killed while the process still opens the store.
+MOST_STEPS, MOST_SECONDS = 400, 0.03
+EARLY_SHARE, EARLY_SECONDS = 0.15, 1.0
 
 
 class Told:
@@ -91,8 +93,9 @@ class CrashRounds:
         writing.close()
         with os.fdopen(os.dup(reading.fileno()), encoding="ascii") as pipe:
             reading.close()
-            lines = [pipe.readline()] if self._chance.random() >= EARLY_SHARE else []
-            time.sleep(self._chance.random() * MOST_SECONDS)
+            early = self._chance.random() < EARLY_SHARE
+            lines = [] if early else [pipe.readline() for _ in range(self._chance.randint(1, MOST_STEPS))]
+            time.sleep(self._chance.random() * (EARLY_SECONDS if early else MOST_SECONDS))
             process.kill()
             lines += pipe.readlines()
         process.join()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kvemb.tools.demos import ranking
 from kvemb.tools.demos.ranking import Filter, Floats, Ints, filtered_ranks, questions_of, summarise
 
 ENTITIES, RELATIONS = 23, 3
@@ -40,18 +39,15 @@ def rank_one_by_one(triples: Ints, of: Ints, scores: Floats) -> list[float]:
 
 @pytest.mark.parametrize("levels", [2, 5, 10_000])
 @pytest.mark.parametrize("at_once", [(1, 1), (7, 5), (4096, 2048)])
-def test_ranks_equal_those_found_one_by_one(
-    levels: int, at_once: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranking, "ENTITIES_AT_ONCE", at_once[0])
-    monkeypatch.setattr(ranking, "QUESTIONS_AT_ONCE", at_once[1])
+def test_ranks_equal_those_found_one_by_one(levels: int, at_once: tuple[int, int]) -> None:
     triples, scores = made_up(seed=levels, levels=levels)
     part = triples[::3]
 
     def scorer(ask: Ints) -> Callable[[int, int], Floats]:
         return lambda start, stop: scores[ask[:, 2], ask[:, 1], ask[:, 0], start:stop]
 
-    found = filtered_ranks(questions_of(part), ENTITIES, Filter(triples, RELATIONS), scorer)
+    sizes = {"entities_at_once": at_once[0], "questions_at_once": at_once[1]}
+    found = filtered_ranks(questions_of(part), ENTITIES, Filter(triples, RELATIONS), scorer, **sizes)
     assert found.tolist() == rank_one_by_one(triples, part, scores)
 
 

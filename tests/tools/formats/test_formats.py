@@ -86,23 +86,22 @@ def test_a_format_that_carries_everything_brings_back_every_bit(
 ):
     place = tmp_path_factory.mktemp("whole")
     trains = dtype_of(value).kind not in "iu"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "BATCH_ROWS", 256)
-        with kvemb.open(place / "store", memory_budget=BUDGET) as store:
-            table = store.get_variable(
-                "table",
-                key,
-                value,
-                dim,
-                optimizer=kvemb.optimizers.Adagrad(0.5, 0.25) if slots and trains else None,
-                initializer=kvemb.RandomUniform(-1, 1, seed=3) if trains else None,
-                restrict_policy=kvemb.FrequencyRestrictPolicy(half_life=7),
-            )
-            bulk.load(table, [random_rows(np.random.default_rng(seed), table, count)])
-        out = place / f"out{FORMATS[format].suffix}"
-        assert export(place / "store", out, with_slots=True, with_scores=True).rows == dump_rows(place / "store")
-        import_table(out, place / "copy")
-        assert dump(place / "copy") == dump(place / "store")
+    with kvemb.open(place / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable(
+            "table",
+            key,
+            value,
+            dim,
+            optimizer=kvemb.optimizers.Adagrad(0.5, 0.25) if slots and trains else None,
+            initializer=kvemb.RandomUniform(-1, 1, seed=3) if trains else None,
+            restrict_policy=kvemb.FrequencyRestrictPolicy(half_life=7),
+        )
+        bulk.load(table, [random_rows(np.random.default_rng(seed), table, count)])
+    out = place / f"out{FORMATS[format].suffix}"
+    made = export(place / "store", out, with_slots=True, with_scores=True, batch_rows=256)
+    assert made.rows == dump_rows(place / "store")
+    import_table(out, place / "copy")
+    assert dump(place / "copy") == dump(place / "store")
 
 
 def dump_rows(path: Path) -> int:

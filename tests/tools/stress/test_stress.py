@@ -10,6 +10,7 @@ import pytest
 import kvemb
 from kvemb.tools.cli import run
 from kvemb.tools.stress import crash
+from kvemb.tools.stress.load import open_variables
 from kvemb.tools.stress.lockstep import Difference
 
 
@@ -22,28 +23,43 @@ def test_twenty_kills_lose_nothing(capsys):
     assert told["rows compared"] > 1000
 
 
+class HarmedRounds(crash.CrashRounds):
+    """Rounds in which a row of the store is harmed before it is compared. harmed: whether one was."""
+
+    harm, harmed = "", False
+
+    def _replay(self, seed, told):
+        before, after, points = super()._replay(seed, told)
+        self.allowed = [before, after] if self.durability == "write" else points
+        return before, after, points
+
+    def open_and_harm(self, store: kvemb.Store) -> dict[str, kvemb.Variable]:
+        variables = open_variables(store)
+        users, states = variables["users"], [models["users"].present for models in self.allowed]
+        # Of a call that was under way a row may be gone, or new.
+        fit = ~np.logical_or.reduce(states) if self.harm == "added" else np.logical_and.reduce(states)
+        keys = crash.UNIVERSE[fit][:1]
+        self.harmed = len(keys) > 0
+        if self.harm == "gone":
+            users.remove(keys)
+        else:
+            users.upsert(keys, np.full((len(keys), 4), 77, np.float32))
+        return variables
+
+
 @pytest.mark.parametrize("durability", ["checkpoint", "write"])
 @pytest.mark.parametrize("harm", ["changed", "gone", "added"])
 def test_a_row_that_is_not_as_promised_is_seen(monkeypatch, tmp_path, durability, harm):
-    rounds = crash.CrashRounds(tmp_path, durability, seed=3)
+    rounds = HarmedRounds(tmp_path, durability, seed=3)
     rounds.round()
-    while rounds.models["users"].size == 0:  # killed before anything was durable
-        rounds.round()
-    real = crash.open_variables
-
-    def harmed(store: kvemb.Store) -> dict[str, kvemb.Variable]:
-        variables = real(store)
-        users = variables["users"]
-        keys = users.export()[0][:1]
-        if harm == "changed":
-            users.upsert(keys, np.full((1, 4), 77, np.float32))
-        elif harm == "gone":
-            users.remove(keys)
-        else:
-            absent = np.setdiff1d(crash.UNIVERSE, users.export()[0])[:1]
-            users.upsert(absent, np.full((1, 4), 77, np.float32))
-        return variables
-
-    monkeypatch.setattr(crash, "open_variables", harmed)
+    rounds.harm = harm
+    monkeypatch.setattr(crash, "open_variables", rounds.open_and_harm)
     with pytest.raises(Difference):
+        until_harmed(rounds)
+    assert rounds.harmed
+
+
+def until_harmed(rounds: HarmedRounds) -> None:
+    """Run rounds until a row was harmed: of a state that is allowed to be empty none can go."""
+    while not rounds.harmed:
         rounds.round()
