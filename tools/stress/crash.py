@@ -42,7 +42,7 @@ from kvemb.tools.stress.model import Model
 Models = dict[str, Model]
 # A round is killed within this time after its process has told of so many steps at most: the calls of a round are as
 # many on a busy machine. Some are killed while the process still opens the store.
-MOST_STEPS, MOST_SECONDS = 400, 0.03
+MOST_STEPS, MOST_SECONDS = 150, 0.03
 EARLY_SHARE, EARLY_SECONDS = 0.15, 1.0
 
 

@@ -1,0 +1,68 @@
+"""Small rows, tables and executors, for tests of what moves rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import numpy as np
+
+from kvemb.backends.cpu import CpuTable
+from kvemb.rows.block import RowBlock
+from kvemb.rows.schema import Schema
+from kvemb.tiers.budget import Budget
+from kvemb.tiers.hot_tables import HotTables, default_partitioner
+
+SCHEMA = Schema(np.dtype(np.int64), np.dtype(np.float32), 2, ())
+
+
+def rows_of(keys: Any, value: float = 1.0, *, flags: int = 0, score: float = 0.0) -> RowBlock:
+    """Rows of these keys, all elements of which are value."""
+    rows = RowBlock(SCHEMA, len(keys))
+    rows.keys[:], rows.values[:], rows.flags[:], rows.scores[:] = keys, value, flags, score
+    return rows
+
+
+def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
+    """Empty hot tables on the CPU, of a fixed size each."""
+    made = [CpuTable(SCHEMA, cells, cells) for _ in range(tables)]
+    return HotTables(made, default_partitioner, np.dtype(np.int64), Budget(1 << 24), growing=False)
+
+
+def values_of(rows: RowBlock) -> dict[int, float]:
+    """The first element of each row by key."""
+    return dict(zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True))
+
+
+class Now(Executor):
+    """Runs what it is given at once."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        run(future, lambda: call(*args, **named))
+        return future
+
+
+class Later(Executor):
+    """Runs what it was given when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append(lambda: run(future, lambda: call(*args, **named)))
+        return future
+
+    def go(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+def run(future: Future[Any], call: Callable[[], Any]) -> None:
+    """Give a future what a call returns, or raises."""
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)

@@ -1,0 +1,60 @@
+"""A cold read beside other calls: what it covers, and what it no longer may be used for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from blocks import SCHEMA, rows_of, values_of
+
+from kvemb.backends.memory import MemoryStore
+from kvemb.rows.block import RowBlock
+from kvemb.tiers.fetch import Fetch
+
+
+@pytest.fixture
+def cold() -> MemoryStore:
+    store = MemoryStore(SCHEMA)
+    store.write(rows_of([1, 3], 7.0))
+    return store
+
+
+def test_rows_are_copied_to_their_places_and_missing_keys_are_told(cold):
+    fetch = Fetch(np.array([1, 2, 3]))
+    assert fetch.reading
+    fetch.read(cold)
+    fetch.wait()
+    assert not fetch.reading
+    assert fetch.covers(np.array([3, 9, 1, 2])).tolist() == [2, -1, 0, 1]
+    into = RowBlock(SCHEMA, 3)
+    assert fetch.copy(np.array([2, 1, 0]), into, np.array([0, 1, 2])).tolist() == [True, False, True]
+    assert values_of(into.select([0, 2])) == {3: 7.0, 1: 7.0}
+    assert not into.values[1].any()
+
+
+def test_it_covers_its_keys_while_it_reads(cold):
+    assert Fetch(np.array([1, 2])).covers(np.array([2, 3])).tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_rows_that_changed_meanwhile_are_not_covered(cold, when):
+    fetch = Fetch(np.array([1, 2, 3]))
+    if when == "after":
+        fetch.read(cold)
+    fetch.invalidate(np.array([2, 77]))
+    if when == "before":
+        fetch.read(cold)
+    assert fetch.covers(np.array([1, 2, 3])).tolist() == [0, -1, 2]
+    fetch.invalidate()
+    assert fetch.covers(np.array([1, 2, 3])).tolist() == [-1, -1, -1]
+
+
+def test_a_read_that_failed_has_ended_and_covers_nothing():
+    class Broken:
+        def read(self, keys):
+            raise OSError("gone")
+
+    fetch = Fetch(np.array([1]))
+    with pytest.raises(OSError, match="gone"):
+        fetch.read(Broken())
+    fetch.wait()
+    assert fetch.covers(np.array([1])).tolist() == [-1]

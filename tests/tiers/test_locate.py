@@ -1,0 +1,150 @@
+"""Finding rows wherever they are, also while others move them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from blocks import SCHEMA, Later, Now, hot_tables_of, rows_of, values_of
+
+from kvemb.backends.memory import MemoryStore
+from kvemb.errors import Closed
+from kvemb.rows.block import DIRTY, REMOVED
+from kvemb.stats import Stats
+from kvemb.store_state import StoreState
+from kvemb.tiers.access import TableAccess
+from kvemb.tiers.locate import READS_AHEAD, Locator
+from kvemb.tiers.spill import SpillBuffer
+
+
+class Watched(MemoryStore):
+    """A cold store that counts reads, and lets a test do something in one."""
+
+    def __init__(self):
+        super().__init__(SCHEMA)
+        self.reads, self.meanwhile = [], lambda: None
+
+    def read(self, keys):
+        self.reads.append(keys.tolist())
+        found = super().read(keys)
+        self.meanwhile()
+        return found
+
+
+class Place:
+    """A locator over every place: key 1 is hot, 2 waits to be spilled, 3 is cold, 4 waits to be removed, 5 is not."""
+
+    def __init__(self, readers=None):
+        self.hot, self.cold, self.state = hot_tables_of(), Watched(), StoreState("test")
+        self.access = TableAccess(self.state)
+        self.spill = SpillBuffer(SCHEMA, 8, Now(), self.cold.write, lambda keys: None)
+        list(self.hot.insert(rows_of([1], 1.0), None))
+        self.spill.append([rows_of([2], 2.0, flags=DIRTY), rows_of([4], flags=DIRTY | REMOVED)])
+        self.cold.write(rows_of([2, 3, 4], 3.0))
+        self.locator = Locator(self.hot, self.spill, self.cold, self.access, readers or Now(), 8, Stats())
+
+    def found(self, keys):
+        with self.access.held(), self.locator.located(np.array(keys)) as at:
+            there = at.only(at.exists)
+            return at, values_of(there.rows)
+
+
+def test_rows_are_found_in_every_place_and_the_newest_counts():
+    place = Place()
+    at, rows = place.found([5, 4, 3, 2, 1])
+    assert at.present.tolist() == [False, False, True, True, True]
+    assert at.hot.tolist() == [4]
+    assert at.cold.tolist() == [0, 1, 2, 3]
+    assert rows == {3: 3.0, 2: 2.0}
+    assert at.known.all()
+    assert place.cold.reads == [[3, 5]], "only what is nowhere else, in key order"
+
+
+def test_the_lock_is_free_while_cold_rows_are_read_and_held_again_after():
+    place, free = Place(), []
+
+    def look():
+        other = threading.Thread(target=lambda: free.append(place.access._lock.acquire(timeout=0.01)))
+        other.start()
+        other.join()
+        if free[-1]:
+            place.access._lock.release()
+
+    place.cold.meanwhile = look
+    with place.access.held(), place.locator.located(np.array([3])):
+        look()
+    assert free == [True, False]
+
+
+def test_rows_that_changed_during_the_read_are_read_again():
+    place = Place()
+
+    def change():
+        place.cold.meanwhile = lambda: None
+        place.cold.write(rows_of([3], 8.0))
+        place.locator.forget(np.array([3]))
+
+    place.cold.meanwhile = change
+    assert place.found([3])[1] == {3: 8.0}
+    assert place.cold.reads == [[3], [3]]
+
+
+def test_rows_that_went_hot_during_the_read_are_hot():
+    place = Place()
+    place.cold.meanwhile = lambda: list(place.hot.insert(rows_of([3], 9.0), None))
+    at, rows = place.found([3])
+    assert at.hot.tolist() == [0]
+    assert rows == {}
+
+
+def test_a_store_that_was_closed_during_the_read_is_told():
+    place = Place()
+    place.cold.meanwhile = place.state.close
+    with pytest.raises(Closed):
+        place.found([3])
+
+
+def test_what_was_read_ahead_is_not_read_again_until_it_changes():
+    place = Place()
+    place.locator.read_ahead(np.array([1, 2, 3, 5]))
+    assert place.cold.reads == [[3, 5]]
+    assert place.found([3, 5])[1] == {3: 3.0}
+    assert len(place.cold.reads) == 1
+    place.locator.forget(None)
+    assert place.found([3])[1] == {3: 3.0}
+    assert len(place.cold.reads) == 2
+
+
+def test_so_many_reads_ahead_are_under_way_at_once_and_no_more():
+    readers = Later()
+    place = Place(readers)
+    for key in range(10, 20):
+        place.locator.read_ahead(np.array([key]))
+    assert len(readers.waiting) == READS_AHEAD
+    readers.go()
+    place.locator.wait_for_reads()
+    place.locator.read_ahead(np.array([30]))
+    assert len(readers.waiting) == 1
+
+
+def test_a_read_ahead_that_fails_is_left_to_the_call_that_wants_it():
+    place = Place()
+
+    def fail():
+        raise OSError("gone")
+
+    place.cold.meanwhile = fail
+    place.locator.read_ahead(np.array([3]))
+    with pytest.raises(OSError, match="gone"):
+        place.found([3])
+    place.cold.meanwhile = lambda: None
+    assert place.found([3])[1] == {3: 3.0}
+
+
+def test_another_cold_store_takes_the_place_of_the_first():
+    place, other = Place(), Watched()
+    place.locator.read_ahead(np.array([3]))
+    other.write(rows_of([3], 6.0))
+    place.locator.read_from(other)
+    assert place.found([3])[1] == {3: 6.0}

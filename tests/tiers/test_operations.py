@@ -1,0 +1,131 @@
+"""What each call does to rows: duplicates, missing keys, uses, and chunks that change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from blocks import SCHEMA, Now, hot_tables_of, rows_of
+
+import kvemb
+from kvemb import registry
+from kvemb.backends.memory import MemoryStore
+from kvemb.limits import Limits
+from kvemb.store_state import StoreState
+from kvemb.tiers.operations import TableOperations
+from kvemb.tiers.row_factory import RowFactory
+from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.storage import TieredStorage
+
+
+@pytest.fixture(params=[65_536, 2], ids=["whole", "in chunks"])
+def table(request):
+    """Operations on a table of 16 hot rows; missing keys read as 0.5."""
+    hot, kernels = hot_tables_of(16), registry.row_kernels()
+    storage = TieredStorage(
+        SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Now(), readers=Now(), spill_rows=8,
+        limits=Limits(call_rows=request.param),
+    )  # fmt: skip
+    optimizer = kvemb.optimizers.SGD(0.5)
+    factory = RowFactory(SCHEMA, kvemb.Constant(0.5), optimizer, kernels)
+    return TableOperations(storage, factory, Scoring(None, hot), kernels, optimizer, None)
+
+
+def values(numbers):
+    return np.repeat(np.array(numbers, np.float32)[:, None], 2, axis=1)
+
+
+def look(table, keys, *, touch=False):
+    """The first element of each row, None where there is none."""
+    keys = np.array(keys, np.int64)
+    out, exists = np.empty((len(keys), 2), np.float32), np.empty(len(keys), np.bool_)
+    table.lookup(keys, out, exists, touch=touch)
+    assert (out[~exists] == 0.5).all()
+    return [float(row[0]) if there else None for row, there in zip(out, exists, strict=True)]
+
+
+def fill(table, count=40):
+    table.upsert(np.arange(count), values(range(count)))
+
+
+def test_rows_are_read_back_hot_and_cold_and_missing_ones_read_as_the_initializer(table):
+    fill(table)
+    assert look(table, [39, 3, 77, 3, 0]) == [39.0, 3.0, None, 3.0, 0.0]
+    assert table._storage.size == 40, "a lookup inserts nothing"
+
+
+def test_of_equal_keys_the_last_wins_in_an_upsert(table):
+    table.upsert(np.array([1, 2, 1]), values([1, 2, 3]))
+    table.upsert(np.array([2, 2, 1]), values([4, 5, 6]))
+    assert look(table, [1, 2]) == [6.0, 5.0]
+
+
+def test_gradients_of_equal_keys_are_summed_before_the_step(table):
+    fill(table, 30)
+    table.apply_gradients(np.array([3, 50, 3, 29]), values([2, 2, 4, 2]))
+    assert look(table, [3, 50, 29]) == [0.0, -0.5, 28.0]
+
+
+def test_accum_adds_where_both_know_the_key_and_inserts_where_neither_does(table):
+    fill(table, 30)
+    keys, exists = np.array([1, 2, 60, 61, 60]), np.array([True, False, False, True, False])
+    table.accum(keys, values([1, 1, 1, 1, 1]), values([3, 9, 4, 9, 7]), exists)
+    assert look(table, [1, 2, 60, 61]) == [3.0, 2.0, 4.0, None]
+
+
+def test_removed_rows_are_missing_and_those_that_were_not_there_do_not_matter(table):
+    fill(table)
+    table.remove(np.array([0, 39, 99, 0]))
+    assert look(table, [0, 39, 1]) == [None, None, 1.0]
+    assert table._storage.size == 38
+    table.clear()
+    assert look(table, [1]) == [None]
+
+
+def test_uses_count_only_where_they_are_asked_for(table):
+    fill(table)
+    keys = np.array([0, 39, 99])
+    before = table.scores(keys)
+    look(table, keys, touch=False)
+    assert table.scores(keys).tobytes() == before.tobytes()
+    look(table, [0, 39, 0, 99], touch=True)
+    table.use(np.array([39, 99]))
+    assert (table.scores(keys) - before)[:2].tolist() == [2.0, 2.0]
+    assert np.isnan(table.scores(keys)[2])
+
+
+def test_a_restriction_keeps_the_highest_scores_and_of_equal_ones_the_larger_keys(table):
+    fill(table, 10)
+    table.use(np.array([2, 4]))
+    told = []
+    assert table.restrict(10, None) == table.restrict(3, 10) == 0
+    assert table.restrict(4, 9, lambda done, total: told.append((done, total))) == 6
+    assert look(table, range(10)) == [None, None, 2.0, None, 4.0, None, None, None, 8.0, 9.0]
+    assert told[-1][0] == told[-1][1]
+
+
+def test_whole_rows_are_put_where_they_are(table):
+    fill(table, 10)
+    table.put(rows_of([3, 70], 8.0, score=6.0), 99)
+    assert look(table, [3, 70]) == [8.0, 8.0]
+    assert table.scores(np.array([3, 70])).tolist() == [6.0, 6.0]
+    assert table._storage.step >= 99
+
+
+def test_rows_are_made_hot_when_they_are_asked_for(table):
+    fill(table)
+    table.use(np.array([0]))
+    table.warm(np.array([0, 99]))
+    assert table._hot_tables.find(np.array([0]), None)[0] >= 0
+    assert table._storage.size == 40
+
+
+def test_another_optimizer_takes_the_next_step(table):
+    fill(table, 2)
+    table.train_with(kvemb.optimizers.SGD(2.0))
+    table.apply_gradients(np.array([1]), values([1]))
+    assert look(table, [1]) == [-1.0]
+
+
+def test_new_rows_are_in_no_tier(table):
+    rows = table.new_rows(np.array([5]), values([3]))
+    assert (rows.flags[0], rows.scores[0], table._storage.size) == (0, 1.0, 0)

@@ -1,0 +1,196 @@
+"""The actor that moves rows: one place counts for each, the count is exact, and a failure poisons."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from blocks import SCHEMA, Now, hot_tables_of, rows_of, values_of
+
+from kvemb.backends.memory import MemoryStore
+from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
+from kvemb.limits import Limits
+from kvemb.rows.block import DIRTY
+from kvemb.store_state import StoreState
+from kvemb.tiers.storage import TieredStorage
+
+
+class Told:
+    """contracts.Recorder and contracts.WriteLog that write down what they are told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.lines.append(name)
+
+    def sealed_epochs(self):
+        return 3
+
+
+def storage_of(cold=None, cells=16, **arguments):
+    state = arguments.pop("state", StoreState("test"))
+    cold = cold or MemoryStore(SCHEMA)
+    return TieredStorage(
+        SCHEMA, hot_tables_of(cells), cold, state=state, executor=Now(), readers=Now(), spill_rows=8, limits=Limits(),
+        **arguments,
+    )  # fmt: skip
+
+
+def put(storage, keys, value=1.0):
+    """Make rows, which go hot."""
+    with storage.writing_rows(np.array(keys)) as at:
+        at.rows.put(slice(None), rows_of(at.rows.keys, value, flags=DIRTY, score=value))
+        storage.admit(at)
+
+
+def rows(storage, keys):
+    with storage.reading_rows(np.array(keys)) as at:
+        found = values_of(at.only(at.exists).rows)
+        for block in storage.hot_tables.read(at.cells, at.owners):
+            found |= values_of(block)
+        return found
+
+
+def test_rows_that_do_not_fit_are_spilled_and_none_is_lost():
+    storage = storage_of()
+    for start in range(0, 100, 10):
+        put(storage, range(start, start + 10), float(start))
+    assert storage.size == 100
+    stats = storage.stats()
+    assert (stats.rows, stats.rows_hot) == (100, 16)
+    assert stats.spills >= 100 - 16 - 16, "two piles of eight may wait"
+    assert 0 < stats.rows_waiting <= 16
+    assert rows(storage, range(100)) == {key: float(key // 10 * 10) for key in range(100)}
+    assert storage.check() == []
+
+
+def test_removed_rows_are_gone_wherever_they_were():
+    storage = storage_of()
+    put(storage, range(40))
+    with storage.writing():
+        storage.remove(np.arange(0, 40, 2))
+    assert rows(storage, range(40)).keys() == set(range(1, 40, 2))
+    assert storage.size == 20
+    assert storage.check() == []
+
+
+def test_whole_rows_replace_what_is_there_and_new_ones_stay_cold():
+    storage = storage_of(step=5)
+    put(storage, [1, 2])
+    given = rows_of([1, 7], 9.0, flags=DIRTY)
+    with storage.writing_rows(given.keys) as at:
+        storage.replace(at, given, 3)
+    assert rows(storage, [1, 2, 7]) == {1: 9.0, 2: 1.0, 7: 9.0}
+    assert (storage.size, storage.step, storage.stats().rows_hot) == (3, 5, 2)
+
+
+def test_what_is_cleared_is_nowhere():
+    storage = storage_of()
+    put(storage, range(40))
+    with storage.writing(without_snapshot=True):
+        storage.clear()
+    assert (storage.size, rows(storage, range(40))) == (0, {})
+    assert list(storage.scan(10)) == []
+
+
+def test_a_scan_has_every_row_in_order_also_those_that_were_only_hot():
+    storage = storage_of()
+    put(storage, [5, 3, 9])
+    assert [block.keys.tolist() for block in storage.scan(2)] == [[3, 5], [9]]
+
+
+def test_a_snapshot_keeps_what_is_dirty_and_ends():
+    storage = storage_of()
+    put(storage, [1, 2])
+    with storage.held():
+        snapshot = storage.begin_snapshot()
+    assert len(snapshot.keys()) == 2
+    with storage.writing_rows(np.array([1])) as at:
+        storage.replace(at, rows_of([1], 2.0, flags=DIRTY), 1)
+    storage.end_snapshot()
+    storage.end_snapshot()
+    assert rows(storage, [1, 2]) == {1: 2.0, 2: 1.0}
+    assert storage.check() == []
+
+
+def test_every_change_is_told_to_the_log_and_acknowledged_after():
+    log = Told()
+    storage = storage_of(log=log)
+    with storage.acknowledging():
+        with storage.writing_rows(np.array([1])) as at, storage.changing():
+            storage.log_located(at)
+        with storage.writing():
+            storage.remove(np.array([], np.int64))
+        with storage.writing(without_snapshot=True):
+            storage.clear()
+    assert log.lines == ["rows", "removed", "cleared", "commit"]
+
+
+def test_what_reaches_the_cold_store_is_recorded_first():
+    recorder = Told()
+    storage = storage_of(recorder=recorder)
+    put(storage, [1])
+    assert recorder.lines == []
+    assert storage.check() == []
+    assert recorder.lines == ["record"]
+    assert storage.sealed_epochs() == 3
+    assert storage_of().sealed_epochs() == 0
+
+
+class Full(MemoryStore):
+    def write(self, rows):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ColdStoreError("full"), MemoryError("short")])
+def test_rows_of_a_write_that_failed_can_be_read_and_no_more_are_taken(error):
+    cold = Full(SCHEMA)
+    cold.error = error
+    storage = storage_of(cold)
+    with pytest.raises(Poisoned):
+        put_until_it_fails(storage)
+    assert rows(storage, range(storage.size)) == dict.fromkeys(range(storage.size), 1.0)
+    with pytest.raises(Poisoned, match=r"the cold store did not take|full"):
+        put(storage, [1])
+
+
+def put_until_it_fails(storage):
+    for start in range(0, 100, 10):
+        put(storage, range(start, start + 10))
+
+
+def test_the_state_of_the_store_is_asked_for_every_call():
+    storage = storage_of(state=StoreState("test", read_only=True))
+    assert rows(storage, [1]) == {}
+    with pytest.raises(ReadOnly):
+        put(storage, [1])
+    storage.state.close()
+    with pytest.raises(Closed):
+        rows(storage, [1])
+    storage = storage_of()
+    ended = StoreState("ended")
+    ended.close()
+    storage.end(ended)
+    with pytest.raises(Closed, match="ended"):
+        storage.read_ahead(np.array([1]))
+
+
+def test_the_rows_of_another_cold_store_are_shown_from_then_on():
+    storage, other = storage_of(state=StoreState("test", read_only=True)), MemoryStore(SCHEMA)
+    other.write(rows_of([4], 6.0))
+    with storage.closing():
+        storage.show(other, 1, 12)
+    assert rows(storage, [4]) == {4: 6.0}
+    assert (storage.size, storage.step) == (1, 12)
+    storage.advance(9)
+    assert storage.step == 12
+
+
+def test_what_bypasses_the_hot_tier_finds_every_row_cold_and_leaves_none_hot():
+    storage = storage_of()
+    put(storage, [1, 2])
+    with storage.bypassing() as cold:
+        assert values_of(cold.read(np.array([1, 2]))[0]) == {1: 1.0, 2: 1.0}
+        storage.take_in(lambda: cold.write(rows_of([2, 3], 5.0)), 1, 8)
+    assert (storage.size, storage.step, storage.stats().rows_hot) == (3, 8, 0)
+    assert rows(storage, [1, 2, 3]) == {1: 1.0, 2: 5.0, 3: 5.0}
