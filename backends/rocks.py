@@ -84,8 +84,8 @@ class RocksDatabase:
         access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
         # What is read in place is opened through links (layout.mirrored): name the checkpoint, not the folder of links.
         place = (path / "CURRENT").resolve().parent
-        check_config(place)
         with translated(f"open {place}"):
+            check_config(place)
             self.db = rd.Rdict(str(path), options, columns or None, access)
 
     def _options(self, creator: RocksDBCreator) -> rd.Options:

@@ -118,7 +118,7 @@ def test_every_change_is_told_to_the_log_and_acknowledged_after():
     storage = storage_of(log=log)
     with storage.acknowledging():
         with storage.writing_rows(np.array([1])) as at, storage.changing():
-            storage.log_located(at)
+            storage.log.located(at, 1)
         with storage.writing():
             storage.remove(np.array([], np.int64))
         with storage.writing(without_snapshot=True):

@@ -56,7 +56,10 @@ def _brief(described: dict[str, Any]) -> str:
 
 
 def ls(
-    path: Annotated[Path, typer.Argument(help="A checkpoint, a store, or a series, of which the newest is meant.")],
+    path: Annotated[
+        Path,
+        typer.Argument(parser=local_path, help="A checkpoint, a store, or a series, of which the newest is meant."),
+    ],
     files: Annotated[bool, typer.Option("--files", help="List files instead of variables.")] = False,
     as_json: AsJson = False,
 ) -> None:
