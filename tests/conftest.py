@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from kvemb.limits import Limits
 
 BUDGET = "8MiB"
 Opener = Callable[..., kvemb.Store]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _foreground() -> None:
+    """Ctrl-C means what it means in a terminal: processes of pytest-xdist are started with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
