@@ -1,6 +1,6 @@
-"""Whole rows in and out, past the hot tier: what offline tools are made of.
+"""Whole rows in and out, past the hot tier, for offline tools.
 
-The way in is kvemb.offline.loading. Memory does not follow the table.
+Rows are loaded by kvemb.offline.loading. Memory does not grow with the table.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ BATCH_ROWS = 65_536
 
 
 def described(variable: Variable) -> dict[str, Any]:
-    """Return all that a variable is beside its rows, as JSON can hold it: what make() takes."""
+    """Return everything about a variable except its rows, as plain JSON; make() takes it."""
     entry = asdict(inside(variable).entry())
     return {"name": variable.name, **entry, "slots": list(entry["slots"])}
 
 
 def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
-    """Make a variable as described() tells, the count of its steps included, or open one that is so.
+    """Make the variable that described() returned, its step included, or open the one that exists.
 
-    Raises UnsupportedFormat where the description cannot be read; SchemaMismatch; ValueError for a policy of a user's
-    own, which has to be passed to get_variable.
+    Raises UnsupportedFormat if the description cannot be read; SchemaMismatch; ValueError for a user-defined policy,
+    which must be passed to get_variable.
     """
     entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
     if entry.policy is not None and entry.policy.get("kind") == "custom":
@@ -80,7 +80,7 @@ def slot_dtype(variable: Variable) -> np.dtype[Any]:
 
 
 def new_slots(variable: Variable, n: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the optimizer's slots as n rows that are made now have them, by name (n, width)."""
+    """Return the optimizer's slots of n new rows, by name (n, width)."""
     schema = inside(variable).schema
     rows = inside(variable).operations.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
     return rows.slots_by_name()
@@ -89,7 +89,7 @@ def new_slots(variable: Variable, n: int) -> dict[str, npt.NDArray[Any]]:
 def scan(
     variable: Variable, n: int = BATCH_ROWS, *, first: int | None = None, last: int | None = None
 ) -> Iterator[Rows]:
-    """Yield the rows with first <= key <= last, in key order, n at a time, from the instant of this call.
+    """Yield the rows with first <= key <= last, in key order, n at a time, as they are at this call.
 
     None: no bound. Dirty rows are written first, as by Variable.export_batches. Raises Closed, Poisoned, Corruption.
     """
@@ -117,9 +117,9 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
 
 
 def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
-    """Split the keys there are into at most n ranges (first, last) of about as many rows each, without reading rows.
+    """Return at most n ranges of keys (first, last) with about as many rows each, without reading rows.
 
-    Together they hold every key there may be. Raises Closed.
+    Together they cover every possible key. Raises Closed.
     """
     schema = inside(variable).schema
     splits = inside(variable).storage.cold.splits(as_int(n, "n", 1))
@@ -128,10 +128,10 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
 
 
 def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None = None) -> int:
-    """Do what Variable.restrict does, and tell how far it has come; returns how many rows left.
+    """Do what Variable.restrict does, with progress; returns how many rows were removed.
 
-    progress(done, total): called with rows, those that are looked at and then those that leave. Raises ValueError where
-    the variable has no policy, and what Variable.restrict raises.
+    progress(done, total): called with rows, first those that are scanned, then those that are removed. Raises
+    ValueError if the variable has no policy, and what Variable.restrict raises.
     """
     if variable.restrict_policy is None:
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
@@ -139,9 +139,9 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
 
 
 def compact(store: Store, *, progress: Progress | None = None) -> None:
-    """Merge all files of every variable, so that what was replaced and removed takes no room; then flush.
+    """Merge the files of every variable, which frees the space of replaced and removed rows; then flush.
 
-    What checkpoints hold stays theirs. progress(done, total): called with rows. Raises ColdStoreError, Poisoned,
+    Checkpoints keep their files. progress(done, total): called with rows. Raises ColdStoreError, Poisoned,
     Closed, ReadOnly.
     """
     store.flush()

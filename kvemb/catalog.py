@@ -1,4 +1,4 @@
-"""A store's variables by name: found, and opened as they are asked for."""
+"""A store's variables by name; a variable is opened when it is first used."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def opened(store: Handle[Engine], name: str) -> Variable:
 
 
 def variable_of(table: Table) -> Variable:
-    """Return what stands for an open table."""
+    """Return the Variable of an open table."""
     variable: Variable = table.variable
     return variable
 
 
 def open_stored(store: Handle[Engine], name: str, entry: VariableEntry) -> Variable:
-    """Open a stored variable as it is stored; or make an empty one as it is stored elsewhere."""
+    """Open a stored variable, or make an empty one like a variable of another store."""
     return Variable(
         entry.key_dtype,
         entry.value_dtype,

@@ -10,7 +10,7 @@ from kvemb.handle import Handle, inside
 
 
 class Defaults:
-    """What functions use that are given no store. temporary: makes one where there is none (kvemb.opening)."""
+    """The stores that functions use if they are given none. temporary: makes one if there is none (kvemb.opening)."""
 
     temporary: Callable[[], Handle[Engine]]
 

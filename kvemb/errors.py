@@ -31,16 +31,16 @@ class Locked(KvembError, BlockingIOError):
 
 
 class BackendUnavailable(KvembError, ImportError):
-    """A backend's machine or package is not there."""
+    """The hardware or the package that a backend needs is missing."""
 
 
 # When a variable is opened or created.
 
 
 class SchemaMismatch(KvembError, ValueError):
-    """A variable was asked for with other properties than it is stored with.
+    """A variable was requested with properties that differ from the stored ones.
 
-    field, stored, asked: what disagrees, as attributes for a program to read. advice: what to do about it.
+    field, stored, asked: what differs, as attributes. advice: what to do.
     """
 
     def __init__(self, variable: str, field: str, stored: object, asked: object, advice: str | None = None) -> None:
@@ -59,11 +59,11 @@ class Closed(KvembError, ValueError):
 
 
 class ReadOnly(KvembError, PermissionError):
-    """The store was opened with read_only=True and was asked to change."""
+    """A store that was opened with read_only=True was asked to change."""
 
 
 class Corruption(KvembError, OSError):
-    """Bytes on disk are not what was written there."""
+    """Bytes on disk differ from what was written."""
 
 
 class ColdStoreError(KvembError, OSError):
@@ -71,7 +71,7 @@ class ColdStoreError(KvembError, OSError):
 
 
 class TransferError(KvembError, OSError):
-    """Another filesystem, or the way there, did not take or give a file."""
+    """A file could not be copied to or from another filesystem."""
 
 
 class Poisoned(KvembError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What a user holds of something that is in one place only, as a store and its variables are, and what is inside."""
+"""Handles: what users hold of a store or a variable. Its copies are itself; inside() gives the internal object."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Inside = TypeVar("Inside", covariant=True)
 
 
 class Handle(Generic[Inside]):
-    """An object whose copies are the object itself. How it is pickled says kvemb.pickling.
+    """An object whose copies are the object itself; kvemb.pickling says how it is pickled.
 
-    Users call its methods; the modules of kvemb work with what it stands for, which inside() returns.
+    Users call its methods. The modules of kvemb work with the internal object, which inside() returns.
     """
 
     def __init__(self, stands_for: Inside) -> None:
@@ -24,5 +24,5 @@ class Handle(Generic[Inside]):
 
 
 def inside(handle: Handle[Inside]) -> Inside:
-    """Return what a handle stands for: the Table of a Variable, the Engine of a Store."""
+    """Return the internal object of a handle: the Table of a Variable, the Engine of a Store."""
     return handle._inside

@@ -1,5 +1,5 @@
-"""Ctrl-C that waits: a KeyboardInterrupt in the midst of moving a row between tiers would lose it, and one within the
-few lines in which Python's own Event or Future takes its lock would leave that lock taken, and everybody waiting.
+"""Deferred Ctrl-C. A KeyboardInterrupt while a row moves between tiers would lose the row, and one in the few lines
+in which Python's Event or Future takes its lock would leave the lock taken and other threads waiting.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-# How long Ctrl-C may have to wait for one that waits.
+# Seconds for which a waiting thread may delay Ctrl-C.
 TURN_SECONDS = 0.1
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put SIGINT's handler off until the block has ended. On other threads than the main one Python never runs it."""
+    """Defer SIGINT's handler until the block has ended. Python runs it on the main thread only."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

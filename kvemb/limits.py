@@ -1,5 +1,4 @@
-"""How much one step of the machinery takes at a time. A frozen value: a store is made with one, tests with small
-ones."""
+"""How much one internal step processes at a time: a frozen value that a store is opened with."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 class Limits:
     """Sizes that bound memory and pauses; results do not depend on them.
 
-    call_rows: distinct keys that a call works on at a time; longer calls are taken in chunks.
-    init_rows: rows the hot tables of a variable hold at first, when neither init_size nor hot_rows says.
+    call_rows: distinct keys that a call works on at a time; longer calls are processed in parts.
+    init_rows: rows the hot tables of a variable hold at first, if neither init_size nor hot_rows is given.
     min_spill_rows, max_spill_rows: rows of a pile of the spill buffer. 65,536 is enough for RocksDB to take in one run;
     beyond that nothing is gained.
     write_rows: dirty rows that one write to the cold store takes.

@@ -1,23 +1,23 @@
-"""Telling how far long work has come."""
+"""Progress of long work."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-# Called with (done, total), of what the caller counts: bytes or rows.
+# Called with (done, total), in bytes or rows.
 Progress = Callable[[int, int], None]
 
 
 class Meter:
-    """Counts what is done up to a total, and tells after each piece. Thread-safe: what it tells never goes back."""
+    """Counts what is done up to a total, and reports after each part. Thread-safe; reported counts never decrease."""
 
     def __init__(self, total: int, tell: Progress | None) -> None:
         self._done, self._total, self._tell = 0, total, tell
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """Count a piece that is done."""
+        """Count a part that is done."""
         with self._lock:
             self._done = min(self._done + count, self._total)
             if self._tell is not None:

@@ -1,4 +1,4 @@
-"""Ways to a store: open one, restore one from a checkpoint, or the default one. See kvemb.store."""
+"""Open a store, restore one from a checkpoint, or get the default one. See kvemb.store."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def open(
     durability: Literal["checkpoint", "write"] = "checkpoint",
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Open the store at path, making it if the directory is missing or empty.
+    """Open the store at path; it is created if the directory is missing or empty.
 
     memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
-    follow: the same for a store that another process trains, whose newer points refresh() shows.
-    However it is opened, no row is hot at first; only restore(..., warm=True) brings hot rows along.
-    durability: what a crash goes back to. "checkpoint": the last completed flush() or checkpoint(). "write": the last
-    call that changed rows and returned; each waits for an fsync, which calls of several threads share. Uses that
-    lookups record are as durable as with "checkpoint".
-    limits: how much one step of the machinery takes at a time (kvemb.limits).
+    follow: the same for a store that another process trains; refresh() moves to its newest point.
+    No row is hot at first; only restore(..., warm=True) loads hot rows.
+    durability: the state after a crash. "checkpoint": the last completed flush() or checkpoint(). "write": the last
+    call that changed rows and returned; each waits for an fsync, which concurrent calls share. Uses that lookups
+    record become durable with the next flush() in both modes.
+    limits: how much one internal step processes at a time (kvemb.limits).
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
     return _opened(path, memory_budget, bool(read_only), bool(follow), durability, limits)
@@ -86,14 +86,13 @@ def restore(
     durability: Literal["checkpoint", "write"] = "checkpoint",
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Make a new store at path from a checkpoint, and open it. The checkpoint stays as it is, whatever the store does.
+    """Make a new store at path from a checkpoint, and open it. The checkpoint never changes.
 
-    checkpoint: of the root of a series, the newest, and the logger "kvemb" tells which. variables: take only these.
-    warm: what was hot when the checkpoint was made becomes so again, each variable when it is opened; otherwise rows
-    become hot as they are used. Devices may be others than they were. durability,
-    limits: as for open.
+    checkpoint: a checkpoint, or the root of a series: then the newest one, which the logger "kvemb" names. variables:
+    take only these. warm: load the rows that were hot when the checkpoint was made, for each variable when it is
+    opened; otherwise rows become hot as they are used. Devices may differ. durability, limits: as for open.
 
-    Costs hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
+    Makes hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
     name, and what open does.
     """
     parse_budget(memory_budget)
@@ -109,9 +108,7 @@ def restore(
 
 
 def default_store() -> Store:
-    """Return the innermost default store; with none, a temporary one, deleted at exit, of which a warning tells
-    once.
-    """
+    """Return the innermost default store, or else a temporary one, deleted at exit; a warning is logged once."""
     return cast(Store, DEFAULTS.innermost())
 
 

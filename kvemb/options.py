@@ -30,7 +30,7 @@ def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
 
 
 def parse_budget(size: int | str) -> int:
-    """Return the bytes of a memory_budget argument. Raises TypeError, or ValueError also when they are too few."""
+    """Return the bytes of a memory_budget argument. Raises TypeError or ValueError."""
     total = parse_bytes(size)
     if total < MIN_BUDGET_BYTES:
         raise ValueError(f"memory_budget must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {brief(size)}")
@@ -55,7 +55,7 @@ class MemoryCreator:
     backend: ClassVar[str] = "memory"
 
 
-# What RocksDB takes, and what it makes sense to ask for.
+# What RocksDB accepts, and what makes sense.
 _LIMITS = {
     "block_bytes": (256, 1 << 28),
     "bloom_bits": (0, 100),
@@ -71,8 +71,8 @@ class RocksDBCreator:
 
     The block cache is the store's: its size is a share of the store's memory budget, and all variables use it.
 
-    block_bytes: uncompressed bytes of a data block, 256 to 256 MiB; smaller reads less for one row, and costs index.
-    bloom_bits: bits a key of the Bloom filter that answers for missing keys, at most 100; 0 for none.
+    block_bytes: uncompressed bytes of a data block, 256 to 256 MiB; smaller blocks need a larger index.
+    bloom_bits: bits a key of the Bloom filter for missing keys, at most 100; 0 for none.
     compression: one name for every level, or one a level from L0 down, at most 7: "none", "lz4", "zstd", "snappy".
     write_buffer_bytes: size of a memtable, 64 KiB to 64 GiB; two may be in memory.
     compaction: "level", or "universal": fewer rewrites under a constant spill of large batches, but a full merge takes

@@ -1,8 +1,8 @@
-"""Variables and stores as pickle takes them: by path and name, which another process opens to read.
+"""How variables and stores are pickled: as path and name, which another process opens for reading.
 
-What is unpickled shows the store's last durable point and follows it with refresh(), as kvemb.open(path, follow=True)
-does; it never writes. A process opens each store once, whatever number of its variables arrive, and keeps it to its
-end. copy.copy and deepcopy give the object itself: it stands for rows that are in one place. Thread-safe.
+An unpickled object shows the store's last durable point and follows it with refresh(), as kvemb.open(path, follow=True)
+does; it never writes. A process opens each store once, however many of its variables arrive, until the process ends.
+copy.copy and deepcopy return the object itself, because its rows exist once. Thread-safe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _arrived: dict[Path, Store] = {}
 
 
 def arrived_store(path: Path) -> Store:
-    """Return the store at path, opened to be read by whatever is unpickled in this process. Raises what open does."""
+    """Return the store at path, opened for all objects that are unpickled in this process. Raises what open does."""
     with _lock:
         if path not in _arrived or _arrived[path].state.gone:
             whole = layout.is_checkpoint(path)
@@ -32,7 +32,7 @@ def arrived_store(path: Path) -> Store:
 
 
 def arrived_variable(path: Path, name: str) -> Variable:
-    """Return a variable of arrived_store(path). Raises KeyError where the durable point has none of that name."""
+    """Return a variable of arrived_store(path). Raises KeyError if the durable point has no such variable."""
     store = arrived_store(path)
     if name not in store.variables and store.follows:
         store.refresh()

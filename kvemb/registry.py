@@ -33,7 +33,7 @@ def row_kernels() -> RowKernels:
 
 
 def cold_backend(name: str) -> Any:
-    """Return what makes cold stores: RocksDatabase for "rocks", MemoryStore for "memory"."""
+    """Return the class of a cold backend: RocksDatabase for "rocks", MemoryStore for "memory"."""
     return _load(_COLD[name])
 
 

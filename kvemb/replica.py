@@ -1,7 +1,7 @@
-"""Following another store: a replica goes from checkpoint to checkpoint of it, a reader from durable point to point.
+"""Following another store: a replica moves from checkpoint to checkpoint, a reader from durable point to durable point.
 
-A delta's rows go through the tiers as any change does, so a crash half-way leaves the durable point before, and the
-same call again completes the work.
+The rows of a delta go through the tiers like any change. So a crash half-way leaves the durable point before it, and
+repeating the call completes the work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> None:
     epochs = epochs_since(taken.path, described, position)
     gone = changes.dropped(epochs) & set(engine.names()) - {*engine.described.left_out}
     if gone:
-        drop(engine, sorted(gone))  # what was made anew there is made anew here
+        drop(engine, sorted(gone))  # a variable that was created again there is created again here
     known = set(engine.names())
     for name, entry in taken.variables.items():
         if name in known and (mine := inside(opened_variable(store, name)).schema) != entry.schema:

@@ -1,6 +1,6 @@
 """get_variable of the default store, or of a given one.
 
-Follows tfra.dynamic_embedding.get_variable in name, order and default of its arguments.
+Its arguments have the names, the order and the defaults of tfra.dynamic_embedding.get_variable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvemb.variable import InStore, Variable
 
 @dataclass(frozen=True, eq=False)
 class ArgumentsInStore(Arguments, InStore):
-    """Those of kvemb.get_variable."""
+    """The arguments of kvemb.get_variable."""
 
 
 @function_of(ArgumentsInStore)
@@ -31,6 +31,6 @@ def get_variable(asked: ArgumentsInStore) -> Variable:
     return place.get_variable(**{name: value for name, value in vars(asked).items() if name != "store"})
 
 
-# One text explains each argument in both places.
+# One text explains the arguments of both.
 _own, _shared = inspect.getdoc(get_variable) or "", inspect.getdoc(Store.get_variable) or ""
 get_variable.__doc__ = _own + "\n" + _shared.partition("\n\n")[2]

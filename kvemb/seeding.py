@@ -1,8 +1,7 @@
-"""Seeds that nobody gave: they follow from the variable's name, so equal keys of two variables begin with different
-rows.
+"""Default seeds: they are derived from the variable's name, so equal keys of two variables start with different rows.
 
-Pure functions. What a name gives is part of the format (FORMAT.md, "Manifest"): a variable that is made anew under its
-name begins as it did.
+Pure functions. The seed of a name is part of the format (FORMAT.md, "Manifest"): a variable that is created again under
+its name starts with the same rows.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def seeded(initializer: Initializer, name: str) -> Initializer:
 
 
 def seeded_like(asked: Initializer, kept: Initializer) -> Initializer:
-    """Return what is asked of a variable that has the initializer `kept`: a seed of None asks for the one it has."""
+    """Return the requested initializer with the seed of the stored one, `kept`, if its own seed is None."""
     if isinstance(asked, _SEEDED) and asked.seed is None and isinstance(kept, type(asked)):
         return replace(asked, seed=kept.seed)
     return asked

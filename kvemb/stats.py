@@ -1,4 +1,4 @@
-"""What a variable has done since it was opened, counted and timed: plain numbers, for people and for programs."""
+"""Counts and times of what a variable has done since it was opened."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvemb.options import format_bytes
 class Stats:
     """Counts since the variable was opened; a copy is given out.
 
-    Updated under the tiers' lock, but for what happens on other threads: spills and seconds_spill by whoever writes to
-    the cold store, one at a time; seconds_cold_read by any thread, so roughly.
+    Updated under the variable's lock, except for spills and seconds_spill, which the one writing thread updates, and
+    seconds_cold_read, which any thread updates and which is therefore approximate.
 
     hits: keys looked up that were hot. misses: keys looked up that were not, absent ones included (absent).
     promotions: rows offered to the hot tier, cold ones and new ones. spills: rows written to the cold store, removals

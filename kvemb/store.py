@@ -1,6 +1,6 @@
-"""A store, as users see it: one directory of many variables, with one budget of memory.
+"""A store, as users see it: one directory of many variables, with one memory budget.
 
-What it does is kvemb.engine.engine's and what stands beside it. Thread-safe.
+The work is done by kvemb.engine. Thread-safe.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = ["GraphKeys", "Store"]
 class Store(Handle[Engine]):
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
-    A context manager: inside `with`, module-level functions use it; leaving flushes and closes it. path: its directory.
-    recovery: what it was opened with after a crash (a Recovery: created, rows), else None. budget: of memory.
+    A context manager: inside `with`, module-level functions use it; leaving the block flushes and closes it. path: its
+    directory. recovery: the state recovered after a crash (a Recovery: created, rows), else None. budget: of memory.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -65,21 +65,21 @@ class Store(Handle[Engine]):
         devices: None or "cpu", or a list of devices, with one hot table each.
         partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
         shared_name: accepted and unused, as in the reference.
-        initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer. Where that
-        leaves its seed out, the variable's name gives it.
+        initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer. A seed
+        that is not given is derived from the variable's name.
         trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
         checkpoint: whether it is in checkpoints.
         init_size: rows the hot tier holds at first; 0: a default.
         kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
         restrict_policy: what scores rows, a RestrictPolicy or a class of one; None: uses are counted, and restrict
         does nothing.
-        bp_v2: writers use accum, which adds, in place of upsert.
+        bp_v2: writers use accum, which adds, instead of upsert.
         optimizer: what apply_gradients uses, one of kvemb.optimizers.
-        hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, grown into under
-        pressure.
+        hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, into which
+        the tier grows as needed.
 
-        Of a variable that exists dim, dtypes, initializer, class of optimizer and restrict_policy must be the stored
-        ones, where they are given. An optimizer's numbers may be others, and are used from now on.
+        If the variable exists, dim, dtypes, initializer, optimizer class and restrict_policy must be as stored,
+        unless they are left out. The numbers of the optimizer may differ, and are used from now on.
         Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; Closed; for a new
         variable ReadOnly, Poisoned.
         """
@@ -92,15 +92,15 @@ class Store(Handle[Engine]):
                 return Variable(**vars(asked), store=self)
             optimizer, _ = agreed(asked, known.entry())
             if optimizer is not None:
-                known.train_with(optimizer, writable=False)  # as one that is not open yet takes it
+                known.train_with(optimizer, writable=False)  # as when it is opened with another one
             return variable_of(known)
 
     def drop_variable(self, name: str) -> None:
-        """Drop a variable with all its rows, durably; its memory goes back to the budget, its room on disk is given up.
+        """Drop a variable with all its rows, durably; its memory and its disk space are freed.
 
-        The Variable raises Closed from then on. A delta tells that it went (Checkpoint.changes, Store.apply_delta);
-        checkpoints that were made before keep it. Waits for a checkpoint under way. A crash leaves it as it was, or
-        none. Raises KeyError; Poisoned when the disk does not take it; Closed, ReadOnly.
+        The Variable raises Closed from then on. Deltas say that it was dropped (Checkpoint.changes, Store.apply_delta);
+        earlier checkpoints keep it. Waits for a checkpoint under way. After a crash the variable is either unchanged or
+        gone. Raises KeyError; Poisoned if the disk refuses; Closed, ReadOnly.
         """
         self.state.check_here()
         with self._inside.lock:
@@ -111,7 +111,7 @@ class Store(Handle[Engine]):
 
     @property
     def variables(self) -> Mapping[str, Variable]:
-        """The store's variables by name. Getting one that is not open yet opens it, as it is stored. Raises Closed."""
+        """The store's variables by name. Getting one that is not open yet opens it. Raises Closed."""
         return VariableMap(self._inside.names, lambda name: opened(self, name))
 
     def get_collection(self, name: str) -> list[Any]:
@@ -121,10 +121,10 @@ class Store(Handle[Engine]):
     # Durability.
 
     def flush(self) -> None:
-        """Write every dirty row and make a durable point: what a crash from now on goes back to.
+        """Write every dirty row and make a durable point, the state after a later crash.
 
-        It holds the state of the instant of this call; other threads go on meanwhile. Raises Poisoned when the disk
-        does not take it, and what a checkpoint with block=False failed with; Closed, ReadOnly.
+        It holds the state at this call; other threads continue meanwhile. Raises Poisoned if the disk refuses, and the
+        error of a failed checkpoint with block=False; Closed, ReadOnly.
         """
         self._inside.flush()
 
@@ -136,13 +136,13 @@ class Store(Handle[Engine]):
     def checkpoint(self, path: str | os.PathLike[str], *, block: bool) -> Checkpoint | PendingCheckpoint: ...
 
     def checkpoint(self, path: str | os.PathLike[str], *, block: bool = True) -> Checkpoint | PendingCheckpoint:
-        """Write a checkpoint of every variable (but those with checkpoint=False) to a new directory.
+        """Write a checkpoint of every variable (except those with checkpoint=False) to a new directory.
 
-        It holds the state of this instant, is complete or absent, and is independent of the store. Only rows that
-        changed since the checkpoint before are written; files that did not are hard links. The store's own durable
-        point moves with it. Returns the Checkpoint; with block=False at once a PendingCheckpoint, whose result() waits
-        for it: rows go on changing meanwhile, and what it fails with is raised by result() or by the next call of
-        flush(), checkpoint() or close(). One is written at a time: a second call waits for the first.
+        It holds the state at this call, is complete or absent, and is independent of the store. Only rows that changed
+        since the previous checkpoint are written; unchanged files are hard links. The store's own durable point moves
+        with it. Returns the Checkpoint. With block=False returns a PendingCheckpoint at once, and rows may change while
+        it is written; result() waits for it. If it fails, result() or the next flush(), checkpoint() or close() raises
+        the error. One checkpoint is written at a time: a second call waits for the first.
 
         Raises FileExistsError; ValueError for a path inside the store; ColdStoreError, Poisoned, Closed, ReadOnly.
         """
@@ -152,13 +152,13 @@ class Store(Handle[Engine]):
     def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:
         """Bring this store to a later checkpoint of the store it follows, at the cost of what changed there.
 
-        checkpoint: one that follows a checkpoint this store was restored from, made, or brought to. Rows that changed
-        there since become what they are there, new variables are made, and the result is durable when this returns. A
-        variable that was dropped there goes first, with rows that changed only here, durably.
-        Rows that changed only here stay; variables that this store was restored without stay out. A checkpoint that
-        this store holds already changes nothing. What an interrupted call left undone the next one does.
+        checkpoint: one that follows a checkpoint that this store was restored from, made, or was brought to. Rows that
+        changed there are copied, new variables are made, and variables that were dropped there are dropped here, rows
+        that changed only here included. All other rows that changed only here stay. Variables that this store was
+        restored without stay out. A checkpoint that this store holds already changes nothing. The result is durable
+        when this returns; an interrupted call is completed by calling again.
 
-        Raises CheckpointNotFound, also when it does not follow; SchemaMismatch; Corruption, ColdStoreError, Poisoned,
+        Raises CheckpointNotFound, also if it does not follow; SchemaMismatch; Corruption, ColdStoreError, Poisoned,
         Closed, ReadOnly.
         """
         apply_delta(self, Checkpoint(checkpoint))
@@ -166,31 +166,31 @@ class Store(Handle[Engine]):
     def refresh(self) -> bool:
         """Show the last durable point of the store that this one follows; returns whether it is a newer one.
 
-        All variables move at once. What was hot becomes so again as it is used; a scan under way raises Closed. So does
-        a variable that was dropped there, from then on, though another may have its name. Raises ValueError unless
-        opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
+        All variables move at once, and their hot tiers start empty. A scan under way raises Closed, and so does every
+        use of a variable that was dropped there, even if a new one has its name. Raises ValueError unless opened with
+        follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
         """
         return refresh(self._inside)
 
     def close(self, *, flush: bool = True) -> None:
-        """Flush, and release the directory. A poisoned or read-only store is released as it is. Idempotent.
+        """Flush, and release the directory. A poisoned or read-only store is only released. Idempotent.
 
-        flush=False: leave the last durable point as it is; what came after it, and is in no log, is lost.
+        flush=False: make no durable point; changes since the last one that are in no log are lost.
         """
         self._inside.close(flush=flush)
 
     def check(self, *, deep: bool = False) -> None:
         """Raise Corruption with a line for everything that is wrong with the last durable point and the open variables.
 
-        deep: read every file of the point. Open variables are compared row by row, the hot tier with the cold one, in
-        any case; a read-only store has only the point. Raises Closed, Poisoned, ColdStoreError.
+        deep: read every file of the durable point. In any case the hot tier of open variables is compared with the cold
+        one, row by row; a read-only store has only the durable point. Raises Closed, Poisoned, ColdStoreError.
         """
         if found := self._inside.findings(deep=deep):
             raise Corruption("\n".join(found))
 
     @property
     def stats(self) -> Stats:
-        """Counts of all open variables together; of a closed store, as they were when it was closed."""
+        """Sums of the counts of all open variables; of a closed store, at its close."""
         total = Stats()
         for table in list(self._inside.tables.values()):
             total += table.stats()
@@ -209,7 +209,7 @@ class Store(Handle[Engine]):
 
     @contextmanager
     def as_default(self) -> Iterator[Store]:
-        """Make module-level functions use this store inside the block; it stays open after."""
+        """Let module-level functions use this store inside the block; it stays open afterwards."""
         self.state.check_open()
         DEFAULTS.stores.append(self)
         try:

@@ -21,7 +21,7 @@ class StoreState:
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened the store: its threads and locks are not here."""
+        """Whether this process was forked from the one that opened the store; it has none of its threads."""
         return os.getpid() != self._process
 
     @property
@@ -30,7 +30,7 @@ class StoreState:
         return self.closed or self.forked
 
     def check_here(self) -> None:
-        """Raise Closed in a process that was forked. Asked before any lock is taken, which nobody might free."""
+        """Raise Closed in a forked process. Called before a lock is taken: one held at the fork stays locked."""
         if self.forked:
             raise Closed(
                 f"the store {self.name} was opened by process {self._process}, and does not survive a fork; open it in "
@@ -65,7 +65,7 @@ class StoreState:
         return not self.read_only and self.cause is None
 
     def close(self) -> None:
-        """Refuse every call from now on. Only the store itself says so."""
+        """Refuse every call from now on. Called by the store only."""
         self.closed = True
 
     def poison(self, cause: BaseException) -> None:
@@ -75,7 +75,7 @@ class StoreState:
 
 
 class Ended(StoreState):
-    """The state of one variable that is no more, of a store that goes on. why: what whoever uses it is told."""
+    """The state of a dropped variable in an open store. why: the text of the error that every use raises."""
 
     def __init__(self, state: StoreState, why: str) -> None:
         super().__init__(state.name, read_only=state.read_only)

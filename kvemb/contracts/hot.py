@@ -108,9 +108,10 @@ class HotTable(Protocol):
     ) -> RowBlock:
         """Insert rows whose keys are distinct and not in the table; return the dirty rows that had to leave.
 
-        The lowest score of the cells a key may stand in leaves, of equal ones the smaller key. by_score: a clean
-        newcomer that does not outscore the victim stays out. Rows that leave clean are forgotten. reserve(nbytes) is
-        asked for the memory to double before a row has to leave; without it the table never grows.
+        Of the cells that a key may be in, the row with the lowest score is evicted; of equal scores, the smaller key.
+        by_score: a clean new row that does not outscore that row stays out. Clean rows that are evicted are forgotten.
+        Before a row is evicted, reserve(nbytes) is asked for the memory to double the table; without it the table never
+        grows.
         """
 
     def keys(self) -> Keys:
@@ -168,7 +169,7 @@ class HotTable(Protocol):
     def release_pending(self, cells: Positions) -> RowBlock:
         """Take all marks off the rows of cells, which are about to change; return, once each, those that were PENDING.
 
-        Where there is no memory for them nothing has changed.
+        If there is no memory for them, nothing has changed.
         """
 
     def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:

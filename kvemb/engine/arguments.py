@@ -1,7 +1,7 @@
 """The arguments that make a variable, each written once: their names, order, types and defaults.
 
-As tfra.dynamic_embedding has them, whose get_variable takes the name first, and whose Variable after shared_name. What
-they mean is said where they are shown, Store.get_variable; kvemb.engine.specification checks them. Frozen values.
+As in tfra.dynamic_embedding, get_variable takes the name first, and Variable takes it after shared_name.
+Store.get_variable explains the arguments; kvemb.engine.specification checks them. Frozen values.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class LeftOutName(str):
     """The name of a dtype that stands for an argument that was not given."""
 
 
-# The reference's defaults. Of a variable that is stored they ask for nothing.
+# The reference's defaults. For a stored variable they mean "as stored".
 KEY_DTYPE, VALUE_DTYPE, DIM = LeftOutName("int64"), LeftOutName("float32"), LeftOut(1)
 
 
-# Of dataclasses in a row of bases the last one's fields come first.
+# With several base dataclasses, the fields of the last base come first.
 
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """The name, first and asked for."""
+    """The name, first and required."""
 
     name: str
 
@@ -76,12 +76,12 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Arguments(Use, Place, Named):
-    """Those of get_variable."""
+    """The arguments of get_variable."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceArguments(Use, NamedLater, Place):
-    """Those of the reference's Variable."""
+    """The arguments of the reference's Variable."""
 
     shared_name: str | None = None
 

@@ -1,6 +1,7 @@
-"""A variable's parts, made from its specification and put together in its store; undone whatever fails half-way.
+"""Makes a variable's parts from its specification and registers them in its store.
 
-Then no memory is reserved, and the cold database, the open tables and the collections are as they were.
+A failure half-way is undone: no memory stays reserved, and the cold database, the open tables and the collections are
+as before.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class GraphKeys:
 
 
 def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
-    """Make the table that a variable stands for, which must not be open: a new one, or one that is stored.
+    """Make the table of a variable, new or stored, which must not be open.
 
     Raises SchemaMismatch, ValueError, TypeError; Closed; for a new one ReadOnly, Poisoned; ColdStoreError.
     """
@@ -51,12 +52,12 @@ def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
         specification = specify(asked, engine.described.variables.get(name))
         if specification.is_new:
             engine.state.check_writable()
-        # Ctrl-C waits: a durable point that has a variable which is undone here would be damaged.
+        # Ctrl-C is deferred: a durable point must not name a variable that is undone here.
         with uninterrupted() if specification.is_new else nullcontext(), ExitStack() as undo:
             table = _made(engine, specification, variable, undo)
             _register(engine, table, undo)
             if specification.is_new and engine.log is not None:
-                engine.flush()  # the log names only variables that the point before it has
+                engine.flush()  # the log may name only variables of the durable point before it
             undo.pop_all()
         if specification.is_new and specification.dim_left_out:
             _logger.warning(
@@ -107,7 +108,7 @@ def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> Cold
     name, schema = specification.name, specification.schema
     if not specification.persistent:
         return cold_databases.in_memory(schema)
-    # In order with a checkpoint of the database that may have begun: it must not have what came after.
+    # In order with a checkpoint of the database that may be queued: it must not contain what comes after it.
     if not specification.is_new:
         return engine.in_order(engine.database.attach, name, schema)
     cold = engine.in_order(engine.database.create, name, schema, specification.creator)
@@ -116,7 +117,7 @@ def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> Cold
 
 
 def _drop(engine: Engine, name: str) -> None:
-    """Delete a cold store again. Where the disk refuses that too, it stays in live/, which the next opening remakes."""
+    """Delete a cold store again. If that fails too, it stays in live/, which the next opening makes again."""
     with suppress(ColdStoreError):
         engine.in_order(engine.database.drop, name)
 
@@ -134,7 +135,7 @@ def _sized(engine: Engine, specification: Specification) -> Sized:
 
 
 def give_back(engine: Engine, specification: Specification, hot_tables: HotTables, spill_rows: int) -> None:
-    """Give the memory of a table back to the budgets. Nobody uses it after."""
+    """Return the memory of a table to the budgets. REQUIRES: nobody uses the table after this."""
     hot_tables.give_back()
     engine.budgets.host.give_back(spill_bytes(specification.schema, spill_rows))
 

@@ -1,7 +1,7 @@
-"""Dropping variables: their rows go from the store, from memory and, with the next durable point, from disk.
+"""Dropping variables: from the store, from memory and, with one durable point, from disk.
 
-One durable point makes it so: a crash before it is complete leaves the variable as that point's predecessor has it, a
-crash after it leaves none. No call on the variable gets in between. REQUIRES the store's lock.
+A crash before that durable point is complete leaves the variable as in the point before; a crash after it leaves no
+variable. No call on the variable can come in between. REQUIRES: the store's lock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kvemb.store_state import Ended
 def drop(engine: Engine, names: list[str]) -> None:
     """Drop variables of a store that may be written; durable when this returns.
 
-    Raises Poisoned when the disk does not take it, and what a checkpoint with block=False failed with; then the
-    variables are there.
+    Raises Poisoned if the disk refuses, and the error of a failed checkpoint with block=False; then the variables still
+    exist.
     """
     engine.checkpointer.wait()
     opened = {name: engine.tables[name] for name in names if name in engine.tables}
@@ -44,7 +44,7 @@ def drop(engine: Engine, names: list[str]) -> None:
 
 
 def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
-    """Whether a stored variable is what this one was opened as; else it was dropped, and made anew or not."""
+    """Whether a stored variable is the one that was opened; if not, it was dropped, and perhaps created again."""
     mine = table.entry()
     return entry is not None and (mine.schema, mine.initializer, mine.policy) == (
         entry.schema,
@@ -54,7 +54,7 @@ def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
 
 
 def end(engine: Engine, table: Table) -> None:
-    """Let a variable that its store has no longer raise Closed, and give its memory back."""
+    """Let a variable that its store no longer has raise Closed, and return its memory to the budgets."""
     table.storage.end(Ended(engine.state, _why(engine, table.name)))
     _forget(engine, table)
 
@@ -64,7 +64,7 @@ def _why(engine: Engine, name: str) -> str:
 
 
 def _forget(engine: Engine, table: Table) -> None:
-    """Give a variable's memory back; from here on it raises Closed. REQUIRES: its tiers have ended."""
+    """Return a variable's memory to the budgets; from now on it raises Closed. REQUIRES: its storage has ended."""
     engine.discard(table)
     hot_tables, spill_rows = table.hot_tables, table.storage.spill_rows
     table.forget(_why(engine, table.name))

@@ -1,8 +1,8 @@
 """The inside of a store: one directory, one cold database, the budgets of memory, the tables that are open.
 
-Opening always starts from the last durable point: `live/` is remade from it with hard links, so recovery after a crash
-and an ordinary opening are the same thing. Thread-safe: `lock` guards opening, closing, cutting, and every attribute
-that is assigned anew.
+Opening always starts from the last durable point: `live/` is made again from it with hard links, so recovery after a
+crash and an ordinary opening are the same. Thread-safe: `lock` guards opening, closing, snapshots, and every attribute
+that is assigned again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Result = TypeVar("Result")
 class Engine:
     """A store that is open.
 
-    path: its directory. warm: whether variables begin with the rows hot that were when its point was made. recovery:
-    what it was opened with after a crash, else None. database, described: the cold rows, and the manifest they were
-    opened by. view: what a read-only store shows, closed with it. tables: those that are open, by name. collections: by
-    name. spiller: the one thread that writes to the database. Those of a store that may be written: points, changes,
-    log (None unless every write is durable), checkpointer.
+    path: its directory. warm: whether a variable that is opened loads the rows that were hot when its durable point was
+    made. recovery: the state after a crash, None if there was none. database, described: the cold rows, and the
+    manifest they were opened with. view: what a read-only store shows, closed with it. tables: the open ones, by name.
+    collections: by name. spiller: the one thread that writes to the database. Only a store that may be written has
+    points, changes, log (None unless every write is durable) and checkpointer.
     """
 
     points: Points
@@ -104,7 +104,7 @@ class Engine:
         return Checkpointer(self.database, self.points, self.changes, log, self.state, self.spiller)
 
     def _recover(self) -> Recovery | None:
-        """Bring what a crash left to a durable point; make the first one of a new store. Returns what it was."""
+        """Make a durable point of what a crash left, or the first one of a new store. Returns what was recovered."""
         points, recovery = self.points, None
         if points.crashed or points.log:
             entries = log_entries.checked(points.log, points.current.variables, begun=points.logged)
@@ -122,7 +122,7 @@ class Engine:
         return recovery
 
     def in_order(self, call: Callable[..., Result], *args: Any) -> Result:
-        """Call it on the thread of all writes to the cold database, after those given before; returns its result."""
+        """Call a function on the thread that writes to the cold database, after earlier calls; returns its result."""
         return result_of(self.spiller.submit(call, *args))
 
     # Its variables. REQUIRES: lock, but for names().
@@ -133,7 +133,7 @@ class Engine:
         return sorted({*self.described.variables, *self.tables})
 
     def hot_keys(self, name: str) -> Iterator[Ordered]:
-        """Yield the keys of a variable that shall be hot when it is opened."""
+        """Yield the keys of a variable to load into the hot tier when it is opened."""
         if self.warm and name in self.described.hot:
             yield from read_hot(self.points.live / layout.HOT, self.described.hot[name])
 
@@ -142,7 +142,7 @@ class Engine:
         self.collections.setdefault(collection, []).append(variable)
 
     def discard(self, table: Table) -> None:
-        """Take a table out of those that are open, and its variable out of every collection."""
+        """Remove a table from the open ones, and its variable from every collection."""
         self.tables.pop(table.name, None)
         for collection in self.collections.values():
             if table.variable in collection:
@@ -153,7 +153,7 @@ class Engine:
     def start(
         self, target: Path | None = None, *, closing: Callable[[], None] | None = None, without: Collection[str] = ()
     ) -> Writing:
-        """Begin to write a durable point, and a checkpoint to target: see Checkpointer.start."""
+        """Begin to write a durable point, and a checkpoint to target; see Checkpointer.start."""
         self.state.check_here()
         with self.lock:
             self.state.check_writable()
@@ -162,7 +162,7 @@ class Engine:
             return self.checkpointer.start(parts, target, closing=closing, without=without)
 
     def flush(self) -> None:
-        """Make a durable point of the state of this instant. Raises Poisoned, Closed, ReadOnly."""
+        """Make a durable point of the current state. Raises Poisoned, Closed, ReadOnly."""
         self.start().wait()
 
     def findings(self, *, deep: bool) -> list[str]:
@@ -180,13 +180,13 @@ class Engine:
     # The end.
 
     def close(self, *, flush: bool = True) -> None:
-        """Release the directory, after a durable point where one can be made. Idempotent."""
+        """Release the directory, after a last durable point if one can be made. Idempotent."""
         if self.state.forked:
-            return  # it is the other process's to close
+            return  # only the process that opened it closes it
         with self.lock:
             if self.state.closed:
                 return
-            # Last in, first out: wait, flush, release; each even where the one before raises.
+            # Last in, first out: wait, flush, release; each runs even if the one before raises.
             with ExitStack() as last:
                 last.callback(self.release)
                 if not self.state.read_only:
@@ -199,7 +199,7 @@ class Engine:
             self.start(closing=self.state.close).wait()
 
     def release(self) -> None:
-        """Close it as it is: what came after the last durable point, and is in no log, is lost."""
+        """Close it as it is: changes since the last durable point that are in no log are lost."""
         if not self.state.read_only:
             self.checkpointer.close()
         with ExitStack() as paused:

@@ -1,6 +1,6 @@
-"""What a variable is to be: every argument, checked alone and against what is stored. Pure: nothing is made or changed.
+"""The specification of a variable: every argument, checked by itself and against what is stored.
 
-Each check raises one clear error.
+Pure: nothing is made or changed. Each check raises one clear error.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from kvemb.tiers.hot_tables import Partitioner
 class Specification:
     """A variable that can be made, or opened as it is stored.
 
-    policy: bound to no variable yet. first_rows: that the hot tables hold at first, 0 for a default; hot_rows: all
-    their cells, None to let them grow. stored: what the last durable point says of it, None for a new one.
-    dim_left_out: whether nobody said how many values a row has.
+    policy: not bound to a variable yet. first_rows: rows that the hot tables hold at first, 0 for a default; hot_rows:
+    all their cells, None to let them grow. stored: its entry in the last durable point, None for a new one.
+    dim_left_out: whether dim was not given.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Specification:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing of it is stored."""
+        """Whether it is not stored yet."""
         return self.stored is None
 
     @property
@@ -65,7 +65,7 @@ class Specification:
     def entry(
         self, optimizer: Optimizer | None, policy: RestrictPolicy | None, *, rows: int, step: int
     ) -> VariableEntry:
-        """Return what a durable point says of it, with the optimizer, the policy and the counts it has by then."""
+        """Return its entry in a durable point, with the optimizer, the policy and the counts of that moment."""
         return VariableEntry(
             key_dtype=self.schema.key_dtype.name,
             value_dtype=self.schema.value_dtype.name,
@@ -84,7 +84,7 @@ class Specification:
 
 
 def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
-    """Return what is asked for, with what is stored where it is left out.
+    """Return what is requested; what was left out is as stored.
 
     Raises SchemaMismatch naming the field; TypeError, ValueError; UnsupportedFormat, BackendUnavailable.
     """
@@ -122,9 +122,9 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
 
 
 def agreed(asked: Asked, stored: VariableEntry) -> tuple[Optimizer | None, RestrictPolicy | None]:
-    """Return the optimizer and the policy that are asked of a variable that exists, None for what is left out.
+    """Return the optimizer and the policy requested of an existing variable, None for what was left out.
 
-    Raises SchemaMismatch where what is asked for is not what is stored; TypeError, ValueError.
+    Raises SchemaMismatch if a request differs from what is stored; TypeError, ValueError.
     """
     key_type, value_type, width = _asked_shape(stored, asked)
     given = asked.initializer
@@ -135,7 +135,7 @@ def agreed(asked: Asked, stored: VariableEntry) -> tuple[Optimizer | None, Restr
 
 
 def _asked_shape(stored: VariableEntry | None, asked: Asked) -> tuple[np.dtype[Any], np.dtype[Any], int]:
-    """Return key dtype, value dtype and dim as they are asked for: as stored where they are left out.
+    """Return key dtype, value dtype and dim as requested; what was left out is as stored.
 
     Raises TypeError or ValueError.
     """
@@ -159,7 +159,7 @@ def _check_stored(
     optimizer: Optimizer | None,
     policy: RestrictPolicy | None,
 ) -> None:
-    """Raise SchemaMismatch where what is asked for is not what is stored; None asks for nothing."""
+    """Raise SchemaMismatch if a request differs from what is stored; None requests nothing."""
     if stored.dim != dim:
         raise SchemaMismatch(name, "dim", stored.dim, dim)
     if stored.key_dtype != keys.name:
@@ -177,7 +177,7 @@ def _check_stored(
 
 
 def _check_policy(name: str, stored: dict[str, Any] | None, asked: RestrictPolicy) -> None:
-    """Raise SchemaMismatch where stored scores are of another scale than the scores to come."""
+    """Raise SchemaMismatch if stored scores have another scale than new scores would have."""
     kept, wanted = policy_class_name(stored), policy_class_name(asked)
     stay = "leave restrict_policy out to go on with the stored one"
     advice = f"{stay}, or see kvemb migrate --policy"
@@ -188,7 +188,7 @@ def _check_policy(name: str, stored: dict[str, Any] | None, asked: RestrictPolic
 
 
 def check_optimizer(name: str, kept: Optimizer | None, asked: Optimizer) -> None:
-    """Raise SchemaMismatch unless rows trained with `kept` can go on with `asked`: its numbers may be others."""
+    """Raise SchemaMismatch unless rows trained with `kept` can be trained with `asked`; its numbers may differ."""
     if kept is None or not asked.fits(kept):
         advice = "its numbers may change, its class may not, as rows carry its slots; see kvemb migrate --optimizer"
         raise SchemaMismatch(name, "optimizer", kept, asked, advice)
@@ -200,7 +200,7 @@ def stored_optimizer(stored: VariableEntry) -> Optimizer | None:
 
 
 def _creator_for(asked: Any, stored: VariableEntry | None) -> Creator:
-    """Return where cold rows live: as asked, else as stored, else in RocksDB. Raises TypeError or ValueError."""
+    """Return where cold rows live: as requested, else as stored, else in RocksDB. Raises TypeError or ValueError."""
     if asked is None:
         return RocksDBCreator() if stored is None else RocksDBCreator.from_json(stored.creator)
     if not isinstance(asked, (RocksDBCreator, MemoryCreator)):
@@ -221,7 +221,7 @@ def _parse_devices(spec: Any) -> tuple[str, ...]:
 
 
 def check_name(name: Any) -> str:
-    """Return a name that is a path of plain names, so that it never leaves its store. Raises TypeError, ValueError."""
+    """Return a name if it is a path of plain names, which cannot leave its store. Raises TypeError, ValueError."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {brief(name)}")
     if not name.isprintable() or not is_name(name):

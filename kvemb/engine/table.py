@@ -1,6 +1,6 @@
-"""One open variable, without the face that users see: its rows over both tiers, and what its store needs of it.
+"""One open variable inside its store: its rows over both tiers, and what the store needs of it.
 
-Thread-safe as its tiers are; the store's lock guards what says so.
+Thread-safe as its tiers are; the store's lock guards methods that say so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvemb.tiers.storage import TieredStorage
 class Table:
     """A variable that is open. specification: as it was when it was opened; policy: bound to the variable.
 
-    variable: the kvemb.Variable that stands for it.
+    variable: the kvemb.Variable that users hold.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Table:
         return self.specification.persistent
 
     def entry(self) -> VariableEntry:
-        """Return what a durable point made now says of it."""
+        """Return its entry for a durable point made now."""
         rows, step = self.storage.size, self.storage.step
         return self.specification.entry(self.operations.optimizer, self.policy, rows=rows, step=step)
 
@@ -72,7 +72,7 @@ class Table:
     def train_with(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Use this optimizer from now on. writable: only where rows may change.
 
-        Raises SchemaMismatch for one whose slots the rows do not carry; Closed, ReadOnly, Poisoned.
+        Raises SchemaMismatch if the rows do not have its slots; Closed, ReadOnly, Poisoned.
         """
         check_optimizer(self.name, self.operations.optimizer, optimizer)
         self.operations.train_with(optimizer, writable=writable)
@@ -97,7 +97,7 @@ class Table:
         self.operations.use(self.flat(keys)[1])
 
     def restrict(self, num_reserved: int, trigger: int | None) -> int:
-        """Keep the rows with the highest scores; return how many left."""
+        """Keep the rows with the highest scores; return how many were removed."""
         return self.operations.restrict(num_reserved, trigger)
 
     def scores(self, keys: npt.ArrayLike) -> Scores:
@@ -114,26 +114,26 @@ class Table:
         return self._last_stats is not None
 
     def stats(self) -> Stats:
-        """Return what it has done since it was opened, a copy."""
+        """Return its counts since it was opened, a copy."""
         if self._last_stats is not None:
             return self._last_stats
         stats = self.storage.stats()
         return stats if self._bytes_cold is None else replace(stats, bytes_cold=self._bytes_cold)
 
     def keep_bytes_cold(self) -> None:
-        """Keep what stats() cannot ask once the store is closed."""
+        """Keep the figures that stats() cannot read once the store is closed."""
         if self._bytes_cold is None:
             self._bytes_cold = self.storage.cold.disk_bytes()
 
     def forget(self, why: str) -> None:
-        """Give its parts up: whoever uses one from here on is told why, by Closed. REQUIRES: its storage has ended."""
+        """Give up its parts: any later use of them raises Closed with the reason. REQUIRES: its storage has ended."""
         self._last_stats = self.stats()
         gone: Any = _Gone(why)
         self.storage = self.operations = self.hot_tables = gone
 
 
 class _Gone:
-    """What stands in the place of the parts of a table that its store has no longer."""
+    """Replaces the parts of a table that its store no longer has; any use raises Closed."""
 
     def __init__(self, why: str) -> None:
         self._why = why

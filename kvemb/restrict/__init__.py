@@ -1,6 +1,6 @@
 """Restrict policies: what makes one row matter more than another; from arguments, and from JSON.
 
-A policy decides and never acts. What stands here is public.
+A policy decides and never acts. The names here are public.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def as_policy(spec: Any) -> RestrictPolicy | None:
 
 
 def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
-    """Return the built-in policy that to_json() gave; None for None and for a user's own, which the user has to pass.
+    """Return the built-in policy that to_json() gave; None for None and for a user-defined one, which must be passed.
 
     Raises UnsupportedFormat for a kind or a parameter it does not know.
     """
@@ -84,7 +84,7 @@ def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
 def policy_class_name(policy: RestrictPolicy | Mapping[str, Any] | None) -> str | None:
     """Return the name of a policy's class, of the policy or of its JSON, so that two can be compared; None for None.
 
-    A built-in class goes by its kind, a user's by module and qualified name.
+    The name of a built-in class is its kind, that of a user's is its module and qualified name.
     """
     if policy is None:
         return None

@@ -1,4 +1,4 @@
-"""The policies that kvemb has: least recently used, and least frequently used. Frozen values."""
+"""The built-in policies: least recently used, and least frequently used. Frozen values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores, che
 
 @dataclass(frozen=True)
 class TimestampRestrictPolicy(RestrictPolicy):
-    """The score is the time of the last use: least recently used rows leave first.
+    """The score is the time of the last use: least recently used rows are evicted first.
 
-    clock: "seconds" (since 1970, so it goes on after a restart) or "steps", calls that recorded uses. What counts as a
-    use: RestrictPolicy. The clock of a stored variable stays as it is.
+    clock: "seconds" (since 1970, so it continues after a restart) or "steps", calls that recorded uses. RestrictPolicy
+    says what counts as a use. The clock of a stored variable cannot change.
     """
 
     kind: ClassVar[str] = "timestamp"
@@ -46,15 +46,16 @@ class TimestampRestrictPolicy(RestrictPolicy):
 
 @dataclass(frozen=True)
 class FrequencyRestrictPolicy(RestrictPolicy):
-    """The score is the number of uses: least frequently used rows leave first. Every occurrence in a batch counts.
+    """The score is the number of uses: least frequently used rows are evicted first. Every occurrence counts.
 
     half_life: steps after which a use counts half; None: uses never fade. With it the score is log2 of the decayed
     count, in units fixed at step 0: log2 of the sum of 2**(step / half_life) over all uses. This is forward decay
     (Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay", ICDE 2009): scores of rows used at different times compare
     as they stand, rows not used need no update, and the logarithm keeps the sum from overflowing.
 
-    A step is a call that recorded uses: a lookup. What counts as a use: RestrictPolicy; of upserts and gradient steps
-    only those that make the row. The half-life of a stored variable stays as it is: its scores are of that scale.
+    A step is a call that recorded uses, such as a lookup. RestrictPolicy defines a use; upserts and gradient
+    steps count only if they make the row. The half-life of a stored variable cannot change, because its scores have
+    that scale.
     """
 
     kind: ClassVar[str] = "frequency"

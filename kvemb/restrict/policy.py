@@ -34,13 +34,13 @@ class ScoreRule(enum.IntEnum):
 
 
 class ScoredRows(Protocol):
-    """What a policy asks of the rows of the variable it is bound to."""
+    """What a policy needs of the variable it is bound to."""
 
     def record_uses(self, keys: npt.ArrayLike) -> None:
         """Record one use of each occurrence of keys."""
 
     def restrict(self, num_reserved: int, trigger: int | None) -> int:
-        """Keep the rows with the highest scores; return how many left."""
+        """Keep the rows with the highest scores; return how many were removed."""
 
     def scores(self, keys: npt.ArrayLike) -> Scores:
         """Return the scores of keys, of keys.shape."""
@@ -49,8 +49,8 @@ class ScoredRows(Protocol):
 class RestrictPolicy:
     """The base of every policy; subclass it and give `score` to make your own.
 
-    A row is used when it is made, at each occurrence in a lookup (but with touch=False) and in apply_update. Changing
-    it is no use: upsert, accum and apply_gradients leave the score of a row that exists as it is.
+    A row is used when it is made, at each occurrence in a lookup (unless touch=False) and in apply_update. A change is
+    not a use: upsert, accum and apply_gradients do not change the score of an existing row.
 
     initial_score: what `score` is given as the old score of a new row, whose creation is its first use.
     clock: what `now` counts: "steps" of the variable, or "seconds" since 1970.
@@ -66,7 +66,7 @@ class RestrictPolicy:
         """Return the new scores (n,) float64 of rows that were just used; the higher survives. NaN is refused.
 
         old_score: float64 (n,), one for each distinct row; a copy. count: int64 (n,), uses since, at least 1.
-        now: the clock's time. Must depend on these alone, element by element: a row's batch must not matter.
+        now: the clock's time. The result must depend on these alone, element by element, not on the rest of the batch.
         """
         raise NotImplementedError(f"{type(self).__name__} must define score(self, old_score, count, now)")
 
@@ -82,7 +82,7 @@ class RestrictPolicy:
     def checked_score(self, old_score: Scores, count: Counts, now: float) -> Scores:
         """Return score(...) as fresh contiguous float64 (n,).
 
-        Raises TypeError where it gives no real numbers, ValueError for another shape or NaN, naming the policy.
+        Raises TypeError if it returns no real numbers, ValueError for another shape or NaN, naming the policy.
         """
         what = f"{type(self).__name__}.score()"
         result = np.asarray(self.score(old_score.copy(), count, now))
@@ -103,9 +103,9 @@ class RestrictPolicy:
         return scores
 
     def bind(self: Self, variable: Handle[ScoredRows]) -> Self:
-        """Return a shallow copy that serves this variable; the instance itself stays as it was.
+        """Return a shallow copy that is bound to this variable; the instance itself does not change.
 
-        So one instance may be given to many variables; ask `variable.restrict_policy` for the one that is bound.
+        So one instance may be given to many variables; `variable.restrict_policy` is the bound one.
         """
         bound = copy.copy(self)
         object.__setattr__(bound, "_variable", variable)
@@ -113,7 +113,7 @@ class RestrictPolicy:
 
     @property
     def variable(self) -> Handle[ScoredRows]:
-        """The variable this policy is bound to. Raises ValueError when it is bound to none."""
+        """The variable this policy is bound to. Raises ValueError if it is bound to none."""
         if self._variable is None:
             raise ValueError(
                 f"{type(self).__name__} must be bound to a variable, got an unbound policy; "
@@ -126,10 +126,10 @@ class RestrictPolicy:
         inside(self.variable).record_uses(keys)
 
     def apply_restriction(self, num_reserved: int, trigger: int | None = None) -> int:
-        """Keep the num_reserved rows with the highest scores, ties to the larger key; return how many rows left.
+        """Keep the num_reserved rows with the highest scores, ties to the larger key; return how many were removed.
 
-        trigger: do nothing unless the variable holds more rows than this; None is always.
-        Raises TypeError where one is not an int, ValueError where it is negative.
+        trigger: do nothing unless the variable holds more rows than this; None: always.
+        Raises TypeError if one is not an int, ValueError if it is negative.
         """
         reserved = as_int(num_reserved, "num_reserved", 0)
         return inside(self.variable).restrict(reserved, None if trigger is None else as_int(trigger, "trigger", 0))

@@ -1,7 +1,7 @@
-"""Compiled kernels on disk, where there is a place for them; without one they are compiled in every process.
+"""The cache of compiled kernels on disk; if there is no writable directory, every process compiles them.
 
-numba keeps them beside the source or below the user's cache directory, and refuses to compile where it can write to
-neither, as in a container. Whatever fails here costs seconds, never a result; the first failure of a process is logged.
+numba keeps them next to the source or in the user's cache directory, and refuses to compile if it can write to neither,
+as in some containers. A failure here costs seconds, never a result; the first failure of a process is logged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _told: list[str] = []
 
 
 def compiled(function: Any, stamp: str, **options: Any) -> Any:
-    """Compile a function, to be kept on disk under a stamp of its sources: under another one it is compiled anew."""
+    """Compile a function and cache it under a stamp of its sources; with another stamp it is compiled again."""
     try:
         made = numba.njit(cache=True, **options)(function)
     except RuntimeError as error:
@@ -31,7 +31,7 @@ def compiled(function: Any, stamp: str, **options: Any) -> Any:
 
 
 class _Forgiving:
-    """numba's cache of one kernel; what it cannot read is compiled, what it cannot write is not kept."""
+    """numba's cache of one kernel: if reading fails, the kernel is compiled; if writing fails, it is not cached."""
 
     def __init__(self, kept: Any) -> None:
         self._kept = kept
@@ -40,15 +40,15 @@ class _Forgiving:
         return getattr(self._kept, name)
 
     def load_overload(self, *arguments: Any) -> Any:
-        """Return what is kept, None where nothing is, or what is there cannot be read."""
+        """Return the cached kernel, None if there is none or it cannot be read."""
         try:
             return self._kept.load_overload(*arguments)
-        except Exception as error:  # a torn file fails in whatever way its bytes make it
+        except Exception as error:  # a torn file may raise anything
             _tell_once(f"{self._kept.cache_path}: {error!r}")
             return None
 
     def save_overload(self, *arguments: Any) -> None:
-        """Keep a kernel if that can be."""
+        """Cache a kernel, if possible."""
         try:
             self._kept.save_overload(*arguments)
         except (OSError, EOFError) as error:

@@ -24,12 +24,11 @@ EMPTY = -1
 
 
 def kernel(function: Any) -> Any:
-    """Compile a nogil kernel once and keep it on disk, if there is a place (kvemb.rows.compiled). Division by zero is
-    IEEE's.
+    """Compile a nogil kernel and cache it on disk, if possible (kvemb.rows.compiled). Division by zero is IEEE 754's.
 
     No fastmath, so that no multiply-add is fused: results must not depend on the machine.
     """
-    # numba compiles anew when the kernel's own file has changed; a kernel holds functions and constants of others too.
+    # numba notices changes of the kernel's own file only, but a kernel contains functions of other files too.
     stamp = source_stamp(Path(function.__code__.co_filename).parent)
     return compiled(function, stamp, nogil=True, error_model="numpy")
 
@@ -112,7 +111,7 @@ class Unique:
     def summed(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values (n, dim) of the batch summed for each distinct key (m, dim), in the order of the batch.
 
-        The array itself where no key occurs twice.
+        The array itself if no key occurs twice.
         """
         if not self.repeated:
             return values
@@ -154,7 +153,7 @@ def _index_find(cells: Any, keys: Any, wanted: Any, positions: Any) -> int:
 
 
 class KeyIndex:
-    """Where each key of a growing array `keys` stands; of equal keys the latest position is kept.
+    """The position of each key in a growing array `keys`; of equal keys, the latest.
 
     Holds up to `capacity` entries; the array stays the caller's. Not thread-safe.
     """

@@ -1,6 +1,6 @@
-"""PyTorch tensors as arguments: as the NumPy arrays that hold the same numbers, or refused with what to do.
+"""PyTorch tensors as arguments: converted to NumPy arrays of the same numbers, or refused with advice.
 
-PyTorch is not imported here: whoever has a tensor has imported it. Thread-safe.
+PyTorch is not imported here; a caller with a tensor has imported it. Thread-safe.
 """
 
 from __future__ import annotations

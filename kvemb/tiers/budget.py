@@ -1,4 +1,4 @@
-"""What hot tables, spill piles and caches may take of each memory: one budget of bytes for the host, one a device.
+"""How much hot tables, spill piles and caches may take of each memory: a budget for the host, and one for each device.
 
 Thread-safe.
 """
@@ -32,7 +32,7 @@ class Budget:
 
     @property
     def kept_from_growth(self) -> int:
-        """Bytes that growing tables leave, for variables to come."""
+        """Bytes that growing tables leave free for later variables."""
         return self.total // 16
 
     @property
@@ -49,7 +49,7 @@ class Budget:
             return True
 
     def try_grow(self, nbytes: int) -> bool:
-        """Take nbytes for something that can do without, if that leaves kept_from_growth."""
+        """Take nbytes for growth, if that leaves kept_from_growth free."""
         with self._lock:
             if nbytes > self._free - self.kept_from_growth:
                 return False

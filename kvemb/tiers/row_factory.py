@@ -22,7 +22,7 @@ class RowFactory:
         self.train_with(optimizer)
 
     def train_with(self, optimizer: Optimizer | None) -> None:
-        """Begin the slots of rows that are made from now on as this optimizer says."""
+        """Start the slots of later new rows as this optimizer says."""
         self._slots = optimizer.slots if optimizer else ()
 
     def embeddings(self, keys: Keys) -> Values:
@@ -30,7 +30,7 @@ class RowFactory:
         return self._initializer.rows(keys, self._schema.dim, self._schema.value_dtype)
 
     def rows(self, keys: Keys, values: Values, score: float, step: int) -> RowBlock:
-        """Return new rows, dirty: keys (n,), values (n, dim), slots as they begin, this score, changed in this step."""
+        """Return new rows, dirty: keys (n,), values (n, dim), initial slots, this score, and this step of change."""
         rows = RowBlock(self._schema, len(keys))
         rows.keys[:] = keys
         self._kernels.assign(rows, np.arange(len(keys)), values, step)

@@ -1,4 +1,4 @@
-"""Which rows a restriction drops: the exact limit in a stream of (score, key) pairs, in bounded memory.
+"""Which rows a restriction removes: the exact limit in a stream of (score, key) pairs, in bounded memory.
 
 The pairs are spooled to a temporary file, 16 bytes each. The limit is found digit by digit, as a radix selection: a
 histogram of 16 bits at a time, over the pairs that share the digits found so far. Typical tables need two or three
@@ -25,7 +25,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 def order_scores(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
-    """Map scores (n,), NaN excepted, to uint64 in the same order; -0.0 and 0.0 are one."""
+    """Map scores (n,), without NaN, to uint64 in the same order; -0.0 and 0.0 are equal."""
     bits = (scores + 0.0).view(np.uint64)
     return np.where(bits & _SIGN, ~bits, bits | _SIGN)
 
