@@ -1,8 +1,8 @@
 """Cold rows in RocksDB: one database a store, one column family a variable. The only module that imports rocksdict,
 whose errors rocks_scan.translated turns into kvemb's.
 
-Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Reads are safe from several
-threads; writes to one variable are not, its tier's lock or its spill thread orders them.
+Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Concurrent reads are safe;
+writes to one variable must be serialised, by its lock or its spill thread.
 
 Longer than 300 lines: a database and the stores in it share one machine's package, which no other module may import.
 """
@@ -38,8 +38,8 @@ from kvemb.rows.schema import LAST_KEY, Schema
 
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002
-# Between calls that hold the GIL, so that who waits for it need not ask for it.
-BREATH_SECONDS = 0.001
+# Between calls that hold the GIL, so that other threads can take it.
+YIELD_SECONDS = 0.001
 SALVAGE_FILES = 50
 COMPACT_PART_BYTES = 32 << 20
 
@@ -54,9 +54,9 @@ _COMPRESSION = {
 class RocksDatabase:
     """One RocksDB directory, opened.
 
-    families: the column families in it and their options. cache_bytes: the block cache all of them use, index and
-    filter blocks included, so that memory does not grow with the table. write_buffer_bytes: all memtables together.
-    compacting: whether files are merged as they come. salvaging: open what is damaged or lacks files too.
+    families: its column families and their options. cache_bytes: the block cache that they share, index and filter
+    blocks included, so that memory does not grow with the table. write_buffer_bytes: all memtables together.
+    compacting: whether automatic compaction is on. salvaging: also open a database that is damaged or lacks files.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class RocksDatabase:
         options = self._options(RocksDBCreator())
         columns = {name: self._options(creator) for name, creator in families.items()}
         access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
-        # What is read in place is opened through links (layout.mirrored): name the checkpoint, not the folder of links.
-        place = (path / "CURRENT").resolve().parent
-        with translated(f"open {place}"):
-            check_config(place)
+        # A database that is read in place is opened through links (layout.mirrored): errors name the real directory.
+        directory = (path / "CURRENT").resolve().parent
+        with translated(f"open {directory}"):
+            check_config(directory)
             self.db = rd.Rdict(str(path), options, columns or None, access)
 
     def _options(self, creator: RocksDBCreator) -> rd.Options:
@@ -96,8 +96,7 @@ class RocksDatabase:
         table.set_checksum_type(rd.ChecksumType.xxh3())
         if creator.bloom_bits:
             table.set_bloom_filter(creator.bloom_bits, False)
-        # Index and filters in pieces, in the block cache: memory stays bounded whatever the table's size, at the least
-        # cost.
+        # Partitioned index and filters in the block cache: memory stays bounded for any size of the table.
         table.set_index_type(rd.BlockBasedIndexType.two_level_index_search())
         table.set_partition_filters(True)
         table.set_metadata_block_size(4096)
@@ -112,7 +111,7 @@ class RocksDatabase:
         else:
             options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
         options.set_write_buffer_size(min(creator.write_buffer_bytes, self._write_buffer_bytes // 2))
-        # A row that was just spilled is looked for in every memtable first: a filter of a tenth of its size says where.
+        # Every read searches the memtables first; a Bloom filter of a tenth of their size skips most of them.
         options.set_memtable_prefix_bloom_ratio(0.1)
         options.set_memtable_whole_key_filtering(True)
         options.set_db_write_buffer_size(self._write_buffer_bytes)
@@ -122,7 +121,7 @@ class RocksDatabase:
             options.set_level_zero_file_num_compaction_trigger(8)
         options.set_disable_auto_compactions(not self._compacting)
         if self._salvaging:
-            # Table files are opened when they are asked for, and not all of them at once.
+            # Table files are opened on first use, so that a damaged one does not prevent opening the database.
             options.set_paranoid_checks(False)
             options.set_max_open_files(SALVAGE_FILES)
         options.set_max_background_jobs(creator.background_jobs)
@@ -134,13 +133,13 @@ class RocksDatabase:
         return options
 
     def create(self, name: str, schema: Schema, creator: RocksDBCreator) -> RocksStore:
-        """Make an empty column family."""
+        """Create an empty column family."""
         with translated(f"create {name!r}"):
             self.db.create_column_family(name, self._options(creator))
         return self.attach(name, schema)
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
-        """Return the store of a column family that is there."""
+        """Return the store of an existing column family."""
         with translated(f"open {name!r}"):
             self._stores[name] = RocksStore(self, name, schema)
         return self._stores[name]
@@ -166,9 +165,9 @@ class RocksDatabase:
 
     @classmethod
     def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
-        """See contracts.ColdDatabase. The copy is opened for as long as it takes; files come in by hard link.
+        """See contracts.ColdDatabase. Opens the copy meanwhile; files are ingested by hard link.
 
-        Compacting it would be work for nothing, and rocksdict waits for that with the GIL.
+        Without compaction, which a copy does not need and for which rocksdict would wait with the GIL.
         """
         if drop or files:
             families = {name: RocksDBCreator() for name in cls.families(path)}
@@ -184,9 +183,9 @@ class RocksDatabase:
                         family = copy.db.get_column_family(name)
                         for file in given:
                             _ingest(family, file)
-                            time.sleep(BREATH_SECONDS)
+                            time.sleep(YIELD_SECONDS)
             finally:
-                family = None  # a handle that is left keeps the database open
+                family = None  # a remaining handle keeps the database open
                 copy.close()
         for scratch in (*path.glob("LOG*"), path / "LOCK"):
             scratch.unlink(missing_ok=True)
@@ -202,19 +201,19 @@ class RocksDatabase:
         return SortedFile(path, schema, rd.SstFileWriter(self._options(creator)), self.limits.batch_rows)
 
     def ingest(self, name: str, path: Path) -> None:
-        """See contracts.ColdDatabase. Costs a hard link, whatever the file's size."""
+        """See contracts.ColdDatabase. Costs a hard link, for any size of the file."""
         link = path.with_suffix(".link.sst")
-        with translated(f"take {path} into {name!r}"):
+        with translated(f"ingest {path} into {name!r}"):
             os.link(path, link)
             _ingest(self._stores[name].family, link)
 
     def crowded(self, name: str) -> bool:
-        """See contracts.ColdDatabase. RocksDB slows writers down at 20 files of level 0."""
+        """See contracts.ColdDatabase. RocksDB slows writes down at 20 files in level 0."""
         files = int(self._stores[name].family.property_int_value("rocksdb.num-files-at-level0") or 0)
         return files > self.limits.crowded_files
 
     def close(self) -> None:
-        """Release the files. The database's lock is free once the last handle is gone."""
+        """Close the database. Its lock is released with the last handle."""
         self.readers.shutdown()
         for store in self._stores.values():
             store.close()
@@ -240,7 +239,7 @@ class RocksStore:
         self._scans: WeakSet[Scan] = WeakSet()
 
     def close(self) -> None:
-        """End scans and drop the handles. After a failed write RocksDB fails here again; that error has told."""
+        """End scans and release the handles. After a failed write RocksDB fails here again, which is ignored."""
         for scan in list(self._scans):
             scan.close()
         with suppress(Exception):
@@ -248,7 +247,7 @@ class RocksStore:
         del self.family, self._handle, self._db
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        """See contracts.ColdStore. RocksDB's MultiGet releases the GIL, so a large batch is read by several threads."""
+        """See contracts.ColdStore. MultiGet releases the GIL, so a large batch is read by several threads."""
         encoded = encode_keys(keys, self._schema)
         with translated(f"read {self._name!r}"):
             if len(encoded) < self._limits.cold_parallel_keys:
@@ -262,7 +261,7 @@ class RocksStore:
         return decode_records(keys[found], list(filter(None, records)), self._schema), found
 
     def write(self, rows: RowBlock) -> None:
-        """See contracts.ColdStore. Rows are put in key order, in which the memtable takes them at twice the speed."""
+        """See contracts.ColdStore. Rows are put in key order, which is twice as fast for the memtable."""
         order = np.argsort(order_keys(rows.keys, self._schema))
         for at in range(0, len(order), self._limits.batch_rows):
             part = rows.select(order[at : at + self._limits.batch_rows])
@@ -275,10 +274,10 @@ class RocksStore:
                     time.sleep(STALL_SECONDS)
 
     def _try_write(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> bool:
-        """Write one batch; False when RocksDB asks writers to slow down.
+        """Write one batch; returns False if RocksDB stalls writes.
 
-        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and for ever where
-        the disk is full: RocksDB's recovery waits for the writer, and the writer for the recovery.
+        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and with a full disk
+        it would deadlock: RocksDB's recovery waits for the writer, and the writer for the recovery.
         """
         batch = rd.WriteBatch(raw_mode=True)
         batch.set_default_column_family(self._handle)
@@ -297,11 +296,11 @@ class RocksStore:
         return True
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
-        """See contracts.ColdStore. What it shows is kept on disk until it is exhausted or dropped."""
+        """See contracts.ColdStore. Its snapshot's files stay on disk until it is exhausted or deleted."""
         options = rd.ReadOptions()
         options.set_readahead_size(READAHEAD_BYTES)
-        # Both show the instant they are made. rocksdict's Snapshot would not help: its iterators see later writes.
-        # Its bounds would not either: rocksdict encodes them as if keys were not raw.
+        # Both iterators see the state at their creation. rocksdict's Snapshot would not help: its iterators see later
+        # writes. Nor would bounds in the options: rocksdict encodes them as if keys were not raw.
         start = first.to_bytes(8, "big")
         items, check = self.family.items(from_key=start, read_opt=options), self.family.iter(options)
         scan = Scan(self._name, self._schema, items, check, batch_rows, (start, last.to_bytes(8, "big")))
@@ -317,7 +316,7 @@ class RocksStore:
         return splits(self.family, parts)
 
     def compact(self, tell: Callable[[int, int], None]) -> None:
-        """See contracts.ColdStore. A range at a time: rocksdict holds the GIL meanwhile, and others want their turn."""
+        """See contracts.ColdStore. One range at a time, because rocksdict holds the GIL meanwhile."""
         with translated(f"compact {self._name!r}"):
             parts = max(1, self.disk_bytes() // COMPACT_PART_BYTES)
             bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(parts)), None]
@@ -339,7 +338,7 @@ class RocksStore:
 
 
 def _ingest(family: rd.Rdict, file: Path) -> None:
-    """Take one file in. rocksdict holds the GIL meanwhile; several at once would stop every thread for long."""
+    """Ingest one file. rocksdict holds the GIL meanwhile, so several in one call would stop other threads for long."""
     options = rd.IngestExternalFileOptions()
     options.set_move_files(True)
     family.ingest_external_file([str(file)], options)

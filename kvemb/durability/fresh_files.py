@@ -39,20 +39,21 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its parents, each durably."""
+    """Create a directory and its parents, if missing, each durably."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
-    # One that was there may be what a crash left before this line; those above it were synced before it was made.
+    # An existing directory may have been created by a process that crashed before this sync. Its parents were synced
+    # before it was created.
     with suppress(PermissionError):
         sync_directory(path.parent)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make target, which is new, the same file as source, or a copy of it where links cannot be made.
+    """Make target, a new name, a hard link to source, or a copy if links are impossible.
 
-    Where source is a symbolic link it is the file that it leads to: the link itself would break, or lead out, from
-    another place. Raises FileExistsError, OSError.
+    If source is a symbolic link, the file that it leads to is linked: the symbolic link itself might be relative, or
+    lead out of the store. Raises FileExistsError, OSError.
     """
     try:
         os.link(os.path.realpath(source), target)

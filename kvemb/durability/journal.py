@@ -1,9 +1,10 @@
-"""The log of writes, for stores opened with durability="write": every acknowledged write outlives a crash.
+"""The log of writes, for stores opened with durability="write": every acknowledged write survives a crash.
 
-Segments STORE/log/NNNNNN.log hold the rows as they were after each write, from the durable point of that number on; a
-new segment begins at each cut, and those before a durable point are dropped (FORMAT.md, "Log"). append() is called
-under a tier's lock, in the order of writes; commit() without, and one fsync serves all who wait for it. What was synced
-is noted in the segment's head, without a sync of its own, so that a loss is told from what a crash tore. Thread-safe.
+A segment STORE/log/NNNNNN.log has the rows after each write since the durable point of that number. A new segment
+begins at each snapshot, and those before a durable point are deleted (FORMAT.md, "Log"). append() is called under a
+variable's lock, in the order of writes; commit() without it, and concurrent callers share one fsync. The head of a
+segment has the number of the last synced entry, written without its own sync, so that lost entries can be distinguished
+from a torn tail. Thread-safe.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from kvemb.rows.codec import Ordered, pack_rows
 
 
 class Journal:
-    """The log of a store that is open. number: of the durable point it goes on from."""
+    """The log of an open store. number: of the durable point that it follows."""
 
     def __init__(self, directory: Path, number: int) -> None:
         self._directory = directory
-        self._lock = threading.Lock()  # guards all but _synced
+        self._lock = threading.Lock()  # guards all except _synced
         self._syncing = threading.Lock()  # guards _synced; taken before _lock
         self._appended = self._synced = 0
         self._failure: ColdStoreError | None = None
@@ -86,17 +87,17 @@ class Journal:
             except OSError as error:
                 with self._lock:
                     self._fail(error)
-            # Only now: who is interrupted above leaves them to the next.
+            # Only now: if this thread is interrupted above, the next commit syncs them.
             with self._lock:
                 del self._unsynced[: len(before)]
             self._synced = appended
-            with suppress(OSError):  # what is not noted is only not known
+            with suppress(OSError):  # without it only the detection of later damage is weaker
                 os.pwrite(current, noted, HEAD.size)
             for file in before:
                 os.close(file)
 
     def prepare(self, number: int) -> None:
-        """Make the segment that follows the durable point of this number. Raises ColdStoreError."""
+        """Create the segment that will follow the durable point of this number. Raises ColdStoreError."""
         with self._lock:
             unused, self._next = self._next, None
         if unused is not None:
@@ -105,7 +106,7 @@ class Journal:
         self._next = self._new_segment(number), number
 
     def rotate(self) -> None:
-        """Append to the segment that was prepared from now on; the one before says so. Raises ColdStoreError."""
+        """End the current segment with the next one's number, and switch to that. Raises ColdStoreError."""
         with self._lock:
             assert self._next is not None
             file, number = self._next
@@ -118,11 +119,11 @@ class Journal:
             self._file, self._before, self._next = file, self._appended, None
 
     def drop_before(self, number: int) -> None:
-        """Forget what the durable point of this number holds."""
+        """Delete the segments before the durable point of this number."""
         drop_before(self._directory, number)
 
     def close(self) -> None:
-        """Release the files; what was appended is synced, and noted to be, if the disk takes it."""
+        """Sync the log, if the disk allows it, and close its files."""
         with suppress(ColdStoreError, OSError):
             self.commit()
             os.fsync(self._file)
@@ -131,7 +132,7 @@ class Journal:
                 os.close(file)
 
     def of(self, variable: str) -> WriteLog:
-        """Return what a variable's tier writes to."""
+        """Return the log for a variable's tiers."""
         return WriteLog(self, variable)
 
     def _new_segment(self, number: int) -> int:
@@ -151,7 +152,7 @@ class Journal:
             raise self._failure
 
     def _fail(self, error: OSError) -> None:
-        # What a failed fsync lost cannot be known, and a torn entry hides those after it.
+        # After a failed fsync it is unknown what reached the disk, and entries after a torn one cannot be read.
         self._failure = ColdStoreError(error.errno, f"cannot write the log in {self._directory}: {error}")
         raise self._failure from error
 

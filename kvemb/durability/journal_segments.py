@@ -1,6 +1,6 @@
-"""The segments of the log of writes: their bytes (FORMAT.md, "Log"), which there are, and what can be read of them.
+"""The segments of the log of writes: their format (FORMAT.md, "Log"), listing, reading and deleting.
 
-Streams; files are mapped, not read into memory. No thread contract: nobody writes to what is read.
+Files are mapped, not read into memory. REQUIRES: no other thread or process writes to the segments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ADVICE = "run kvemb verify --deep, and restore from a checkpoint, or kvemb repa
 class Entry:
     """One write of one variable. kind: ROWS (payload: codec.pack_rows), REMOVED (ordered keys) or CLEARED.
 
-    CONTINUED ends a segment (payload: the number of the next one) and is of no variable.
+    CONTINUED ends a segment (payload: the number of the next one) and has no variable.
     """
 
     kind: int
@@ -47,9 +47,9 @@ class Entry:
 
 
 def segments(directory: Path, number: int, *, begun: bool) -> list[Path]:
-    """Return the segments from a durable point on, in order. Raises Corruption when the first is missing.
+    """Return the segments from a durable point on, in order. Raises Corruption if the first is missing.
 
-    begun: whether the store says that there is one (layout.current).
+    begun: whether the store's CURRENT says that there is a segment (layout.current).
     """
     numbered = _numbered(directory)
     later = [(at, path) for at, path in sorted(numbered) if at >= number]
@@ -66,7 +66,7 @@ def _missing(path: Path) -> Corruption:
 
 
 def drop_before(directory: Path, number: int) -> None:
-    """Delete the segments of before a durable point."""
+    """Delete the segments before a durable point."""
     for at, path in _numbered(directory):
         if at < number:
             path.unlink(missing_ok=True)
@@ -78,10 +78,10 @@ def _numbered(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read(paths: list[Path], *, begun: bool) -> Iterator[Entry]:
-    """Yield the writes of consecutive segments, up to the first that was not wholly written: the crash's.
+    """Yield the writes of consecutive segments, up to the first incomplete entry, torn by a crash.
 
-    begun: see segments. Raises Corruption, naming the file, where what is missing had been synced, as a head or a later
-    entry tells.
+    begun: see segments. Raises Corruption, naming the file, if an entry is missing that had been synced, according to a
+    head or a later entry.
     """
     last = good = at = 0
     for at, path in enumerate(paths):
@@ -113,21 +113,22 @@ def read(paths: list[Path], *, begun: bool) -> Iterator[Entry]:
 
 
 def _synced_up_to(path: Path, start: int) -> int:
-    """Return the number up to which entries were synced, as a segment's head and its entries from a byte on tell."""
+    """Return the number of the last synced entry, according to a segment's head and its entries from byte start on."""
     data = _mapped(path)
     noted = _noted(path, data)
     return max([0 if noted is None else noted[1], *(entry.synced for entry in _entries_after(data, start))])
 
 
 def note(before: int, synced: int) -> bytes:
-    """Return the part of a segment's head that changes."""
+    """Return the second part of a segment's head, which is rewritten after each sync."""
     numbers = NOTE.pack(before, synced, 0)[:16]
     return numbers + CHECKSUM.pack(zlib.crc32(numbers))
 
 
 def _noted(path: Path, data: Data) -> tuple[int, int] | None:
-    """Return the number of the last entry before a segment, and that up to which all was synced; None where a crash
-    tore its head. Raises UnsupportedFormat.
+    """Return the numbers of the last entry before a segment and of the last synced entry; None if the head is torn.
+
+    Raises UnsupportedFormat.
     """
     if len(data) >= HEAD.size and data[: len(MAGIC)] == MAGIC and HEAD.unpack_from(data)[1] != VERSION:
         version = HEAD.unpack_from(data)[1]
@@ -141,13 +142,13 @@ def _noted(path: Path, data: Data) -> tuple[int, int] | None:
 
 
 def _mapped(path: Path) -> Data:
-    """A file's bytes, in no memory of ours."""
+    """Return a file's bytes, memory-mapped."""
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
 
 
 def _entry_at(data: Data, at: int) -> Entry | None:
-    """Return the entry that begins at a byte, None where there is no whole one."""
+    """Return the entry that begins at a byte, None if there is no complete one."""
     if len(data) - at < ENTRY.size:
         return None
     mark, kind, name_bytes, rows, nbytes, number, synced, step = ENTRY.unpack_from(data, at)
@@ -159,7 +160,7 @@ def _entry_at(data: Data, at: int) -> Entry | None:
         return None
     if kind == CONTINUED and nbytes != NUMBER.size:
         return None
-    # What is no UTF-8 is no name that a variable can have (kvemb.durability.log_entries).
+    # A name that is not UTF-8 matches no variable, which kvemb.durability.log_entries reports.
     name = data[start : start + name_bytes].decode(errors="surrogateescape")
     return Entry(kind, name, rows, step, data[start + name_bytes : stop], number, synced)
 

@@ -1,13 +1,13 @@
-"""The names of what is on disk, and how files become durable there.
+"""The names of files and directories on disk, and the checks and locks of stores and checkpoints.
 
-Every name that lasts comes from here, but for manifest.json and the paths in it (kvemb.durability.manifest), those
-elsewhere (kvemb.offline.transfer) and RocksDB's own.
+All persistent names are defined here, except manifest.json and the paths in it (kvemb.durability.manifest), those at a
+URL (kvemb.offline.remote), and RocksDB's own.
 
     STORE/LOCK               held by the process that has the store open for writing
     STORE/CURRENT            the name of the durable point to open
-    STORE/points/000007/     a durable point: a checkpoint, of the last flush
-    STORE/log/000007.log     the writes since that point, where they are durable one by one (kvemb.durability.journal)
-    STORE/live/              scratch: the durable point unpacked and in use, remade whenever the store is opened
+    STORE/points/000007/     a durable point: a checkpoint inside the store, written by the last flush
+    STORE/log/000007.log     the writes since that point, if each is durable (kvemb.durability.journal)
+    STORE/live/              the open database, made again from the durable point whenever the store is opened
 
 A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files.
 
@@ -33,19 +33,19 @@ from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNo
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
 ROWS, CHANGES, HOT = "rows", "changes", "hot"
-PULLED = ".pulled"  # in a series: what of a pull has come
+PULLED = ".pulled"  # in a series: the files received by a pull that has not completed
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
 _LOGGED = " log"  # on disk, in CURRENT
-# What is read of a file CURRENT, ours or RocksDB's: more than it has.
+# At most this much of a file CURRENT, kvemb's or RocksDB's, is read: more than it has.
 _MOST_CURRENT = 64
 _POINT, _ROCKS_MANIFEST = re.compile(r"([0-9]{6,18})( log)?\n"), re.compile(r"MANIFEST-[0-9]{6,20}\n")
-# What a crash leaves in a series: a checkpoint that was being made, or dropped.
+# Temporary names in a series: a checkpoint that is being written, or deleted.
 _LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
 
 
 @contextmanager
 def as_cold_store_error(what: str) -> Iterator[None]:
-    """Turn the system's errors, which come of a disk that is full or fails, into ColdStoreError."""
+    """Translate OSError, such as of a full disk, into ColdStoreError. what: the operation, for the message."""
     try:
         yield
     except KvembError:
@@ -55,24 +55,24 @@ def as_cold_store_error(what: str) -> Iterator[None]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether path is a checkpoint, complete."""
+    """Whether path is a complete checkpoint."""
     return (path / manifest.NAME).is_file()
 
 
 def is_store(path: Path) -> bool:
-    """Whether path is a store that was ever flushed."""
+    """Whether path is a store with a durable point."""
     return (path / CURRENT).is_file()
 
 
 def check_outside_stores(path: Path, what: str) -> None:
-    """Raise ValueError where path is inside a store, whose opening deletes what is not its own."""
-    if held := next((parent for parent in path.resolve().parents if is_store(parent)), None):
-        raise ValueError(f"{path} is inside the store {held}; name a directory beside it for the {what}")
+    """Raise ValueError if path is inside a store: opening the store deletes unknown files in its directories."""
+    if store := next((parent for parent in path.resolve().parents if is_store(parent)), None):
+        raise ValueError(f"{path} is inside the store {store}; name a directory beside it for the {what}")
 
 
 def check_place_for_store(path: Path) -> None:
-    """Raise StoreNotFound unless path is a store, or can become one: missing, empty, or left by a crash while it was
-    made. Raises Corruption where CURRENT alone is missing.
+    """Raise StoreNotFound unless path is a store or can become one: missing, empty, or left by a crash during its
+    creation. Raises Corruption if only CURRENT is missing.
     """
     if not path.exists() or is_store(path):
         return
@@ -82,15 +82,13 @@ def check_place_for_store(path: Path) -> None:
         raise StoreNotFound(
             f"{path} is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path"
         )
-    if held := [
+    if points := [
         point for point in (path / POINTS).glob("*") if is_checkpoint(point) and manifest.read(point).variables
     ]:
-        raise Corruption(f"{path / CURRENT} is missing, and {held[0]} is there; run kvemb repair")
+        raise Corruption(f"{path / CURRENT} is missing, but {points[0]} exists; run kvemb repair")
     strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
     if strange:
-        raise StoreNotFound(
-            f"{path} is not a store: it holds {strange[0]!r}; name a store, or a directory that is empty"
-        )
+        raise StoreNotFound(f"{path} is not a store: it contains {strange[0]!r}; name a store, or an empty directory")
 
 
 def current_point(store: Path) -> Path:
@@ -99,9 +97,7 @@ def current_point(store: Path) -> Path:
 
 
 def current(store: Path) -> tuple[Path, bool]:
-    """Return the durable point that CURRENT names, and whether a log goes on from it. Raises StoreNotFound or
-    Corruption.
-    """
+    """Return the durable point that CURRENT names, and whether a log follows it. Raises StoreNotFound or Corruption."""
     try:
         with open(store / CURRENT, encoding="ascii", newline="") as file:
             text = file.read(_MOST_CURRENT)
@@ -112,7 +108,9 @@ def current(store: Path) -> tuple[Path, bool]:
             f"there is no store at {store}: it has neither {CURRENT} nor {manifest.NAME}{hint}"
         ) from error
     except UnicodeDecodeError as error:
-        raise Corruption(f"{store / CURRENT} is damaged: it must name a folder in {POINTS}") from error
+        raise Corruption(
+            f"{store / CURRENT} is damaged: it must name a directory in {POINTS}; run kvemb repair"
+        ) from error
     named = _POINT.fullmatch(text)
     if named is None or not (store / POINTS / named[1]).is_dir():
         raise Corruption(
@@ -122,52 +120,52 @@ def current(store: Path) -> tuple[Path, bool]:
 
 
 def point(store: Path, number: int) -> Path:
-    """The folder of a durable point."""
+    """Return the path of a durable point."""
     return store / POINTS / f"{number:06d}"
 
 
 def segment_name(number: int) -> str:
-    """The segment of the log that begins with a durable point."""
+    """Return the name of the log's segment that follows a durable point."""
     return f"{number:06d}.log"
 
 
 def segment_number(name: str) -> int | None:
-    """The number of a segment of the log, None for another name."""
+    """Return the number in the name of a log's segment, None for another name."""
     return int(name[:-4]) if re.fullmatch(r"[0-9]{6,18}\.log", name) else None
 
 
 def keys_name(number: int) -> str:
-    """The number-th key file in changes/."""
+    """Return the name of a key file in changes/."""
     return f"{number:06d}.keys"
 
 
 def hot_name(number: int, index: int) -> str:
-    """The index-th key file in hot/ that the point of a number wrote."""
+    """Return the name of the index-th key file in hot/ written by a point."""
     return f"{number:06d}-{index:03d}.keys"
 
 
 def series_name(number: int) -> str:
-    """A checkpoint of a series."""
+    """Return the name of a checkpoint of a series."""
     return f"{number:08d}"
 
 
 def making_name(name: str, attempt: int) -> str:
-    """What is to bear a name, while this process makes it. attempt: which no other of the process has."""
+    """Return the temporary name of a directory that this process is writing. attempt: unique in the process."""
     return f".{name}.{os.getpid()}-{attempt}.tmp"
 
 
 def dropped_name(number: int) -> str:
-    """A checkpoint of a series, while it is deleted."""
+    """Return the temporary name of a checkpoint of a series that is being deleted."""
     return f".{series_name(number)}.dropped"
 
 
 def is_left_in_series(name: str) -> bool:
-    """Whether that is the name of what a process makes or drops in a series: with no such process, a crash left it."""
+    """Whether this is a temporary name in a series; if no process writes to the series, a crash left it."""
     return _LEFT.fullmatch(name) is not None
 
 
 def set_current(store: Path, number: int, *, logged: bool = False) -> None:
-    """Make CURRENT name a point, durably and at once. logged: a segment of the log goes on from it, and is there."""
+    """Make CURRENT name a point, durably and atomically. logged: a segment of the log follows it, and exists."""
     temporary = store / (CURRENT + ".tmp")
     text = point(store, number).name + (_LOGGED if logged else "") + "\n"
     fresh_files.write_new(temporary, text.encode("ascii"))
@@ -176,27 +174,27 @@ def set_current(store: Path, number: int, *, logged: bool = False) -> None:
 
 
 def lock(
-    place: Path,
+    directory: Path,
     what: str = "the store {} is open for writing",
     advice: str = "close it there, or open it with read_only=True",
 ) -> LockFile:
-    """Take the lock of a store or a series for this process. Raises Locked, also when this process holds it.
+    """Take the lock of a store or a series for this process. Raises Locked, also if this process holds it already.
 
-    what: is the matter then, "{}" standing for the place; advice: what to do.
+    what, advice: of the message; "{}" in what is replaced by the directory.
     """
-    file = LockFile(place / LOCK, os.O_RDWR | os.O_CREAT)
-    file.lock(fcntl.LOCK_EX, what.format(place), advice)
+    file = LockFile(directory / LOCK, os.O_RDWR | os.O_CREAT)
+    file.lock(fcntl.LOCK_EX, what.format(directory), advice)
     file.name_owner()
     return file
 
 
 @contextmanager
 def held_still(store: Path) -> Iterator[None]:
-    """Keep everybody from opening a store for writing, and change nothing in it. Raises Locked."""
+    """Hold a shared lock, so that no process opens the store for writing. Raises Locked."""
     try:
         file = LockFile(store / LOCK, os.O_RDONLY)
     except FileNotFoundError:
-        yield  # a copy of a store, which nobody opened yet
+        yield  # a copy of a store that was never opened
         return
     with file:
         file.lock(fcntl.LOCK_SH, f"the store {store} is open for writing", "close it there")
@@ -204,7 +202,7 @@ def held_still(store: Path) -> Iterator[None]:
 
 
 def is_left(store: Path) -> bool:
-    """Whether the last owner of a store did not close it: there is more than its durable point, perhaps."""
+    """Whether the last owner of a store ended without closing it, so that its log may have newer writes."""
     if not (store / LIVE).exists():
         return False
     with suppress(Locked), held_still(store):
@@ -213,7 +211,7 @@ def is_left(store: Path) -> bool:
 
 
 def check_rows(rows: Path) -> None:
-    """Raise Corruption unless rows is a RocksDB directory; RocksDB itself would make one."""
+    """Raise Corruption unless rows is a RocksDB directory; RocksDB itself would create one."""
     current = rows / "CURRENT"
     if not current.is_file():
         raise Corruption(f"{rows} is damaged: it has no file CURRENT; restore from another checkpoint")
@@ -227,9 +225,9 @@ def check_rows(rows: Path) -> None:
 
 
 def unpack(checkpoint: Path, target: Path, key_files: Collection[str]) -> None:
-    """Make target a copy of a checkpoint's rows and key files: hard links where files never change, else copies.
+    """Copy a checkpoint's rows and key files to target: hard links for files that never change, else copies.
 
-    Raises Corruption or ColdStoreError; then there is no target.
+    Raises Corruption or ColdStoreError; then target does not exist.
     """
     check_rows(checkpoint / ROWS)
     try:
@@ -253,9 +251,9 @@ def _link_files(source: Path, target: Path) -> None:
 
 @contextmanager
 def mirrored(rows: Path) -> Iterator[Path]:
-    """Yield a scratch directory that stands for `rows`: symbolic links to its files.
+    """Yield a temporary directory of symbolic links to the files of `rows`.
 
-    Whoever reads a database in place leaves nothing in it so, and needs no right to write there.
+    A database opened through it adds no files to `rows`, and needs no permission to write there.
     """
     check_rows(rows)
     with scratch("kvemb-read-") as links:

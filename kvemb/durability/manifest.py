@@ -1,6 +1,6 @@
-"""What a checkpoint says of itself: where it comes from, its variables, its files with their checksums.
+"""The manifest of a checkpoint: its identity, its variables, and its files with their checksums.
 
-One JSON file, `manifest.json`, beside the rows (FORMAT.md, "Manifest"). Pure values, but for read() and write().
+One JSON file, `manifest.json`, next to the rows (FORMAT.md, "Manifest"). Pure values, except read() and write().
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
 FORMAT = 3  # on disk; do not renumber
-# What is read: format 2 has the names of slots, all as wide as the embedding.
+# Formats that can be read. In format 2 a slot is a name, and as wide as the embedding.
 READABLE = (2, FORMAT)
 NAME = "manifest.json"
 MOST_CHARACTERS = 256 << 20  # of a manifest: a million files
-# All that a checkpoint lists. What is pulled, restored or opened writes under other names itself, and under these never
-# in place of one that is there.
+# The only paths that a manifest may list, so that pulling, restoring and opening a checkpoint never overwrite a file
+# that kvemb or RocksDB writes itself.
 _FILE = re.compile(
     r"rows/([0-9]+\.(sst|blob|log)|(MANIFEST|OPTIONS)-[0-9]+|CURRENT|IDENTITY|rocksdict-config\.json)"
     r"|changes/[0-9]{1,18}\.keys|hot/[0-9-]+\.keys"
@@ -35,9 +35,7 @@ _FILE = re.compile(
 
 @dataclass(frozen=True)
 class VariableEntry:
-    """One variable, as stored. Dtypes by name; initializer, optimizer, policy and creator as their to_json() gives
-    them.
-    """
+    """One variable, as stored. Dtypes by name; initializer, optimizer, policy and creator as JSON, from to_json()."""
 
     key_dtype: str
     value_dtype: str
@@ -69,8 +67,8 @@ class FileEntry:
 
 @dataclass
 class Changed:
-    """What changed of one variable in one epoch. cleared: all rows went first. files: key files in changes/. dropped:
-    the variable went with its rows; what came after is of another of that name.
+    """The changes of one variable in one epoch. cleared: all rows were removed first. files: key files in changes/.
+    dropped: the variable was dropped with its rows; cleared and files describe a later one of that name.
     """
 
     cleared: bool = False
@@ -80,8 +78,10 @@ class Changed:
 
 @dataclass
 class Epoch:
-    """The time from one checkpoint, or from the store's beginning, to the next (kvemb.durability.changes). since: its
-    id."""
+    """The time from one checkpoint, or the store's creation, to the next (kvemb.durability.changes).
+
+    since: the id of that checkpoint, or of the store.
+    """
 
     since: str
     variables: dict[str, Changed] = field(default_factory=dict)
@@ -94,8 +94,8 @@ class Manifest:
     store: the store's identity. id: this checkpoint's. parent: the checkpoint before it, None for the first.
     point: the number of the durable point of its store, counted from 1. created: seconds since 1970.
     hot: by variable, the key files in hot/ that say which rows were hot (kvemb.durability.hotset). changes: which keys
-    changed since which checkpoint, oldest first. files: by path below the directory, all but the manifest itself.
-    left_out: names that a restore did not take, and that deltas leave out since.
+    changed since which checkpoint, oldest first. files: by path below the directory, all except the manifest itself.
+    left_out: names of variables that a restore did not take, and that later deltas leave out.
     """
 
     store: str
@@ -110,26 +110,26 @@ class Manifest:
     left_out: list[str] = field(default_factory=list)
 
     def only(self, names: Collection[str]) -> Manifest:
-        """Return the description of a checkpoint of some of the variables."""
+        """Return the manifest of a checkpoint of some of the variables."""
 
         def some(of_all: dict[str, Any]) -> dict[str, Any]:
             return {name: of_all[name] for name in of_all if name in names}
 
-        # That a variable was dropped is told to those who had it.
-        told = {*names} | {name for epoch in self.changes for name in epoch.variables} - {*self.variables}
+        # Epochs keep dropped variables too, for deltas from checkpoints that have them.
+        listed = {*names} | {name for epoch in self.changes for name in epoch.variables} - {*self.variables}
         epochs = [
-            Epoch(epoch.since, {name: changed for name, changed in epoch.variables.items() if name in told})
+            Epoch(epoch.since, {name: changed for name, changed in epoch.variables.items() if name in listed})
             for epoch in self.changes
         ]
         return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs)
 
     def following(self, checkpoint: str) -> Manifest:
-        """Return the description of the same state as the first one after that checkpoint."""
+        """Return a manifest of the same state whose parent is that checkpoint, with a new epoch."""
         return replace(self, parent=checkpoint, changes=[*self.changes, Epoch(checkpoint)])
 
     @property
     def key_files(self) -> set[str]:
-        """The paths, below the directory, of the key files it names."""
+        """The paths, below the directory, of its key files."""
         changed = {file for epoch in self.changes for change in epoch.variables.values() for file in change.files}
         return {f"changes/{file}" for file in changed} | {
             f"hot/{file}" for files in self.hot.values() for file in files
@@ -162,7 +162,7 @@ def read(directory: Path, *, most_characters: int = MOST_CHARACTERS) -> Manifest
 
 
 def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Manifest:
-    """Return what a manifest's text says. path: what errors call it. Raises UnsupportedFormat or Corruption."""
+    """Parse a manifest. path: its name in errors. Raises UnsupportedFormat or Corruption."""
     try:
         if len(text) > most_characters:
             raise ValueError(f"it is longer than {most_characters:,} characters")
@@ -179,7 +179,7 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
         if not text.endswith("}\n"):
             raise ValueError("it ends early")
         if data.pop("checksum") != _checksum(data):
-            raise ValueError("its checksum does not fit its text")
+            raise ValueError("its checksum is wrong")
         del data["format"]
         check(data, version)
         data["variables"] = {name: _entry(entry) for name, entry in data["variables"].items()}
@@ -189,17 +189,17 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
         if strange := [name for name in manifest.files if _FILE.fullmatch(name) is None]:
             raise ValueError(f"{brief(strange[0])} is no file that a checkpoint lists")
         if missing := manifest.key_files - set(manifest.files):
-            raise ValueError(f"it names {min(missing)} and does not list it")
+            raise ValueError(f"it names {min(missing)} but does not list it in files")
         return manifest
     except UnsupportedFormat as error:
         raise UnsupportedFormat(f"{path}: {error}") from error
     except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
-        how = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise Corruption(f"{path} is damaged: {how}; restore from another checkpoint") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise Corruption(f"{path} is damaged: {reason}; restore from another checkpoint") from error
 
 
 def _checksum(data: dict[str, Any]) -> str:
-    """The sha256 of the manifest's other fields, as compact JSON with sorted names."""
+    """Return the sha256 of the manifest's other fields, as compact JSON with sorted names."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -213,7 +213,7 @@ def _entry(data: dict[str, Any]) -> VariableEntry:
 
 
 def entry_of(data: dict[str, Any], what: str) -> VariableEntry:
-    """Return a variable's entry, given as JSON: as a manifest of any format has it. Raises UnsupportedFormat."""
+    """Parse a variable's entry, of a manifest of any readable format. Raises UnsupportedFormat."""
     try:
         named = all(isinstance(slot, str) for slot in Fields(data).elements("slots"))
         check_variable(Fields(data), 2 if named else FORMAT)

@@ -1,7 +1,7 @@
-"""What each field of a manifest can be (FORMAT.md, "Manifest"): its type and its range, checked before it is used.
+"""Validation of each field of a manifest (FORMAT.md, "Manifest"), its type and range, before it is used.
 
-Pure functions on what JSON gave. Each raises ValueError, which names the field, what it must be and what it is, or
-UnsupportedFormat where this kvemb does not know a kind or a parameter.
+Pure functions on parsed JSON. They raise ValueError, naming the field, what it must be and what it is, or
+UnsupportedFormat if this kvemb does not know a kind or a parameter.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 _SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
 _CHANGED = (r"[0-9]{6,18}\.keys", "names such as '000007.keys'")
 _HOT = (r"[0-9]{6,18}-[0-9]{3,18}\.keys", "names such as '000007-000.keys'")
-# Of the system, for a name and for a path.
+# Limits of operating systems for a file name and for a path.
 _MOST_PART, _MOST_PATH = 255, 4096
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
 
 
 def check(data: object, version: int) -> None:
-    """Raise unless data, the manifest without `checksum` and `format`, can be what a kvemb of that format wrote."""
+    """Raise unless data, a manifest without `checksum` and `format`, is valid in that format version."""
     fields = Fields(data)
     for name in ("store", "id"):
         fields.text(name, *_ID)
@@ -68,16 +68,16 @@ def check(data: object, version: int) -> None:
     if fields.has("left_out"):
         for name in fields.elements("left_out"):
             if type(name) is not str or not is_name(name):
-                raise fields.refused("left_out", "an array of names of variables", name)
+                raise fields.refused("left_out", "an array of variables' names", name)
     fields.done()
 
 
 def _of_names(fields: Fields, name: str) -> Fields:
-    """Take an object from names of variables."""
+    """Take an object whose field names are variables' names."""
     by_name = fields.fields(name)
     for each in by_name.names():
         if not is_name(each):
-            raise ValueError(f"{name} must have names of variables, got {brief(each)}")
+            raise ValueError(f"{name} must have variables' names as fields, got {brief(each)}")
     return by_name
 
 
@@ -95,7 +95,7 @@ def _check_epoch(epoch: Fields) -> None:
 
 
 def check_variable(entry: Fields, version: int) -> None:
-    """Raise unless the fields can be a variable's, in a manifest of that format."""
+    """Raise unless the fields are a valid entry of a variable in that format version."""
     entry.one_of("key_dtype", KEY_DTYPES)
     values = entry.one_of("value_dtype", VALUE_DTYPES)
     dim = entry.integer("dim", 1, MOST_DIM)
@@ -117,13 +117,13 @@ def check_variable(entry: Fields, version: int) -> None:
     try:
         initializer.check(dim, dtype_of(values))
     except BackendUnavailable:
-        pass  # whoever opens the variable is told
+        pass  # opening the variable raises it
     except (TypeError, ValueError) as error:
         raise ValueError(f"{entry.path('initializer')}: {error}") from error
 
 
 def _check_slots(entry: Fields, dim: int, version: int) -> list[dict[str, Any]]:
-    """Return a variable's slots as format 3 has them; format 2 has their names, and all are as wide as the row."""
+    """Return a variable's slots as in format 3. In format 2 a slot is a name, and as wide as the embedding."""
     if version == 2:
         return [{"name": name, "width": dim} for name in entry.texts("slots", r"\w{1,100}", "names of slots")]
     slots = entry.elements("slots")
@@ -136,7 +136,7 @@ def _check_slots(entry: Fields, dim: int, version: int) -> list[dict[str, Any]]:
 
 
 def _made(entry: Fields, name: str, make: Callable[[Any], Any], *, or_null: bool = False) -> Any:
-    """Return what an object describes. Raises ValueError, UnsupportedFormat."""
+    """Return the object made from a JSON field. Raises ValueError, UnsupportedFormat."""
     described = entry.take(name)
     if not isinstance(described, dict) and not (or_null and described is None):
         raise entry.refused(name, "an object or null" if or_null else "an object", described)
@@ -149,10 +149,10 @@ def _made(entry: Fields, name: str, make: Callable[[Any], Any], *, or_null: bool
 
 
 def is_name(name: str) -> bool:
-    """Whether that can be a variable's name, in a manifest or to be one.
+    """Whether this is a valid variable's name, in a manifest or as an argument.
 
-    Names are for people and for lines of text: what is printable differs between versions of Unicode, and only
-    arguments.check_name asks for it.
+    Does not require printable characters, which differ between versions of Unicode: engine.specification.check_name
+    does, for new variables.
     """
     if any(unicodedata.category(character) in _BREAKS for character in name) or name == "default":
         return False
@@ -161,7 +161,7 @@ def is_name(name: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Whether that can be a file's path below a checkpoint, on this system too."""
+    """Whether this is a valid path of a file below a checkpoint."""
     if not (name.isascii() and name.isprintable() and len(name) <= _MOST_PATH):
         return False
     return all(part not in ("", ".", "..") and len(part) <= _MOST_PART for part in name.split("/"))

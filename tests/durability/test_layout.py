@@ -21,7 +21,7 @@ def test_a_place_for_a_store(tmp_path, entries):
 
 def test_no_place_for_a_store(tmp_path):
     (tmp_path / "photo.jpg").touch()
-    with pytest.raises(StoreNotFound, match=r"it holds 'photo\.jpg'"):
+    with pytest.raises(StoreNotFound, match=r"it contains 'photo\.jpg'"):
         layout.check_place_for_store(tmp_path)
     with pytest.raises(StoreNotFound, match="is a file"):
         layout.check_place_for_store(tmp_path / "photo.jpg")
