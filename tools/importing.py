@@ -136,8 +136,8 @@ def _rows(
     batches: Iterator[Batch], table: Table, target: kvemb.Variable, progress: Progress | None
 ) -> Iterator[bulk.Rows]:
     """Turn batches of columns into rows of a variable. Raises BadInput where they do not fit."""
-    slots = [slot.name for slot in target.optimizer.slots] if target.optimizer else []
-    has_slots = bool(slots) and all(table.column(slot) is not None for slot in slots)
+    slots = target.optimizer.shapes(target.dim) if target.optimizer else ()
+    has_slots = bool(slots) and all(table.column(slot.name) is not None for slot in slots)
     done = 0
     for batch in batches:
         for name in table.about.get("bfloat16", []):
@@ -149,16 +149,27 @@ def _rows(
             raise BadInput(
                 f"the source has rows of {values.shape[1]} values, variable {target.name!r} has {target.dim}"
             )
+        for slot in slots if has_slots else ():
+            if batch[slot.name].shape[1:] != (slot.width,):
+                raise BadInput(
+                    f"the source has the slot {slot.name!r} with {_width(batch[slot.name])} numbers, variable "
+                    f"{target.name!r} has it with {slot.width}; export without slots, or see kvemb migrate --optimizer"
+                )
         yield bulk.Rows(
             converted(batch[KEY], batch[KEY], target.key_dtype, "keys", target.name),
             converted(values, batch[KEY], target.value_dtype, "values", target.name),
-            {slot: batch[slot] for slot in slots} if has_slots else None,
+            {slot.name: batch[slot.name] for slot in slots} if has_slots else None,
             batch.get(SCORE),
             batch.get(STEP),
         )
         done += len(batch[KEY])
         if progress is not None:
             progress(done, table.rows or 0)
+
+
+def _width(column: Any) -> int:
+    """How many numbers of a row a column has."""
+    return column.shape[1] if column.ndim == 2 else 1
 
 
 def check_dtype(value_dtype: str | None) -> None:

@@ -180,13 +180,13 @@ def test_the_log_of_the_page(tmp_path):
     assert (tmp_path / "000007.log").read_bytes() == given
 
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "format-2"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.fixture
-def examples(tmp_path) -> Path:
-    """A copy of what this format's first release wrote: a store that was not closed, and two checkpoints of it."""
-    shutil.copytree(EXAMPLES, tmp_path / "examples")
+@pytest.fixture(params=[2, 3])
+def examples(tmp_path, request) -> Path:
+    """A copy of what a format's first release wrote: a store that was not closed, and two checkpoints of it."""
+    shutil.copytree(EXAMPLES / f"format-{request.param}", tmp_path / "examples")
     return tmp_path / "examples"
 
 
@@ -225,6 +225,7 @@ def test_what_was_written_once_is_read_for_ever(examples):
         store.check(deep=True)
 
 
+@pytest.mark.parametrize("examples", [2], indirect=True)
 def test_what_format_2_wrote_trains_on_and_is_written_as_format_3(examples, tmp_path):
     old = json.loads((examples / "checkpoint-2" / "manifest.json").read_text())
     assert (old["format"], old["variables"]["users"]["slots"]) == (2, ["accumulator"])
@@ -247,6 +248,19 @@ def test_what_format_2_wrote_trains_on_and_is_written_as_format_3(examples, tmp_
         part for part in kvemb.Checkpoint(tmp_path / "new").changes(examples / "checkpoint-2") if len(part.keys)
     ]
     assert (change.variable, change.keys.tolist()) == ("users", [5, 6])
+
+
+@pytest.mark.parametrize("examples", [3], indirect=True)
+def test_the_example_has_slots_of_several_widths(examples):
+    about = kvemb.Checkpoint(examples / "checkpoint-2").variables
+    assert {name: [(slot.name, slot.width) for slot in entry.slots] for name, entry in about.items()} == {
+        "ads": [("accumulator", 1)],
+        "items": [],
+        "users": [("accumulator", 3)],
+        "words": [("m", 2), ("v", 2), ("steps", 1)],
+    }
+    words = json.loads((examples / "expected.json").read_text())["store"]["words"]
+    assert (words["keys"], words["slots"]["steps"]) == ([1, 2, 3], [[1], [2], [2]])
 
 
 def test_other_versions_of_key_files_and_logs_are_refused_by_name(examples):

@@ -36,7 +36,7 @@ def fill(store: kvemb.Store, version: int) -> None:
         "users",
         dim=4,
         hot_rows=64,
-        optimizer=kvemb.optimizers.Adagrad(0.5),
+        optimizer=kvemb.optimizers.Adam(0.5),
         initializer=kvemb.RandomNormal(seed=3),
         restrict_policy=kvemb.FrequencyRestrictPolicy(100.0),
     )

@@ -115,7 +115,8 @@ def migrate(
     out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory: the store that is made.")],
     variable: Annotated[str | None, typer.Option(help="The variable; needed where there are several.")] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="sgd, adagrad or none; sgd:0.1 with that learning rate, or only another rate.")
+        str | None,
+        typer.Option(help="As adagrad, or none; adagrad:0.1 with that learning rate, or only another rate."),
     ] = None,
     slots: Annotated[Literal["keep", "anew"], typer.Option(help="Slots that both have.")] = "keep",
     value_dtype: Annotated[str | None, typer.Option(help="Another dtype of values.")] = None,

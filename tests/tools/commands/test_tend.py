@@ -194,7 +194,7 @@ def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
         "sgd:-1": "such as sgd:0.1, got 'sgd:-1'",
         "sgd:": "such as sgd:0.1, got 'sgd:'",
         "none:1": "such as sgd:0.1, got 'none:1'",
-        "adam:1": "--optimizer must be none, sgd, adagrad, got 'adam'",
+        "adamw:1": "--optimizer must be none, sgd, adagrad, row_wise_adagrad, adam, got 'adamw'",
     }.items():
         with pytest.raises(BadInput, match=line):
             plan(store, tmp_path / "no", optimizer=optimizer)

@@ -62,11 +62,12 @@ def random_rows(chance: np.random.Generator, variable: kvemb.Variable, count: in
     keys = chance.integers(limits.min, limits.max, count, variable.key_dtype, endpoint=True)
     keys[: min(3, count)] = [limits.min, limits.max, 0][: min(3, count)]
 
-    def bits(dtype: np.dtype[Any]) -> Any:
-        raw = chance.integers(0, 256, (count, variable.dim * dtype.itemsize), np.uint8)
+    def bits(dtype: np.dtype[Any], width: int = variable.dim) -> Any:
+        raw = chance.integers(0, 256, (count, width * dtype.itemsize), np.uint8)
         return np.ascontiguousarray(raw).view(dtype)
 
-    slots = {slot: bits(bulk.slot_dtype(variable)) for slot in variable.optimizer.slots} if variable.optimizer else None
+    shapes = variable.optimizer.shapes(variable.dim) if variable.optimizer else ()
+    slots = {slot.name: bits(bulk.slot_dtype(variable), slot.width) for slot in shapes} or None
     scores = chance.choice([0.0, -0.0, 1.5, np.inf, -np.inf, 1e-310], count)
     return Rows(keys, bits(variable.value_dtype), slots, scores, chance.integers(0, 2**62, count))
 
@@ -78,11 +79,11 @@ def random_rows(chance: np.random.Generator, variable: kvemb.Variable, count: in
     value=st.sampled_from(sorted(VALUE_DTYPES)),
     dim=st.sampled_from([1, 3, 16]),
     count=st.sampled_from([0, 1, 700]),
-    slots=st.booleans(),
+    optimizer=st.none() | st.sampled_from([kind(learning_rate=0.25) for kind in kvemb.optimizers.KINDS.values()]),
     seed=st.integers(0, 2**32),
 )
 def test_a_format_that_carries_everything_brings_back_every_bit(
-    tmp_path_factory, format, key, value, dim, count, slots, seed
+    tmp_path_factory, format, key, value, dim, count, optimizer, seed
 ):
     place = tmp_path_factory.mktemp("whole")
     trains = dtype_of(value).kind not in "iu"
@@ -92,7 +93,7 @@ def test_a_format_that_carries_everything_brings_back_every_bit(
             key,
             value,
             dim,
-            optimizer=kvemb.optimizers.Adagrad(0.5, 0.25) if slots and trains else None,
+            optimizer=optimizer if trains else None,
             initializer=kvemb.RandomUniform(-1, 1, seed=3) if trains else None,
             restrict_policy=kvemb.FrequencyRestrictPolicy(half_life=7),
         )
