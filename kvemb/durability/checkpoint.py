@@ -47,7 +47,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
             return cls(directory)
         check_there(directory)
         point = cls(layout.current_point(directory))
-        tell_if_left(directory, inside(point))
+        warn_if_not_closed(directory, inside(point))
         return point
 
     def __fspath__(self) -> str:
@@ -140,7 +140,7 @@ def check_there(path: Path) -> None:
         raise StoreNotFound(describe_path(path))
 
 
-def tell_if_left(store: Path, shown: Manifest) -> None:
+def warn_if_not_closed(store: Path, shown: Manifest) -> None:
     """Log a warning if a store that is read was not closed: a reader sees its durable point, not its log."""
     if layout.is_left(store):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created))

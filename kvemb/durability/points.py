@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
-from kvemb.durability.checkpoint import DirectoryDraft, check_there, complete, describe_path, tell_if_left
+from kvemb.durability.checkpoint import DirectoryDraft, check_there, complete, describe_path, warn_if_not_closed
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
 from kvemb.errors import KvembError, StoreNotFound
@@ -157,5 +157,5 @@ def reading(
                 if source == path or layout.current_point(path) == source:
                     raise
         if source != path:
-            tell_if_left(path, described)
+            warn_if_not_closed(path, described)
         yield database, described
