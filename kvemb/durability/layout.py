@@ -159,7 +159,7 @@ def dropped_name(number: int) -> str:
     return f".{series_name(number)}.dropped"
 
 
-def is_left_in_series(name: str) -> bool:
+def is_temporary_in_series(name: str) -> bool:
     """Whether this is a temporary name in a series; if no process writes to the series, a crash left it."""
     return _LEFT.fullmatch(name) is not None
 

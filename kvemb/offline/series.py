@@ -269,7 +269,7 @@ class CheckpointManager:
                 fresh_files.make_directory(self.root)
                 self._lock = layout.lock(self.root, "the series {} is written to", "close it there")
             for path in self.root.iterdir():
-                if layout.is_left_in_series(path.name):
+                if layout.is_temporary_in_series(path.name):
                     with layout.as_cold_store_error(f"delete {path}"):
                         fresh_files.remove(path)
 
