@@ -142,7 +142,7 @@ def check_there(path: Path) -> None:
 
 def warn_if_not_closed(store: Path, shown: Manifest) -> None:
     """Log a warning if a store that is read was not closed: a reader sees its durable point, not its log."""
-    if layout.is_left(store):
+    if layout.was_not_closed(store):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created))
         _logger.warning(
             "the store %s was not closed; this is its durable point of %s: opening it for writing recovers the rest",

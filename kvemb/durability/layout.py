@@ -201,7 +201,7 @@ def held_still(store: Path) -> Iterator[None]:
         yield
 
 
-def is_left(store: Path) -> bool:
+def was_not_closed(store: Path) -> bool:
     """Whether the last owner of a store ended without closing it, so that its log may have newer writes."""
     if not (store / LIVE).exists():
         return False
