@@ -189,7 +189,7 @@ def lock(
 
 
 @contextmanager
-def held_still(store: Path) -> Iterator[None]:
+def locked_for_reading(store: Path) -> Iterator[None]:
     """Hold a shared lock, so that no process opens the store for writing. Raises Locked."""
     try:
         file = LockFile(store / LOCK, os.O_RDONLY)
@@ -205,7 +205,7 @@ def was_not_closed(store: Path) -> bool:
     """Whether the last owner of a store ended without closing it, so that its log may have newer writes."""
     if not (store / LIVE).exists():
         return False
-    with suppress(Locked), held_still(store):
+    with suppress(Locked), locked_for_reading(store):
         return True
     return False  # it is open
 

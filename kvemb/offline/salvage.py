@@ -74,7 +74,7 @@ def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
         return _repair(path, None, out, progress, [])
     if not (path / layout.POINTS).is_dir():
         raise StoreNotFound(f"{path} is neither a checkpoint nor a store; name one")
-    with layout.held_still(path):
+    with layout.locked_for_reading(path):
         point, logged, damages = _point_of(path)
         return _repair(point, (path / layout.LOG, logged), out, progress, damages)
 

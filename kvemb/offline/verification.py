@@ -48,7 +48,7 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
     if layout.is_checkpoint(path):
         _verify_checkpoint(path, found, progress)
     elif layout.is_store(path):
-        with layout.held_still(path):
+        with layout.locked_for_reading(path):
             _verify_store(path, found, progress)
     elif (path / layout.ROWS).is_dir():
         found.findings.append(f"{path / manifest.NAME} is missing")

@@ -68,13 +68,13 @@ def test_a_child_that_python_does_not_know_of_is_told(tmp_path):
         )
         with pytest.raises(Locked, match=told):
             layout.lock(tmp_path)
-        with pytest.raises(Locked, match=told), layout.held_still(tmp_path):
+        with pytest.raises(Locked, match=told), layout.locked_for_reading(tmp_path):
             pass
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded")
 def test_a_forked_child_frees_nothing(tmp_path):
-    with layout.lock(tmp_path), layout.held_still(make(tmp_path / "other")):
+    with layout.lock(tmp_path), layout.locked_for_reading(make(tmp_path / "other")):
         child = os.fork()
         if not child:
             os._exit(0)
