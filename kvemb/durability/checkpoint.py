@@ -228,7 +228,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     try:
         with atomic_directory(layout.point(store, described.point)) as point:
             layout.unpack(checkpoint, point, described.key_files)
-            with inventory.naming(checkpoint, described):
+            with inventory.naming_damaged_file(checkpoint, described):
                 cold_databases.amend(point / layout.ROWS, drop=left_out)
             complete(point, described.following(described.id), checkpoint, same_names=True)
         layout.set_current(store, described.point)

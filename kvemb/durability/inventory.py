@@ -97,7 +97,7 @@ def check(directory: Path, described: Manifest) -> None:
 
 
 @contextmanager
-def naming(directory: Path, described: Manifest) -> Iterator[None]:
+def naming_damaged_file(directory: Path, described: Manifest) -> Iterator[None]:
     """Add the damaged table file's name to a Corruption of RocksDB that does not name it."""
     try:
         yield

@@ -48,7 +48,7 @@ def database_in_place(
     """
     inventory.check(source, described)
     with layout.mirrored(source / layout.ROWS) as rows:
-        with inventory.naming(source, described):
+        with inventory.naming_damaged_file(source, described):
             database = open_database(rows, described)
         try:
             yield database

@@ -79,7 +79,7 @@ class Engine:
             else:
                 self.points = Points(self.path, undo)
                 self.described = self.points.current
-                with inventory.naming(self.points.folder, self.described):
+                with inventory.naming_damaged_file(self.points.folder, self.described):
                     self.database = self.open_database(self.points.live / layout.ROWS, self.described)
                 undo.callback(self.database.close)
             self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
