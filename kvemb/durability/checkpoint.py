@@ -161,7 +161,7 @@ class DirectoryDraft:
         if os.path.lexists(target):
             raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
         self.target = target
-        self.path = target.with_name(layout.making_name(target.name, next(_attempts)))
+        self.path = target.with_name(layout.temporary_name(target.name, next(_attempts)))
         with layout.as_cold_store_error(f"write {target}"):
             fresh_files.make_directory(target.parent)
             fresh_files.remove(self.path)

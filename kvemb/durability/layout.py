@@ -149,7 +149,7 @@ def series_name(number: int) -> str:
     return f"{number:08d}"
 
 
-def making_name(name: str, attempt: int) -> str:
+def temporary_name(name: str, attempt: int) -> str:
     """Return the temporary name of a directory that this process is writing. attempt: unique in the process."""
     return f".{name}.{os.getpid()}-{attempt}.tmp"
 
