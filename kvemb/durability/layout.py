@@ -70,7 +70,7 @@ def check_outside_stores(path: Path, what: str) -> None:
         raise ValueError(f"{path} is inside the store {store}; name a directory beside it for the {what}")
 
 
-def check_place_for_store(path: Path) -> None:
+def check_store_path(path: Path) -> None:
     """Raise StoreNotFound unless path is a store or can become one: missing, empty, or left by a crash during its
     creation. Raises Corruption if only CURRENT is missing.
     """

@@ -36,7 +36,7 @@ class Points:
         self.store = store
         paths.check_no_number(store)
         try:
-            layout.check_place_for_store(store)
+            layout.check_store_path(store)
         except StoreNotFound as error:
             if "is a series" in (message := describe_path(store)):
                 raise StoreNotFound(f"{message}, and restore it; a store is another directory") from error

@@ -15,19 +15,19 @@ from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
 def test_a_place_for_a_store(tmp_path, entries):
     for name in entries:
         (tmp_path / name).touch()
-    layout.check_place_for_store(tmp_path)
-    layout.check_place_for_store(tmp_path / "missing")
+    layout.check_store_path(tmp_path)
+    layout.check_store_path(tmp_path / "missing")
 
 
 def test_no_place_for_a_store(tmp_path):
     (tmp_path / "photo.jpg").touch()
     with pytest.raises(StoreNotFound, match=r"it contains 'photo\.jpg'"):
-        layout.check_place_for_store(tmp_path)
+        layout.check_store_path(tmp_path)
     with pytest.raises(StoreNotFound, match="is a file"):
-        layout.check_place_for_store(tmp_path / "photo.jpg")
+        layout.check_store_path(tmp_path / "photo.jpg")
     (tmp_path / "manifest.json").touch()
     with pytest.raises(StoreNotFound, match=r"is a checkpoint, not a store.*restore"):
-        layout.check_place_for_store(tmp_path)
+        layout.check_store_path(tmp_path)
 
 
 def test_current_names_a_point(tmp_path):
