@@ -28,7 +28,7 @@ from kvemb.durability.journal_segments import (
     REMOVED,
     ROWS,
     VERSION,
-    drop_before,
+    delete_before,
     note,
 )
 from kvemb.errors import ColdStoreError
@@ -118,9 +118,9 @@ class Journal:
             self._unsynced.append(self._file)
             self._file, self._before, self._next = file, self._appended, None
 
-    def drop_before(self, number: int) -> None:
+    def delete_before(self, number: int) -> None:
         """Delete the segments before the durable point of this number."""
-        drop_before(self._directory, number)
+        delete_before(self._directory, number)
 
     def close(self) -> None:
         """Sync the log, if the disk allows it, and close its files."""

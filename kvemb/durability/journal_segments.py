@@ -65,7 +65,7 @@ def _missing(path: Path) -> Corruption:
     )
 
 
-def drop_before(directory: Path, number: int) -> None:
+def delete_before(directory: Path, number: int) -> None:
     """Delete the segments before a durable point."""
     for at, path in _numbered(directory):
         if at < number:

@@ -132,7 +132,7 @@ class PointWriter:
             raise
         if self._log is not None:
             # A closed store has no writes after its point: an unused segment that was prepared is deleted too.
-            self._log.drop_before(self._number + 1 if self._last else self._number)
+            self._log.delete_before(self._number + 1 if self._last else self._number)
         return None if self._target is None else Checkpoint(self._target)
 
     def _copy_database(self) -> list[Epoch]:

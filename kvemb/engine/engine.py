@@ -116,7 +116,7 @@ class Engine:
             first.start([], None).wait()
             first.close()
         self.described = points.current
-        journal_segments.drop_before(self.path / layout.LOG, points.current.point)
+        journal_segments.delete_before(self.path / layout.LOG, points.current.point)
         if recovery is not None:
             recovery.tell()
         return recovery
