@@ -216,7 +216,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     described = inside(Checkpoint(checkpoint))
     inventory.check(checkpoint, described)
     layout.check_outside_stores(store, "new store")
-    paths.check_no_number(store)
+    paths.check_not_in_series(store)
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise FileExistsError(f"{store} exists and is not empty; name a new directory to restore to")
     names = set(described.variables if variables is None else variables)

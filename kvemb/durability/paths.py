@@ -81,7 +81,7 @@ def lacking_number(path: Path) -> str | None:
     return f"the series {path.parent} has no checkpoint {path.name}; it has {existing}"
 
 
-def check_no_number(path: Path) -> None:
+def check_not_in_series(path: Path) -> None:
     """Raise StoreNotFound if path would be a checkpoint of a series: no store may be created there."""
     if (message := lacking_number(path)) is not None:
         raise StoreNotFound(f"{message}; name one of these, or another directory for a store")

@@ -34,7 +34,7 @@ class Points:
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
         self.store = store
-        paths.check_no_number(store)
+        paths.check_not_in_series(store)
         try:
             layout.check_store_path(store)
         except StoreNotFound as error:

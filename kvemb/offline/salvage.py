@@ -67,7 +67,7 @@ def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     damaged: without them the contents of the files are unknown.
     """
     path, out = paths.local(path), paths.local(out, "out")
-    paths.check_no_number(out)
+    paths.check_not_in_series(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not empty; name a new directory to repair to")
     if layout.is_checkpoint(path):
