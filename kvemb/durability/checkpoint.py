@@ -117,7 +117,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
 def describe_path(path: Path) -> str:
     """Return a message saying what is at a path where a checkpoint or a store was expected."""
-    if (message := paths.lacking_number(path)) is not None:
+    if (message := paths.missing_checkpoint_message(path)) is not None:
         return message
     if not path.exists():
         return f"{path} does not exist: there is no store and no checkpoint"

@@ -70,7 +70,7 @@ def newest_of(path: Path) -> Path:
     return path / series_name(numbers[-1]) if numbers else path
 
 
-def lacking_number(path: Path) -> str | None:
+def missing_checkpoint_message(path: Path) -> str | None:
     """Return a message if path would be a checkpoint of an existing series and is missing, else None."""
     absolute = path.absolute()
     if re.fullmatch("[0-9]{8,18}", absolute.name) is None or absolute.name != series_name(int(absolute.name)):
@@ -83,5 +83,5 @@ def lacking_number(path: Path) -> str | None:
 
 def check_not_in_series(path: Path) -> None:
     """Raise StoreNotFound if path would be a checkpoint of a series: no store may be created there."""
-    if (message := lacking_number(path)) is not None:
+    if (message := missing_checkpoint_message(path)) is not None:
         raise StoreNotFound(f"{message}; name one of these, or another directory for a store")
