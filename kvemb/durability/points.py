@@ -83,7 +83,7 @@ class Points:
         """Make this checkpoint, of this or another store, the parent of the next point."""
         self.current = replace(self.current, parent=checkpoint)
 
-    def amend(self, variables: dict[str, VariableEntry]) -> None:
+    def set_variables(self, variables: dict[str, VariableEntry]) -> None:
         """Replace the current point's variables, for the next point."""
         self.current = replace(self.current, variables=variables)
 

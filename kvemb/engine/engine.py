@@ -110,7 +110,7 @@ class Engine:
             entries = log_entries.checked(points.log, points.current.variables, begun=points.logged)
             variables, rows = replay(entries, points.current, self.database, self.changes)
             recovery = Recovery(self.path, points.current.created, rows)
-            points.amend(variables)
+            points.set_variables(variables)
         if points.log or points.current.point == 0:
             first = self._checkpointer_with(None)
             first.start([], None).wait()
