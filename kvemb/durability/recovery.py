@@ -43,7 +43,7 @@ class Recovery:
         added = f" and {self.rows:,} rows written later, from the log" if self.rows else ""
         return f"the store {self.path} was not closed; recovered: its durable point of {when}{added}"
 
-    def tell(self) -> None:
+    def log_warning(self) -> None:
         """Log it as a warning."""
         _logger.warning("%s", self)
 

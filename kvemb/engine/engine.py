@@ -118,7 +118,7 @@ class Engine:
         self.described = points.current
         journal_segments.delete_before(self.path / layout.LOG, points.current.point)
         if recovery is not None:
-            recovery.tell()
+            recovery.log_warning()
         return recovery
 
     def in_order(self, call: Callable[..., Result], *args: Any) -> Result:
