@@ -28,7 +28,7 @@ def local(path: str | os.PathLike[str], what: str = "path") -> Path:
     return Path(path)
 
 
-def place(url: str | os.PathLike[str]) -> str:
+def url_text(url: str | os.PathLike[str]) -> str:
     """Return a URL or path as str, without a slash at its end. Raises TypeError, ValueError."""
     text = _text(url, "url")
     if _URL.match(text) and "://" not in text:

@@ -40,7 +40,7 @@ class RemoteCheckpoints:
         *,
         most_characters: int = manifest.MOST_CHARACTERS,
     ) -> None:
-        self._url = url = paths.place(url)
+        self._url = url = paths.url_text(url)
         self._most_characters = most_characters
         try:
             import fsspec

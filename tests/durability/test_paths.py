@@ -52,14 +52,14 @@ def test_a_place_elsewhere_is_text():
     for given, place in (
         *((Path("/a/b"), "/a/b"), ("a/b/", "a/b"), ("/", "/"), ("s3://b/x//", "s3://b/x"), ("memory://", "memory://")),
     ):
-        assert paths.place(given) == place
+        assert paths.url_text(given) == place
     for strange in (7, None, b"x"):
         with pytest.raises(TypeError, match="url must be a str or a path"):
-            paths.place(strange)
+            paths.url_text(strange)
     with pytest.raises(ValueError, match="url must not be empty or contain a null character"):
-        paths.place("")
+        paths.url_text("")
     with pytest.raises(ValueError, match="'s3:/b/x' has one slash after its colon; give it as a str"):
-        paths.place(Path("s3://b/x"))
+        paths.url_text(Path("s3://b/x"))
 
 
 def test_a_number_that_is_dropped_is_no_place_for_a_store(series, tmp_path):
