@@ -84,7 +84,7 @@ class Checkpointer:
     ) -> None:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
-        self._behind = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
         self._last: Writing | None = None
 
     def wait(self) -> None:
@@ -125,7 +125,7 @@ class Checkpointer:
         self._state.check_writable()
         writer = PointWriter(number, parts, target, self._database, self._points, self._changes, self._log, without)
         writer.take_snapshots(self._in_order, self._state, closing)
-        self._last = Writing(self._behind.submit(self._write, writer))
+        self._last = Writing(self._background.submit(self._write, writer))
         return self._last
 
     def _write(self, writer: PointWriter) -> Checkpoint | None:
@@ -140,4 +140,4 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the point being written."""
-        self._behind.shutdown(wait=True)
+        self._background.shutdown(wait=True)

@@ -31,7 +31,7 @@ class TableFiles:
         self.sealed_epochs = self._table.storage.sealed_epochs()
         self._last = -1
         self._made = 0
-        self._behind = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")
+        self._background = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")
         self._recorded: list[Future[None]] = []
         self._folder = folder
         self._keys = folder / "keys"
@@ -57,7 +57,7 @@ class TableFiles:
         self._last = int(ordered[-1])
         with layout.as_cold_store_error(f"write {self._keys}"), open(self._keys, "ab") as file:
             ordered.tofile(file)
-        self._recorded.append(self._behind.submit(self._table.storage.record, block.keys))
+        self._recorded.append(self._background.submit(self._table.storage.record, block.keys))
         if not self._table.persistent:
             self._blocks.append(block)  # its cold store is in memory too
             return
@@ -101,12 +101,12 @@ class TableFiles:
         if self._open is not None:
             self._open.finish()
             self._done.append(self._open.path)
-            self._behind.submit(_sync, self._open.path)  # so that the disk is busy while the next one is made
+            self._background.submit(_sync, self._open.path)  # so that the disk is busy while the next one is made
             self._open = None
 
     def close(self) -> None:
         """Wait for the background threads."""
-        self._behind.shutdown()
+        self._background.shutdown()
 
     def ingest(self) -> None:
         """Ingest all rows into the cold store. Raises ColdStoreError."""
