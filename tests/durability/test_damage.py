@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashes import copy_of_open
+from quick import quick
 
 import kvemb
 from kvemb.durability import layout, manifest
@@ -124,7 +125,7 @@ def attempt(way: Callable[[], Any]) -> tuple[Any, str]:
         return None, str(error)
 
 
-@pytest.mark.parametrize("kind", ["rows/*.sst", "changes/*", "hot/*", "rows/[!0-9]*", "manifest.json"])
+@pytest.mark.parametrize("kind", quick(["manifest.json", "rows/*.sst", "changes/*", "hot/*", "rows/[!0-9]*"]))
 def test_a_damaged_file_of_a_checkpoint_is_named_and_no_row_is_wrong(made, tmp_path, kind):
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(made / "checkpoint", checkpoint)
@@ -143,6 +144,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named_and_no_row_is_wrong(made, tmp_p
     assert {name: way() for name, way in reading.items()} == truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["closed", "crashed"])
 def test_a_damaged_file_of_a_store_is_named_and_no_row_is_wrong(made, tmp_path, which):
     store = tmp_path / "store"
@@ -265,6 +267,7 @@ def models(checkpoint: Path) -> dict[str, dict[int, tuple[bytes, float]]]:
         }
 
 
+@pytest.mark.slow
 def test_repair_saves_rows_outside_the_gaps_and_none_that_is_older(made, tmp_path):
     """Whatever table file is damaged, and how: what is saved is right, and what is not is in a gap and counted."""
     checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"

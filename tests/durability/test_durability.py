@@ -21,6 +21,8 @@ from history import BUDGET, same
 import kvemb
 from kvemb.errors import CheckpointNotFound, StoreNotFound
 
+pytestmark = pytest.mark.slow
+
 FAULTS = int(os.environ.get("KVEMB_FAULTS", "3"))
 DURABILITIES = ["checkpoint", "write"]
 

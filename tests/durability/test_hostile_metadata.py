@@ -26,6 +26,8 @@ from kvemb.durability.keyfile import read_keys
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 from kvemb.tools.cli import run
 
+pytestmark = pytest.mark.slow
+
 BUDGET = "4MiB"
 ALL = os.environ.get("KVEMB_HOSTILE") == "all"
 KEYS = np.arange(0, 600, 3)

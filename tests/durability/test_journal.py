@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from histories import SMALL_PILES
+from quick import quick
 
 import kvemb
 from kvemb.durability import journal, points
@@ -62,7 +63,7 @@ def halted(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.
     return reached, go
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("KVEMB_SEEDS", "8"))))
+@pytest.mark.parametrize("seed", quick(range(int(os.environ.get("KVEMB_SEEDS", "8")))))
 @pytest.mark.limits(**SMALL_PILES)
 def test_every_acknowledged_write_outlives_a_crash(monkeypatch, open_store, tmp_path, seed):
     chance = np.random.default_rng(seed)

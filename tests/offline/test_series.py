@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick import quick
 
 import kvemb
 from kvemb.durability import fresh_files, manifest, point_writer
@@ -231,7 +232,7 @@ def s3() -> Iterator[dict[str, Any]]:
     server.stop()
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=quick(["local", "memory", "s3"], 2))
 def place(request, tmp_path) -> tuple[str, dict[str, Any] | None]:
     """A URL where nothing is yet, and the options to reach it."""
     if request.param == "local":

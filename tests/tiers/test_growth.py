@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick import quick
 
 import kvemb
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -42,7 +43,7 @@ def table(store: kvemb.Store, dim: int, **arguments: Any) -> LockstepChecker:
     return LockstepChecker(variable, Model(KEYS, variable.value_dtype, dim, initializer=start, optimizer=optimizer))
 
 
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]])
+@pytest.mark.parametrize("devices", quick([["cpu"], ["cpu", "cpu"]]))
 def test_a_growing_table_equals_its_model_at_every_size(store: kvemb.Store, devices: list[str]) -> None:
     twin = table(store, 4, init_size=1, devices=devices)
     sizes = set()
@@ -68,8 +69,8 @@ def test_a_table_of_wide_rows_stops_growing_at_its_budget_and_still_equals_its_m
     twin.check_export()
 
 
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu"] * 3])
-@pytest.mark.parametrize("dim", [3, 100])
+@pytest.mark.parametrize("devices", quick([["cpu"], ["cpu"] * 3]))
+@pytest.mark.parametrize("dim", quick([3, 100]))
 @pytest.mark.parametrize("init_size", [0, 10_000])
 def test_a_growing_table_ends_with_all_of_the_budget_but_a_sixteenth(
     open_store: Opener, tmp_path: Path, devices: list[str], dim: int, init_size: int

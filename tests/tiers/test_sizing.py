@@ -23,7 +23,7 @@ BUDGET = 16 << 20
 @pytest.fixture(autouse=True)
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices of a memory of their own."""
-    monkeypatch.setitem(registry._HOT, "gpu", "opaque_table:OpaqueTable")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
 
 
 def sized(budgets: Budgets, *devices: str, init_size: int = 0, hot_rows: int | None = None) -> Any:

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from quick import quick
 
 import kvemb
 from kvemb import registry
@@ -31,8 +32,8 @@ from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
 KEYS = 160
+EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", "20"))
 SETTINGS = settings(
-    max_examples=int(os.environ.get("KVEMB_EXAMPLES", "20")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
@@ -294,9 +295,10 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("_sizes")
+@pytest.mark.parametrize("examples", quick([min(2, EXAMPLES), EXAMPLES]))
 @pytest.mark.parametrize("machine", [Tiering, TieringInMemory, TieringOnADevice])
 def test_a_table_with_next_to_no_hot_rows_equals_its_model(
-    machine: type[Tiering], monkeypatch: pytest.MonkeyPatch
+    machine: type[Tiering], examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
-    run_state_machine_as_test(machine, settings=SETTINGS)
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=examples))

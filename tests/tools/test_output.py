@@ -11,6 +11,8 @@ import pytest
 import kvemb
 from kvemb.tools.cli import run
 
+pytestmark = pytest.mark.slow
+
 COMMAND = f"{sys.executable} -c 'from kvemb.tools import main; main()'"
 TINY = "demo --clicks 3000 --dim 4 --batch 256 --budget 8MiB"
 CLOSED = "kvemb: stdout is closed; to throw the output away, say >/dev/null\n"

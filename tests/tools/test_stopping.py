@@ -24,6 +24,8 @@ from kvemb.tools.export import export
 from kvemb.tools.formats import known
 from kvemb.tools.importing import import_table
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pyarrow")
 COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
 PATIENCE = 300.0

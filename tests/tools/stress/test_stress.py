@@ -13,6 +13,8 @@ from kvemb.tools.stress import crash
 from kvemb.tools.stress.load import open_variables
 from kvemb.tools.stress.lockstep import Difference
 
+pytestmark = pytest.mark.slow
+
 
 def test_twenty_kills_lose_nothing(capsys):
     assert run(["stress", "crash", "--rounds", "20", "--json"]) == 0

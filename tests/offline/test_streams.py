@@ -1,0 +1,61 @@
+"""Files that travel: what is not as its entry says never has its name at the other end."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from kvemb.durability.manifest import FileEntry
+from kvemb.errors import Corruption
+from kvemb.offline import streams
+
+fsspec = pytest.importorskip("fsspec")
+SIZES = [0, 1, streams.PIECE_BYTES, 2 * streams.PIECE_BYTES + 5]
+
+
+def entry_of(data):
+    return FileEntry(len(data), hashlib.sha256(data).hexdigest())
+
+
+@pytest.fixture(params=["local", "memory"])
+def there(request, tmp_path):
+    """A filesystem, and a path in it."""
+    if request.param == "memory":
+        return fsspec.filesystem("memory"), f"/{tmp_path.name}"
+    return fsspec.filesystem("file"), str(tmp_path / "there")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_goes_there_and_back(there, tmp_path, size):
+    files, target = there
+    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    (tmp_path / "here").write_bytes(data)
+    streams.send(tmp_path / "here", entry_of(data), files, target)
+    assert streams.matches(files, target, entry_of(data))
+    assert streams.receive(files, target, entry_of(data), tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data
+
+
+@pytest.mark.parametrize("damage", [b"", b"xxxxx", b"xxxxxxyy", b"xxxxxz"])
+def test_a_damaged_file_is_not_sent_and_not_kept(there, tmp_path, damage):
+    files, target = there
+    (tmp_path / "here").write_bytes(damage)
+    with pytest.raises(Corruption, match="here is damaged"):
+        streams.send(tmp_path / "here", entry_of(b"xxxxxx"), files, target)
+    assert not files.exists(target) or files.size(target) != 6
+    files.pipe_file(target, damage)
+    assert not streams.matches(files, target, entry_of(b"xxxxxx"))
+    assert not streams.receive(files, target, entry_of(b"xxxxxx"), tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_file_that_is_not_here_is_told(there, tmp_path):
+    with pytest.raises(Corruption, match="lacking cannot be read"):
+        streams.send(tmp_path / "lacking", entry_of(b""), *there)
+
+
+def test_a_small_file_is_read_as_far_as_asked(there):
+    files, target = there
+    streams.write(files, target, b"abcdef")
+    assert streams.read(files, target, 4) == b"abcd"

@@ -1,0 +1,50 @@
+"""Rows as columns: views share memory, copies do not, and what is large costs nothing until it is touched."""
+
+from __future__ import annotations
+
+import numpy as np
+from blocks import SCHEMA, rows_of
+
+from kvemb.rows.block import RowBlock
+
+
+def test_a_new_block_is_zero_and_of_the_size_it_says():
+    block = RowBlock(SCHEMA, 5)
+    columns = (block.keys, block.scores, block.steps, block.flags, block.words)
+    assert len(block) == 5
+    assert sum(column.nbytes for column in columns) == 5 * RowBlock.bytes_per_row(SCHEMA)
+    assert not any(column.any() for column in columns)
+
+
+def test_a_part_is_a_view_and_a_selection_a_copy():
+    block = rows_of(range(6), 1.0)
+    block.part(2, 4).values[:] = 9
+    assert block.values[:, 0].tolist() == [1, 1, 9, 9, 1, 1]
+    chosen = block.select(np.array([5, 2]))
+    chosen.values[:] = 0
+    assert chosen.keys.tolist() == [5, 2]
+    assert block.values[:, 0].tolist() == [1, 1, 9, 9, 1, 1]
+    assert len(block.select(np.zeros(6, bool))) == 0
+
+
+def test_put_replaces_whole_rows():
+    block, given = rows_of(range(4), 1.0), rows_of([7, 8], 2.0, flags=3, score=5.0)
+    given.steps[:] = 6
+    block.put(np.array([3, 0]), given)
+    assert block.keys.tolist() == [8, 1, 2, 7]
+    assert block.values[:, 1].tolist() == [2, 1, 1, 2]
+    assert (block.scores[0], block.steps[0], block.flags[0]) == (5.0, 6, 3)
+
+
+def test_embeddings_are_a_copy_in_the_dtype_of_values():
+    block = rows_of([1], 2.0)
+    seen = block.embeddings()
+    assert (seen.dtype, seen.shape) == (SCHEMA.value_dtype, (1, SCHEMA.dim))
+    seen[:] = 0
+    assert (block.values[:, : SCHEMA.dim] == 2.0).all()
+
+
+def test_a_block_of_more_than_memory_is_only_address_space():
+    block = RowBlock(SCHEMA, 1 << 28)  # 8 GiB
+    block.keys[-1] = 7
+    assert block.part((1 << 28) - 1, 1 << 28).keys.tolist() == [7]
