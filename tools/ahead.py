@@ -1,4 +1,4 @@
-"""Reading ahead: what comes next is made ready on another thread while what came is used."""
+"""Reading ahead: another thread produces the next items of an iterator while the caller uses the present one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _END = object()
 
 
 def ahead(source: Iterator[T], depth: int = 1) -> Iterator[T]:
-    """Yield what source yields, at most `depth` ahead of whoever asks. Raises what source raises."""
-    # Ctrl-C leaves no lock of a SimpleQueue taken, as it may one of a Queue.
+    """Yield what source yields; a thread reads at most `depth` items ahead. Raises what source raises."""
+    # Ctrl-C may leave the lock of a Queue taken, but not that of a SimpleQueue.
     ready: SimpleQueue[Any] = SimpleQueue()
-    room: SimpleQueue[bool] = SimpleQueue()  # True: for one more; False: stop
+    room: SimpleQueue[bool] = SimpleQueue()  # True: read one more; False: stop
 
     def read() -> None:
         failure: BaseException | None = None

@@ -1,4 +1,4 @@
-"""The `kvemb` command: its verbs, `--version`, and the one place where an error becomes one line and an exit code."""
+"""The `kvemb` command: its subcommands, `--version`, and the conversion of errors to one line and an exit code."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ app = typer.Typer(
     name="kvemb",
     help="A persistent embedding store: tables larger than memory.",
     epilog="Exit codes: 0 done, 1 bad input or damage, 2 wrong usage, 3 store in use, 4 the disk refused, "
-    "130 interrupted, 141 whoever read the output went away, 143 terminated.",
+    "130 interrupted, 141 the reader of the output went away, 143 terminated.",
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-_LOOKING, _MOVING = (info, ls, peek, stats, diff, report, verify), (export, import_, migrate)
-_TENDING = (restore, restrict, compact, drop, repair, push, pull)
-for command in (demo, *_LOOKING, *_MOVING, *_TENDING):
-    # Keys may be negative, and are no options.
+_INSPECTING, _MOVING = (info, ls, peek, stats, diff, report, verify), (export, import_, migrate)
+_MAINTAINING = (restore, restrict, compact, drop, repair, push, pull)
+for command in (demo, *_INSPECTING, *_MOVING, *_MAINTAINING):
+    # Keys may be negative; -5 is a key, not an option.
     settings = {"ignore_unknown_options": command is peek}
     app.command(command.__name__.rstrip("_"), context_settings=settings)(command)
 app.add_typer(bench, name="bench")
@@ -62,10 +62,10 @@ def _root(
 def run(arguments: list[str] | None = None) -> int:
     """Run the command on arguments (default: sys.argv) and return its exit code.
 
-    What goes wrong is told in one line on stderr. A traceback is for a bug, or for KVEMB_TRACEBACK=1. SIGTERM ends the
+    A failure is one line on stderr. A traceback is printed only for bugs, or with KVEMB_TRACEBACK=1. SIGTERM ends the
     command as Ctrl-C does.
     """
-    with stopping.heeded():
+    with stopping.signals_handled():
         try:
             return _run(arguments)
         finally:
@@ -76,7 +76,7 @@ def _run(arguments: list[str] | None) -> int:
     before = _output()
     try:
         result = app(args=arguments, prog_name="kvemb", standalone_mode=False)
-        # Typer turns Ctrl-C into an exit code, older ones into Abort; both come out of `explain` the same.
+        # Typer turns Ctrl-C into an exit code, older versions into Abort; `explain` treats both alike.
         failure: BaseException | None = stopping.interruption() if result == INTERRUPTED else None
         code = result if isinstance(result, int) else OK
         sys.stdout.flush()
@@ -90,16 +90,16 @@ def _run(arguments: list[str] | None) -> int:
         failure, code = broken if broken is not None and isinstance(error, SystemExit) else error, OK
     if failure is None:
         return code
-    told = explain(failure)
-    if told is None or os.environ.get("KVEMB_TRACEBACK"):
+    explained = explain(failure)
+    if explained is None or os.environ.get("KVEMB_TRACEBACK"):
         raise failure
-    with suppress(OSError):  # where stderr went away too, the exit code is all there is
-        print(f"kvemb: {told.line}", file=sys.stderr)
-    return told.code
+    with suppress(OSError):  # if stderr is closed too, the exit code has to do
+        print(f"kvemb: {explained.line}", file=sys.stderr)
+    return explained.code
 
 
 def _finish_output() -> None:
-    """Write what is left to stdout, or drop it: the interpreter would fail on it at exit."""
+    """Flush stdout, or discard what is left: otherwise the interpreter fails on it at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -113,7 +113,7 @@ def _drop_output() -> None:
 
 
 def _broken_pipe(error: BaseException) -> OSError | None:
-    """Return the failure to write to a pipe that an error came of. Click and Rich make it a SystemExit of theirs."""
+    """Return the EPIPE in an error's chain of causes, or None. Click and Rich replace it by a SystemExit."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno == errno.EPIPE:
@@ -123,7 +123,7 @@ def _broken_pipe(error: BaseException) -> OSError | None:
 
 
 def _output() -> tuple[int, int, int] | None:
-    """Return stdout's number, and which file it is; None in a program that calls run() and takes the output itself."""
+    """Return stdout's descriptor, device and inode; None if the caller of run() replaced stdout by a Python object."""
     try:
         number = sys.stdout.fileno()
         found = os.fstat(number)
@@ -133,9 +133,9 @@ def _output() -> tuple[int, int, int] | None:
 
 
 def _reader_left(before: tuple[int, int, int] | None) -> bool:
-    """Whether it is stdout that nobody reads any more, as behind `| head`, and not a connection to somewhere.
+    """Whether the broken pipe is stdout, as with `| head`, and not a network connection.
 
-    before: what stdout was. Rich puts /dev/null in its place when a pipe breaks.
+    before: _output() at the start of the command. Rich replaces stdout by /dev/null when a pipe breaks.
     """
     if before is None or before != _output():
         return before is not None

@@ -1,7 +1,7 @@
-"""Where tools read and write: paths, URLs that fsspec reaches, and pipes. What is half-written is never seen.
+"""Sources and destinations of the tools: paths, URLs that fsspec reaches, and pipes. Output appears only when complete.
 
-Everything is written in a hidden folder beside its place, or in a temporary one for a URL, and moved when it is whole.
-Such folders of processes that were killed are deleted by the next one (kvemb.bulk.scratch).
+Output is written to a hidden folder next to its destination, or to a temporary one for a URL, and moved when complete.
+Folders left by killed processes are deleted by the next one (kvemb.bulk.scratch).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import IO, Any
 
 from kvemb import bulk
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats.columns import Place
+from kvemb.tools.formats.columns import PathOrFile
 
 PIPE = "-"
 
 
-# Of fsspec's filesystems, those where making a folder would make its bucket.
+# The filesystems of fsspec in which creating a folder would create its bucket.
 _BUCKETS = (
     "s3://",
     "s3a://",
@@ -36,56 +36,56 @@ _BUCKETS = (
     "cos://",
     "tos://",
 )
-_SLIPPED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+_LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
-def is_url(place: str | os.PathLike[str]) -> bool:
-    """Whether a place is a URL. Raises BadInput for one that a Path was made of."""
-    text = os.fspath(place)
-    if _SLIPPED.match(text):
-        raise BadInput(f"{text} has one slash after its colon; a URL has two, and is given as a str, not as a Path")
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a URL. Raises BadInput for a URL that was turned into a Path, which drops a slash."""
+    text = os.fspath(path)
+    if _LOST_SLASH.match(text):
+        raise BadInput(f"{text} has one slash after its colon; a URL has two, and must be a str, not a Path")
     return "://" in text
 
 
-def local(place: str | os.PathLike[str], what: str) -> Path:
+def local(path: str | os.PathLike[str], what: str) -> Path:
     """Return a path on this machine. Raises BadInput for a URL."""
-    if is_url(place):
-        raise BadInput(f"the {what} must be a directory here, got the URL {os.fspath(place)}")
-    return Path(place)
+    if is_url(path):
+        raise BadInput(f"the {what} must be a directory here, got the URL {os.fspath(path)}")
+    return Path(path)
 
 
-def first_line(place: Place, most_bytes: int) -> bytes:
-    """Return the first line of a file or a pipe, or as much of it."""
-    if isinstance(place, Path):
-        with open(place, "rb") as file:
+def first_line(source: PathOrFile, most_bytes: int) -> bytes:
+    """Return the first line of a file or a pipe, at most most_bytes of it."""
+    if isinstance(source, Path):
+        with open(source, "rb") as file:
             return file.readline(most_bytes)
-    return place.readline(most_bytes)
+    return source.readline(most_bytes)
 
 
 @contextmanager
-def going_on(place: Place, head: bytes) -> Iterator[IO[bytes]]:
-    """Yield a file or a pipe, of which the head has been read, to read on."""
-    if isinstance(place, Path):
-        with open(place, "rb") as file:
+def resumed(source: PathOrFile, head: bytes) -> Iterator[IO[bytes]]:
+    """Yield a file or a pipe positioned after head, which was read from it."""
+    if isinstance(source, Path):
+        with open(source, "rb") as file:
             file.seek(len(head))
             yield file
     else:
-        yield place
+        yield source
 
 
 @contextmanager
-def atomic_directory(place: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
-    """Yield a path to write to, a folder that is there where `folder`; it takes its place when the block ends well.
+def atomic_directory(destination: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
+    """Yield a temporary path to write to, moved to `destination` if the block succeeds. folder: yield an empty folder.
 
-    Raises FileExistsError where something is there already; BadInput where its bucket is not.
+    Raises FileExistsError if the destination exists; BadInput if its bucket does not.
     """
-    if is_url(place):
-        place = os.fspath(place)
-        files, path = _filesystem(place)
+    if is_url(destination):
+        destination = os.fspath(destination)
+        files, path = _filesystem(destination)
         if files.exists(path):
-            raise FileExistsError(f"{place} exists; name a new place, or delete it")
+            raise FileExistsError(f"{destination} exists; name a new destination, or delete it")
         with bulk.scratch("kvemb-send-") as scratch:
-            made = scratch / (place.rstrip("/").rpartition("/")[2] or "out")
+            made = scratch / (destination.rstrip("/").rpartition("/")[2] or "out")
             if folder:
                 made.mkdir()
             yield made
@@ -96,7 +96,7 @@ def atomic_directory(place: str | os.PathLike[str], *, folder: bool) -> Iterator
                     files.rm(path, recursive=True)
                 raise
         return
-    target = Path(place)
+    target = Path(destination)
     if target.exists():
         raise FileExistsError(f"{target} exists; name a new {'folder' if folder else 'file'}, or delete it")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,30 +114,30 @@ def atomic_directory(place: str | os.PathLike[str], *, folder: bool) -> Iterator
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder, if it is there."""
+    """Delete a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def _filesystem(place: str) -> tuple[Any, str]:
+def _filesystem(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise BadInput(f"{place} cannot be reached: {error}; install: pip install 'kvemb[remote]'") from error
-    in_bucket = place.startswith(_BUCKETS)
-    if in_bucket and place.partition("://")[2][:1] in ("", "/"):
-        raise BadInput(f"{place} names no bucket; write {place.partition('://')[0]}://BUCKET/NAME")
+        raise BadInput(f"{url} cannot be reached: {error}; install: pip install 'kvemb[remote]'") from error
+    in_bucket = url.startswith(_BUCKETS)
+    if in_bucket and url.partition("://")[2][:1] in ("", "/"):
+        raise BadInput(f"{url} names no bucket; write {url.partition('://')[0]}://BUCKET/NAME")
     try:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(place)
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         if in_bucket and not found[0].exists(bucket := found[1].partition("/")[0]):
-            raise BadInput(f"there is no bucket {bucket!r}, which {place} names; create it, or correct the URL")
+            raise BadInput(f"there is no bucket {bucket!r}, which {url} names; create it, or correct the URL")
         return found
     except BadInput:
         raise
-    except (ImportError, ValueError) as error:  # which names the package that knows this protocol
-        raise BadInput(f"{place} cannot be reached: {error}") from error
+    except (ImportError, ValueError) as error:  # its message names the package for this protocol
+        raise BadInput(f"{url} cannot be reached: {error}") from error
 
 
 def _send(made: Path, files: Any, path: str) -> None:
@@ -153,16 +153,16 @@ def _send(made: Path, files: Any, path: str) -> None:
 
 
 @contextmanager
-def fetched(place: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path to read from: what is at a URL is copied first."""
-    if not is_url(place):
-        yield Path(place)
+def fetched(source: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a path to read from; a URL is first copied to a temporary folder."""
+    if not is_url(source):
+        yield Path(source)
         return
-    place = os.fspath(place)
-    files, path = _filesystem(place)
+    source = os.fspath(source)
+    files, path = _filesystem(source)
     if not files.exists(path):
-        raise FileNotFoundError(f"{place} is not there")
+        raise FileNotFoundError(f"{source} does not exist")
     with bulk.scratch("kvemb-fetch-") as scratch:
-        target = scratch / (place.rstrip("/").rpartition("/")[2] or "in")
+        target = scratch / (source.rstrip("/").rpartition("/")[2] or "in")
         files.get(path, str(target), recursive=files.isdir(path))
         yield target

@@ -1,6 +1,6 @@
-"""What differs between two checkpoints: rows that came, went and moved, and how far.
+"""The differences between two checkpoints: rows added, removed and changed, and how far rows moved.
 
-Where B follows A, what the store recorded as changed is read, not the tables; else both are read side by side.
+If B follows A, only the rows that the store recorded as changed are read; otherwise both tables are read in full.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kvemb.tools.numbers import lengths, unit
 from kvemb.tools.reading import Progress, chosen, no_rows, opened, rows_of, selected
 
 BATCH_ROWS = 65_536
-# Of both distributions; no number is below 0, so the first count is of those that are exactly that.
+# Upper bounds of the bins of both distributions. No number is negative, so the first bin counts exact zeros.
 _UPTO = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, np.inf]
 
 
 @dataclass
 class Distribution:
-    """counts[i] of numbers above upto[i-1] and at most upto[i]; as many as upto."""
+    """counts[i]: how many numbers are above upto[i-1] and at most upto[i]. Both lists have the same length."""
 
     upto: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Distribution:
 
 @dataclass
 class Moved:
-    """A row in both whose values differ. l2: length of the difference; cosine: of the two."""
+    """A row that is in both and whose values differ. l2: norm of the difference; cosine: between the two rows."""
 
     key: int
     l2: float
@@ -46,11 +46,11 @@ class Moved:
 
 @dataclass
 class Difference:
-    """What differs of one variable. recorded: whether that was known, or found by reading both.
+    """The differences in one variable. recorded: True if only recorded changes were read, False if both tables were.
 
-    changed: rows in both whose values, slots, score or step differ, of which `moved` differ in values. l2, cosine:
-    how they moved: lengths of differences relative to the row before, and 1 - cosine. most: those that moved most,
-    before all others those that became NaN, or were, whose distance is NaN.
+    changed: rows in both whose values, slots, score or step differ; moved: those whose values differ. l2, cosine: how
+    far they moved, as the norm of the difference relative to that of the row before, and as 1 - cosine. most: the rows
+    that moved most; rows with NaN before or after, whose distance is NaN, come first.
     """
 
     variable: str
@@ -66,7 +66,7 @@ class Difference:
 
 @dataclass
 class _Part:
-    """The differing rows of one range of keys, in key order; either side may be empty."""
+    """The rows of one key range that differ, in key order; either side may be empty."""
 
     before: bulk.Rows
     after: bulk.Rows
@@ -82,13 +82,13 @@ def diff(
     batch_rows: int = BATCH_ROWS,
     progress: Progress | None = None,
 ) -> list[Difference]:
-    """Compare the variables of two checkpoints, or stores, or only one of them; returns a Difference for each.
+    """Compare all variables of two checkpoints or stores, or one of them; returns a Difference for each.
 
     top: how many of the rows that moved most to name. out: a new Parquet file for the rows that differ, with columns
     key, change ("added", "removed", "changed"), before, after and l2; it takes one variable. batch_rows: rows that are
     compared at a time. progress(done, total): rows.
 
-    Raises BadInput where a variable is in one alone or has another schema; FileExistsError.
+    Raises BadInput if a variable is in only one of them or its schema differs; FileExistsError.
     """
     first, second = kvemb.Checkpoint.at(a), kvemb.Checkpoint.at(b)
     known = sorted(set(first.variables) | set(second.variables))
@@ -112,7 +112,7 @@ def _check(name: str, a: object, first: kvemb.Checkpoint, b: object, second: kve
         if getattr(one, what) != getattr(other, what):
             raise BadInput(
                 f"variable {name!r} has {what} {getattr(one, what)} in {a} and {getattr(other, what)} in {b}; "
-                "kvemb migrate brings one to the other"
+                "convert one of them with kvemb migrate"
             )
 
 
@@ -168,7 +168,7 @@ def _recorded(changes: Iterator[kvemb.Change], before: kvemb.Variable, progress:
 def _side_by_side(
     before: kvemb.Variable, after: kvemb.Variable, batch_rows: int, progress: Progress | None
 ) -> Iterator[_Part]:
-    """Read both in key order, and give what differs of each range of keys."""
+    """Read both in key order, and yield the differences of each key range."""
     total, done = before.size() + after.size(), 0
     streams = [bulk.scan(before, batch_rows), bulk.scan(after, batch_rows)]
     heads = [next(stream, None) for stream in streams]
@@ -188,7 +188,7 @@ def _side_by_side(
 
 
 def _differing(before: bulk.Rows, after: bulk.Rows) -> _Part:
-    """Leave out the rows that are the same in both."""
+    """Return the rows that differ."""
     _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     same = _same(before.values[mine], after.values[theirs])
     same &= _same(before.scores[mine], after.scores[theirs]) & (before.steps[mine] == after.steps[theirs])  # type: ignore[index]
@@ -205,14 +205,14 @@ def _widths(rows: bulk.Rows) -> dict[str, int]:
 
 
 def _same(one: Any, other: Any) -> Any:
-    """Which rows are equal, bit for bit."""
+    """Return which rows are equal bit for bit, (n,) bool."""
     width = int(np.prod(one.shape[1:])) * one.dtype.itemsize
     raw = [np.frombuffer(each.tobytes(), np.uint8).reshape(len(each), width) for each in (one, other)]
     return (raw[0] == raw[1]).all(axis=1)
 
 
 def _tally(part: _Part, found: Difference, tallies: Any, most: list[Moved], top: int, writer: _Writer | None) -> None:
-    """Add a part to what was found so far; most gets up to `top` rows more."""
+    """Add a part to found and tallies; append up to `top` rows to most."""
     before, after = part.before, part.after
     _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     found.added += len(after) - len(theirs)
@@ -220,25 +220,25 @@ def _tally(part: _Part, found: Difference, tallies: Any, most: list[Moved], top:
     found.changed += len(mine)
     old, new = before.values[mine].astype(np.float64), after.values[theirs].astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        far, norms = lengths(new - old), (lengths(old), lengths(new))
+        distance, norms = lengths(new - old), (lengths(old), lengths(new))
         cosines = np.where((norms[0] > 0) & (norms[1] > 0), np.sum(unit(old) * unit(new), axis=1), np.nan)
-        relative = far / norms[0]
+        relative = distance / norms[0]
     moved = ~_same(before.values[mine], after.values[theirs])
     found.moved += int(moved.sum())
     for tally, numbers in zip(tallies, (relative, 1 - cosines), strict=True):
         known = np.where(np.isnan(numbers[moved]), np.inf, np.maximum(numbers[moved], 0.0))
         tally += np.bincount(np.searchsorted(_UPTO, known), minlength=len(_UPTO))
     keys = before.keys[mine]
-    places = np.flatnonzero(moved)
-    # By the last first: NaN before numbers, then the furthest; of equals, the least key.
-    order = np.lexsort((-far[places], ~np.isnan(far[places])))
-    most += [Moved(int(keys[at]), float(far[at]), float(cosines[at])) for at in places[order][:top]]
+    positions = np.flatnonzero(moved)
+    # lexsort's last key is the primary one: NaN first, then by distance, the largest first; ties by key.
+    order = np.lexsort((-distance[positions], ~np.isnan(distance[positions])))
+    most += [Moved(int(keys[at]), float(distance[at]), float(cosines[at])) for at in positions[order][:top]]
     if writer is not None:
-        writer.write(before, after, mine, far)
+        writer.write(before, after, mine, distance)
 
 
 class _Writer:
-    """Writes rows that differ to a Parquet file."""
+    """Writes the rows that differ to a Parquet file."""
 
     def __init__(self, path: Path, entry: Any) -> None:
         import pyarrow as pa
@@ -256,14 +256,14 @@ class _Writer:
     @classmethod
     @contextmanager
     def opened(cls, out: str | os.PathLike[str], entry: Any) -> Iterator[_Writer]:
-        """A writer whose file appears at out when all went well."""
+        """Yield a writer; its file appears at out if the block succeeds."""
         with atomic_directory(out, folder=False) as path:
             writer = cls(path, entry)
             with writer.file:
                 yield writer
 
     def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, moved_by: Any) -> None:
-        """Write what differs, in key order. mine: where in before the rows in both are; moved_by: how far."""
+        """Write rows in key order. mine: positions in before of the rows that are in both; moved_by: their l2."""
         pa = self._pa
         keys = np.union1d(before.keys, after.keys)
         if len(keys) == 0:
@@ -279,9 +279,9 @@ class _Writer:
             change[absent] = "added" if name == "before" else "removed"
             lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), self._number), self._dim)
             columns[name] = pa.compute.if_else(pa.array(~absent), lists, pa.scalar(None, lists.type))
-        far = np.full(len(keys), np.nan)
-        far[at["before"][mine]] = moved_by
-        l2 = pa.array(far, mask=np.isnan(far))
+        distance = np.full(len(keys), np.nan)
+        distance[at["before"][mine]] = moved_by
+        l2 = pa.array(distance, mask=np.isnan(distance))
         table = [pa.array(keys), pa.array(change.tolist()), columns["before"], columns["after"], l2]
         self.file.write_table(pa.table(table, schema=self._schema))
 

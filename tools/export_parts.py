@@ -1,6 +1,6 @@
-"""Exporting by parts: files of ranges of keys in one folder, written by several processes.
+"""Export to several files, one for each key range, in one folder, written by several processes.
 
-The processes end with the one that began them, however that ends: they watch a pipe that it alone holds open.
+Worker processes end when their parent does, however it ends: they watch a pipe that only the parent holds open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import FrameType
 import kvemb
 from kvemb import bulk
 from kvemb.tools.destinations import atomic_directory
-from kvemb.tools.export import Wish, write
+from kvemb.tools.export import RowOptions, write
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import Table
 from kvemb.tools.formats.known import Format
@@ -29,28 +29,30 @@ from kvemb.tools.reading import Progress, opened
 def export_parts(
     path: str | os.PathLike[str],
     source: kvemb.Variable,
-    place: str,
+    out: str,
     kind: Format,
     table: Table,
-    wish: Wish,
+    options: RowOptions,
     parts: int,
     jobs: int,
     progress: Progress | None,
 ) -> int:
-    """Write at most `parts` files to the folder `place`, in key order by their names; returns how many rows.
+    """Write at most `parts` files to the folder `out`, their names in key order; returns the number of rows.
 
-    All parts are of one durable point: a store that moves on between two jobs is told, by BadInput.
+    All parts are of one durable point. Raises BadInput if the store gets a new one between two jobs.
     """
     if kind.folder:
-        raise BadInput(f"{kind.name} is a folder already and cannot be written in parts; leave out --partitions")
+        raise BadInput(
+            f"the output of {kind.name} is one folder and cannot be split; leave out --partitions and --jobs"
+        )
     ranges = bulk.ranges(source, parts)
     total, done = source.size(), 0
-    part = Table(table.columns, None, table.about)
-    with atomic_directory(place, folder=True) as folder:
+    part = Table(table.columns, None, table.metadata)
+    with atomic_directory(out, folder=True) as folder:
         files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{kind.suffix}" for at in range(len(ranges))]
         if jobs == 1:
-            for file, ends in zip(files, ranges, strict=True):
-                done += write(file, kind, part, source, wish, ends=ends)
+            for file, key_range in zip(files, ranges, strict=True):
+                done += write(file, kind, part, source, options, key_range=key_range)
                 if progress is not None:
                     progress(done, total)
             return done
@@ -60,30 +62,32 @@ def export_parts(
         with watched, held, workers as pool:
             try:
                 work = [
-                    pool.submit(_write_part, path, bulk.point(source), source.name, file, kind, part, wish, ends)
-                    for file, ends in zip(files, ranges, strict=True)
+                    pool.submit(
+                        _write_part, path, bulk.point(source), source.name, file, kind, part, options, key_range
+                    )
+                    for file, key_range in zip(files, ranges, strict=True)
                 ]
                 for finished in as_completed(work):
                     done += finished.result()
                     if progress is not None:
                         progress(done, total)
             except BaseException as error:
-                held.close()  # else the pool would wait until its processes have written all
+                held.close()  # otherwise the pool waits until its processes have written everything
                 if isinstance(error, BrokenProcessPool):
                     raise BadInput(
-                        "a process of --jobs was killed, perhaps for its memory; give fewer --jobs"
+                        "a process of --jobs was killed, perhaps for lack of memory; use fewer --jobs"
                     ) from error
                 raise
     return done
 
 
 _writing = threading.Lock()
-# How long a part may take to clean up after itself.
-PATIENCE_SECONDS = 5.0
+# How long the writer of a part may take to delete its unfinished files.
+CLEANUP_SECONDS = 5.0
 
 
 def _end_with(watched: Connection) -> None:
-    """Make this process end when nobody holds the other end of a pipe any more."""
+    """Make this process end when the other end of the pipe is closed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -91,7 +95,7 @@ def _end_with(watched: Connection) -> None:
     def watch() -> None:
         watched.poll(None)  # nothing is ever sent: it ends when the other end is closed
         _thread.interrupt_main(signal.SIGTERM)
-        _writing.acquire(timeout=PATIENCE_SECONDS)
+        _writing.acquire(timeout=CLEANUP_SECONDS)
         os._exit(1)
 
     signal.signal(signal.SIGTERM, stop)
@@ -106,10 +110,10 @@ def _write_part(
     file: Path,
     kind: Format,
     table: Table,
-    wish: Wish,
-    ends: tuple[int, int],
+    options: RowOptions,
+    key_range: tuple[int, int],
 ) -> int:
     with _writing, opened(path, variable) as source:
         if bulk.point(source) != point:
-            raise BadInput(f"{path} is in use and moved on meanwhile; export a checkpoint, or with --jobs 1")
-        return write(file, kind, table, source, wish, ends=ends)
+            raise BadInput(f"{path} changed during the export; export a checkpoint instead, or use --jobs 1")
+        return write(file, kind, table, source, options, key_range=key_range)

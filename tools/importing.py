@@ -1,4 +1,4 @@
-"""Importing a table of any of the formats into a variable of a store, new or there already."""
+"""Import a table in any of the formats into a new or an existing variable of a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvemb import bulk
 from kvemb.tools.ahead import ahead
 from kvemb.tools.destinations import PIPE, atomic_directory, fetched, is_url
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, Place, Table
+from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, PathOrFile, Table
 from kvemb.tools.formats.known import Format, format_of
 from kvemb.tools.numbers import narrow, rounded
 from kvemb.tools.reading import Progress, kind_name
@@ -24,15 +24,15 @@ from kvemb.tools.reading import Progress, kind_name
 Conflict = Literal["replace", "keep", "error"]
 BUDGET = "128MiB"
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
-# What an export adds to the description of a variable.
-_OURS = ("format", "whole", "bfloat16")
+# Metadata that an export adds to the description of a variable.
+_ADDED = ("format", "whole", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What was loaded: rows that were not there, that were replaced, and that stayed as they were.
+    """What was loaded: how many rows were added, replaced, and kept as they were; rows: the variable's size now.
 
-    made: the names of optimizer, policy and initializer of a variable that was not there.
+    made: the names of optimizer, policy and initializer if the variable is new, otherwise None.
     """
 
     variable: str
@@ -56,32 +56,33 @@ def import_table(
     value_dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Imported:
-    """Load a file, a folder, a URL or an open binary file into a variable of the store at path, made if need be.
+    """Load a file, a folder, a URL or an open binary file into a variable of the store at path.
 
-    A file that kvemb exported with slots and scores makes the variable as it was. variable: its name; None: the one in
-    the file, or the file's. format: one of formats.FORMATS; None: as source ends. on_conflict: what becomes of rows
-    that are there, as for kvemb.bulk.load. key_column, value_column: of a Parquet, Arrow, CSV, npy, safetensors or
-    PyTorch source. key_dtype, value_dtype: of a new variable, and of formats that do not say; None: as the source has
-    them. progress(done, total): rows; total is 0 where nobody knows.
+    The store and the variable are created if they do not exist; a file that kvemb exported with slots and scores
+    creates the variable as it was. variable: its name; None: the name in the file, or that of the file. format: a name
+    in formats.known.FORMATS; None: by the ending of source. on_conflict: what happens to existing rows, as for
+    kvemb.bulk.load. key_column, value_column: of a Parquet, Arrow, CSV, npy, safetensors or PyTorch source. key_dtype,
+    value_dtype: of a new variable, and of formats that do not say; None: those of the source. progress(done, total):
+    rows; total is 0 if it is not known.
 
-    Raises BadInput, FileNotFoundError, and what kvemb.open and kvemb.bulk.load do; then the store is as it was.
+    Raises BadInput, FileNotFoundError, and what kvemb.open and kvemb.bulk.load raise; then the store is unchanged.
     """
-    place = source if not isinstance(source, (str, os.PathLike)) else os.fspath(source)
-    kind = format_of(format, place if isinstance(place, str) else PIPE)
+    origin = source if not isinstance(source, (str, os.PathLike)) else os.fspath(source)
+    kind = format_of(format, origin if isinstance(origin, str) else PIPE)
     check_dtype(value_dtype)
     given = Given(variable, key_column, value_column, key_dtype, value_dtype)
-    if not isinstance(place, str):
+    if not isinstance(origin, str):
         if not kind.pipe:
             raise BadInput(f"{kind.name} cannot be read from a pipe; name a file")
-        return _import(place, "table", kind, path, given, on_conflict, progress)
-    with fetched(place) as here:
+        return _import(origin, "table", kind, path, given, on_conflict, progress)
+    with fetched(origin) as here:
         if not here.exists():
-            raise FileNotFoundError(f"{place} is not there")
+            raise FileNotFoundError(f"{origin} does not exist")
         return _import(here, here.name.split(".")[0], kind, path, given, on_conflict, progress)
 
 
 def _import(
-    place: Place,
+    origin: PathOrFile,
     stem: str,
     kind: Format,
     path: str | os.PathLike[str],
@@ -89,58 +90,58 @@ def _import(
     on_conflict: Conflict,
     progress: Progress | None,
 ) -> Imported:
-    table, batches = kind.read(place, given)
-    name = given.variable or table.about.get("name") or stem
+    table, batches = kind.read(origin, given)
+    name = given.variable or table.metadata.get("name") or stem
     with ExitStack() as stack:
         if is_url(os.fspath(path)):
-            raise WrongUsage(f"{path} is a URL, and a store is a directory on this machine; name one")
+            raise WrongUsage(f"{path} is a URL, and a store is a directory on this machine; name a directory")
         where = (
             Path(path) if Path(path).exists() else stack.enter_context(atomic_directory(os.fspath(path), folder=True))
         )
         store = kvemb.open(where, memory_budget=BUDGET)
         try:
             known = name in store.variables
-            target = store.variables[name] if known else _made(store, name, table, given)
+            target = store.variables[name] if known else _created(store, name, table, given)
             made = None if known else _kinds(target)
             loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
             rows = target.size()
         except BaseException:
-            store.close(flush=False)  # a variable that was made for this goes with it
+            store.close(flush=False)  # a variable that this import created is discarded
             raise
         store.close()
     return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows, made)
 
 
-def _made(store: kvemb.Store, name: str, table: Table, given: Given) -> kvemb.Variable:
-    """Make a variable as the source describes it, or as its columns are."""
-    key, value, about = table.key, table.value, table.about
-    if about.get("whole"):
-        return bulk.make(store, name, {field: about[field] for field in about if field not in _OURS})
+def _created(store: kvemb.Store, name: str, table: Table, given: Given) -> kvemb.Variable:
+    """Create a variable from the source's metadata, or from its columns."""
+    key, value, metadata = table.key, table.value, table.metadata
+    if metadata.get("whole"):
+        return bulk.make(store, name, {field: metadata[field] for field in metadata if field not in _ADDED})
     keys = given.key_dtype or ("uint64" if key.dtype == np.uint64 else "int32" if key.dtype == np.int32 else "int64")
-    values = given.value_dtype or about.get("value_dtype") or value.dtype.name
+    values = given.value_dtype or metadata.get("value_dtype") or value.dtype.name
     if table.column(SCALE) is not None:
         values = given.value_dtype or "float32"
     if values not in VALUE_DTYPES:
-        raise BadInput(f"the source has {values} values; say --value-dtype, one of {', '.join(VALUE_DTYPES)}")
+        raise BadInput(f"the source has {values} values; give --value-dtype, one of {', '.join(VALUE_DTYPES)}")
     if not value.width:
-        raise BadInput(f"the source has no rows and does not say how long one is; make the variable {name!r} first")
+        raise BadInput(f"the source has no rows and does not give their dim; create the variable {name!r} first")
     return store.get_variable(name, keys, values, value.width)
 
 
 def _kinds(variable: kvemb.Variable) -> dict[str, str]:
-    about = bulk.described(variable)
-    return {what: kind_name(about[what]) for what in ("optimizer", "policy", "initializer")}
+    metadata = bulk.described(variable)
+    return {what: kind_name(metadata[what]) for what in ("optimizer", "policy", "initializer")}
 
 
 def _rows(
     batches: Iterator[Batch], table: Table, target: kvemb.Variable, progress: Progress | None
 ) -> Iterator[bulk.Rows]:
-    """Turn batches of columns into rows of a variable. Raises BadInput where they do not fit."""
+    """Convert batches of columns to rows of a variable. Raises BadInput if they do not fit."""
     slots = target.optimizer.shapes(target.dim) if target.optimizer else ()
     has_slots = bool(slots) and all(table.column(slot.name) is not None for slot in slots)
     done = 0
     for batch in batches:
-        for name in table.about.get("bfloat16", []):
+        for name in table.metadata.get("bfloat16", []):
             batch[name] = narrow(batch[name])
         values = batch[VALUE]
         if SCALE in batch:
@@ -168,20 +169,20 @@ def _rows(
 
 
 def _width(column: Any) -> int:
-    """How many numbers of a row a column has."""
+    """Return how many numbers a row of the column has."""
     return column.shape[1] if column.ndim == 2 else 1
 
 
 def check_dtype(value_dtype: str | None) -> None:
-    """Raise BadInput unless it is a dtype of values, or None."""
+    """Raise WrongUsage unless value_dtype is a dtype of values, or None."""
     if value_dtype is not None and value_dtype not in VALUE_DTYPES:
         raise WrongUsage(f"--value-dtype must be one of {', '.join(VALUE_DTYPES)}, got {value_dtype!r}")
 
 
 def converted(array: Any, keys: Any, dtype: np.dtype[Any], what: str, name: str) -> Any:
-    """Return numbers in a variable's dtype. Floats may lose digits; whole numbers must not change.
+    """Return an array (n,) or (n, dim) in a variable's dtype. Floats may be rounded; integers must not change.
 
-    keys: of the rows. Raises BadInput, also where a finite number would become infinite.
+    keys (n,): of the rows, for the message. Raises BadInput, also if a finite number would become infinite.
     """
     if array.dtype == dtype:
         return np.ascontiguousarray(array)
@@ -192,7 +193,8 @@ def converted(array: Any, keys: Any, dtype: np.dtype[Any], what: str, name: str)
         wrong = (back != array) | ((changed < 0) != (array < 0))
         if wrong.any():
             raise BadInput(
-                f"{what} of the source do not fit {dtype.name}, as variable {name!r} has: {array[wrong].reshape(-1)[0]}"
+                f"{what} of the source do not fit {dtype.name}, the dtype of variable {name!r}: "
+                f"{array[wrong].reshape(-1)[0]}"
             )
         return changed
-    return rounded(array, dtype, keys, f"give variable {name!r} another --value-dtype, or change the number")
+    return rounded(array, dtype, keys, f"create variable {name!r} with another --value-dtype, or change the number")

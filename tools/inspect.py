@@ -1,6 +1,6 @@
-"""Looking into a checkpoint or a store: what is in it, its rows by key, and the nearest of a row.
+"""Inspect a checkpoint or a store: its contents, rows by key, and nearest neighbours.
 
-Rows are streamed: memory does not follow the table. Each function is a command of the same name.
+Rows are streamed, so memory does not grow with the table. Each function is a command of the same name.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import unit
-from kvemb.tools.reading import Progress, no_rows, opened, telling
+from kvemb.tools.reading import Progress, no_rows, opened, with_progress
 
 
 @dataclass
 class VariableInfo:
-    """One variable at a glance. described: all that it is beside its rows (kvemb.bulk.described), its step by the name
-    recording_calls.
-    """
+    """One variable without its rows. described: as kvemb.bulk.described, with `step` renamed to `recording_calls`."""
 
     name: str
     rows: int
@@ -35,7 +33,7 @@ class VariableInfo:
 class Info:
     """What is at a path. kind: "checkpoint" or "store". id, parent, created: of the checkpoint or the durable point.
 
-    recording_calls: calls that recorded uses, such as lookups, of the variable that had the most of them.
+    recording_calls: the most calls that recorded uses, such as lookups, of any variable.
     """
 
     path: Path
@@ -76,7 +74,7 @@ def _as_json(entry: Any) -> dict[str, Any]:
 
 @dataclass
 class Peek:
-    """Rows by key. missing: keys that are not there. neighbours: by key, the nearest others with their cosine."""
+    """Rows by key. missing: keys without a row. neighbours: for each key, the nearest other keys and their cosines."""
 
     rows: bulk.Rows
     missing: list[int] = field(default_factory=list)
@@ -92,9 +90,9 @@ def peek(
     neighbours: int = 0,
     progress: Progress | None = None,
 ) -> Peek:
-    """Return rows of a variable: those of keys, or the first `count`.
+    """Return rows of a variable: those of keys, or the first `count` in key order.
 
-    neighbours: how many of the nearest other rows, by cosine, to find for each; exact, over all rows that are finite.
+    neighbours: how many nearest other rows, by cosine, to find for each; an exact search over all finite rows.
     Raises BadInput.
     """
     with opened(path, variable, "peek") as source:
@@ -111,7 +109,7 @@ def peek(
 def _row(source: kvemb.Variable, key: int) -> bulk.Rows | None:
     limits = np.iinfo(source.key_dtype)
     if not limits.min <= key <= limits.max:
-        raise BadInput(f"key {key} is not of {source.key_dtype.name}, as the keys of {source.name!r} are")
+        raise BadInput(f"key {key} does not fit {source.key_dtype.name}, the key dtype of variable {source.name!r}")
     return next(bulk.scan(source, 1, first=key, last=key), None)
 
 
@@ -124,14 +122,14 @@ def _joined(parts: list[bulk.Rows]) -> bulk.Rows:
 
 
 def _neighbours(
-    source: kvemb.Variable, wanted: bulk.Rows, count: int, progress: Progress | None
+    source: kvemb.Variable, asked: bulk.Rows, count: int, progress: Progress | None
 ) -> dict[int, list[tuple[int, float]]]:
-    sought = unit(wanted.values)
-    best = np.full((len(wanted), 0), 0.0)
-    keys = np.empty((len(wanted), 0), source.key_dtype)
-    for rows in telling(bulk.scan(source), progress, source.size()):
-        near = sought @ unit(rows.values).T  # NaN for rows that have one: they are near to none
-        near[wanted.keys[:, None] == rows.keys[None, :]] = -np.inf
+    queries = unit(asked.values)
+    best = np.full((len(asked), 0), 0.0)
+    keys = np.empty((len(asked), 0), source.key_dtype)
+    for rows in with_progress(bulk.scan(source), progress, source.size()):
+        near = queries @ unit(rows.values).T  # NaN if either row has one; such rows are no neighbours
+        near[asked.keys[:, None] == rows.keys[None, :]] = -np.inf
         near[np.isnan(near)] = -np.inf
         best = np.concatenate([best, near], axis=1)
         keys = np.concatenate([keys, np.broadcast_to(rows.keys, near.shape)], axis=1)
@@ -139,5 +137,5 @@ def _neighbours(
         best, keys = np.take_along_axis(best, order, axis=1), np.take_along_axis(keys, order, axis=1)
     return {
         int(key): [(int(other), float(near)) for other, near in zip(keys[at], best[at], strict=True) if near > -np.inf]
-        for at, key in enumerate(wanted.keys)
+        for at, key in enumerate(asked.keys)
     }

@@ -1,4 +1,4 @@
-"""How much memory this process has used at most."""
+"""The memory use of this process: peak and current resident size."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def peak_bytes() -> int:
-    """Return the largest resident size this process has had, in bytes.
+    """Return the peak resident size of this process, in bytes.
 
-    Linux's VmHWM where there is one: getrusage also counts what the parent had when it started this process.
+    On Linux this is VmHWM: getrusage also counts the size of the parent when it started this process.
     """
     found = _status("VmHWM")
     if found is not None:
@@ -20,7 +20,7 @@ def peak_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Return the resident size now, in bytes; the peak so far where the system does not tell."""
+    """Return the current resident size, in bytes; the peak if the system does not report it."""
     found = _status("VmRSS")
     return peak_bytes() if found is None else found
 

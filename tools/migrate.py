@@ -1,4 +1,4 @@
-"""Bringing a variable to another optimizer, dtype, dim, key dtype or policy, in a new store."""
+"""Copy a variable to a new store with another optimizer, dtype, dim, key dtype or policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvemb.tools.destinations import atomic_directory, local
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.numbers import rounded
-from kvemb.tools.reading import Progress, chosen, kind_name, opened, telling
+from kvemb.tools.reading import Progress, chosen, kind_name, opened, with_progress
 
 OPTIMIZERS: dict[str, type[kvemb.optimizers.Optimizer] | None] = {"none": None, **kvemb.optimizers.KINDS}
 POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp": kvemb.TimestampRestrictPolicy}
@@ -24,7 +24,9 @@ POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp
 
 @dataclass
 class Plan:
-    """What migrate() will do. steps: a line for each thing that changes; those that lose something say so."""
+    """What migrate() will do. before, after: descriptions as kvemb.bulk.described. steps: one line for each change,
+    which says what it loses. slots_anew, scores_anew: whether slots and scores start again.
+    """
 
     source: Path
     out: Path
@@ -49,16 +51,15 @@ def plan(
     key_dtype: str | None = None,
     policy: str | None = None,
 ) -> Plan:
-    """Say what migrating a variable of a checkpoint or store to a new store would do; None leaves a thing as it is.
+    """Plan the migration of a variable of a checkpoint or store to a new store. None leaves a property unchanged.
 
-    optimizer: the name of one of kvemb.optimizers, as "adagrad", or "none"; "adagrad:0.1" with this learning rate
-    instead of the default, or the same optimizer with another one. slots: "keep" those the new optimizer has too, as
-    wide, or "anew". value_dtype, key_dtype: as for get_variable. dim: rows are cut, or padded with zeros. policy:
-    "frequency", "timestamp" or "none"; "frequency:1000" with this half-life, "timestamp:steps" with that clock; scores
-    of another scale begin anew, as after one use.
+    optimizer: a name of kvemb.optimizers.KINDS, such as "adagrad", or "none"; "adagrad:0.1" gives a learning rate
+    instead of the default, or changes that of the present optimizer. slots: "keep" those that the new optimizer has
+    too, with the same width, or "anew" to reset them. value_dtype, key_dtype: as for get_variable. dim: rows are cut,
+    or padded with zeros. policy: "frequency", "timestamp" or "none"; "frequency:1000" gives a half-life,
+    "timestamp:steps" a clock; if the scale of scores changes they start again, as after one use.
 
-    Reads no rows. Raises BadInput, also where there can be no such variable; FileExistsError, and what reading path
-    does.
+    Reads no rows. Raises BadInput, also if no such variable can exist; FileExistsError, and what reading path raises.
     """
     check_dtype(value_dtype)
     point = kvemb.Checkpoint.at(path)
@@ -77,18 +78,18 @@ def plan(
     if policy is not None:
         _plan_policy(found, policy)
     if not found.steps:
-        raise WrongUsage(f"nothing is to be changed in {name!r}; say what, such as --optimizer sgd")
+        raise WrongUsage(f"nothing to change in variable {name!r}; give an option such as --optimizer sgd")
     with bulk.scratch("kvemb-plan-") as scratch, kvemb.open(scratch, memory_budget=BUDGET) as store:
-        _made(store, found)
+        _created(store, found)
     return found
 
 
-def _made(store: kvemb.Store, found: Plan) -> kvemb.Variable:
-    """Make the variable, without rows. Raises BadInput where its properties do not go together."""
+def _created(store: kvemb.Store, found: Plan) -> kvemb.Variable:
+    """Create the variable, without rows. Raises BadInput if its properties do not fit together."""
     try:
         return bulk.make(store, found.variable, found.after)
     except (TypeError, ValueError) as error:
-        raise BadInput(f"variable {found.variable!r} cannot become so: {error}") from error
+        raise BadInput(f"variable {found.variable!r} cannot be migrated like this: {error}") from error
 
 
 def _known(what: str, asked: str, known: dict[str, Any]) -> Any:
@@ -122,29 +123,29 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
     before, after = _slots(found.before), _slots(found.after)
     for slot in before:
         if slot not in after:
-            found.steps.append(f"slot {slot[0]!r} is dropped: training can not go on from it")
+            found.steps.append(f"slot {slot[0]!r} is dropped: training cannot continue without it")
     for slot in after:
         if slot not in before:
-            found.steps.append(f"slot {slot[0]!r} is added, as of new rows")
+            found.steps.append(f"slot {slot[0]!r} is added, with its initial value")
         elif slots == "anew":
-            found.steps.append(f"slot {slot[0]!r} starts anew: what it had is lost")
+            found.steps.append(f"slot {slot[0]!r} is reset: its values are lost")
     found.slots_anew = slots == "anew"
 
 
-def _slots(about: dict[str, Any]) -> list[tuple[str, int | None]]:
-    """The slots of a variable by name and width, as the optimizer says it."""
-    if about["optimizer"] is None:
+def _slots(described: dict[str, Any]) -> list[tuple[str, int | None]]:
+    """Return name and width of a variable's slots; width None means dim."""
+    if described["optimizer"] is None:
         return []
-    return [(slot.name, slot.width) for slot in kvemb.optimizers.optimizer_from_json(about["optimizer"]).slots]
+    return [(slot.name, slot.width) for slot in kvemb.optimizers.optimizer_from_json(described["optimizer"]).slots]
 
 
-def _shapes(about: dict[str, Any]) -> list[dict[str, Any]]:
-    """The slots of a variable as kvemb.bulk.described tells them."""
-    return [{"name": name, "width": about["dim"] if width is None else width} for name, width in _slots(about)]
+def _shapes(described: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the slots of a variable as kvemb.bulk.described gives them."""
+    return [{"name": name, "width": described["dim"] if width is None else width} for name, width in _slots(described)]
 
 
 def _rate(asked: str) -> float:
-    """Return the learning rate of such as "sgd:0.1". Raises BadInput."""
+    """Return the learning rate in a text such as "sgd:0.1". Raises WrongUsage."""
     name, _, rate = asked.partition(":")
     try:
         if OPTIMIZERS[name] is None:
@@ -158,17 +159,17 @@ def _rate(asked: str) -> float:
 
 
 def _plan_policy(found: Plan, asked: str) -> None:
-    was, wanted = found.before["policy"], _policy(asked)
-    if wanted == was:
+    was, new = found.before["policy"], _policy(asked)
+    if new == was:
         raise BadInput(f"variable {found.variable!r} has the policy {asked} already; leave --policy out")
-    found.after["policy"] = wanted
-    found.scores_anew = _scale(wanted) != _scale(was)
-    scores = "scores begin anew" if found.scores_anew else "scores stay as they are"
-    found.steps.append(f"policy: {_told(was)} becomes {_told(wanted)}; {scores}")
+    found.after["policy"] = new
+    found.scores_anew = _scale(new) != _scale(was)
+    scores = "scores start again" if found.scores_anew else "scores are kept"
+    found.steps.append(f"policy: {_policy_text(was)} becomes {_policy_text(new)}; {scores}")
 
 
 def _policy(asked: str) -> dict[str, Any] | None:
-    """Return the policy of such as "frequency:1000", as kvemb.bulk.described tells it. Raises WrongUsage."""
+    """Return the policy of a text such as "frequency:1000", as kvemb.bulk.described gives it. Raises WrongUsage."""
     name, _, given = asked.partition(":")
     made = _known("policy", name, POLICIES)
     try:
@@ -186,11 +187,11 @@ def _policy(asked: str) -> dict[str, Any] | None:
 
 
 def _scale(policy: dict[str, Any] | None) -> dict[str, Any]:
-    """What scores mean. Without a policy they are numbers of uses."""
+    """Return the policy that computes the scores; without one they are numbers of uses."""
     return kvemb.FrequencyRestrictPolicy().to_json() if policy is None else policy
 
 
-def _told(policy: dict[str, Any] | None) -> str:
+def _policy_text(policy: dict[str, Any] | None) -> str:
     rest = [] if policy is None else [str(value) for what, value in policy.items() if what != "kind" and value]
     return ":".join([kind_name(policy), *rest])
 
@@ -203,22 +204,22 @@ def _loss(what: str, before: Any, after: Any) -> str:
         return ": keys that do not fit are refused"
     one, other = (np.dtype("float32" if each == "bfloat16" else each) for each in (before, after))
     if other.kind in "iu" and one.kind == "f":
-        return ": values that are no whole numbers are refused"
+        return ": values that are not integers are refused"
     if other.itemsize < one.itemsize or after == "bfloat16" or (before, after) == ("bfloat16", "float16"):
-        return ": digits are lost; numbers that are too great are refused"
+        return ": values are rounded; numbers that are too large are refused"
     return ""
 
 
 def migrate(found: Plan, *, progress: Progress | None = None) -> int:
-    """Do what plan() said; returns how many rows the new store has. Raises BadInput where a row does not fit.
+    """Carry out a plan; returns the number of rows of the new store. Raises BadInput if a row does not fit.
 
-    Then, and on Ctrl-C, there is no new store.
+    If it raises, also on Ctrl-C, there is no new store.
     """
     source = kvemb.Checkpoint.at(found.source)
     with atomic_directory(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
         store = kvemb.open(made, memory_budget=BUDGET)
         try:
-            target = _made(store, found)
+            target = _created(store, found)
             rows = _rows(old, target, found, progress)
             bulk.load(target, rows, on_conflict="error")
             count = target.size()
@@ -232,7 +233,7 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
 def _rows(old: kvemb.Variable, target: kvemb.Variable, found: Plan, progress: Progress | None) -> Iterator[bulk.Rows]:
     before, after = _slots(found.before), _slots(found.after)
     same = [] if found.slots_anew else [slot[0] for slot in after if slot in before]
-    for rows in telling(bulk.scan(old), progress, old.size()):
+    for rows in with_progress(bulk.scan(old), progress, old.size()):
         had = rows.slots or {}
         slots = bulk.new_slots(target, len(rows))
         for slot in same:

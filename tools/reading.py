@@ -1,4 +1,4 @@
-"""What the tools that read share: opening a checkpoint or a store, finding the variable that is meant, cutting rows."""
+"""Shared by the tools that read: opening a checkpoint or a store, choosing a variable, selecting rows, progress."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput, WrongUsage
 
-# Called with (rows done, rows in all); in all is 0 where nobody knows.
+# Called with (rows done, rows in total); the total is 0 if it is not known.
 Progress = Callable[[int, int], None]
-# Of a store that is read in key order: rows pass it by, whatever the table's size.
+# Of a store that is read in key order: the rows do not pass through its hot tier.
 BUDGET = "32MiB"
 
 
 def newest(path: Path) -> Path:
-    """Return the newest checkpoint of a series, and any other path as it is. Raises Corruption."""
+    """Return the newest checkpoint if path is a series, otherwise path. Raises Corruption."""
     found = kvemb.CheckpointManager(path).latest()
     return path if found is None else found.path
 
 
 @contextmanager
 def opened(path: str | os.PathLike[str], variable: str | None, command: str | None = None) -> Iterator[kvemb.Variable]:
-    """Open a checkpoint or a store to be read, and give a variable of it: the only one there is, or the one named.
+    """Open a checkpoint or a store for reading, and yield one of its variables: the one named, or the only one.
 
-    command: one that takes the name as an argument; the others take --variable.
+    command: the command that runs, if it takes the variable as an argument; None if it takes --variable.
     """
     with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
         yield store.variables[chosen(path, list(store.variables), variable, command)]
@@ -39,8 +39,9 @@ def opened(path: str | os.PathLike[str], variable: str | None, command: str | No
 def chosen(
     path: object, known: list[str], variable: str | None, command: str | None = None, *, has: str = "has"
 ) -> str:
-    """Return the variable that is meant. command: as for opened. has: "have" where path says several. Raises BadInput,
-    WrongUsage.
+    """Return the name of the variable to use: the one named, or the only one.
+
+    command: as for opened. has: "have" if path names several. Raises BadInput, WrongUsage.
     """
     if not known:
         raise BadInput(f"{path} {has} no variable")
@@ -55,12 +56,14 @@ def chosen(
 
 
 def kind_name(described: dict[str, Any] | None) -> str:
-    """Return the name of an optimizer, a policy or an initializer, as kvemb.bulk.described tells it."""
+    """Return the name of an optimizer, a policy or an initializer that kvemb.bulk.described returned."""
     return "none" if described is None else str(described.get("name") or described.get("kind"))
 
 
-def telling(batches: Iterable[bulk.Rows], progress: Progress | None, total: int, done: int = 0) -> Iterator[bulk.Rows]:
-    """Yield batches, and tell how far they have come whenever one is dealt with. done: rows before the first."""
+def with_progress(
+    batches: Iterable[bulk.Rows], progress: Progress | None, total: int, done: int = 0
+) -> Iterator[bulk.Rows]:
+    """Yield batches, and report progress after the caller has used each. done: rows before the first."""
     for rows in batches:
         yield rows
         done += len(rows)
@@ -69,17 +72,17 @@ def telling(batches: Iterable[bulk.Rows], progress: Progress | None, total: int,
 
 
 def no_rows(variable: kvemb.Variable) -> bulk.Rows:
-    """Return whole rows of a variable, none of them."""
+    """Return zero rows of a variable, with all columns."""
     return bulk.read(variable, np.empty(0, variable.key_dtype))
 
 
 def rows_of(change: kvemb.Change) -> bulk.Rows:
-    """Return the rows that a change left, without those it removed."""
+    """Return the rows that a change added or replaced."""
     return bulk.Rows(change.keys, change.values, change.slots, change.scores, change.steps)
 
 
 def selected(rows: bulk.Rows, index: Any) -> bulk.Rows:
-    """Return the rows of a mask, a slice or positions. What they do not have, they do not have afterwards."""
+    """Return the rows of a mask, a slice (as views) or positions. Columns that are None stay None."""
     slots, scores, steps = rows.slots, rows.scores, rows.steps
     return bulk.Rows(
         rows.keys[index],

@@ -1,7 +1,7 @@
-"""What commands show: a progress bar and milestones while they run, and a closing table or its JSON.
+"""The output of commands: a progress bar and milestones while they run, and a closing table or its JSON.
 
-A bar appears only on a terminal; in a pipe the milestones are plain lines. `--quiet` leaves the closing table, `--json`
-leaves the JSON. One thread.
+The bar is shown only on a terminal; in a pipe the milestones are plain lines. `--quiet` prints only the closing table,
+`--json` only the JSON. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from rich.table import Table
 from kvemb.tools.destinations import is_url
 from kvemb.tools.stopping import check
 
-# Cells of a table's line that are no text: three lines, and a space on both sides of each text.
+# Cells of a table's line that are not text: three borders, and a space on both sides of each column.
 _FRAME = 7
-# A word of more cells, such as an id or a path, may be folded.
+# A longer word, such as an id or a path, may be folded.
 _WHOLE_CELLS = 24
 _WORDS = re.compile(r"^\s*\S+|\S+")
 
@@ -46,9 +46,11 @@ Advance = Callable[[int, str], None]
 
 
 def local_path(text: str) -> Path:
-    """Return an argument as a path; a URL, of which a path would make something else, is refused."""
+    """Return an argument as a path. Raises BadParameter for a URL: Path would drop one of its slashes."""
     if is_url(text):
-        raise typer.BadParameter(f"{text} is a URL, and this must be on this machine; kvemb pull gets checkpoints here")
+        raise typer.BadParameter(
+            f"{text} is a URL, and this must be on this machine; copy checkpoints here with kvemb pull"
+        )
     return Path(text)
 
 
@@ -62,9 +64,9 @@ def size(count: float) -> str:
 
 
 def _width_of_first(lines: list[tuple[str, str]], room: int) -> int | None:
-    """Return the width that the first of two columns must have, None where both fit into room as they are.
+    """Return the width of the first of two columns, or None if both fit into room (cells) as they are.
 
-    Names in it fold over several lines before a figure in the second column does.
+    Names in the first column are folded over several lines before a number in the second one is.
     """
     texts = [[what for what, _ in lines], [value for _, value in lines]]
     widest, second = (max(map(cell_len, column), default=0) for column in texts)
@@ -77,14 +79,14 @@ def _width_of_first(lines: list[tuple[str, str]], room: int) -> int | None:
 
 
 class Screen:
-    """How a command talks to its user: a progress bar, milestones and the outcome.
+    """The output of one command: a progress bar, milestones and the result.
 
-    `_console` is None where only the outcome is printed.
+    `_console` is None if only the result is printed.
     """
 
     def __init__(self, quiet: bool, as_json: bool) -> None:
         self._as_json = as_json
-        # What is shown has names and paths of users in it: brackets and colons are no markup there.
+        # Lines contain names and paths from users: their brackets and colons must not be read as markup.
         self._closing = Console(highlight=False, markup=False, emoji=False)
         self._console = None if quiet or as_json else self._closing
 
@@ -92,16 +94,16 @@ class Screen:
     def _has_bar(self) -> bool:
         return self._console is not None and self._console.is_terminal and sys.stdout.isatty()
 
-    def say(self, line: str) -> None:
+    def milestone(self, line: str) -> None:
         """Print a milestone."""
         if self._console is not None:
             self._console.print(line, soft_wrap=True)
 
     @contextmanager
     def progress(self, task: str, total: int, note: str = "") -> Iterator[Advance]:
-        """Give `advance(done, note)`: so many of `total` are done by now, and what to say beside the bar.
+        """Yield `advance(done, note)`: done of `total` so far, and a text to show beside the bar.
 
-        note: what to say before anything is done.
+        note: the text before the first call.
         """
         if not self._has_bar:
             yield lambda done, note: check()
@@ -118,7 +120,7 @@ class Screen:
 
     @contextmanager
     def reading(self, task: str) -> Iterator[Callable[[int, int], None]]:
-        """Give `tell(done, total)` for bytes that are read, of a total that is known once the reading begins."""
+        """Yield `update(done, total)` for bytes read; total is known when reading begins."""
         if not self._has_bar:
             yield lambda done, total: check()
             return
@@ -126,15 +128,15 @@ class Screen:
         with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bar:
             number = bar.add_task(task, total=None)
 
-            def tell(done: int, total: int) -> None:
+            def update(done: int, total: int) -> None:
                 check()
                 bar.update(number, completed=done, total=total)
 
-            yield tell
+            yield update
 
     @contextmanager
     def counting(self, task: str) -> Iterator[Callable[[int, int], None]]:
-        """Give `tell(done, total)` for rows, of a total that is 0 where nobody knows it."""
+        """Yield `update(done, total)` for rows; a total of 0 means that it is not known."""
         if not self._has_bar:
             yield lambda done, total: check()
             return
@@ -143,15 +145,15 @@ class Screen:
         with Progress(*columns, rate, TimeRemainingColumn(), console=self._console, transient=True) as bar:
             number, began = bar.add_task(task, total=None, rate=""), time.perf_counter()
 
-            def tell(done: int, total: int) -> None:
+            def update(done: int, total: int) -> None:
                 check()
                 rate = f"{done / max(1e-9, time.perf_counter() - began):,.0f}/s"
                 bar.update(number, completed=done, total=total or None, rate=rate)
 
-            yield tell
+            yield update
 
-    def tell(self, line: str) -> None:
-        """Print a line of the outcome: with --quiet too, not with --json, whose summary has it."""
+    def print_line(self, line: str) -> None:
+        """Print a line of the result: also with --quiet, but not with --json, whose summary contains it."""
         if not self._as_json:
             self._closing.print(line, soft_wrap=True)
 
@@ -169,8 +171,9 @@ class Screen:
 
 
 def to_json(summary: object, indent: int | None = None) -> str:
-    """Return JSON in which a number that is not finite, which JSON does not have, is the text NaN, Infinity or
-    -Infinity: what Python's float() and JavaScript's Number() read back.
+    """Return JSON in which numbers that are not finite are the texts "NaN", "Infinity" and "-Infinity".
+
+    JSON has no such numbers; Python's float() and JavaScript's Number() read these texts back.
     """
     return json.dumps(_for_json(summary), indent=indent, allow_nan=False)
 

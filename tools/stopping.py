@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM on the command line: both end what runs at the same places, so both leave nothing behind.
+"""Ctrl-C and SIGTERM on the command line: both interrupt a command at the same points, so neither leaves files behind.
 
-The exception that a signal raises can get lost: pandas, which pyarrow imports by itself, swallows whatever is raised
-while it is being imported. So the signal is remembered, and check() raises again wherever a command reports progress.
-Signals reach the main thread; check() may be called from any thread.
+The exception that a signal handler raises can get lost: pandas, which pyarrow imports, swallows any exception raised
+during its import. So the signal is remembered, and check() raises again whenever a command reports progress.
+Handlers run in the main thread; check() may be called from any thread.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_asked: list[int] = []
-_heeded = False
+_received: list[int] = []
+_handling = False
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come."""
+    """The process received SIGTERM."""
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
-    """Within it, SIGTERM raises Terminated as Ctrl-C raises KeyboardInterrupt; where SIGINT was ignored it stays so."""
+def signals_handled() -> Iterator[None]:
+    """Within the block, SIGTERM raises Terminated and SIGINT KeyboardInterrupt; SIGINT stays ignored if it was."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -38,14 +38,14 @@ def heeded() -> Iterator[None]:
         stop(number)
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        # By way of SIGINT's handler, which is put off while rows move (kvemb.interrupts).
+        # Through SIGINT's handler, which kvemb.interrupts defers while rows move.
         handler = signal.getsignal(signal.SIGINT)
         assert callable(handler)
         handler(number, frame)
 
-    global _heeded
-    _asked.clear()
-    _heeded = True
+    global _handling
+    _received.clear()
+    _handling = True
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, terminate)
     try:
@@ -53,23 +53,23 @@ def heeded() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _heeded = False
-        _asked.clear()
+        _handling = False
+        _received.clear()
 
 
 def stop(number: int) -> NoReturn:
-    """Raise what a signal stands for."""
-    if _heeded:
-        _asked.append(number)
+    """Raise the exception of a signal."""
+    if _handling:
+        _received.append(number)
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def check() -> None:
-    """Raise Terminated or KeyboardInterrupt if a signal has come."""
-    if _asked:
+    """Raise Terminated or KeyboardInterrupt if a signal was received."""
+    if _received:
         raise interruption()
 
 
 def interruption() -> KeyboardInterrupt:
-    """What to raise for the signal that came first."""
-    return Terminated() if _asked[:1] == [signal.SIGTERM] else KeyboardInterrupt()
+    """Return the exception of the first signal received."""
+    return Terminated() if _received[:1] == [signal.SIGTERM] else KeyboardInterrupt()

@@ -1,6 +1,6 @@
-"""What the numbers of a table are: their spread and histograms, and the rows that are dead, doubled or not finite.
+"""Statistics of a table: means, spreads, histograms, and counts of rows that are dead, duplicate or not finite.
 
-Rows are streamed, twice: memory does not follow the table.
+Rows are streamed twice, so memory does not grow with the table.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.numbers import lengths
-from kvemb.tools.reading import Progress, opened, telling
+from kvemb.tools.reading import Progress, opened, with_progress
 
-# Keys of a kind that are told one by one.
-TOLD_KEYS = 10
+# How many keys of rows that are not finite are listed.
+LISTED_KEYS = 10
 BINS = 20
 PARTS = 64  # a power of two
 
 
 @dataclass
 class Histogram:
-    """Counts between edges; edges has one more."""
+    """counts[i]: how many numbers are between edges[i] and edges[i + 1]."""
 
     edges: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -33,12 +33,12 @@ class Histogram:
 
 @dataclass
 class TableStats:
-    """The numbers of a variable.
+    """Statistics of a variable.
 
-    mean, spread: by column, of finite numbers. dead: rows that are as their initializer made them; duplicates: rows
-    whose values another row has too, beyond the first of each; not_finite: rows with a NaN or an infinity, and some of
-    their keys. norms, scores, ages: distributions; an age is calls that recorded uses since the last change.
-    recording_calls: how many such calls there were.
+    mean, spread (standard deviation): by column, of finite numbers. dead: rows still equal to their initializer's row.
+    duplicates: rows with the same values as an earlier one. not_finite: rows with a NaN or an infinity;
+    not_finite_keys: some of their keys. norms, scores, ages: distributions; an age is the number of calls that
+    recorded uses since the row's last change. recording_calls: the number of such calls so far.
     """
 
     variable: str
@@ -56,7 +56,7 @@ class TableStats:
 
 
 def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress: Progress | None = None) -> TableStats:
-    """Return the numbers of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
+    """Return the statistics of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
     with opened(path, variable, "stats") as source:
         found = TableStats(source.name, source.size(), int(bulk.described(source)["step"]))
         edges = _first_pass(source, found, progress)
@@ -65,15 +65,15 @@ def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress
 
 
 def _first_pass(source: kvemb.Variable, found: TableStats, progress: Progress | None) -> list[Any]:
-    """Find all but the histograms; return the edges that these will have."""
+    """Compute all but the histograms; return the edges of these."""
     ranges, sums = _Ranges(), np.zeros((3, source.dim))
     with _Distinct() as distinct:
-        for rows in telling(bulk.scan(source), progress, 2 * found.rows):
+        for rows in with_progress(bulk.scan(source), progress, 2 * found.rows):
             finite, clean = _finite(rows.values)
             bad = ~finite.all(axis=1)
             found.not_finite += int(bad.sum())
-            found.not_finite_keys += [int(key) for key in rows.keys[bad][: TOLD_KEYS - len(found.not_finite_keys)]]
-            with np.errstate(over="ignore"):  # beyond 1e154 a square is infinite, and so is the spread
+            found.not_finite_keys += [int(key) for key in rows.keys[bad][: LISTED_KEYS - len(found.not_finite_keys)]]
+            with np.errstate(over="ignore"):  # squares of numbers above 1e154 are infinite, and so is the spread
                 sums += [finite.sum(axis=0), clean.sum(axis=0), (clean * clean).sum(axis=0)]
             found.dead += int(_dead(source, rows).sum())
             distinct.add(_hashes(rows.values))
@@ -90,9 +90,9 @@ def _first_pass(source: kvemb.Variable, found: TableStats, progress: Progress | 
 def _second_pass(
     source: kvemb.Variable, found: TableStats, edges: list[Any], progress: Progress | None
 ) -> list[Histogram]:
-    """Count norms, scores and ages between edges."""
+    """Return histograms of norms, scores and ages."""
     tallies = [np.zeros(BINS, np.int64) for _ in edges]
-    for rows in telling(bulk.scan(source), progress, 2 * found.rows, done=found.rows):
+    for rows in with_progress(bulk.scan(source), progress, 2 * found.rows, done=found.rows):
         _, clean = _finite(rows.values)
         for tally, edge, numbers in zip(
             tallies, edges, _norms_scores_ages(rows, clean, found.recording_calls), strict=True
@@ -102,26 +102,26 @@ def _second_pass(
 
 
 def _finite(values: Any) -> tuple[Any, Any]:
-    """Which numbers are finite; and the numbers as float64, 0 where they are not."""
+    """Return which numbers are finite, and the numbers as float64 with 0 for those that are not."""
     wide = values.astype(np.float64)
     finite = np.isfinite(wide)
     return finite, np.where(finite, wide, 0.0)
 
 
 def _norms_scores_ages(rows: bulk.Rows, clean: Any, step: int) -> tuple[Any, Any, Any]:
-    """What there are histograms of, of each row. clean: its values without those that are not finite."""
+    """Return norm, score and age of each row. clean: values with 0 for those that are not finite."""
     assert rows.steps is not None  # scan() gives whole rows
     return lengths(clean), rows.scores, step - rows.steps
 
 
 class _Ranges:
-    """The least and the greatest finite number of norms, scores and ages."""
+    """The smallest and the largest finite norm, score and age."""
 
     def __init__(self) -> None:
         self._least, self._most = [np.inf] * 3, [-np.inf] * 3
 
     def add(self, *columns: Any) -> None:
-        """Look at some more."""
+        """Include more rows."""
         for at, numbers in enumerate(columns):
             numbers = numbers[np.isfinite(numbers)]
             if len(numbers):
@@ -129,7 +129,7 @@ class _Ranges:
                 self._most[at] = max(self._most[at], float(numbers.max()))
 
     def edges(self) -> list[Any]:
-        """The edges of histograms."""
+        """Return the edges of the histograms."""
         ends = [
             (0.0, 1.0) if least > most else (least, most) for least, most in zip(self._least, self._most, strict=True)
         ]
@@ -137,7 +137,7 @@ class _Ranges:
 
 
 class _Distinct:
-    """Counts distinct hashes in the memory of a part of them: they wait on disk, by their leading bits."""
+    """Counts distinct hashes in bounded memory: they are partitioned on disk by their leading bits."""
 
     def __enter__(self) -> _Distinct:
         self._files = [tempfile.TemporaryFile() for _ in range(PARTS)]  # noqa: SIM115 -- closed on leaving
@@ -148,7 +148,7 @@ class _Distinct:
             file.close()
 
     def add(self, hashes: Any) -> None:
-        """Take some more."""
+        """Include more hashes."""
         part = (hashes >> np.uint64(64 - PARTS.bit_length() + 1)).astype(np.int64)
         order = np.argsort(part, kind="stable")
         ends = np.cumsum(np.bincount(part, minlength=PARTS))
@@ -156,7 +156,7 @@ class _Distinct:
             self._files[at].write(piece.tobytes())
 
     def count(self) -> int:
-        """How many distinct ones there were."""
+        """Return how many distinct hashes there are."""
         total = 0
         for file in self._files:
             file.seek(0)
@@ -171,7 +171,7 @@ def _dead(source: kvemb.Variable, rows: bulk.Rows) -> Any:
 
 
 def _hashes(values: Any) -> Any:
-    """A 64-bit hash of each row's bytes: equal rows are told apart from others but for one in 2^64."""
+    """Return a 64-bit hash of each row's bytes; two different rows collide with probability 2^-64."""
     raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
     padded = np.zeros((len(raw), -(-raw.shape[1] // 8) * 8), np.uint8)
     padded[:, : raw.shape[1]] = raw

@@ -1,4 +1,4 @@
-"""Which rows: conditions on key, score and step, as people write them."""
+"""Conditions on key, score and step that select rows: parsing, and evaluation on rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RANGE = re.compile(r"\s*key\s+in\s+(-?\d+)\s*\.\.\s*(-?\d+)\s*")
 
 @dataclass(frozen=True)
 class Where:
-    """All of the clauses hold. first, last: the range of keys outside of which no row is meant, None for no bound."""
+    """A conjunction of clauses and a key range. first, last: the range's bounds, both inclusive; None: no bound."""
 
     clauses: tuple[tuple[str, str, float], ...] = ()
     first: int | None = None
@@ -39,14 +39,14 @@ class Where:
         return bool(self.clauses) or self.first is not None or self.last is not None
 
     def mask(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which rows are meant, of those in the range of keys."""
+        """Return which rows satisfy the clauses, (n,) bool; the key range is not checked."""
         mask = np.ones(len(rows), np.bool_)
         for name, sign, number in self.clauses:
             mask &= _COMPARE[sign](getattr(rows, f"{name}s"), number)
         return mask
 
     def narrowed(self, first: int, last: int) -> tuple[int, int]:
-        """The part of a range of keys that is meant; empty where its first is beyond its last."""
+        """Return the intersection of the key range with first..last; empty if its first is above its last."""
         return (
             first if self.first is None else max(first, self.first),
             last if self.last is None else min(last, self.last),
@@ -54,7 +54,7 @@ class Where:
 
 
 def parse_where(texts: list[str]) -> Where:
-    """Return conditions such as "score >= 3 and step < 100", "key in 0..999". Raises BadInput."""
+    """Parse conditions such as "score >= 3 and step < 100" or "key in 0..999"; all must hold. Raises WrongUsage."""
     clauses: list[tuple[str, str, float]] = []
     first: int | None = None
     last: int | None = None
@@ -72,7 +72,7 @@ def parse_where(texts: list[str]) -> Where:
         except ValueError:
             shown = text.strip() if len(text) < 80 else f"{text.strip()[:80]}..."
             raise WrongUsage(
-                f"--where {shown!r} is no condition; write such as 'score >= 3', 'step < 100', 'key in 0..999'"
+                f"--where {shown!r} is not a condition; write for example 'score >= 3', 'step < 100', 'key in 0..999'"
             ) from None
         if found[1] == "key" and found[2] in ("<=", ">=", "<", ">", "==", "="):
             if found[2] in (">", ">=", "==", "="):

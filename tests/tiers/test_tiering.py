@@ -195,7 +195,7 @@ class Tiering(RuleBasedStateMachine):
         exists = {
             "all": np.ones(n, np.bool_),
             "none": np.zeros(n, np.bool_),
-            "right": self.model.present[self.model.places(keys)],
+            "right": self.model.present[self.model.positions(keys)],
             "random": np.random.default_rng(seed).random(n) < 0.5,
         }[believing]
         self.twin.accum(keys, self._values(seed + 1, places), self._values(seed, places), exists)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 COMMAND = f"{sys.executable} -c 'from kvemb.tools import main; main()'"
 TINY = "demo --clicks 3000 --dim 4 --batch 256 --budget 8MiB"
-CLOSED = "kvemb: stdout is closed; to throw the output away, say >/dev/null\n"
+CLOSED = "kvemb: stdout is closed; to discard the output, redirect it to /dev/null\n"
 
 
 @pytest.fixture(scope="module")

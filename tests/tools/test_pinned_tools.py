@@ -211,7 +211,7 @@ def test_parts_are_of_one_instant(tmp_path):
     [
         ("v.csv", "key,value_0\n1,2\n", ["--value-dtype", "foo"], "--value-dtype must be one of float32"),
         ("v.w2v", "1 1\n99999999999999999999 1\n", [], "has a key that does not fit int64"),
-        ("v.w2v", "1 1\n7 1e39\n", [], "key 7 has the number 1e+39, too great for float32"),
+        ("v.w2v", "1 1\n7 1e39\n", [], "key 7 has the number 1e+39, too large for float32"),
         ("v.w2v", "1 1\n5000000000 1\n", ["--key-dtype", "int32"], "has a key that does not fit int32"),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_description_that_cannot_be_is_one_line(tmp_path, capsys, about):
     (tmp_path / "out.npy" / "about.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert run(["import", str(tmp_path / "out.npy"), str(tmp_path / "new")]) == 1
     told = capsys.readouterr().err
-    assert "about.json describes its table in a way that cannot be read" in told
+    assert "about.json has metadata that cannot be read" in told
     assert told.count("\n") == 1
 
 
@@ -244,7 +244,7 @@ def test_values_of_a_dtype_that_no_variable_has_are_one_line(tmp_path, capsys):
     lists = pa.array([[1, 2]], pa.list_(pa.uint8()))
     pq.write_table(pa.table({"key": [1], "value": lists}), tmp_path / "u8.parquet")
     assert run(["import", str(tmp_path / "u8.parquet"), str(tmp_path / "new")]) == 1
-    assert "the source has uint8 values; say --value-dtype" in capsys.readouterr().err
+    assert "the source has uint8 values; give --value-dtype" in capsys.readouterr().err
     assert run(["import", str(tmp_path / "u8.parquet"), str(tmp_path / "new"), "--value-dtype", "float32"]) == 0
     assert rows_of(tmp_path / "new", "u8")[1].tolist() == [[1, 2]]
     capsys.readouterr()
@@ -399,7 +399,7 @@ def test_a_condition_with_a_number_without_end_is_one_line(tmp_path, capsys, con
     where = condition.format("9" * 5000)
     assert run(["export", str(tmp_path / "store"), str(tmp_path / "out.csv"), "--where", where]) != 0
     told = capsys.readouterr().err
-    assert "is no condition; write such as" in told
+    assert "is not a condition; write for example" in told
     assert len(told) < 300
 
 
@@ -425,7 +425,7 @@ def test_no_number_becomes_infinite(tmp_path, number, dtype, to):
     }.items():
         if (dtype, name) == ("int32", "migrate"):
             continue  # whole numbers must not change at all
-        with pytest.raises(BadInput, match=r"key 6 has the number -?[\de+.]+, too great for \w+; "):
+        with pytest.raises(BadInput, match=r"key 6 has the number -?[\de+.]+, too large for \w+; "):
             refused()
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     if dtype != "int32":
@@ -442,7 +442,7 @@ def test_slots_do_not_become_infinite_either(tmp_path):
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
         table = store.get_variable("table", "int64", "float64", 1, optimizer=kvemb.optimizers.Adagrad())
         bulk.load(table, [bulk.Rows(np.array([3]), np.ones((1, 1)), {"accumulator": np.full((1, 1), 1e300)})])
-    with pytest.raises(BadInput, match=r"key 3 has the number 1e\+300, too great for float32; .* --slots anew"):
+    with pytest.raises(BadInput, match=r"key 3 has the number 1e\+300, too large for float32; .* --slots anew"):
         migrate(plan(tmp_path / "store", tmp_path / "no", value_dtype="float32"))
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     assert migrate(plan(tmp_path / "store", tmp_path / "out", value_dtype="float32", slots="anew")) == 1
@@ -487,7 +487,7 @@ def test_advice_is_for_the_command_line(tmp_path, monkeypatch, capsys):
     make(Path("empty"), [], np.empty((0, 1), np.float32), name="x")
     for arguments, code, line in (
         (["import", "out.npy", "checkpoint"], 1, "checkpoint is a checkpoint, which never changes; make a store of it"),
-        (["import", "out.npy", "store"], 1, "key 1 is in 'table' already; say --on-conflict replace, or keep"),
+        (["import", "out.npy", "store"], 1, "key 1 is in 'table' already; give --on-conflict replace, or keep"),
         (["peek", "store"], 2, "store has the variables other, table; name one: kvemb peek store other"),
         (["stats", "store"], 2, "name one: kvemb stats store other"),
         (["export", "store", "o.csv"], 2, "name one: --variable other"),
@@ -546,7 +546,7 @@ def test_what_an_export_leaves_out_and_an_import_makes_is_told(tmp_path, capsys)
         policy = kvemb.FrequencyRestrictPolicy()
         table = store.get_variable("t", dim=1, optimizer=kvemb.optimizers.Adagrad(), restrict_policy=policy)
         table.upsert([1], [[1.0]])
-    note = "without slots and scores: training cannot go on from it"
+    note = "without slots and scores: training cannot continue"
     for options, told in (
         ([], note),
         (["--with-slots"], note.replace("slots and ", "")),

@@ -7,7 +7,7 @@ import pytest
 
 from kvemb.bulk import Rows
 from kvemb.tools.failures import BadInput
-from kvemb.tools.reading import chosen, selected, telling
+from kvemb.tools.reading import chosen, selected, with_progress
 
 
 @pytest.mark.parametrize("index", [slice(1, 3), np.array([False, True, True]), np.array([1, 2])])
@@ -37,6 +37,6 @@ def test_the_only_variable_need_not_be_named():
 def test_what_is_dealt_with_is_told():
     rows = [Rows(np.arange(count), np.zeros((count, 1))) for count in (2, 3)]
     told: list[tuple[int, int]] = []
-    for number, _ in enumerate(telling(rows, lambda *said: told.append(said), 15, done=10)):
+    for number, _ in enumerate(with_progress(rows, lambda *said: told.append(said), 15, done=10)):
         assert len(told) == number, "a batch is told once it was dealt with"
     assert told == [(12, 15), (15, 15)]

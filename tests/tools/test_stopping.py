@@ -167,7 +167,7 @@ def test_sigterm_waits_as_ctrl_c_does():
             time.sleep(0.01)
             reached.append(True)
 
-    with stopping.heeded(), pytest.raises(stopping.Terminated):
+    with stopping.signals_handled(), pytest.raises(stopping.Terminated):
         work()
     assert reached
 
@@ -176,7 +176,7 @@ def test_what_was_ignored_stays_ignored_and_handlers_are_put_back():
     before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with stopping.heeded():
+        with stopping.signals_handled():
             os.kill(os.getpid(), signal.SIGINT)
             stopping.check()
             with pytest.raises(stopping.Terminated):
@@ -218,7 +218,7 @@ def test_a_process_that_is_killed_is_told_of(store, tmp_path, monkeypatch):
     monkeypatch.setattr(export_parts, "_write_part", os._exit)
     monkeypatch.setattr(export_parts.bulk, "point", lambda _: 9)
     monkeypatch.setattr(export_parts, "ProcessPoolExecutor", Broken)
-    with pytest.raises(BadInput, match="a process of --jobs was killed, perhaps for its memory; give fewer --jobs"):
+    with pytest.raises(BadInput, match="a process of --jobs was killed, perhaps for lack of memory; use fewer --jobs"):
         export(store, tmp_path / "out", format="csv", partitions=2, jobs=2)
     assert left(tmp_path) == []
 

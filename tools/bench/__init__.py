@@ -1,1 +1,1 @@
-"""`kvemb bench`: measurements against a peer in the same run, one file each; command.py has the command line."""
+"""`kvemb bench`: measurements beside a peer in the same run, one file each; command.py has the command line."""

@@ -1,8 +1,8 @@
-"""`kvemb bench checkpoint`: what a checkpoint writes, how long training stands still for it, and what a restore costs.
+"""`kvemb bench checkpoint`: the bytes that a checkpoint writes, how long it delays training, and the cost of a restore.
 
-Bytes are those of files that the checkpoint before does not share. The pause is the longest that any call took, of a
-thread that trains on without a rest, from the call of checkpoint(block=False) until the checkpoint is complete, beside
-the longest call with no checkpoint under way.
+Bytes are those of files that are not shared with the previous checkpoint. The pause is the longest call of a thread
+that trains without a break, from checkpoint(block=False) until the checkpoint is complete; it is shown beside the
+longest call while no checkpoint is written.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MOST_PAUSE_MS, MOST_RESTORE_S = 100.0, 1.0
 
 
 def run(rows: int, dim: int, share: float, hot_mib: int, batch: int, runs: int, folder: Path | None) -> Report:
-    """Measure on a table of `rows` rows with one slot, of which `share` changes between checkpoints."""
+    """Measure on a table of `rows` rows with one slot; `share` of them change between checkpoints."""
     settings: dict[str, object] = {"rows": rows, "dim": dim, "share": share, "hot_mib": hot_mib, "batch": batch}
     report = Report("checkpoint", {**settings, "runs": runs})
     report.facts["compile_s"] = compile_seconds(dim)
-    with scratch(folder) as place:
-        _bytes_and_restore(report, place, rows, dim, share, runs)
-    with scratch(folder) as place:
-        _pause(report, place, dim, hot_mib, batch, runs)
+    with scratch(folder) as folder_path:
+        _bytes_and_restore(report, folder_path, rows, dim, share, runs)
+    with scratch(folder) as folder_path:
+        _pause(report, folder_path, dim, hot_mib, batch, runs)
     return report
 
 
@@ -49,27 +49,27 @@ def _load(table: kvemb.Variable, rows: int, dim: int) -> None:
 # Bytes, restores and deltas.
 
 
-def _bytes_and_restore(report: Report, place: Path, rows: int, dim: int, share: float, runs: int) -> None:
+def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, share: float, runs: int) -> None:
     record = RECORD_OVERHEAD_BYTES + 8 * dim  # the row and its slot, float32
     chance = np.random.default_rng(7)
     written, unchanged, delta_seconds, changed_rows = [], [], [], int(rows * share)
-    with kvemb.open(place / "store", memory_budget="512MiB") as store:
+    with kvemb.open(folder_path / "store", memory_budget="512MiB") as store:
         table = _table(store, dim)
         _load(table, rows, dim)
         store.flush()
-        until_idle()  # what loading left to compact
-        before = store.checkpoint(place / "0")
+        until_idle()  # for the compactions that loading caused
+        before = store.checkpoint(folder_path / "0")
         for number in range(1, runs + 1):
             ids = ids_of(chance.choice(rows, changed_rows, replace=False))
             table.apply_gradients(ids, values_of(ids, dim))
-            after = store.checkpoint(place / f"{number}")
+            after = store.checkpoint(folder_path / f"{number}")
             written.append(_new_bytes(after, before))
             began = time.perf_counter()
-            told = sum(len(part.keys) for part in after.changes(before))
+            reported = sum(len(part.keys) for part in after.changes(before))
             delta_seconds.append(time.perf_counter() - began)
-            if told != changed_rows:
-                raise AssertionError(f"{changed_rows} rows changed and {told} were told")
-            again = store.checkpoint(place / f"{number}-again")
+            if reported != changed_rows:
+                raise AssertionError(f"{changed_rows} rows changed, but the delta has {reported}")
+            again = store.checkpoint(folder_path / f"{number}-again")
             unchanged.append(_new_bytes(again, after))
             shutil.rmtree(before)
             shutil.rmtree(after)
@@ -78,7 +78,7 @@ def _bytes_and_restore(report: Report, place: Path, rows: int, dim: int, share: 
         whole = sum(len(keys) for keys, _ in table.export_batches())
         export_seconds = time.perf_counter() - began
         if whole != rows:
-            raise AssertionError(f"{rows} rows were loaded and {whole} are there")
+            raise AssertionError(f"{rows} rows were loaded, but the table has {whole}")
     report.lines.append(
         _at_most(
             "written by a checkpoint", "bytes", written, "the changed records", [record * changed_rows], MOST_WRITTEN
@@ -87,29 +87,29 @@ def _bytes_and_restore(report: Report, place: Path, rows: int, dim: int, share: 
     report.lines.append(_below("written with no change", "bytes", unchanged, MOST_UNCHANGED_BYTES))
     rate, all_rate = [changed_rows / taken for taken in delta_seconds], [rows / export_seconds] * runs
     report.lines.append(compare("delta of what changed", "rows/s", rate, "export of the whole table", all_rate))
-    _restores(report, place, before, dim, runs)
+    _restores(report, folder_path, before, dim, runs)
 
 
 def _new_bytes(checkpoint: kvemb.Checkpoint, before: kvemb.Checkpoint) -> int:
-    """Bytes of a checkpoint's files that are not the same files as before, its manifest included."""
+    """Return the bytes of a checkpoint's files, its manifest included, that the previous one does not share."""
     known = {path.stat().st_ino for path in Path(before).rglob("*")}
     new = [path for path in Path(checkpoint).rglob("*") if path.is_file() and path.stat().st_ino not in known]
     return sum(path.stat().st_size for path in new)
 
 
-def _restores(report: Report, place: Path, large: kvemb.Checkpoint, dim: int, runs: int) -> None:
-    """Restore the table and one of a sixteenth of its rows, and load the same rows as arrays."""
+def _restores(report: Report, folder_path: Path, large: kvemb.Checkpoint, dim: int, runs: int) -> None:
+    """Time restores of the table and of one with a sixteenth of its rows, and loads of the same rows as arrays."""
     rows = large.variables["table"].rows
-    with kvemb.open(place / "small-store", memory_budget="512MiB") as store:
+    with kvemb.open(folder_path / "small-store", memory_budget="512MiB") as store:
         _load(_table(store, dim), rows // 16, dim)
-        small = store.checkpoint(place / "small")
-    saved = _saved_arrays(place, rows, dim)
+        small = store.checkpoint(folder_path / "small")
+    saved = _saved_arrays(folder_path, rows, dim)
     taken: dict[str, list[float]] = {name: [] for name in ("large", "small", *saved)}
     for _ in range(runs):
-        taken["large"].append(seconds(lambda _: _restore(large, place / "restored"), 0))
-        shutil.rmtree(place / "restored")
-        taken["small"].append(seconds(lambda _: _restore(small, place / "restored"), 0))
-        shutil.rmtree(place / "restored")
+        taken["large"].append(seconds(lambda _: _restore(large, folder_path / "restored"), 0))
+        shutil.rmtree(folder_path / "restored")
+        taken["small"].append(seconds(lambda _: _restore(small, folder_path / "restored"), 0))
+        shutil.rmtree(folder_path / "restored")
         for name, load in saved.items():
             taken[name].append(seconds(lambda _, load=load: load(), 0))  # type: ignore[misc]
     report.lines.append(_below("restore", "s", taken["large"], MOST_RESTORE_S))
@@ -124,35 +124,35 @@ def _restore(checkpoint: kvemb.Checkpoint, path: Path) -> None:
         store.variables["table"].lookup(ids_of(np.zeros(1, np.int64)), touch=False)
 
 
-def _saved_arrays(place: Path, rows: int, dim: int) -> dict[str, Callable[[], object]]:
-    """Save keys, rows and slots as arrays; returns ways to load them, torch's where it is installed."""
+def _saved_arrays(folder_path: Path, rows: int, dim: int) -> dict[str, Callable[[], object]]:
+    """Save keys, rows and slots as arrays; returns functions that load them, torch.load only if it is installed."""
     ids = ids_of(np.arange(rows))
     table = np.zeros((rows, 2 * dim), np.float32)
     for start in range(0, rows, LOAD_BATCH):
         table[start : start + LOAD_BATCH, :dim] = values_of(ids[start : start + LOAD_BATCH], dim)
-    np.save(place / "ids.npy", ids)
-    np.save(place / "table.npy", table)
-    ways: dict[str, Callable[[], object]] = {
-        "np.load": lambda: (np.load(place / "ids.npy"), np.load(place / "table.npy")),
+    np.save(folder_path / "ids.npy", ids)
+    np.save(folder_path / "table.npy", table)
+    loaders: dict[str, Callable[[], object]] = {
+        "np.load": lambda: (np.load(folder_path / "ids.npy"), np.load(folder_path / "table.npy")),
     }
     try:
         import torch
     except ImportError:
-        return ways
-    torch.save({"ids": torch.from_numpy(ids), "table": torch.from_numpy(table)}, place / "table.pt")
-    return {**ways, "torch.load": lambda: torch.load(place / "table.pt")}
+        return loaders
+    torch.save({"ids": torch.from_numpy(ids), "table": torch.from_numpy(table)}, folder_path / "table.pt")
+    return {**loaders, "torch.load": lambda: torch.load(folder_path / "table.pt")}
 
 
 # The pause.
 
 
-def _pause(report: Report, place: Path, dim: int, hot_mib: int, batch: int, runs: int) -> None:
-    """Train on a hot tier that is wholly dirty, with a checkpoint behind; also where every batch spills."""
+def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int, runs: int) -> None:
+    """Train on an entirely dirty hot tier, and with batches that spill, while a checkpoint is written."""
     hot_rows = (hot_mib << 20) // (8 * dim + RECORD_OVERHEAD_BYTES)
     for name, keys in (("all hot", hot_rows * 8 // 10), ("spilling", hot_rows * 2)):
         pauses, quiet, whole = [], [], []
         budget = f"{2 * hot_mib + 256}MiB"
-        with kvemb.open(place / name.replace(" ", "-"), memory_budget=budget) as store:
+        with kvemb.open(folder_path / name.replace(" ", "-"), memory_budget=budget) as store:
             table = _table(store, dim, hot_rows)
             _load(table, keys, dim)
             step = _Trainer(table, dim, keys, batch)
@@ -161,7 +161,7 @@ def _pause(report: Report, place: Path, dim: int, hot_mib: int, batch: int, runs
                 quiet.append(1000 * max(step() for _ in range(50)))
                 until_idle()
                 began = time.perf_counter()
-                pending = store.checkpoint(place / f"{name}-{number}", block=False)
+                pending = store.checkpoint(folder_path / f"{name}-{number}", block=False)
                 longest = time.perf_counter() - began
                 while not pending.done():
                     longest = max(longest, step())
@@ -169,13 +169,13 @@ def _pause(report: Report, place: Path, dim: int, hot_mib: int, batch: int, runs
                 pauses.append(1000 * longest)
                 shutil.rmtree(pending.result())
         most = MOST_PAUSE_MS if name == "all hot" else None
-        report.lines.append(_below(f"longest call beside a checkpoint, {name}", "ms", pauses, most))
+        report.lines.append(_below(f"longest call during a checkpoint, {name}", "ms", pauses, most))
         report.facts[f"longest call without one, {name}"] = f"{float(np.median(quiet)):.1f} ms"
         report.facts[f"until it is complete, {name}"] = f"{float(np.median(whole)):.2f} s"
 
 
 class _Trainer:
-    """Steps of training on random keys; a step says how long it took."""
+    """Training steps on random keys; a call takes one step and returns its seconds."""
 
     def __init__(self, table: kvemb.Variable, dim: int, keys: int, batch: int) -> None:
         self._table, self._keys, self._batch = table, keys, batch

@@ -1,8 +1,8 @@
-"""`kvemb bench`: how fast kvemb is beside a peer in the same run, and whether it meets its bars.
+"""`kvemb bench`: how fast kvemb is beside a peer in the same run, and whether it reaches its bars.
 
-Each command prints a table, or JSON with --json. Defaults are the sizes its bar is stated for. Sides take turns, since
-a machine that is shared is faster at one moment than at the next: read the ratio, not the rates. Needs disk for the
-table it makes (in --folder, deleted afterwards).
+Each command prints a table, or JSON with --json. The defaults are the sizes for which the bar is stated. The two sides
+take turns, because the speed of a shared machine varies: compare the ratio, not the rates. The table takes disk space
+in --folder; it is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ app = typer.Typer(help="Measure kvemb against a peer in the same run.", no_args_
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Folder = Annotated[
-    Path | None, typer.Option(exists=True, file_okay=False, writable=True, help="Where to put the table.")
+    Path | None, typer.Option(exists=True, file_okay=False, writable=True, help="The folder for the table.")
 ]
 Rows = Annotated[int, typer.Option(min=1, help="Rows in the table.")]
 Dim = Annotated[int, typer.Option(min=1, help="Numbers in a row, float32.")]
-HotRows = Annotated[int, typer.Option(min=1, help="Rows of the hot tier.")]
-Batch = Annotated[int, typer.Option(min=1, help="Keys in a call.")]
-Batches = Annotated[int, typer.Option(min=1, help="Calls in a run.")]
-Steps = Annotated[int, typer.Option(min=1, help="Training steps in a run.")]
-Runs = Annotated[int, typer.Option(min=1, help="Runs; the median is what counts.")]
-Zipf = Annotated[float, typer.Option(min=0.0, help="Exponent of popularity.")]
-BudgetMib = Annotated[int, typer.Option(min=4, help="Memory budget, for both sides.")]
+HotRows = Annotated[int, typer.Option(min=1, help="Rows in the hot tier.")]
+Batch = Annotated[int, typer.Option(min=1, help="Keys per call.")]
+Batches = Annotated[int, typer.Option(min=1, help="Calls per run.")]
+Steps = Annotated[int, typer.Option(min=1, help="Training steps per run.")]
+Runs = Annotated[int, typer.Option(min=1, help="Runs, whose median counts.")]
+Zipf = Annotated[float, typer.Option(min=0.0, help="Zipf exponent of popularity.")]
+BudgetMib = Annotated[int, typer.Option(min=4, help="Memory budget in MiB, for both sides.")]
 
 
 @app.command()
@@ -39,7 +39,7 @@ def lookup(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Read random rows, all hot, against np.take."""
+    """Look up random rows, all hot, beside np.take."""
     from kvemb.tools.bench.lookup import run
 
     run(rows, dim, batch, batches, runs, folder).show(json)
@@ -55,7 +55,7 @@ def upsert(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Replace random rows, all hot, against array[index] = rows."""
+    """Upsert random rows, all hot, beside array[index] = rows."""
     from kvemb.tools.bench.upsert import run
 
     run(rows, dim, batch, batches, runs, folder).show(json)
@@ -74,7 +74,7 @@ def train(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Take training steps with a tenth of the rows hot, against the same loop by hand on rocksdict."""
+    """Take training steps with a tenth of the rows hot, beside the same loop by hand on rocksdict."""
     from kvemb.tools.bench.train import run
 
     run(rows, dim, hot_rows, batch, steps, runs, zipf, budget_mib, folder).show(json)
@@ -86,13 +86,13 @@ def hitrate(
     dim: Dim = 4,
     hot_rows: HotRows = 131_072,
     batch: Batch = 8_192,
-    accesses: Annotated[int, typer.Option(min=1, help="Keys looked up in all.")] = 6_000_000,
+    accesses: Annotated[int, typer.Option(min=1, help="Keys looked up in total.")] = 6_000_000,
     zipf: Zipf = 0.8,
     budget_mib: BudgetMib = 256,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Count lookups that find their row hot, against an exact LRU and the best fixed set."""
+    """Measure the hit rate of lookups, beside an exact LRU and the best fixed set."""
     from kvemb.tools.bench.hitrate import run
 
     run(rows, dim, hot_rows, batch, accesses, zipf, budget_mib, folder).show(json)
@@ -110,7 +110,7 @@ def memory(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Take the peak memory of training, against the budget, at 4 and at 16 million rows."""
+    """Measure the peak memory of training at 4 and at 16 million rows, beside the budget."""
     from kvemb.tools.bench.memory import run
 
     run(rows or [4_000_000, 16_000_000], dim, hot_rows, batch, steps, zipf, budget_mib, folder).show(json)
@@ -119,15 +119,15 @@ def memory(
 @app.command()
 def spill(
     rows: Rows = 4_000_000,
-    record_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a record.")] = 273,
+    record_bytes: Annotated[int, typer.Option(min=1, help="Bytes per record.")] = 273,
     batch: Batch = 65_536,
     batches: Annotated[int, typer.Option(min=3, help="Batches written, each followed by a read.")] = 120,
     reads: Annotated[int, typer.Option(min=1, help="Rows read after each batch.")] = 16_384,
-    cache_mib: Annotated[int, typer.Option(min=1, help="Block cache and memtables.")] = 64,
+    cache_mib: Annotated[int, typer.Option(min=1, help="Block cache and memtables in MiB.")] = 64,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Write batches to RocksDB by sorted WriteBatch, against ingesting SST files."""
+    """Write batches to RocksDB by sorted WriteBatch, beside ingesting SST files."""
     from kvemb.tools.bench.spill import run
 
     run(rows, record_bytes, batch, batches, reads, cache_mib, folder).show(json)
@@ -138,13 +138,15 @@ def checkpoint(
     rows: Rows = 4_000_000,
     dim: Dim = 32,
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the rows that changes.")] = 0.01,
-    hot_mib: Annotated[int, typer.Option(min=1, help="Hot tier that is wholly dirty, for the pause.")] = 512,
+    hot_mib: Annotated[
+        int, typer.Option(min=1, help="Size in MiB of the hot tier, entirely dirty, for the pause.")
+    ] = 512,
     batch: Batch = 8_192,
     runs: Runs = 3,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Take checkpoints: bytes written, the pause of training, restores against np.load and torch.load."""
+    """Measure checkpoints: bytes written, the pause of training, restores beside np.load and torch.load."""
     from kvemb.tools.bench.checkpoint import run
 
     run(rows, dim, share, hot_mib, batch, runs, folder).show(json)
@@ -158,7 +160,7 @@ def export(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Export to Parquet and import from it, against the same by hand; peak memory of both."""
+    """Export to Parquet and import it, beside the same by hand; peak memory of both."""
     from kvemb.tools.bench.export import run
 
     run(rows, dim, runs, folder).show(json)

@@ -1,7 +1,7 @@
-"""Keys, popularity and values for benchmarks: all a function of a seed, none of it in memory for the whole table.
+"""Keys, popularity and values for benchmarks: functions of a seed, computed when needed, not held for the whole table.
 
-Ids are spread over all 64 bits, as hashed ids are. Ranks of popularity are shuffled over them by the same mixing, so
-that popular keys are neither neighbours on disk nor first in the table.
+Ids are spread over all 64 bits, as hashed ids are. Popularity ranks are shuffled over them by the same mixing, so that
+popular keys are neither adjacent on disk nor first in the table.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def values_of(ids: Ids, dim: int) -> Floats:
 class Zipf:
     """Ranks 0 .. n - 1 with probability proportional to (rank + 1) ** -exponent.
 
-    Rejection-inversion (Hörmann and Derflinger, 1996): exact, and needs no table of n probabilities, which would
-    itself be the memory that is being measured.
+    Rejection-inversion (Hörmann and Derflinger, 1996): exact, and without a table of n probabilities, whose memory
+    would distort the measurement.
     """
 
     def __init__(self, n: int, exponent: float, seed: int) -> None:
@@ -60,12 +60,12 @@ class Zipf:
         return out[:count]
 
     def mass_of_top(self, top: int) -> float:
-        """The share of accesses that go to the most popular `top` ranks: the best a static set of that size can do."""
+        """Return the share of accesses to the `top` most popular ranks: the best hit rate of a fixed set."""
         weights = np.arange(1, self._n + 1, dtype=np.float64) ** -self._s
         return float(weights[:top].sum() / weights.sum())
 
     def _integral(self, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The integral of t ** -s from 1 to x."""
+        """Return the integral of t ** -s from 1 to x."""
         return np.log(x) if self._s == 1.0 else (x ** (1.0 - self._s) - 1.0) / (1.0 - self._s)
 
     def _inverse(self, y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

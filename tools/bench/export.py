@@ -1,8 +1,7 @@
-"""`kvemb bench export`: tables out to Parquet and in again, against the same by hand, and the memory of both.
+"""`kvemb bench export`: export to Parquet and import of it, beside the same written by hand, and the peak memory.
 
-By hand is what a user would write: iterate the store and write each batch with pyarrow; read the file and upsert each
-batch, then flush. Run as a module with a command as JSON, this file is a process that does one of these and prints its
-peak memory.
+By hand means: iterate over the store and write each batch with pyarrow; read the file, upsert each batch, flush. Run
+as a module with a command as JSON, this file exports or imports in a process of its own and prints its peak memory.
 """
 
 from __future__ import annotations
@@ -31,21 +30,24 @@ LEAST_EXPORT, LEAST_IMPORT, MOST_MB = 0.8, 3.0, 500.0
 
 
 def run(rows: int, dim: int, runs: int, folder: Path | None) -> Report:
-    """Export and import a table of this size, by turns with the same by hand."""
+    """Export and import a table of this size, in turns with the same by hand."""
     report = Report("export", {"rows": rows, "dim": dim, "runs": runs})
     report.facts["compile_s"] = compile_seconds(dim)
-    with scratch(folder) as place:
-        made, file = place / "made", place / "table.parquet"
-        with kvemb.open(place / "store", memory_budget="256MiB") as store:
+    with scratch(folder) as folder_path:
+        made, file = folder_path / "made", folder_path / "table.parquet"
+        with kvemb.open(folder_path / "store", memory_budget="256MiB") as store:
             bulk.load(store.get_variable("table", dim=dim), _rows(rows, dim))
             store.checkpoint(made)
-        out, hand, into = place / "ours.parquet", place / "hand.parquet", place / "in"
+        out, hand, into = folder_path / "ours.parquet", folder_path / "hand.parquet", folder_path / "in"
         ours, theirs = take_turns((lambda _: _export(made, out), lambda _: _export_by_hand(made, hand)), runs, rows)
         report.lines.append(compare("export to Parquet", "rows/s", ours, "pyarrow by hand", theirs, LEAST_EXPORT))
         _export(made, file)
         ours, theirs = take_turns((lambda _: _import(file, into), lambda _: _upsert(file, into)), runs, rows)
         report.lines.append(compare("import of Parquet", "rows/s", ours, "upsert in batches", theirs, LEAST_IMPORT))
-        for what, arguments in (("export", [made, place / "out.parquet"]), ("import", [file, place / "imported"])):
+        for what, arguments in (
+            ("export", [made, folder_path / "out.parquet"]),
+            ("import", [file, folder_path / "imported"]),
+        ):
             report.lines.append(_peak(what, arguments))
     return report
 

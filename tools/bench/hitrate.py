@@ -1,6 +1,6 @@
-"""`kvemb bench hitrate`: lookups that find their row hot, beside an exact LRU and the best a fixed set could do.
+"""`kvemb bench hitrate`: the share of lookups that find their row hot, beside an exact LRU and the best fixed set.
 
-Every access counts, the first ones too, when the table has just been filled and all rows look alike to the policy.
+Every access counts, also the first ones after loading, when all rows have the same score.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ LOAD_BATCH = 65_536
 def run(
     rows: int, dim: int, hot_rows: int, batch: int, accesses: int, exponent: float, budget_mib: int, folder: Path | None
 ) -> Report:
-    """Look up `accesses` keys in batches; the hit rate is per occurrence, from the variable's own count of hits."""
+    """Look up `accesses` keys in batches; the hit rate is per occurrence, from the variable's hit counter."""
     settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_rows": hot_rows, "batch": batch, "accesses": accesses}
     report = Report("hitrate", {**settings, "zipf": exponent, "budget_mib": budget_mib})
     report.facts["compile_s"] = compile_seconds(dim)
     zipf = Zipf(rows, exponent, seed=4)
     sizes = [batch] * (accesses // batch) + ([accesses % batch] if accesses % batch else [])
     work = [zipf.sample(size) for size in sizes]
-    # 8 bins, to see it rise; the bar is for all of them together.
+    # The hit rate of each eighth shows how it rises; the bar is for the whole.
     marks = {len(work) * i // 8 for i in range(1, 9)}
     rising: list[float] = []
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget_mib << 20) as store:
         var = store.get_variable("hot", dim=dim, restrict_policy=kvemb.FrequencyRestrictPolicy(), hot_rows=hot_rows)
-        # In a random order of popularity: a table loaded by rank would start with the popular rows on one side.
+        # Load in a random order: loaded by rank, the popular rows would all be cold or all be hot at the start.
         for ranks in np.array_split(np.random.default_rng(5).permutation(rows), max(1, rows // LOAD_BATCH)):
             var.upsert(ids_of(ranks), values_of(ids_of(ranks), dim))
         first = last = var.stats
@@ -47,7 +47,7 @@ def run(
         hits, misses = last.hits - first.hits, last.misses - first.misses
         report.facts["promotions"] = last.promotions - first.promotions
     if hits + misses != accesses:
-        raise AssertionError(f"{hits + misses} accesses counted, {accesses} made")
+        raise AssertionError(f"{accesses} keys were looked up, but hits and misses are {hits + misses}")
     report.facts["hit_rate_by_eighth"] = [round(rate, 3) for rate in rising]
     rate, lru, best = hits / accesses, lru_hit_rate(work, hot_rows), zipf.mass_of_top(hot_rows)
     report.lines = [
@@ -58,7 +58,7 @@ def run(
 
 
 def lru_hit_rate(work: list[Ids], cells: int) -> float:
-    """Return the hit rate of an exact LRU of this many cells that starts empty, access by access."""
+    """Return the hit rate of an exact LRU cache of this many cells, initially empty, by simulating every access."""
     held: OrderedDict[int, None] = OrderedDict()
     hits = total = 0
     for ranks in work:

@@ -1,4 +1,4 @@
-"""`kvemb bench lookup`: random rows of a table that is all hot, against np.take on an array of the same rows."""
+"""`kvemb bench lookup`: lookups of random rows of a table that is all hot, beside np.take on an array."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_RATIO = 0.6
 
 
 def run(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Report:
-    """Time `runs` runs of `batches` lookups each, with and without counting the uses."""
+    """Time `runs` runs of `batches` lookups each, with and without recording uses."""
     report = Report("lookup", {"rows": rows, "dim": dim, "batch": batch, "batches": batches, "runs": runs})
     report.facts["compile_s"] = compile_seconds(dim)
     with resident(rows, dim, folder) as pair:
@@ -39,7 +39,7 @@ def run(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path |
         touched, untouched, peer = take_turns((touching, untouching, array), runs, batches * batch)
         report.facts["misses"] = pair.var.stats.misses - misses
         if pair.var.stats.misses != misses or pair.var.stats.hits == hits:
-            raise AssertionError("some rows were not hot: this did not measure what it says")
+            raise AssertionError("some rows were not hot, so the measurement is not valid")
         assert_same(pair, work[0][0])
     report.lines = [
         compare("lookup", "rows/s", touched, "np.take, one thread", peer, LEAST_RATIO),

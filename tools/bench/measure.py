@@ -1,6 +1,6 @@
-"""Timing two things fairly on a machine that is shared: warm up apart, then take turns.
+"""Fair timing of several sides on a shared machine: warm up separately, then take turns.
 
-Each run times ours and the peer on the same work, one right after the other, and the one that goes first alternates.
+Each run times every side on the same work, one directly after the other; the order alternates between runs.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy as np
 import kvemb
 
 Work = Callable[[int], object]
-# Idle is who works for less than this share of this long.
+# A process is idle if its CPU time in an interval of IDLE_SECONDS is below IDLE_SHARE of it.
 IDLE_SECONDS, IDLE_SHARE = 0.01, 0.2
 
 
 def seconds(work: Work, run: int) -> float:
-    """Return how long work(run) takes."""
+    """Return the seconds that work(run) takes."""
     start = time.perf_counter()
     work(run)
     return time.perf_counter() - start
 
 
 def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[list[float], ...]:
-    """Return rows per second of each side in each run. Each side is called with the run's number, 0 .. runs - 1."""
+    """Return rows per second of each side in each run. Each side is called with the run's number, from 0."""
     rates: tuple[list[float], ...] = tuple([] for _ in sides)
     for run in range(runs):
         order = range(len(sides)) if run % 2 == 0 else reversed(range(len(sides)))
@@ -38,7 +38,7 @@ def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[l
 
 
 def until_idle() -> None:
-    """Wait until this process's threads, RocksDB's flushes and compactions among them, have stopped working."""
+    """Wait until this process's threads, including RocksDB's flushes and compactions, are idle."""
     quiet = 0
     while quiet < 3:
         before = time.process_time()
@@ -48,13 +48,13 @@ def until_idle() -> None:
 
 @contextmanager
 def scratch(folder: Path | None) -> Iterator[Path]:
-    """Yield an empty directory inside folder (default: the system's) that is deleted afterwards."""
+    """Yield an empty directory in folder (None: the system's temporary one) that is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="kvemb-bench-", dir=folder) as path:
         yield Path(path)
 
 
 def compile_seconds(dim: int) -> float:
-    """Return how long the first calls take on a table of one row: compiling, or loading what numba has cached."""
+    """Return the seconds of the first calls on a table of one row: compiling, or loading numba's cache."""
     keys, row = np.zeros(1, np.int64), np.ones((1, dim), np.float32)
 
     def first_calls(_: int) -> None:

@@ -1,7 +1,7 @@
 """`kvemb bench memory`: the peak memory of training, in a process of its own for each table size.
 
 The peak is the kernel's own (VmHWM). Run as a module with the settings as JSON, this file is that process: it loads the
-table a batch at a time, trains, and prints what it took.
+table batch by batch, trains, and prints its peaks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvemb.tools.bench.results import Line, Report, Spread
 from kvemb.tools.bench.train import LOAD_BATCH, open_table, target, train_step
 
 OVERHEAD_BYTES = 300_000_000
-# Two runs of one size differ by a few percent; a table four times as large may not cost more than that.
+# Two runs of one size differ by a few percent; a table four times as large may not take more than that.
 MOST_GROWTH = 1.05
 SAMPLE_SECONDS = 0.05
 FIELDS = ("VmHWM", "VmRSS", "RssAnon", "RssFile")
@@ -36,7 +36,7 @@ def run(
     budget_mib: int,
     folder: Path | None,
 ) -> Report:
-    """Train on tables of each of these sizes and compare the peaks with the budget, and with each other."""
+    """Train on a table of each size, and compare the peaks with the budget and with each other."""
     settings: dict[str, object] = {"dim": dim, "hot_rows": hot_rows, "batch": batch, "steps": steps, "zipf": exponent}
     settings["budget_mib"] = budget_mib
     report = Report("memory", {"rows": rows, **settings})
@@ -92,7 +92,7 @@ def measure(
 
 
 class _Peaks:
-    """Samples anonymous and file-backed memory on a thread, since the kernel keeps a peak only of their sum."""
+    """Samples anonymous and file-backed memory on a thread: the kernel keeps only the peak of their sum."""
 
     def __init__(self) -> None:
         self.anon = self.file = 0.0
@@ -114,7 +114,7 @@ class _Peaks:
 
 
 def _resident() -> dict[str, float]:
-    """Return this process's memory in MB (10**6 bytes), by the kernel's names."""
+    """Return this process's memory in MB (10**6 bytes), under the kernel's names."""
     lines = Path("/proc/self/status").read_text().splitlines()
     pairs = (line.split(":", 1) for line in lines)
     return {name: int(text.split()[0]) * 1024 / 1e6 for name, text in pairs if name in FIELDS}

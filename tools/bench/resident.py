@@ -1,4 +1,4 @@
-"""A table wholly in the hot tier beside a plain array of the same rows: for `bench lookup` and `bench upsert`."""
+"""A table that is entirely hot, and an array of the same rows, for `bench lookup` and `bench upsert`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ LOAD_BATCH = 65_536
 
 @dataclass(frozen=True)
 class Resident:
-    """var and array hold the same rows; array's row r is that of ids_of(r)."""
+    """var and array hold the same rows; row r of array is that of the id of rank r."""
 
     var: kvemb.Variable
     array: Floats
     seed: int = 1
 
     def positions(self, run: int, batches: int, batch: int) -> list[Ids]:
-        """Return random rows of the array, duplicates allowed, the same ones each time for a run."""
+        """Return `batches` arrays (batch,) of random positions in array, with duplicates; the same for the same run."""
         rng = np.random.default_rng((self.seed, run))
         return [rng.integers(0, len(self.array), batch) for _ in range(batches)]
 
 
 @contextmanager
 def resident(rows: int, dim: int, folder: Path | None) -> Iterator[Resident]:
-    """Yield a loaded pair. The budget leaves room for cells that are empty, so that nothing has to leave."""
+    """Yield a loaded pair. The budget has room for empty cells, so that nothing is evicted."""
     budget = 3 * rows * (4 * dim + 64) + (256 << 20)
     array = np.empty((rows, dim), np.float32)
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget) as store:
@@ -44,6 +44,6 @@ def resident(rows: int, dim: int, folder: Path | None) -> Iterator[Resident]:
 
 
 def assert_same(pair: Resident, positions: Ids) -> None:
-    """Raise AssertionError unless the table holds what the array does in these positions."""
+    """Raise AssertionError unless the table and the array hold the same rows at these positions."""
     if not np.array_equal(pair.var.lookup(ids_of(positions), touch=False), pair.array[positions]):
         raise AssertionError("the table and the array differ")

@@ -1,7 +1,7 @@
-"""What a benchmark says: lines of ours against a peer, as a table for people or as JSON for programs.
+"""The results of a benchmark: lines of kvemb beside a peer, as a table or as JSON.
 
-A Spread is the median of several runs with the least and the most. A ratio is the median of the runs' own ratios, not
-the ratio of the medians: the two sides of a run stand next to each other in time, so a noisy machine hits both.
+A Spread is the median of several runs with the minimum and the maximum. A ratio is the median of the runs' ratios, not
+the ratio of the medians: the two sides of a run follow each other directly, so a noisy machine affects both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvemb.tools.screen import to_json
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of several runs, the least and the most."""
+    """The median, the minimum and the maximum of several runs."""
 
     median: float
     min: float
@@ -27,14 +27,14 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Summarise values; at least one."""
+        """Summarise values, at least one."""
         numbers = [float(value) for value in values]
         return cls(statistics.median(numbers), min(numbers), max(numbers))
 
 
 @dataclass(frozen=True)
 class Line:
-    """One comparison. met is None where there is no bar."""
+    """One comparison. bar: the required result, as text. met: whether it was reached; None without a bar."""
 
     name: str
     unit: str
@@ -49,7 +49,7 @@ class Line:
 def compare(
     name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], least_ratio: float | None = None
 ) -> Line:
-    """Return the line of ours[i] / peer[i] over runs i, with a bar of at least least_ratio."""
+    """Return the line of the ratios ours[i] / peer[i] of runs i; the bar is a ratio of at least least_ratio."""
     ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
     bar = "" if least_ratio is None else f"ratio ≥ {least_ratio:g}"
     met = None if least_ratio is None else ratio.median >= least_ratio
@@ -58,7 +58,7 @@ def compare(
 
 @dataclass
 class Report:
-    """All a benchmark found. settings: what was asked; facts: what else was seen, compile time among it."""
+    """The results of a benchmark. settings: the options; facts: other figures, such as the compile time."""
 
     bench: str
     settings: dict[str, object]
@@ -66,7 +66,7 @@ class Report:
     facts: dict[str, object] = field(default_factory=dict)
 
     def show(self, as_json: bool) -> None:
-        """Print to stdout: one JSON object, or a table and the facts under it."""
+        """Print to stdout one JSON object, or a table followed by the facts."""
         if as_json:
             print(to_json(asdict(self), indent=2))
         else:

@@ -1,8 +1,8 @@
 """`kvemb bench spill`: why rows are spilled by sorted WriteBatch and not by ingesting SST files.
 
-On bare rocksdict, two copies of one table take the same random overwrites in turns, and each is read after every one.
-An ingested file overlaps all others and lands in L0, where nothing holds it back: every read has to look into each of
-the files that compaction has not come to. A WriteBatch goes through the memtable, which RocksDB slows down in time.
+On bare rocksdict, two copies of one table take the same random overwrites in turns, each followed by a read. An
+ingested file overlaps all others and goes to L0 without a write stall, so every read has to check each file that is not
+compacted yet. A WriteBatch goes through the memtable, where RocksDB slows writes down before L0 grows long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ THIRDS = ("first", "second", "last")
 
 
 class Spilled:
-    """A table of records, and how long its writes and reads took, in order."""
+    """A table of records, and the seconds of its writes and reads, in order."""
 
     def __init__(self, path: Path, record_bytes: int, cache_bytes: int) -> None:
         self._folder, self._record_bytes = path, record_bytes
@@ -43,7 +43,7 @@ class Spilled:
         self._db.write(batch, self._unlogged)
 
     def ingest(self, names: list[bytes], records: list[bytes]) -> None:
-        """Write sorted records as a file of their own, and link it in."""
+        """Write sorted records to an SST file, and ingest it by link."""
         path = str(self._folder.with_suffix(".sst"))
         writer = rd.SstFileWriter(self._options)
         writer.open(path)
@@ -54,7 +54,7 @@ class Spilled:
         self._db.ingest_external_file([path], moving)
 
     def turn(self, ids: Ids, records: list[bytes], wanted: Ids, by_ingest: bool) -> None:
-        """Overwrite the rows of ids (sorted), then read those of wanted (sorted); take both times."""
+        """Overwrite the rows of ids (sorted), then read those of wanted (sorted), and record the seconds of both."""
         start = time.perf_counter()
         (self.ingest if by_ingest else self.put)(encode(ids), records)
         middle = time.perf_counter()
@@ -66,7 +66,7 @@ class Spilled:
             raise AssertionError("a row is missing")
 
     def settle(self) -> float:
-        """Flush, compact everything, and return how long that took."""
+        """Flush and compact everything; returns the seconds it took."""
         start = time.perf_counter()
         self._db.flush(True)
         self._db.compact_range(None, None)

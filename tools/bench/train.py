@@ -1,8 +1,8 @@
-"""`kvemb bench train`: a training step on a table of which a tenth is hot, against the same loop on rocksdict.
+"""`kvemb bench train`: training steps on a table with a tenth of its rows hot, beside the same loop on rocksdict.
 
-A step is a lookup, a gradient (pull every row towards one target) and an Adagrad update. Both sides take the same steps
-in turns of one window each, and end with the same rows, which is checked. kvemb's windows alternate between calling
-`prefetch` with the next batch's keys, as a data loader can, and not calling it.
+A step is a lookup, a gradient (that pulls every row towards one target) and an Adagrad update. Both sides take the same
+steps, in turns of one window each, and their rows are compared at the end. Every other window of kvemb calls `prefetch`
+with the next batch's keys, as a data loader can.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_table(store: kvemb.Store, dim: int, hot_rows: int) -> kvemb.Variable:
 
 
 def train_step(var: kvemb.Variable, ids: Ids, upcoming: Ids | None, pull: Floats) -> None:
-    """Take one step towards pull; upcoming: the next batch's keys, to be read meanwhile."""
+    """Take one step towards pull (dim,). upcoming: the next batch's keys to prefetch, or None."""
     values = var.lookup(ids)
     if upcoming is not None:
         var.prefetch(upcoming)
@@ -43,7 +43,7 @@ def train_step(var: kvemb.Variable, ids: Ids, upcoming: Ids | None, pull: Floats
 
 
 def target(dim: int) -> Floats:
-    """Return the row that training pulls towards."""
+    """Return the row (dim,) that training pulls towards."""
     return np.linspace(-1.0, 1.0, dim, dtype=np.float32)
 
 
@@ -58,9 +58,9 @@ def run(
     budget_mib: int,
     folder: Path | None,
 ) -> Report:
-    """Time `runs` windows of `steps` steps with prefetch and as many without, each against the peer's same window.
+    """Time `runs` windows of `steps` steps with prefetch and as many without, each beside the peer's same window.
 
-    A window ends when its own flushes and compactions have: nobody trains at the other's expense.
+    A window ends when its flushes and compactions have ended, so that they do not slow the other side.
     """
     settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_rows": hot_rows, "batch": batch, "steps": steps}
     report = Report("train", {**settings, "runs": runs, "zipf": exponent, "budget_mib": budget_mib})
@@ -112,6 +112,7 @@ def run(
 
 
 def _assert_same(var: kvemb.Variable, peer: RocksLoop, ids: Ids) -> int:
-    """Raise AssertionError unless both hold the same rows, but for the order in which a key's gradients were summed."""
+    """Raise AssertionError unless both hold the same rows, up to the rounding of summed gradients."""
+
     np.testing.assert_allclose(var.lookup(ids, touch=False), peer.values(ids), rtol=1e-4, atol=1e-5)
     return len(ids)

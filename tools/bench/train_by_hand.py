@@ -1,8 +1,8 @@
 """The peer of `kvemb bench train`: the same training loop written by hand on rocksdict, as a careful user writes it.
 
-One read a step (the rows read for the forward pass are the ones updated), keys unique and sorted, records joined once
+One read per step (the rows read for the forward pass are the ones updated), unique sorted keys, records joined once
 into an array, one sorted WriteBatch without a log, a Bloom filter, and the whole memory budget as block cache and
-memtables. Index and filter blocks stay outside the cache, which is quicker and is not held against it.
+memtables. Index and filter blocks are outside the cache, which is faster; their memory is not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WRITE_BUFFERS = 2
 
 
 class RocksLoop:
-    """Rows of dim float32 and their Adagrad accumulators, in one raw record a key."""
+    """Rows of dim float32 with their Adagrad accumulators, one raw record per key."""
 
     def __init__(self, path: Path, dim: int, learning_rate: float, epsilon: float, memory_bytes: int) -> None:
         self._dim, self._rate, self._epsilon = dim, np.float32(learning_rate), np.float32(epsilon)
@@ -30,18 +30,18 @@ class RocksLoop:
         self._unlogged.memtable_insert_hint_per_batch = True
 
     def load(self, ids: Ids, values: Floats) -> None:
-        """Insert distinct rows with empty accumulators."""
+        """Insert rows (n, dim) of distinct ids (n,), with zero accumulators."""
         order = np.argsort(ids)
         rows = np.zeros((len(ids), 2 * self._dim), np.float32)
         rows[:, : self._dim] = values[order]
         self._write(encode(ids[order]), rows)
 
     def flush(self) -> None:
-        """Write the memtables out, as a store's flush does, so that the first steps do not pay for the load."""
+        """Flush the memtables, as a store's flush does, so that the first steps do not pay for the load."""
         self._db.flush(True)
 
     def train(self, ids: Ids, pull: Floats) -> None:
-        """Read the rows of ids, and take an Adagrad step against the gradient `row - pull`."""
+        """Read the rows of ids, and take an Adagrad step with the gradient `row - pull`."""
         unique, inverse = np.unique(ids, return_inverse=True)
         names = encode(unique)
         rows = self._read(names)
@@ -55,7 +55,7 @@ class RocksLoop:
         self._write(names, rows)
 
     def values(self, ids: Ids) -> Floats:
-        """Return the embeddings of distinct ids."""
+        """Return the embeddings (n, dim) of distinct ids (n,)."""
         order = np.argsort(ids)
         out = np.empty((len(ids), self._dim), np.float32)
         out[order] = self._read(encode(ids[order]))[:, : self._dim]
@@ -76,14 +76,14 @@ class RocksLoop:
 
 
 def encode(ids: Ids) -> list[bytes]:
-    """Return 8-byte keys whose order is that of the ids."""
+    """Return 8-byte keys that sort as the ids do."""
     ordered = ids.view(np.uint64) ^ np.uint64(1 << 63)
     names: list[bytes] = ordered.astype(">u8").view("V8").tolist()
     return names
 
 
 def options(memory_bytes: int) -> rd.Options:
-    """Return what both benchmarks on bare rocksdict open their tables with: memtables, and the rest block cache."""
+    """Return the options of both benchmarks on bare rocksdict: two memtables, the rest of memory_bytes block cache."""
     table = rd.BlockBasedOptions()
     table.set_block_cache(rd.Cache(max(1 << 20, memory_bytes - WRITE_BUFFERS * WRITE_BUFFER_BYTES)))
     table.set_bloom_filter(10, False)

@@ -1,4 +1,4 @@
-"""`kvemb bench upsert`: replacing random rows of a table that is all hot, against `array[index] = rows`."""
+"""`kvemb bench upsert`: upserts of random rows of a table that is all hot, beside `array[index] = rows`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_RATIO = 0.5
 
 
 def run(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Report:
-    """Time `runs` runs of `batches` upserts each; of duplicate keys the last wins on both sides."""
+    """Time `runs` runs of `batches` upserts each; on both sides the last of duplicate keys wins."""
     report = Report("upsert", {"rows": rows, "dim": dim, "batch": batch, "batches": batches, "runs": runs})
     report.facts["compile_s"] = compile_seconds(dim)
     with resident(rows, dim, folder) as pair:
@@ -36,7 +36,7 @@ def run(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path |
         promotions, spills = pair.var.stats.promotions, pair.var.stats.spills
         rates, peer = take_turns((ours, array), runs, batches * batch)
         if (pair.var.stats.promotions, pair.var.stats.spills) != (promotions, spills):
-            raise AssertionError("some rows were not hot: this did not measure what it says")
+            raise AssertionError("some rows were not hot, so the measurement is not valid")
         touched: Ids = np.concatenate([positions for run in work for positions in run])[:1_000_000]
         assert_same(pair, touched)
     report.lines = [compare("upsert", "rows/s", rates, "array[index] = rows", peer, LEAST_RATIO)]

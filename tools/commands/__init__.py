@@ -1,2 +1,1 @@
-"""The verbs of the command line, grouped by what they are for; each turns arguments into one call and prints the
-result."""
+"""The subcommands of the command line, grouped by purpose. Each calls one function and prints its result."""

@@ -1,4 +1,4 @@
-"""`kvemb info`, `ls`, `peek`, `stats` and `diff`: the commands of kvemb.tools.inspect and kvemb.tools.diff."""
+"""`kvemb info`, `ls`, `peek`, `stats`, `diff` and `report`: commands that read and change nothing."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvemb.tools import inspect, table_stats
 from kvemb.tools.reading import newest
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
-Place = Annotated[
+PointPath = Annotated[
     Path,
     typer.Argument(parser=local_path, help="A checkpoint, or a store, which is read as of its last durable point."),
 ]
-Variable = Annotated[str | None, typer.Argument(help="The variable; needed where there are several.")]
-# Numbers of a row that are shown.
+Variable = Annotated[str | None, typer.Argument(help="The variable; required if there are several.")]
+# How many numbers of a row are shown.
 SHOWN = 6
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-def info(path: Place, as_json: AsJson = False) -> None:
-    """Say what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, parent, calls.
+def info(path: PointPath, as_json: AsJson = False) -> None:
+    """Show what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, parent, calls.
 
     Example: kvemb info checkpoints/00000042
     """
@@ -39,12 +39,12 @@ def info(path: Place, as_json: AsJson = False) -> None:
         ("files", f"{len(found.files):,}, {size(found.nbytes)}, of which tables {size(tables)}"),
     ]
     for each in found.variables:
-        about = each.described
-        kind = f"{about['dim']} {about['value_dtype']}, keys {about['key_dtype']}"
+        described = each.described
+        kind = f"{described['dim']} {described['value_dtype']}, keys {described['key_dtype']}"
         lines.append((each.name, f"{each.rows:,} rows of {kind}"))
-        lines.append(("", f"uses recorded by {about['recording_calls']:,} calls"))
-        parts = [what for what in ("optimizer", "policy", "initializer") if about[what]]
-        lines += [("", f"{what}: {_brief(about[what])}") for what in parts]
+        lines.append(("", f"uses recorded by {described['recording_calls']:,} calls"))
+        parts = [what for what in ("optimizer", "policy", "initializer") if described[what]]
+        lines += [("", f"{what}: {_brief(described[what])}") for what in parts]
     summary = {**asdict(found), "path": str(path), "nbytes": found.nbytes}
     Screen(False, as_json).close(f"kvemb info {path}", lines, summary)
 
@@ -58,13 +58,16 @@ def _brief(described: dict[str, Any]) -> str:
 def ls(
     path: Annotated[
         Path,
-        typer.Argument(parser=local_path, help="A checkpoint, a store, or a series, of which the newest is meant."),
+        typer.Argument(
+            parser=local_path, help="A checkpoint, a store, or a series, whose newest checkpoint is listed."
+        ),
     ],
     files: Annotated[bool, typer.Option("--files", help="List files instead of variables.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the variables, or with --files the files, one a line: size, then name. Of a series, those of its newest
-    checkpoint, which stderr tells.
+    """List variables with their rows, or with --files the files with their bytes, one per line.
+
+    Given a series, list those of its newest checkpoint, which is named on stderr.
 
     Example: kvemb ls store --files
     """
@@ -77,26 +80,26 @@ def ls(
         screen.close("", [], dict(listed))
         return
     for name, number in listed.items():
-        screen.tell(f"{number:>15,}  {name}")
+        screen.print_line(f"{number:>15,}  {name}")
 
 
 def peek(
-    path: Place,
+    path: PointPath,
     variable: Variable = None,
     keys: Annotated[list[int] | None, typer.Argument(help="Keys; without them, the first rows.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many rows, where no key is given.")] = 10,
-    neighbours: Annotated[int, typer.Option(min=0, help="For each row, the nearest others by cosine.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="How many rows, if no key is given.")] = 10,
+    neighbours: Annotated[int, typer.Option(min=0, help="How many nearest rows by cosine to show for each.")] = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show rows by key, and with --neighbours the nearest to each; exit with 1 if a key is not there.
+    """Show rows by key, and with --neighbours the nearest rows to each; exits with 1 if a key is missing.
 
     Example: kvemb peek checkpoints/00000042 users 17 42 --neighbours 5
     """
     screen = Screen(quiet, as_json)
-    with screen.counting("peek") as tell:
-        found = inspect.peek(path, variable, keys, count=count, neighbours=neighbours, progress=tell)
-    rows, lines, told = found.rows, [], []
+    with screen.counting("peek") as update:
+        found = inspect.peek(path, variable, keys, count=count, neighbours=neighbours, progress=update)
+    rows, lines, records = found.rows, [], []
     for at, key in enumerate(rows.keys.tolist()):
         numbers = rows.values[at].astype(float).tolist()
         shown = " ".join(f"{number:.4g}" for number in numbers[:SHOWN]) + (" ..." if len(numbers) > SHOWN else "")
@@ -106,34 +109,34 @@ def peek(
         lines.append((str(key), f"{shown}   score {score:g}, changed at call {step:,}"))
         near = found.neighbours.get(key, [])
         lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in near]
-        told.append({"key": key, "values": numbers, "score": score, "step": step, "neighbours": near})
+        records.append({"key": key, "values": numbers, "score": score, "step": step, "neighbours": near})
         for slot, array in (rows.slots or {}).items():
-            told[-1][slot] = array[at].astype(float).tolist()
-    lines += [(str(key), "not there") for key in found.missing]
-    screen.close(f"kvemb peek {path}", lines, {"rows": told, "missing": found.missing})
+            records[-1][slot] = array[at].astype(float).tolist()
+    lines += [(str(key), "missing") for key in found.missing]
+    screen.close(f"kvemb peek {path}", lines, {"rows": records, "missing": found.missing})
     if found.missing:
         raise typer.Exit(1)
 
 
-def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Say what the numbers of a variable are: norms, means, dead rows, duplicates, NaNs, scores, ages.
+def stats(path: PointPath, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
+    """Show statistics of a variable: norms, means, dead rows, duplicates, NaNs, scores, ages.
 
     Example: kvemb stats checkpoints/00000042 users
     """
     screen = Screen(quiet, as_json)
-    with screen.counting("stats") as tell:
-        found = table_stats.stats(path, variable, progress=tell)
+    with screen.counting("stats") as update:
+        found = table_stats.stats(path, variable, progress=update)
     mean, spread = found.mean, found.spread
     keys = f": {', '.join(map(str, found.not_finite_keys))}" if found.not_finite else ""
     lines = [
         ("rows", f"{found.rows:,}"),
         ("uses recorded by", f"{found.recording_calls:,} calls"),
-        ("as they were made", f"{found.dead:,} rows"),
+        ("as initialized", f"{found.dead:,} rows"),
         ("equal to another", f"{found.duplicates:,} rows"),
         ("NaN or infinite", f"{found.not_finite:,} rows{keys}"),
         ("norm", _histogram(found.norms)),
         ("score", _histogram(found.scores)),
-        ("age in such calls", _histogram(found.ages)),
+        ("age in these calls", _histogram(found.ages)),
         ("mean of a column", f"{min(mean):.4g} to {max(mean):.4g}" if mean else ""),
         ("spread of a column", f"{min(spread):.4g} to {max(spread):.4g}" if spread else ""),
     ]
@@ -151,14 +154,16 @@ def _histogram(found: table_stats.Histogram) -> str:
 def diff(
     a: Annotated[Path, typer.Argument(parser=local_path, help="A checkpoint, or a store.")],
     b: Annotated[Path, typer.Argument(parser=local_path, help="Another one.")],
-    variable: Annotated[str | None, typer.Option(help="Only this one.")] = None,
+    variable: Annotated[str | None, typer.Option(help="Compare only this variable.")] = None,
     top: Annotated[int, typer.Option(min=0, help="How many of the rows that moved most to name.")] = 10,
-    format: Annotated[str, typer.Option(help="table, or parquet: the rows that differ, to --out.")] = "table",
+    format: Annotated[
+        str, typer.Option(help="table, or parquet, which also writes the rows that differ to --out.")
+    ] = "table",
     out: Annotated[str, typer.Option(help="The Parquet file.")] = "diff.parquet",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what differs: rows that came, went and changed, how far they moved, and which moved most.
+    """Show what differs: rows added, removed and changed, how far rows moved, and which moved most.
 
     Example: kvemb diff checkpoints/00000041 checkpoints/00000042 --variable users
     """
@@ -168,8 +173,8 @@ def diff(
         raise WrongUsage(f"--format must be table or parquet, got {format!r}")
     screen = Screen(quiet, as_json)
     target = out if format == "parquet" else None
-    with screen.counting("diff") as tell:
-        found = differing.diff(a, b, variable=variable, top=top, out=target, progress=tell)
+    with screen.counting("diff") as update:
+        found = differing.diff(a, b, variable=variable, top=top, out=target, progress=update)
     lines = []
     for each in found:
         how = "as recorded" if each.recorded else "found by reading both"
@@ -179,7 +184,7 @@ def diff(
         counted = zip(each.l2.upto, each.l2.counts, strict=True)
         lines += [("", f"  {_upto(most):>11}: {count:,}") for most, count in counted if count]
         lines += [("", "moved most:")] * bool(each.most)
-        lines += [("", f"  key {row.key}: by {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
+        lines += [("", f"  key {row.key}: l2 {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
     if target is not None:
         lines.append(("rows", target))
     screen.close(f"kvemb diff {a} {b}", lines, {"variables": [asdict(each) for each in found]})
@@ -193,21 +198,21 @@ def report(
     path: Annotated[
         Path, typer.Argument(parser=local_path, help="A checkpoint, a store, or the root of a series of checkpoints.")
     ],
-    out: Annotated[str, typer.Option(help="The page.")] = "report.html",
+    out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page to look at: growth and churn of a series, norms, scores, what moved, a projection.
+    """Write one HTML page: growth and churn of a series, norms, scores, what moved, a projection.
 
-    A checkpoint of the series that cannot be read is named there; exits with 1 then, once the page is written.
+    If a checkpoint of the series cannot be read, the page names it, and the exit code is 1.
 
     Example: kvemb report checkpoints --out model.html
     """
     from kvemb.tools.report import report as write
 
     screen = Screen(quiet, as_json)
-    with screen.counting("report") as tell:
-        made = write(path, out, progress=tell)
+    with screen.counting("report") as update:
+        made = write(path, out, progress=update)
     lines = [("wrote", made.out), *((f"{name} cannot be read", why) for name, why in made.damages.items())]
     screen.close(f"kvemb report {path}", lines, {"out": made.out, "damages": made.damages})
     if made.damages:

@@ -14,7 +14,7 @@ from kvemb.tools.formats.known import FORMATS, names
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path
 
 _FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
-Variable = Annotated[str | None, typer.Option(help="The variable; needed where there are several.")]
+Variable = Annotated[str | None, typer.Option(help="The variable; required if there are several.")]
 
 
 def export(
@@ -24,21 +24,25 @@ def export(
     ],
     out: Annotated[str, typer.Argument(help="A new file or folder, a URL, or - for a pipe.")],
     variable: Variable = None,
-    format: Annotated[str | None, typer.Option(help=f"{names(written=True)}; else as OUT ends.")] = None,
-    where: Annotated[list[str] | None, typer.Option(help="Such as 'score >= 3 and key in 0..999'.")] = None,
-    since: Annotated[
-        Path | None, typer.Option(parser=local_path, help="A checkpoint before PATH: only what changed since.")
+    format: Annotated[str | None, typer.Option(help=f"{names(written=True)}; default: by the ending of OUT.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="A condition, such as 'score >= 3 and key in 0..999'.")
     ] = None,
-    dtype: Annotated[Literal["float16", "bfloat16", "int8"] | None, typer.Option(help="Of the values.")] = None,
-    normalize: Annotated[bool, typer.Option("--normalize", help="Give each row the length 1.")] = False,
-    with_slots: Annotated[bool, typer.Option("--with-slots", help="Columns for the optimizer's slots.")] = False,
-    with_scores: Annotated[bool, typer.Option("--with-scores", help="Columns for score and step.")] = False,
-    partitions: Annotated[int, typer.Option(min=1, help="Files, of ranges of keys, in the folder OUT.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that write them.")] = 1,
+    since: Annotated[
+        Path | None, typer.Option(parser=local_path, help="An earlier checkpoint: export only rows that changed since.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "int8"] | None, typer.Option(help="Another dtype for the values.")
+    ] = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale each row to norm 1.")] = False,
+    with_slots: Annotated[bool, typer.Option("--with-slots", help="Export the optimizer's slots too.")] = False,
+    with_scores: Annotated[bool, typer.Option("--with-scores", help="Export score and step too.")] = False,
+    partitions: Annotated[int, typer.Option(min=1, help="Number of files, one per key range, in the folder OUT.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes that write them.")] = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a variable to what others read, in key order, in memory that does not follow its size.
+    """Write a variable to a file format, in key order. Memory does not grow with the table.
 
     Example: kvemb export checkpoints/00000042 users.parquet --variable users --with-slots --with-scores
     """
@@ -46,7 +50,7 @@ def export(
 
     piped = out == PIPE
     screen = Screen(quiet or piped, as_json)
-    with screen.counting("export") as tell:
+    with screen.counting("export") as update:
         done = tool.export(
             path,
             sys.stdout.buffer if piped else out,
@@ -60,7 +64,7 @@ def export(
             with_scores=with_scores,
             partitions=partitions,
             jobs=jobs,
-            progress=tell,
+            progress=update,
         )
     if piped:
         return
@@ -68,26 +72,28 @@ def export(
     if since is not None:
         lines.append(("removed", f"{done.removed:,} keys, in {tool.removed_beside(done.out)}"))
     if done.left_out:
-        lines.append(("note", f"without {' and '.join(done.left_out)}: training cannot go on from it"))
+        lines.append(("note", f"without {' and '.join(done.left_out)}: training cannot continue"))
     screen.close(f"kvemb export {path}", lines, asdict(done))
 
 
 def import_(
     source: Annotated[str, typer.Argument(metavar="IN", help="A file, a folder, a URL, or - for a pipe.")],
-    path: Annotated[Path, typer.Argument(parser=local_path, help="A store; made if it is missing.")],
-    variable: Annotated[str | None, typer.Option(help="Its name; else the one in IN, or IN's.")] = None,
-    format: Annotated[str | None, typer.Option(help=f"{names()}; else as IN ends.")] = None,
+    path: Annotated[Path, typer.Argument(parser=local_path, help="A store; created if it does not exist.")],
+    variable: Annotated[str | None, typer.Option(help="Its name; default: the name in IN, or that of IN.")] = None,
+    format: Annotated[str | None, typer.Option(help=f"{names()}; default: by the ending of IN.")] = None,
     on_conflict: Annotated[
-        Literal["replace", "keep", "error"], typer.Option(help="What becomes of rows that are there.")
+        Literal["replace", "keep", "error"], typer.Option(help="What to do if a row exists already.")
     ] = "error",
     key_column: Annotated[str | None, typer.Option(help="The column of keys.")] = None,
-    value_column: Annotated[str | None, typer.Option(help="The column of rows; of a PyTorch file, the weight.")] = None,
+    value_column: Annotated[
+        str | None, typer.Option(help="The column of values; of a PyTorch file, the weight.")
+    ] = None,
     key_dtype: Annotated[Literal["int64", "int32", "uint64"] | None, typer.Option(help="Of a new variable.")] = None,
     value_dtype: Annotated[str | None, typer.Option(help="Of a new variable.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Load a table into a variable, new or there already. What kvemb exported whole comes back bit for bit.
+    """Load a table into a new or an existing variable. An export with slots and scores comes back bit for bit.
 
     Example: kvemb import pretrained.parquet store --variable items --key-column id --value-column embedding
     """
@@ -95,7 +101,7 @@ def import_(
 
     piped = source == PIPE
     screen = Screen(quiet, as_json)
-    with screen.counting("import") as tell:
+    with screen.counting("import") as update:
         done = import_table(
             sys.stdin.buffer if piped else source,
             path,
@@ -106,7 +112,7 @@ def import_(
             value_column=value_column,
             key_dtype=key_dtype,
             value_dtype=value_dtype,
-            progress=tell,
+            progress=update,
         )
     lines = [
         ("variable", f"{done.variable}, {done.rows:,} rows now"),

@@ -1,4 +1,4 @@
-"""`kvemb restore`: a store made from a checkpoint, by the command line what kvemb.restore is in a program."""
+"""`kvemb restore`: make a store of a checkpoint, as kvemb.restore does."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from kvemb.tools.failures import WrongUsage
 from kvemb.tools.reading import newest
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
-# Nothing is looked up: the least that a store opens with.
+# No rows are looked up, so this is the smallest budget of a store.
 BUDGET = "32MiB"
 
 
 def restore(
     checkpoint: Annotated[
-        Path, typer.Argument(parser=local_path, help="A checkpoint, which never changes; of a series, its newest.")
+        Path, typer.Argument(parser=local_path, help="A checkpoint, which is not changed; of a series, its newest.")
     ],
-    path: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="STORE", help="A new directory: the store that is made.")
-    ],
-    variable: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
+    path: Annotated[Path, typer.Argument(parser=local_path, metavar="STORE", help="A new directory for the store.")],
+    variable: Annotated[
+        list[str] | None, typer.Option(help="Restore only this variable; may be given several times.")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a store from a checkpoint, to be trained on; on one filesystem they share their files.
+    """Make a store of a checkpoint, to train on; on one filesystem they share their files.
 
     Example: kvemb restore checkpoints/00000042 store
     """
     checkpoint = newest(checkpoint)
     known = sorted(kvemb.Checkpoint(checkpoint).variables)
-    if strange := [name for name in variable or [] if name not in known]:
-        raise WrongUsage(f"{checkpoint} has no variable {strange[0]!r}; it has {', '.join(known) or 'none'}")
+    if unknown := [name for name in variable or [] if name not in known]:
+        raise WrongUsage(f"{checkpoint} has no variable {unknown[0]!r}; it has {', '.join(known) or 'none'}")
     kvemb.restore(checkpoint, path, memory_budget=BUDGET, variables=variable or None).close()
     made = kvemb.Checkpoint.at(path)
     rows = {name: entry.rows for name, entry in sorted(made.variables.items())}

@@ -1,4 +1,4 @@
-"""`kvemb restrict`, `compact`, `drop` and `migrate`: changing a store offline, with what it was before and is after."""
+"""`kvemb restrict`, `compact`, `drop`, `migrate`: change a store offline, and print rows and bytes before and after."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from kvemb.tools.reading import chosen
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
 BUDGET = "128MiB"
-Store = Annotated[Path, typer.Argument(parser=local_path, help="A store that nobody has open.")]
+Store = Annotated[Path, typer.Argument(parser=local_path, help="A store that no process has open.")]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def _bytes(path: Path) -> int:
-    """Bytes of a store's durable point."""
+    """Return the bytes of a store's durable point."""
     return kvemb.Checkpoint.at(path).nbytes
 
 
 def _open(path: Path) -> kvemb.Store:
-    kvemb.Checkpoint.at(path)  # a path where nothing is would become a store
+    kvemb.Checkpoint.at(path)  # raises if there is no store, which kvemb.open would create
     return kvemb.open(path, memory_budget=BUDGET)
 
 
 def restrict(
     path: Store,
-    keep: Annotated[int, typer.Argument(min=0, help="How many rows stay: those with the highest scores.")],
-    variable: Annotated[str | None, typer.Option(help="The variable; needed where there are several.")] = None,
+    keep: Annotated[int, typer.Argument(min=0, help="How many rows to keep: those with the highest scores.")],
+    variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bound a variable by its policy: the rows with the lowest scores leave.
+    """Bound a variable by its policy: removes the rows with the lowest scores.
 
     Example: kvemb restrict store 1000000 --variable users
     """
     before = _bytes(path)
     screen = Screen(quiet, as_json)
-    with screen.counting("restrict") as tell, _open(path) as store:
+    with screen.counting("restrict") as update, _open(path) as store:
         table = store.variables[chosen(path, list(store.variables), variable)]
         if table.restrict_policy is None:
             raise BadInput(f"variable {table.name!r} has no policy; give it one with kvemb migrate --policy frequency")
         rows = table.size()
-        left = bulk.restrict(table, keep, progress=tell)
+        left = bulk.restrict(table, keep, progress=update)
         now = table.size()
     after = _bytes(path)
     lines = [
         (table.name, f"{rows:,} rows before, {now:,} after: {left:,} removed"),
-        ("bytes", f"{size(before)} before, {size(after)} after; may grow until kvemb compact gives room back"),
+        ("bytes", f"{size(before)} before, {size(after)} after; may grow until kvemb compact frees the space"),
     ]
     summary: dict[str, object] = {"variable": table.name, "rows_before": rows, "rows_after": now}
     summary |= {"bytes_before": before, "bytes_after": after}
@@ -62,14 +62,14 @@ def restrict(
 
 
 def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Reclaim the room of rows that were replaced or removed.
+    """Free the disk space of rows that were replaced or removed.
 
     Example: kvemb compact store
     """
     before = _bytes(path)
     screen = Screen(quiet, as_json)
-    with screen.counting("compact") as tell, _open(path) as store:
-        bulk.compact(store, progress=tell)
+    with screen.counting("compact") as update, _open(path) as store:
+        bulk.compact(store, progress=update)
     after = _bytes(path)
     lines = [("bytes", f"{size(before)} before, {size(after)} after")]
     screen.close(f"kvemb compact {path}", lines, {"bytes_before": before, "bytes_after": after})
@@ -82,7 +82,7 @@ def drop(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Drop a variable with all its rows: says how many, and asks. Checkpoints that were made before keep it.
+    """Delete a variable with all its rows: says how many, and asks. Earlier checkpoints keep it.
 
     Example: kvemb drop store users
     """
@@ -92,7 +92,7 @@ def drop(
         name = chosen(path, list(store.variables), variable)
         rows = kvemb.Checkpoint.at(path).variables[name].rows
         if not as_json:
-            screen.tell(f"{rows:,} rows of {name!r} will be gone from {path}")
+            screen.print_line(f"{rows:,} rows of {name!r} will be deleted from {path}")
         _ask("drop", yes)
         store.drop_variable(name)
     after = _bytes(path)
@@ -102,34 +102,38 @@ def drop(
 
 
 def _ask(command: str, yes: bool) -> None:
-    """Go on only where somebody agrees. Raises WrongUsage where nobody can."""
+    """Ask for confirmation. Raises Exit if it is refused, WrongUsage if stdin is not a terminal."""
     if not yes:
         if not sys.stdin.isatty():
-            raise WrongUsage(f"{command} asks before it writes, and nobody is there to answer; give --yes")
-        if not typer.confirm("Go on?"):
+            raise WrongUsage(f"{command} asks before it writes, but stdin is not a terminal; give --yes")
+        if not typer.confirm("Continue?"):
             raise typer.Exit(1)
 
 
 def migrate(
     path: Annotated[Path, typer.Argument(parser=local_path, help="A checkpoint, or a store, which is not changed.")],
-    out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory: the store that is made.")],
-    variable: Annotated[str | None, typer.Option(help="The variable; needed where there are several.")] = None,
+    out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory for the store.")],
+    variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="As adagrad, or none; adagrad:0.1 with that learning rate, or only another rate."),
+        typer.Option(help="Such as adagrad, or none; adagrad:0.1 also gives the learning rate."),
     ] = None,
-    slots: Annotated[Literal["keep", "anew"], typer.Option(help="Slots that both have.")] = "keep",
-    value_dtype: Annotated[str | None, typer.Option(help="Another dtype of values.")] = None,
-    dim: Annotated[int | None, typer.Option(min=1, help="Longer rows get zeros, shorter ones are cut.")] = None,
-    key_dtype: Annotated[Literal["int64", "int32", "uint64"] | None, typer.Option(help="Of keys.")] = None,
+    slots: Annotated[
+        Literal["keep", "anew"], typer.Option(help="Slots that both optimizers have: keep or reset.")
+    ] = "keep",
+    value_dtype: Annotated[str | None, typer.Option(help="Another dtype for the values.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Another dim: rows are padded with zeros, or cut.")] = None,
+    key_dtype: Annotated[
+        Literal["int64", "int32", "uint64"] | None, typer.Option(help="Another dtype for the keys.")
+    ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="frequency, timestamp or none; frequency:1000 with that half-life in steps.")
+        str | None, typer.Option(help="frequency, timestamp or none; frequency:1000 also gives a half-life in steps.")
     ] = None,
     yes: Yes = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new store with a variable of another optimizer, dtype, dim or policy: says what it will do, and asks.
+    """Copy a variable to a new store with another optimizer, dtype, dim or policy: says what will change, and asks.
 
     Example: kvemb migrate checkpoints/00000042 smaller --value-dtype float16 --optimizer none --yes
     """
@@ -146,11 +150,11 @@ def migrate(
     )
     screen = Screen(quiet, as_json)
     if not as_json:
-        screen.tell(f"{found.rows:,} rows of {found.variable!r} to {out}:")
+        screen.print_line(f"{found.rows:,} rows of {found.variable!r} to {out}:")
         for step in found.steps:
-            screen.tell(f"  {step}")
+            screen.print_line(f"  {step}")
     _ask("migrate", yes)
-    with screen.counting("migrate") as tell:
-        rows = migrating.migrate(found, progress=tell)
+    with screen.counting("migrate") as update:
+        rows = migrating.migrate(found, progress=update)
     lines = [("made", f"{out}, {rows:,} rows")]
     screen.close(f"kvemb migrate {path}", lines, {"out": str(out), "rows": rows, "steps": found.steps})

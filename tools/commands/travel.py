@@ -1,4 +1,4 @@
-"""`kvemb push` and `kvemb pull`: a series of checkpoints to and from anywhere that fsspec reaches."""
+"""`kvemb push` and `kvemb pull`: copy checkpoints of a series to and from any URL that fsspec reaches."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ import typer
 import kvemb
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
-Number = Annotated[int | None, typer.Option(min=1, help="The checkpoint's number; the newest without it.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Files that travel at once.")]
+Number = Annotated[int | None, typer.Option(min=1, help="The checkpoint's number; default: the newest.")]
+Jobs = Annotated[int, typer.Option(min=1, help="How many files to transfer at once.")]
 
 
 def push(
     root: Annotated[
-        Path, typer.Argument(parser=local_path, help="A series of checkpoints here (kvemb.CheckpointManager).")
+        Path, typer.Argument(parser=local_path, help="A local series of checkpoints (kvemb.CheckpointManager).")
     ],
-    url: Annotated[str, typer.Argument(help="Where to: a folder, s3://bucket/prefix, ...")],
+    url: Annotated[str, typer.Argument(help="The destination: a folder, s3://bucket/prefix, ...")],
     number: Number = None,
-    keep: Annotated[int | None, typer.Option(min=1, help="How many of the newest stay there.")] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Keep only this many of the newest checkpoints there.")
+    ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read what is there of it, and replace what changed.")
+        bool, typer.Option("--verify", help="Also read the files that are there, and replace damaged ones.")
     ] = False,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a checkpoint elsewhere: only files that are not there travel, and it appears there last.
+    """Copy a checkpoint to a remote: sends only files that are not there; its manifest is sent last.
 
     Example: kvemb push checkpoints s3://bucket/model
     """
     screen = Screen(quiet, as_json)
-    with screen.reading("push") as tell:
+    with screen.reading("push") as update:
         series = kvemb.CheckpointManager(root)
-        done = series.push(url, number=number, keep=keep, verify=verify, jobs=jobs, progress=tell)
+        done = series.push(url, number=number, keep=keep, verify=verify, jobs=jobs, progress=update)
     lines = [
         ("checkpoint", f"{done.number:08d}"),
         ("sent", f"{done.files:,} files, {size(done.nbytes)}"),
@@ -46,25 +48,25 @@ def push(
 
 
 def pull(
-    url: Annotated[str, typer.Argument(help="Where from: a folder, s3://bucket/prefix, ...")],
+    url: Annotated[str, typer.Argument(help="The source: a folder, s3://bucket/prefix, ...")],
     root: Annotated[
-        Path, typer.Argument(parser=local_path, help="The series here that it becomes part of; made if it is missing.")
+        Path, typer.Argument(parser=local_path, help="The local series to add it to; created if it does not exist.")
     ],
     number: Number = None,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a checkpoint from elsewhere: only files that no checkpoint here has travel, and each is verified.
+    """Copy a checkpoint from a remote: fetches only files that no local checkpoint has, and verifies each.
 
     Example: kvemb pull s3://bucket/model checkpoints
     """
     screen = Screen(quiet, as_json)
-    with screen.reading("pull") as tell, kvemb.CheckpointManager(root) as manager:
-        here = {manager.path(each) for each in manager.numbers()}
-        found = manager.pull(url, number=number, jobs=jobs, progress=tell)
+    with screen.reading("pull") as update, kvemb.CheckpointManager(root) as manager:
+        existing = {manager.path(each) for each in manager.numbers()}
+        found = manager.pull(url, number=number, jobs=jobs, progress=update)
     rows = sum(entry.rows for entry in found.variables.values())
-    known = found.path in here
+    known = found.path in existing
     lines = [
         ("checkpoint", f"{found.path}{', was here already' if known else ''}"),
         ("holds", f"{rows:,} rows, {size(found.nbytes)}"),

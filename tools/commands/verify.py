@@ -1,4 +1,4 @@
-"""`kvemb verify` and `kvemb repair`: whether a checkpoint or a store is sound, and saving what can be read of one."""
+"""`kvemb verify` and `kvemb repair`: check a checkpoint or a store for damage, and save what can be read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import kvemb
 from kvemb.errors import StoreNotFound
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
-# Key ranges of a variable that are told one by one.
-TOLD_GAPS = 5
+# How many lost key ranges of a variable are listed.
+LISTED_GAPS = 5
 
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(parser=local_path, help="A checkpoint, or a store that nobody has open for writing.")
+        Path, typer.Argument(parser=local_path, help="A checkpoint, or a store that no process has open for writing.")
     ],
     deep: Annotated[bool, typer.Option("--deep", help="Read every file, record and key.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong with a checkpoint or a closed store, naming the file; exit with 1 if anything is.
+    """Check a checkpoint or a closed store, and name every damaged file; exits with 1 if there is any.
 
     Example: kvemb verify checkpoints/00000042 --deep
     """
     screen = Screen(quiet, as_json)
-    with screen.reading("verify") as tell:
-        found = kvemb.verify(path, deep=deep, progress=tell)
+    with screen.reading("verify") as update:
+        found = kvemb.verify(path, deep=deep, progress=update)
     for line in (*found.findings, *found.notes):
-        screen.tell(line)
+        screen.print_line(line)
     sound = "sound: every byte was read" if deep else "no damage found; tables were not read: --deep reads them"
     lines = [("outcome", sound if found else f"damaged: findings above, {len(found.findings)}")]
     lines += [(name, f"{rows:,} rows") for name, rows in found.rows.items()]
@@ -44,30 +44,29 @@ def verify(
 
 def repair(
     path: Annotated[Path, typer.Argument(parser=local_path, help="A damaged checkpoint or store; it is not changed.")],
-    out: Annotated[
-        Path, typer.Argument(parser=local_path, help="A new directory: the store that is made of what can be read.")
-    ],
+    out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory for the store.")],
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new store of what can be read of a damaged one, and tell what is lost; exit with 1 if rows are.
+    """Make a new store of what can be read of a damaged one, and list what is lost; exits with 1 if rows are lost.
 
-    Restoring from a sound checkpoint is better where there is one. Example: kvemb repair store repaired
+    If there is an undamaged checkpoint, restore that instead. Example: kvemb repair store repaired
     """
     screen = Screen(quiet, as_json)
-    with screen.reading("repair") as tell:
+    with screen.reading("repair") as update:
         try:
-            done = kvemb.repair(path, out, progress=tell)
+            done = kvemb.repair(path, out, progress=update)
         except StoreNotFound:
-            kvemb.Checkpoint.at(path)  # which says what is there instead
+            kvemb.Checkpoint.at(path)  # raises an error that says what is there instead
+
             raise
     for line in done.damages:
-        screen.tell(line)
+        screen.print_line(line)
     lines = [("made", str(out)), ("damages", f"{len(done.damages)}")]
     for name, saved in done.variables.items():
         lines.append((name, f"{saved.rows:,} rows saved, {saved.lost:,} lost"))
-        lines += [("", f"keys {first} to {last} left out") for first, last in saved.gaps[:TOLD_GAPS]]
-        if more := saved.gaps[TOLD_GAPS:]:
+        lines += [("", f"keys {first} to {last} left out") for first, last in saved.gaps[:LISTED_GAPS]]
+        if more := saved.gaps[LISTED_GAPS:]:
             lines.append(("", f"and {len(more):,} more ranges; --json lists all"))
     lines.append(("from the log", f"{done.logged:,} rows"))
     screen.close(f"kvemb repair {path}", lines, {**asdict(done), "source": str(done.source), "out": str(out)})

@@ -1,9 +1,9 @@
-"""A click log that never ends, and never repeats: the demo's input.
+"""A generated click log without end or repetition: the demo's input.
 
-Users and items have Zipf popularity, ids that nobody has seen arrive all the time, and each rank of popularity changes
-hands now and then. Whether a shown item is clicked is drawn from a hidden logistic model of latent factors, so that
-there is something to learn. Everything is a pure function of (seed, position in the log): memory does not grow with
-the number of ids, and any part of the log can be drawn again. Immutable, so any thread may read.
+Users and items have Zipf popularity, new ids arrive all the time, and popularity ranks pass to other ids now and then.
+Clicks are drawn from a hidden logistic model of latent factors, so that there is something to learn. Everything is a
+pure function of (seed, position in the log): memory does not grow with the number of ids, and any part of the log can
+be drawn again. Immutable, so thread-safe.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def unit(words: Words) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Population:
-    """The users, or the items: who is there at each time, and how popular each of them is.
+    """The users, or the items: which exist at each time, and how popular each is.
 
-    salt: tells populations apart. at_start: ids known when the log begins. arrivals: new ids for each line of the
-    log, below 1; so large a share of lines shows an id that has just arrived. zipf: exponent of popularity, not 1.
-    tenure: lines after which a rank of popularity passes to another id, each rank at a time of its own.
+    salt: different for each population. at_start: number of ids when the log begins. arrivals: new ids per line of the
+    log, below 1; the same share of lines shows an id that has just arrived. zipf: exponent of popularity, not 1.
+    tenure: lines after which a popularity rank passes to another id, at different times for different ranks.
     """
 
     salt: int
@@ -66,7 +66,7 @@ class Population:
         return mix(index, self.salt).view(np.int64)
 
     def _holders(self, ranks: Ints, times: Ints) -> Ints:
-        """Return which id holds each rank at each time. Two ranks may share one: their popularity adds up."""
+        """Return the index of the id with each rank at each time. If an id has two ranks, their popularity adds up."""
         phase = (mix(ranks, self.salt + 1) % np.uint64(self.tenure)).astype(np.int64)
         turns = (times + phase) // self.tenure
         since = np.maximum(0, turns * self.tenure - phase)
@@ -89,13 +89,13 @@ class Clicks:
 
 @dataclass(frozen=True)
 class ClickLog:
-    """A log of `lines` lines; the population's sizes and its drift follow from that length."""
+    """A log of `lines` lines; the sizes and the drift of the populations are proportional to it."""
 
     seed: int
     lines: int
 
     def part(self, start: int, count: int, stream: int = TRAINING) -> Clicks:
-        """Draw lines [start, start + count). Of one moment, HELD_OUT lines are others than TRAINING ones."""
+        """Draw lines [start, start + count). HELD_OUT lines differ from the TRAINING lines of the same positions."""
         chance = np.random.default_rng([self.seed, stream, start])
         times = np.arange(start, start + count, dtype=np.int64)
         users, items = self.people.draw(times, chance), self.things.draw(times, chance)
@@ -103,9 +103,9 @@ class ClickLog:
         return Clicks(users, items, clicked.astype(np.float32))
 
     def logits(self, users: Ints, items: Ints) -> npt.NDArray[np.float64]:
-        """Return the hidden model's log-odds of a click (n,): no other model can rank the lines better."""
+        """Return the hidden model's log-odds of a click (n,), the best possible ranking of the lines."""
         people, things = self.people, self.things
-        # People differ less than things do; the match of the two is worth as much as both together.
+        # Users differ less than items; the match of the two has as much variance as both together.
         logits = -1.2 + 0.6 * people.taste(users, 0) + 1.0 * things.taste(items, 0)
         for column in range(1, HIDDEN_FACTORS + 1):
             logits += 0.6 * people.taste(users, column) * things.taste(items, column)
@@ -113,24 +113,24 @@ class ClickLog:
 
     @property
     def people(self) -> Population:
-        """The users: one for each eight lines at the start, and a third as many arriving while the log runs."""
+        """The users: one for every eight lines at the start; a third as many arrive while the log runs."""
         size = max(1, self.lines // 8)
         return Population(self.seed * 64 + 1, size, 0.04, 0.7, max(1, self.lines // 2))
 
     @property
     def things(self) -> Population:
-        """The items: fewer, and a few of them very popular."""
+        """The items: a tenth as many at the start, a few of them very popular."""
         size = max(1, self.lines // 80)
         return Population(self.seed * 64 + 33, size, 0.005, 0.9, max(1, self.lines // 2))
 
 
 def auc(scores: npt.NDArray[np.floating], clicked: Floats) -> float:
-    """Return the area under the ROC curve; ties count half. 0.5 is chance; nan when all lines are of one kind.
+    """Return the area under the ROC curve; ties count half. 0.5 is chance; NaN if all lines are of one class.
 
     scores (n,) float, clicked (n,) of 0 and 1. By ranks: Mann and Whitney, 1947.
     """
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    mean_ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
     hits = float(clicked.sum())
     misses = len(clicked) - hits
     if hits == 0 or misses == 0:

@@ -1,4 +1,4 @@
-"""The verb `kvemb demo`: its options, what they mean together, and where the demo works."""
+"""The command `kvemb demo`: its options, which of them go together, and the working directory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from kvemb.tools.screen import Screen, local_path
 
 def demo(
     files: Annotated[
-        list[Path] | None, typer.Argument(parser=local_path, metavar="FILE...", help="With --triples: the files.")
+        list[Path] | None,
+        typer.Argument(parser=local_path, metavar="FILE...", help="With --triples: files of triples."),
     ] = None,
     triples: Annotated[
-        bool, typer.Option("--triples", help="Train on knowledge-graph triples: head<TAB>relation<TAB>tail, or gzip.")
+        bool,
+        typer.Option(
+            "--triples", help="Train on knowledge-graph triples: head<TAB>relation<TAB>tail, plain or gzipped."
+        ),
     ] = False,
     clicks: Annotated[
         int | None, typer.Option(min=20, show_default="6,000,000", help="Lines of the generated click log.")
@@ -33,44 +37,44 @@ def demo(
     ] = None,
     dim: Annotated[int | None, typer.Option(min=1, show_default="32, or 200", help="Elements of an embedding.")] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, show_default="8192, or 512", help="Lines, or triples, of one step.")
+        int | None, typer.Option(min=1, show_default="8192, or 512", help="Lines, or triples, per step.")
     ] = None,
     budget: Annotated[str, typer.Option(help="The store's memory budget: bytes, or text such as 96MiB.")] = "64MiB",
-    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random data.")] = 0,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", parser=local_path, help="Work in this new or empty directory; default: a temporary one."),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the store and its checkpoint there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the closing figures as JSON, nothing else.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the closing table only.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the store and its checkpoint.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the closing figures, as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
 ) -> None:
     """Train a table larger than its memory budget: a generated click log, or with --triples a knowledge graph."""
     if triples and not files:
         raise typer.BadParameter("--triples needs at least one FILE")
     if files and not triples:
         raise typer.BadParameter(f"files are read with --triples: kvemb demo --triples {' '.join(map(str, files))}")
-    _refuse(triples, {"--clicks": clicks}, "goes without --triples")
-    _refuse(not triples, {"--epochs": epochs, "--hot": hot}, "goes with --triples")
-    with PatientInterrupts() as stop, workplace(directory, keep) as place:
+    _refuse(triples, {"--clicks": clicks}, "cannot be used with --triples")
+    _refuse(not triples, {"--epochs": epochs, "--hot": hot}, "can only be used with --triples")
+    with PatientInterrupts() as stop, workplace(directory, keep) as folder:
         screen = Screen(quiet, as_json)
         if triples:
             tuning = Tuning(dim=dim or Tuning.dim, batch=batch or Tuning.batch)
             share = 0.1 if hot is None else hot
             graph_run = run_triples.TripleRun(tuple(files or ()), epochs or 12, share, tuning, budget, seed)
-            run_triples.run(graph_run, place, screen, stop, place if keep else None)
+            run_triples.run(graph_run, folder, screen, stop, folder if keep else None)
         else:
             click_run = run_clicks.ClickRun(clicks or 6_000_000, dim or 32, batch or 8192, budget, seed)
-            run_clicks.run(click_run, place, screen, stop, place if keep else None)
-    _tell_what_next(screen, place if keep else None, "entity" if triples else "item")
+            run_clicks.run(click_run, folder, screen, stop, folder if keep else None)
+    _suggest_commands(screen, folder if keep else None, "entity" if triples else "item")
 
 
-def _tell_what_next(screen: Screen, kept: Path | None, variable: str) -> None:
-    """Say where the store is that was kept, and commands that look into it."""
+def _suggest_commands(screen: Screen, kept: Path | None, variable: str) -> None:
+    """Print where the kept store is, and commands that inspect it."""
     if kept is None:
-        screen.say("next: kvemb demo --keep --dir here, whose store and checkpoint can be looked into")
+        screen.milestone("next: kvemb demo --keep --dir here, to inspect the store and its checkpoint")
         return
-    screen.tell(f"kept: {kept}")
+    screen.print_line(f"kept: {kept}")
     store, checkpoint = (shlex.quote(str(kept / name)) for name in ("store", "checkpoint"))
     for command in (
         f"kvemb info {store}",
@@ -79,7 +83,7 @@ def _tell_what_next(screen: Screen, kept: Path | None, variable: str) -> None:
         f"kvemb diff {checkpoint} {store} --variable {variable}",
         f"kvemb report {store} --out {shlex.quote(str(kept / 'report.html'))}",
     ):
-        screen.say(f"next: {command}")
+        screen.milestone(f"next: {command}")
 
 
 def _refuse(refused: bool, given: dict[str, object], why: str) -> None:

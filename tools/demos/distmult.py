@@ -1,9 +1,9 @@
 """DistMult (Yang et al., ICLR 2015) over two variables of a store: entities, and relations.
 
-The score of a triple is the sum of head * relation * tail. A relation has one vector for each direction of asking
+The score of a triple is the sum of head * relation * tail. A relation has one vector for each direction of a question
 ("reciprocal relations", Lacroix, Usunier, Obozinski, ICML 2018), side by side in its row. Trained with a softmax of the
-right answer against sampled entities that the whole batch shares, and with the N3 regulariser of the same paper. One
-thread trains.
+right answer against sampled entities shared by the whole batch, and with the N3 regulariser of the same paper. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvemb.tools.demos.triple_files import Graph
 
 @dataclass(frozen=True)
 class Tuning:
-    """How to train: dim of an entity, triples a batch, negatives a batch; weight of the N3 term for each occurrence."""
+    """Hyperparameters: dim of an entity, triples and negatives per batch, weight of the N3 term per occurrence."""
 
     dim: int = 200
     batch: int = 512
@@ -32,7 +32,7 @@ class Tuning:
 
 
 class TripleBatch(NamedTuple):
-    """Places of triples (b, 3) and of negative entities (k,)."""
+    """Positions of triples (b, 3) and of negative entities (k,) in the graph's arrays."""
 
     triples: Ints
     negatives: Ints
@@ -47,7 +47,7 @@ def batches(graph: Graph, tuning: Tuning, chance: np.random.Generator) -> Iterat
 
 
 class DistMult:
-    """The model: parameters in `store`, none outside it, so that a checkpoint of the store is one of the model."""
+    """The model. All parameters are in `store`, so a checkpoint of the store is one of the model."""
 
     def __init__(self, store: kvemb.Store, graph: Graph, tuning: Tuning, hot_rows: int | None, seed: int) -> None:
         adagrad = kvemb.optimizers.Adagrad(tuning.learning_rate)
@@ -56,13 +56,13 @@ class DistMult:
             store.get_variable(
                 name,
                 dim=dim,
-                initializer=kvemb.RandomNormal(0.0, tuning.spread, seed=seed + place),
+                initializer=kvemb.RandomNormal(0.0, tuning.spread, seed=seed + number),
                 optimizer=adagrad,
-                # Most of a batch are negatives drawn evenly: what was just read must stay until its update comes.
+                # Most of a batch are uniform negatives: rows that were just read must stay hot until their update.
                 restrict_policy=kvemb.TimestampRestrictPolicy,
                 hot_rows=limit,
             )
-            for place, (name, dim, limit) in enumerate(
+            for number, (name, dim, limit) in enumerate(
                 [("entity", tuning.dim, hot_rows), ("relation", 2 * tuning.dim, None)]
             )
         )
@@ -82,13 +82,13 @@ class DistMult:
         self.entities.prefetch(self._entity_keys(batch))
 
     def train(self, batch: TripleBatch) -> int:
-        """Take one Adagrad step on the summed loss of both questions of every triple; return the rows it took."""
+        """Take one Adagrad step on the summed loss of both questions of every triple; returns the number of rows."""
         count, dim, n3 = len(batch.triples), self._tuning.dim, np.float32(self._tuning.n3)
         entity_keys = self._entity_keys(batch)
         relation_keys = self._graph.relations[batch.triples[:, 1]]
         rows, relations = self.entities.lookup(entity_keys), self._relations.lookup(relation_keys)
         heads, tails, negatives = rows[:count], rows[count : 2 * count], rows[2 * count :]
-        # Asked for the tail first, then for the head.
+        # First the questions for the tail, then those for the head.
         asked = np.concatenate([heads, tails])
         through = np.concatenate([relations[:, :dim], relations[:, dim:]])
         answers = np.concatenate([tails, heads])
@@ -109,7 +109,7 @@ class DistMult:
 
     @staticmethod
     def _excess(query: Floats, answers: Floats, negatives: Floats, batch: TripleBatch) -> Floats:
-        """Return the softmax over (answer, negatives) less the truth (2b, 1 + k): the loss's slope in each score."""
+        """Return softmax over (answer, negatives) minus the truth (2b, 1 + k): the gradient of the loss by score."""
         scores = np.hstack([np.einsum("qd,qd->q", query, answers)[:, None], query @ negatives.T])
         truth = np.concatenate([batch.triples[:, 2], batch.triples[:, 0]])
         scores[:, 1:][truth[:, None] == batch.negatives] = -np.inf  # the answer, drawn as its own negative
@@ -121,14 +121,14 @@ class DistMult:
         return excess
 
     def _entity_keys(self, batch: TripleBatch) -> Ints:
-        places = np.concatenate([batch.triples[:, 0], batch.triples[:, 2], batch.negatives])
-        keys: Ints = self._graph.entities[places]
+        positions = np.concatenate([batch.triples[:, 0], batch.triples[:, 2], batch.negatives])
+        keys: Ints = self._graph.entities[positions]
         return keys
 
     def scorer(self, ask: Ints) -> Callable[[int, int], Floats]:
         """Return the function that scores entities [start, stop) as answers to questions (q, 3): (q, stop - start).
 
-        Changes nothing, neither rows nor how used they are.
+        Changes neither rows nor scores.
         """
         dim = self._tuning.dim
         entities = self.entities.lookup(self._graph.entities[ask[:, 0]], touch=False)

@@ -1,8 +1,8 @@
 """Logistic matrix factorisation over three variables of a store: users, items, and the rate of clicks overall.
 
-A user's row is its factors and, in the last column, its bias; an item's likewise. The log-odds of a click are
+The row of a user or an item is its factors and, in the last column, its bias. The log-odds of a click are
 factors · factors + both biases + the overall rate (Johnson, "Logistic matrix factorization for implicit feedback
-data", 2014). One thread trains.
+data", 2014). Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EVALUATED_AT_ONCE = 8192
 
 
 class Factorisation:
-    """The model: parameters in `store`, none outside it, so that a checkpoint of the store is one of the model."""
+    """The model. All parameters are in `store`, so a checkpoint of the store is one of the model."""
 
     def __init__(self, store: kvemb.Store, dim: int, seed: int) -> None:
         adagrad = kvemb.optimizers.Adagrad(LEARNING_RATE, initial_accumulator_value=INITIAL_ACCUMULATOR)
@@ -26,11 +26,11 @@ class Factorisation:
             store.get_variable(
                 name,
                 dim=dim + 1,
-                initializer=kvemb.RandomUniform(-INITIAL_SPREAD, INITIAL_SPREAD, seed=seed + place),
+                initializer=kvemb.RandomUniform(-INITIAL_SPREAD, INITIAL_SPREAD, seed=seed + number),
                 optimizer=adagrad,
                 restrict_policy=kvemb.FrequencyRestrictPolicy,
             )
-            for place, name in enumerate(("user", "item"))
+            for number, name in enumerate(("user", "item"))
         )
         self._rate = store.get_variable("click_rate", dim=1, optimizer=adagrad)
 
@@ -50,11 +50,11 @@ class Factorisation:
         self._items.prefetch(part.items)
 
     def train(self, part: Clicks) -> int:
-        """Take one Adagrad step on the summed log loss of all lines of `part`; return the rows it took."""
+        """Take one Adagrad step on the summed log loss of all lines of `part`; returns the number of rows."""
         users, items = self._users.lookup(part.users), self._items.lookup(part.items)
         error = (0.5 + 0.5 * np.tanh(0.5 * self._logits(users, items)) - part.clicked)[:, None]
         user_grads, item_grads = error * items, error * users
-        # A bias is multiplied by 1, not by the other's bias.
+        # A bias has the gradient of 1 * error, not of the other side's bias.
         user_grads[:, -1:] = item_grads[:, -1:] = error
         self._users.apply_gradients(part.users, user_grads)
         self._items.apply_gradients(part.items, item_grads)
@@ -62,7 +62,8 @@ class Factorisation:
         return 2 * len(part.users)
 
     def scores(self, part: Clicks) -> Floats:
-        """Return the log-odds of a click of each line (n,), changing nothing, neither rows nor how used they are."""
+        """Return the log-odds of a click of each line (n,). Changes neither rows nor scores."""
+
         scores = []
         for start in range(0, len(part.users), EVALUATED_AT_ONCE):
             some = slice(start, start + EVALUATED_AT_ONCE)

@@ -1,4 +1,4 @@
-"""The figures both demos end with: rows by tier, what moved, and memory against the budget."""
+"""The closing figures of both demos: rows by tier, speed, and memory beside the budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Lines = list[tuple[str, str]]
 
 
 def tier_figures(variables: Sequence[kvemb.Variable], row_bytes: int) -> tuple[Lines, Summary]:
-    """Say where the variables' rows are. row_bytes: a row with its slots."""
+    """Return lines and summary of where the variables' rows are. row_bytes: of a row with its slots."""
     stats = [variable.stats for variable in variables]
     rows = sum(variable.size() for variable in variables)
     hot = sum(each.rows_hot for each in stats)
@@ -29,10 +29,10 @@ def tier_figures(variables: Sequence[kvemb.Variable], row_bytes: int) -> tuple[L
 
 
 def speed_figures(meter: Meter) -> tuple[Lines, Summary]:
-    """Say how fast training was, the first batch apart."""
+    """Return lines and summary of the training speed, the first batch separately."""
     lines = [
         ("speed", f"{meter.rows_per_second:,.0f} rows/s looked up and updated, in {meter.seconds:.1f} s"),
-        ("first batch", f"{meter.first_seconds:.1f} s (compiles kernels on the first run ever)"),
+        ("first batch", f"{meter.first_seconds:.1f} s (compiles kernels in the first run)"),
         ("hit rate", f"{meter.hit_rate:.3f}"),
     ]
     summary: Summary = {"rows_per_second": round(meter.rows_per_second), "seconds": round(meter.seconds, 2)}
@@ -40,9 +40,9 @@ def speed_figures(meter: Meter) -> tuple[Lines, Summary]:
 
 
 def memory_figures(before: int, budget: int, table: int) -> tuple[Lines, Summary]:
-    """Compare this process's peak with the store's budget, and the table with both; all in bytes.
+    """Return lines and summary that compare peak memory, the store's budget and the table's size; all in bytes.
 
-    before: what was resident just before the store was opened.
+    before: the resident size just before the store was opened.
     """
     peak = peak_bytes()
     above = peak - before

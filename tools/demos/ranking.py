@@ -1,8 +1,8 @@
-"""Filtered ranks of the right answers among all entities, and what is reported of them.
+"""Filtered ranks of the right answers among all entities, and the usual metrics of them.
 
 A question is (entity, relation, direction): which entity completes the triple? Other known answers are left out
-("filtered", Bordes et al., NIPS 2013), and an answer shares its rank with those of equal score: the mean of the best
-and the worst order, so that a model that scores all alike is not perfect (Sun et al., ACL 2020).
+("filtered", Bordes et al., NIPS 2013). An answer's rank among entities of equal score is the mean of the best and the
+worst, so that a model that gives all the same score is not perfect (Sun et al., ACL 2020).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-# Given questions (q, 3): a function of (first entity, one past the last) -> (q, entities), a fresh array.
-# Equal embeddings must score equal.
+# Takes questions (q, 3); returns a function (first entity, one past the last) -> scores (q, entities), a new array.
+# Equal embeddings must get equal scores.
 Scorer = Callable[[Ints], Callable[[int, int], Floats]]
 
 ENTITIES_AT_ONCE = 2048
@@ -33,14 +33,16 @@ class Ranking(NamedTuple):
 
 
 class Questions(NamedTuple):
-    """ask (q, 3): places of entity and relation, and direction, 0 for the tail, 1 for the head. answers (q,)."""
+    """ask (q, 3): positions of entity and relation, and direction: 0 asks for the tail, 1 for the head. answers (q,):
+    positions of entities.
+    """
 
     ask: Ints
     answers: Ints
 
 
 def questions_of(triples: Ints) -> Questions:
-    """Turn triples (n, 3) into 2 n questions, tails first."""
+    """Return the 2 n questions of triples (n, 3), those for the tail first."""
     heads, relations, tails = triples.T
     zeros = np.zeros(len(triples), np.int64)
     ask = np.concatenate([np.stack([heads, relations, zeros], 1), np.stack([tails, relations, zeros + 1], 1)])
@@ -83,9 +85,9 @@ def filtered_ranks(
     entities_at_once: int = ENTITIES_AT_ONCE,
     questions_at_once: int = QUESTIONS_AT_ONCE,
 ) -> npt.NDArray[np.float64]:
-    """Return the rank of each answer (q,), from 1; halves where scores tie.
+    """Return the rank of each answer (q,), from 1; half-integers are possible if scores tie.
 
-    entities: how many there are. Scores are asked for in blocks, so memory does not grow with questions or entities.
+    entities: their number. Scores are computed in blocks, so memory does not grow with questions or entities.
     """
     ranks = np.empty(len(questions.ask))
     blocks = [(at, min(at + entities_at_once, entities)) for at in range(0, entities, entities_at_once)]
@@ -101,7 +103,7 @@ def _ranks_of(
     ask, answers = questions
     score = scorer(ask)
     wanted = np.empty(len(ask), np.float32)
-    # The answer's score comes from the very products that the others' scores come from, or rounding would break ties.
+    # The answer's score is taken from the same products as the others': computed separately, rounding could break ties.
     for start, stop in blocks:
         here = np.flatnonzero((answers >= start) & (answers < stop))
         wanted[here] = score(start, stop)[here, answers[here] - start]
@@ -110,16 +112,16 @@ def _ranks_of(
     for start, stop in blocks:
         scores = score(start, stop)
         low, high = np.searchsorted(known_entities, [start, stop])
-        # The answer itself is a known one, so it is not counted either.
+        # This excludes the answer too, because it is a known one.
         scores[rows[low:high], known_entities[low:high] - start] = -np.inf
-        # Not "greater": nan, from a model that diverged, must rank last and not first.
+        # Not `scores > wanted`: NaN, from a model that diverged, must rank last and not first.
         above += (~(scores <= wanted[:, None])).sum(axis=1)
         equal += (scores == wanted[:, None]).sum(axis=1)
     return 1.0 + above + equal / 2.0
 
 
 def summarise(ranks: npt.NDArray[np.float64]) -> Ranking:
-    """Return the usual figures of ranks (q,); all nan when there are none."""
+    """Return the usual metrics of ranks (q,); all NaN if there are none."""
     if not len(ranks):
         return Ranking(*[float("nan")] * 4)
     return Ranking(float((1.0 / ranks).mean()), *(float((ranks <= most).mean()) for most in (1, 3, 10)))

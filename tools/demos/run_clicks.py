@@ -25,7 +25,7 @@ HELD_OUT_LINES = 100_000
 
 @dataclass(frozen=True)
 class ClickRun:
-    """What to train on, and how: lines of the log, factors, lines a batch, the store's budget (bytes, or text)."""
+    """The settings of a run: lines of the log, factors, lines per batch, the store's budget (text), seed."""
 
     clicks: int
     dim: int
@@ -34,35 +34,37 @@ class ClickRun:
     seed: int
 
 
-def run(asked: ClickRun, place: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> None:
-    """Train, check the checkpoint, and close with a table. Works in `place`, an empty directory; kept: if it stays."""
-    log = ClickLog(asked.seed, asked.clicks)
-    half = asked.clicks // 2
+def run(settings: ClickRun, folder: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> None:
+    """Train, check the checkpoint, and print a table. folder: an empty directory to work in; kept: the same if it is
+    kept, otherwise None. Raises Corruption if the reopened checkpoint gives another AUC.
+    """
+    log = ClickLog(settings.seed, settings.clicks)
+    half = settings.clicks // 2
     before = resident_bytes()
-    with kvemb.open(place / "store", memory_budget=asked.budget) as store:
-        steps = -(-half // asked.batch) - (half - asked.clicks) // asked.batch
+    with kvemb.open(folder / "store", memory_budget=settings.budget) as store:
+        steps = -(-half // settings.batch) - (half - settings.clicks) // settings.batch
         with screen.progress("training", steps, FIRST_NOTE) as advance:
-            model = Factorisation(store, asked.dim, asked.seed)
+            model = Factorisation(store, settings.dim, settings.seed)
             meter = Meter(model.variables, advance)
-            train(model, _parts(log, 0, half, asked.batch), meter, stop)
+            train(model, _parts(log, 0, half, settings.batch), meter, stop)
             taken = model.auc(_held_out(log, half))
             started = time.perf_counter()
-            store.checkpoint(place / "checkpoint")
+            store.checkpoint(folder / "checkpoint")
             checkpoint_seconds = time.perf_counter() - started
-            screen.say(f"half way: held-out AUC {taken:.4f}, checkpoint taken in {checkpoint_seconds:.2f} s")
-            train(model, _parts(log, half, asked.clicks, asked.batch), meter, stop)
+            screen.milestone(f"half way: held-out AUC {taken:.4f}, checkpoint taken in {checkpoint_seconds:.2f} s")
+            train(model, _parts(log, half, settings.clicks, settings.batch), meter, stop)
         stop.check()
         sections = [speed_figures(meter), tier_figures(model.variables, model.row_bytes)]
-        final = model.auc(_held_out(log, asked.clicks))
+        final = model.auc(_held_out(log, settings.clicks))
         table = model.row_bytes * sum(variable.size() for variable in model.variables)
         sections.append(memory_figures(before, store.budget.total, table))
     stop.check()
-    with kvemb.restore(place / "checkpoint", place / "restored", memory_budget=asked.budget) as restored:
-        again = Factorisation(restored, asked.dim, asked.seed).auc(_held_out(log, half))
-    best = _held_out(log, asked.clicks)
+    with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=settings.budget) as restored:
+        again = Factorisation(restored, settings.dim, settings.seed).auc(_held_out(log, half))
+    best = _held_out(log, settings.clicks)
     limit = auc(log.logits(best.users, best.items), best.clicked)
     lines = [
-        ("trained on", f"{asked.clicks:,} lines of a click log, dim {asked.dim}, batches of {asked.batch:,}"),
+        ("trained on", f"{settings.clicks:,} lines of a click log, dim {settings.dim}, batches of {settings.batch:,}"),
         *(line for section, _ in sections for line in section),
         ("AUC half way", f"{taken:.4f} when the checkpoint was taken (in {checkpoint_seconds:.2f} s)"),
         ("AUC reopened", f"{again:.4f} from that checkpoint: {'the same' if again == taken else 'DIFFERENT'}"),
@@ -71,15 +73,15 @@ def run(asked: ClickRun, place: Path, screen: Screen, stop: PatientInterrupts, k
     summary: dict[str, object] = {
         "demo": "clicks",
         "kept": kept and str(kept),
-        "clicks": asked.clicks,
-        "dim": asked.dim,
-        "batch": asked.batch,
+        "clicks": settings.clicks,
+        "dim": settings.dim,
+        "batch": settings.batch,
     }
     summary |= {name: value for _, section in sections for name, value in section.items()}
     summary |= {"auc_at_checkpoint": taken, "auc_reopened": again, "auc_final": final, "auc_limit": limit}
     screen.close("kvemb demo", lines, summary | {"checkpoint_seconds": round(checkpoint_seconds, 3)})
     if again != taken:
-        raise kvemb.errors.Corruption(f"the reopened checkpoint gives AUC {again}, and gave {taken} when it was taken")
+        raise kvemb.errors.Corruption(f"the reopened checkpoint gives AUC {again}, but {taken} when it was taken")
 
 
 def _parts(log: ClickLog, start: int, stop: int, batch: int) -> Iterator[Clicks]:
@@ -88,6 +90,6 @@ def _parts(log: ClickLog, start: int, stop: int, batch: int) -> Iterator[Clicks]
 
 
 def _held_out(log: ClickLog, end: int) -> Clicks:
-    """Return lines of the time just before `end` that no one trains on."""
+    """Return held-out lines of the positions just before `end`; they are not trained on."""
     count = min(HELD_OUT_LINES, max(1, log.lines // 10), end)
     return log.part(end - count, count, HELD_OUT)

@@ -1,7 +1,7 @@
-"""`kvemb demo --triples FILE...`: train DistMult on a knowledge graph, with a hot tier of a share of its entities.
+"""`kvemb demo --triples FILE...`: train DistMult on a knowledge graph, with a share of the entities hot.
 
-As the other demo: a checkpoint half way, opened at the end as a store of its own, must rank the validation triples
-exactly as the model did when it was taken.
+As in the other demo, a checkpoint is taken half way. At the end it is opened as a store of its own, and must rank the
+validation triples exactly as the model did when it was taken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvemb.tools.screen import Screen
 
 @dataclass(frozen=True)
 class TripleRun:
-    """What to train on, and how: files, passes, hot share of the entities, the store's budget (bytes, or text)."""
+    """The settings of a run: files, passes, hot share of the entities, tuning, the store's budget (text), seed."""
 
     files: tuple[Path, ...]
     epochs: int
@@ -34,42 +34,46 @@ class TripleRun:
     seed: int
 
 
-def run(asked: TripleRun, place: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> None:
-    """Train, check the checkpoint, and close with a table. Works in `place`, an empty directory; kept: if it stays."""
-    graph = load_graph(asked.files, asked.seed)
-    chance = np.random.default_rng(asked.seed)
+def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> None:
+    """Train, check the checkpoint, and print a table. folder: an empty directory to work in; kept: the same if it is
+    kept, otherwise None. Raises Corruption if the reopened checkpoint ranks differently.
+    """
+    graph = load_graph(settings.files, settings.seed)
+    chance = np.random.default_rng(settings.seed)
     known = Filter(np.concatenate([graph.train, graph.valid, graph.test]), len(graph.relations))
-    hot_rows = max(1, round(asked.hot * len(graph.entities)))
+    hot_rows = max(1, round(settings.hot * len(graph.entities)))
     before = resident_bytes()
 
-    def judge(model: DistMult, triples: Ints) -> Ranking:
+    def evaluated(model: DistMult, triples: Ints) -> Ranking:
         return summarise(filtered_ranks(questions_of(triples), len(graph.entities), known, model.scorer))
 
-    screen.say(f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples")
-    with kvemb.open(place / "store", memory_budget=asked.budget) as store:
-        half_way = max(1, asked.epochs // 2)
-        steps = asked.epochs * -(-len(graph.train) // asked.tuning.batch)
+    screen.milestone(
+        f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples"
+    )
+    with kvemb.open(folder / "store", memory_budget=settings.budget) as store:
+        half_way = max(1, settings.epochs // 2)
+        steps = settings.epochs * -(-len(graph.train) // settings.tuning.batch)
         with screen.progress("training", steps, FIRST_NOTE) as advance:
-            model = DistMult(store, graph, asked.tuning, hot_rows, asked.seed)
+            model = DistMult(store, graph, settings.tuning, hot_rows, settings.seed)
             meter = Meter(model.variables, advance)
-            for epoch in range(1, asked.epochs + 1):
-                train(model, batches(graph, asked.tuning, chance), meter, stop)
+            for epoch in range(1, settings.epochs + 1):
+                train(model, batches(graph, settings.tuning, chance), meter, stop)
                 if epoch == half_way:
-                    taken = judge(model, graph.valid)
-                    store.checkpoint(place / "checkpoint")
-                    screen.say(f"half way: checkpoint taken; on validation triples, {_text(taken)}")
+                    taken = evaluated(model, graph.valid)
+                    store.checkpoint(folder / "checkpoint")
+                    screen.milestone(f"half way: checkpoint taken; on validation triples, {_text(taken)}")
         stop.check()
         sections = [speed_figures(meter), tier_figures(model.variables, model.row_bytes)]
-        valid, test = judge(model, graph.valid), judge(model, graph.test)
+        valid, test = evaluated(model, graph.valid), evaluated(model, graph.test)
         table = model.row_bytes * sum(variable.size() for variable in model.variables)
         sections.append(memory_figures(before, store.budget.total, table))
     stop.check()
-    with kvemb.restore(place / "checkpoint", place / "restored", memory_budget=asked.budget) as restored:
-        again = judge(DistMult(restored, graph, asked.tuning, hot_rows, asked.seed), graph.valid)
+    with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=settings.budget) as restored:
+        again = evaluated(DistMult(restored, graph, settings.tuning, hot_rows, settings.seed), graph.valid)
     same = np.array_equal(taken, again, equal_nan=True)
     sizes = f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples"
     lines = [
-        ("trained on", f"{sizes}; {asked.epochs} passes, dim {asked.tuning.dim}, hot tier {hot_rows:,} rows"),
+        ("trained on", f"{sizes}; {settings.epochs} passes, dim {settings.tuning.dim}, hot tier {hot_rows:,} rows"),
         *(line for section, _ in sections for line in section),
         ("valid, half way", f"{_text(taken)} when the checkpoint was taken"),
         ("valid, reopened", f"{_text(again)} from that checkpoint: {'the same' if same else 'DIFFERENT'}"),
@@ -82,14 +86,14 @@ def run(asked: TripleRun, place: Path, screen: Screen, stop: PatientInterrupts, 
         "entities": len(graph.entities),
         "hot_rows": hot_rows,
     }
-    summary |= {"triples": len(graph.train), "epochs": asked.epochs, "dim": asked.tuning.dim}
+    summary |= {"triples": len(graph.train), "epochs": settings.epochs, "dim": settings.tuning.dim}
     summary |= {name: value for _, section in sections for name, value in section.items()}
     for name, ranking in (("checkpoint", taken), ("reopened", again), ("valid", valid), ("test", test)):
         summary[name] = ranking._asdict()
     screen.close("kvemb demo --triples", lines, summary)
     if not same:
         raise kvemb.errors.Corruption(
-            f"the reopened checkpoint ranks otherwise: {_text(again)}; before: {_text(taken)}"
+            f"the reopened checkpoint ranks differently: {_text(again)}; before: {_text(taken)}"
         )
 
 

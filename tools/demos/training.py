@@ -1,4 +1,4 @@
-"""The loop both demos share: while one batch trains, the next one's rows are read. Counts rows, seconds and hits."""
+"""The training loop of both demos: prefetches the next batch's rows, and counts rows, seconds and hits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kvemb.tools.screen import Advance
 Batch = TypeVar("Batch", contravariant=True)
 Given = TypeVar("Given")
 NOTE_EVERY_SECONDS = 0.25
-# What takes the first batch so long on a machine's first run.
+# Why the first batch takes so long in the first run on a machine.
 FIRST_NOTE = "compiling kernels, once"
 
 
 class Model(Protocol[Batch]):
-    """What can be trained here."""
+    """A model that train() can train."""
 
     @property
     def variables(self) -> Sequence[kvemb.Variable]:
@@ -28,13 +28,13 @@ class Model(Protocol[Batch]):
         """Start reading the rows that training on the batch will need."""
 
     def train(self, batch: Batch) -> int:
-        """Take one step, and return how many rows were looked up and updated."""
+        """Take one step; returns how many rows were looked up and updated."""
 
 
 class Meter:
-    """Batches done, rows a second, and the hit rate since training began.
+    """Batches done, rows per second, and the hit rate since training began.
 
-    The first batch is timed apart, as `first_seconds`: on a machine's first run it compiles kernels.
+    The first batch is timed separately, as `first_seconds`: in the first run on a machine it compiles kernels.
     """
 
     def __init__(self, variables: Sequence[kvemb.Variable], advance: Advance) -> None:
@@ -44,7 +44,7 @@ class Meter:
         self.seconds = self.first_seconds = 0.0
 
     def count(self, rows: int, seconds: float) -> None:
-        """Record a batch, and show it when the last note is old enough."""
+        """Record a batch, and update the progress bar every NOTE_EVERY_SECONDS."""
         self.batches += 1
         if self.batches == 1:
             self.first_seconds = seconds
@@ -56,19 +56,19 @@ class Meter:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows looked up and updated for each second of training; 0 before the second batch."""
+        """Rows looked up and updated per second of training; 0 before the second batch."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """The share of looked-up rows that were hot; 0 before the first one."""
+        """The share of looked-up rows that were hot; 0 before the first lookup."""
         hits = sum(variable.stats.hits for variable in self._variables)
         misses = sum(variable.stats.misses for variable in self._variables)
         return hits / (hits + misses) if hits + misses else 0.0
 
 
 def train(model: Model[Given], batches: Iterable[Given], meter: Meter, stop: PatientInterrupts) -> None:
-    """Train on all batches in order. Between two of them is where an interrupt is taken."""
+    """Train on all batches in order. Interrupts take effect between two batches."""
     coming = iter(batches)
     batch = next(coming, None)
     while batch is not None:

@@ -1,7 +1,7 @@
-"""Knowledge-graph triples read from files: lines of `head<TAB>relation<TAB>tail`, plain or gzipped, UTF-8.
+"""Read knowledge-graph triples from files: lines of `head<TAB>relation<TAB>tail`, plain or gzipped, UTF-8.
 
-Files named train, valid and test are those splits; otherwise a seeded share of all triples is held out. Names become
-int64 keys: decimal ids as they are, anything else by a 64-bit hash that is checked for collisions.
+Files named train, valid and test are those splits; otherwise a random share of all triples is held out. Names become
+int64 keys: decimal ids are used directly, other names are hashed to 64 bits and checked for collisions.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Named = list[tuple[str, str, str]]
 
 GZIP_MAGIC = b"\x1f\x8b"
 SPLITS = ("train", "valid", "test")
-# Of a file. A gzip of some megabytes can hold a thousand times as much.
+# Of a file, decompressed: a gzip file of some megabytes can contain a thousand times as much.
 MOST_TEXT_BYTES = 256 << 20
 MOST_TRIPLES = 2_000_000
 MOST_LINE_BYTES = 64 << 10
-HELD_OUT_SHARE = 0.05  # for valid and for test each, where no file says
+HELD_OUT_SHARE = 0.05  # for each of valid and test, if no file is named so
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Triples as int64 (n, 3) of places in `entities` and `relations`, which are distinct int64 keys."""
+    """Triples as int64 (n, 3) of positions in `entities` and `relations`, which are distinct int64 keys."""
 
     entities: Ints
     relations: Ints
@@ -44,9 +44,9 @@ class Graph:
 
 
 def read_triples(path: Path) -> Named:
-    """Read one file. Raises BadInput naming the file, and the line where there is one; OSError if it cannot be read."""
+    """Read one file. Raises BadInput, which names the file and the line; OSError if it cannot be read."""
     triples: Named = []
-    known: dict[str, str] = {}  # a name is kept once, however often it stands there
+    known: dict[str, str] = {}  # so that equal names share one string
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -58,17 +58,19 @@ def read_triples(path: Path) -> Named:
             got = repr(line[:60].decode(errors="replace"))
             raise BadInput(f"{path}, line {number}: expected head<TAB>relation<TAB>tail in UTF-8, got {got}") from error
         if len(triples) == MOST_TRIPLES:
-            raise BadInput(f"{path} has more than {MOST_TRIPLES:,} triples; the demo keeps them in memory: give fewer")
+            raise BadInput(
+                f"{path} has more than {MOST_TRIPLES:,} triples; the demo keeps them in memory, so give fewer"
+            )
         triples.append(
             (known.setdefault(head, head), known.setdefault(relation, relation), known.setdefault(tail, tail))
         )
     if not triples:
-        raise BadInput(f"{path}: no triples in it; expected lines of head<TAB>relation<TAB>tail")
+        raise BadInput(f"{path}: no triples; expected lines of head<TAB>relation<TAB>tail")
     return triples
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, plain or gzipped, without a byte order mark. Raises as read_triples does."""
+    """Yield the lines of a plain or gzipped file, without a byte order mark. Raises as read_triples does."""
     with open(path, "rb") as raw:
         packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
@@ -91,8 +93,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 def keys_of(names: Sequence[str], what: str) -> Ints:
     """Return a distinct int64 key for each of distinct names (n,), the same in every process.
 
-    All decimal: the numbers. Otherwise, or where two names are one number ("7", "007"): BLAKE2b of the name.
-    Raises BadInput if two names hash to one key.
+    If all names are decimal, the keys are their numbers. Otherwise, or if two names have the same number ("7", "007"),
+    the keys are BLAKE2b hashes of the names. Raises BadInput if two names have the same hash.
     """
     if all(re.fullmatch("[0-9]{1,18}", name) for name in names):
         numbers = np.array([int(name) for name in names], np.int64)
@@ -120,21 +122,21 @@ def load_graph(paths: Sequence[Path], seed: int) -> Graph:
     everything = [triple for triples in given.values() for triple in triples]
     entity_names = sorted({name for head, _, tail in everything for name in (head, tail)})
     relation_names = sorted({relation for _, relation, _ in everything})
-    entity_at = {name: place for place, name in enumerate(entity_names)}
-    relation_at = {name: place for place, name in enumerate(relation_names)}
+    entity_at = {name: at for at, name in enumerate(entity_names)}
+    relation_at = {name: at for at, name in enumerate(relation_names)}
 
-    def places(triples: Named) -> Ints:
+    def positions(triples: Named) -> Ints:
         found = [(entity_at[head], relation_at[relation], entity_at[tail]) for head, relation, tail in triples]
         return np.array(found, np.int64).reshape(-1, 3)
 
-    splits = tuple(places(given[split]) for split in SPLITS)
+    splits = tuple(positions(given[split]) for split in SPLITS)
     if not (len(splits[1]) or len(splits[2])):
-        splits = _hold_out(places(everything), seed)
+        splits = _hold_out(positions(everything), seed)
     return Graph(keys_of(entity_names, "entities"), keys_of(relation_names, "relations"), *splits)
 
 
 def _split_named(path: Path) -> str:
-    """Return the split a file's name tells, or "" if it tells none."""
+    """Return the split that a file's name contains, or ""."""
     found = [split for split in SPLITS if split in path.name.lower()]
     if len(found) > 1:
         raise BadInput(f"{path}: its name has both {found[0]!r} and {found[1]!r} in it; rename it")

@@ -1,6 +1,6 @@
-"""Where a demo works, and how it stops: a directory that is gone afterwards, and interrupts that wait for a batch.
+"""A demo's working directory, deleted afterwards, and interrupts that wait for the end of a batch.
 
-A store that is closed between two batches is whole, so Ctrl-C, a kill and an error all leave either nothing or a store
+A store that is closed between two batches is complete, so Ctrl-C, a kill and an error leave either nothing or a store
 that opens.
 """
 
@@ -21,9 +21,9 @@ from kvemb.tools.stopping import stop
 
 @contextmanager
 def workplace(directory: Path | None, keep: bool) -> Iterator[Path]:
-    """Give an empty directory, a new one or the one asked for, and remove what was put there unless `keep`.
+    """Yield an empty directory, a temporary one or the one given, and delete its contents afterwards unless `keep`.
 
-    Raises BadInput when the directory has anything in it: a demo never overwrites.
+    Raises BadInput if the directory is not empty: a demo never overwrites.
     """
     if directory is not None and directory.exists():
         if not directory.is_dir():
@@ -32,24 +32,24 @@ def workplace(directory: Path | None, keep: bool) -> Iterator[Path]:
             raise BadInput(f"--dir {directory} is not empty; give a new or an empty directory")
     existed = directory is not None and directory.exists()
     if directory is None:
-        place = Path(tempfile.mkdtemp(prefix="kvemb-demo-"))
+        folder = Path(tempfile.mkdtemp(prefix="kvemb-demo-"))
     else:
-        place = directory
-        place.mkdir(parents=True, exist_ok=True)
+        folder = directory
+        folder.mkdir(parents=True, exist_ok=True)
     try:
-        yield place
+        yield folder
     finally:
         if not keep:
-            for entry in place.iterdir():
+            for entry in folder.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             if not existed:
-                place.rmdir()
+                folder.rmdir()
 
 
 class PatientInterrupts:
-    """Within it, Ctrl-C and SIGTERM wait until `check()` is called; a second one does not wait.
+    """Within the block, Ctrl-C and SIGTERM take effect at the next `check()`; a second one takes effect at once.
 
-    An exception thrown into the middle of a write would leave the store's memory half changed.
+    An exception in the middle of a batch would leave the model's variables partly updated.
     """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -59,21 +59,21 @@ class PatientInterrupts:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> PatientInterrupts:
-        # Python lets only the main thread handle signals; in another one nobody can interrupt us anyway.
+        # Python delivers signals only to the main thread.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in self._SIGNALS}
+            self._before = {number: signal.signal(number, self._remember) for number in self._SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _remember(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:
             stop(number)
         self._asked = number
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt (for SIGTERM, Terminated, which is one) if a signal has come."""
+        """Raise KeyboardInterrupt (for SIGTERM its subclass Terminated) if a signal was received."""
         if self._asked is not None:
             stop(self._asked)

@@ -1,3 +1,1 @@
-"""Formats that tables are exported to and imported from. known.py lists them; a format sees named columns and nothing
-else of kvemb.
-"""
+"""The file formats of export and import, listed in known.py. A format sees named columns and nothing else of kvemb."""

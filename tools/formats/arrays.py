@@ -1,6 +1,6 @@
-"""Formats that are arrays, one a column: .npy files in a folder, a safetensors file.
+"""Formats with one array per column: .npy files in a folder, a safetensors file.
 
-Columns are written beside each other as rows come, so memory does not follow the table.
+Rows are appended to all columns' files as they come, so memory does not grow with the table.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from kvemb.tools.formats.columns import (
     Given,
     Table,
     check_width,
-    parse_about,
+    parse_metadata,
     renamed,
     rows_at_once,
 )
 from kvemb.tools.numbers import dtype_of
 
-ABOUT = "about.json"
+METADATA_FILE = "about.json"
 READ_ROWS = 65_536
 _SAFE = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "int8": "I8"}
 _SAFE |= {"int32": "I32", "int64": "I64", "uint64": "U64"}
 
 
 def write_columns(files: dict[str, IO[bytes]], batches: Iterator[Batch]) -> int:
-    """Append each batch's columns to their files; returns how many rows."""
+    """Append each batch's columns to their files; returns the number of rows."""
     rows = 0
     for batch in batches:
         for name, file in files.items():
@@ -48,14 +48,14 @@ def write_columns(files: dict[str, IO[bytes]], batches: Iterator[Batch]) -> int:
 
 
 def _header(column: Column, rows: int) -> bytes:
-    """The head of a .npy file, of one length whatever the number of rows."""
+    """Return the header of a .npy file; its length does not depend on the number of rows."""
     shape = (rows,) if column.width is None else (rows, column.width)
     text = repr({"descr": np.lib.format.dtype_to_descr(column.dtype), "fortran_order": False, "shape": shape})
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + text.ljust(117).encode() + b"\n"
 
 
 def write_npy(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
-    """Write key.npy, value.npy and so on, which numpy.load(..., mmap_mode="r") maps."""
+    """Write key.npy, value.npy and so on, which numpy.load(..., mmap_mode="r") can map."""
     with ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
         for column in table.columns:
@@ -65,50 +65,52 @@ def write_npy(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
         for column in table.columns:
             files[column.name].seek(0)
             files[column.name].write(_header(column, rows))
-    if table.about:
-        (folder / ABOUT).write_text(json.dumps(table.about, indent=1) + "\n", encoding="utf-8")
+    if table.metadata:
+        (folder / METADATA_FILE).write_text(json.dumps(table.metadata, indent=1) + "\n", encoding="utf-8")
 
 
 def read_npy(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Read the .npy files of a folder, whose names without .npy are the columns'."""
+    """Read the .npy files of a folder; a file's name without .npy is its column's."""
     arrays = {}
     for path in sorted(folder.glob("*.npy")) if folder.is_dir() else []:
         arrays[path.stem] = _mapped(path)
-    about = {}
-    if (folder / ABOUT).is_file():
-        about = parse_about((folder / ABOUT).read_bytes(), folder / ABOUT)
-    return of_arrays(str(folder), arrays, about, given)
+    metadata = {}
+    if (folder / METADATA_FILE).is_file():
+        metadata = parse_metadata((folder / METADATA_FILE).read_bytes(), folder / METADATA_FILE)
+    return of_arrays(str(folder), arrays, metadata, given)
 
 
 def _mapped(path: Path) -> Any:
-    """The array of a .npy file. Raises BadInput."""
+    """Return the memory-mapped array of a .npy file. Raises BadInput."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("it holds several arrays, or none")
-    except Exception as error:  # what a damaged header raises is whatever its text is read as
+    except Exception as error:  # a damaged header can raise anything
         raise BadInput(f"{path} cannot be read: {error}") from error
     return array
 
 
-def of_arrays(place: str, arrays: dict[str, Any], about: dict[str, Any], given: Given) -> tuple[Table, Iterator[Batch]]:
-    """A table of arrays of equal length; without a description of it, its key and its value alone."""
+def of_arrays(
+    source: str, arrays: dict[str, Any], metadata: dict[str, Any], given: Given
+) -> tuple[Table, Iterator[Batch]]:
+    """Return a table of arrays of equal length; without metadata, only key and value are read."""
     chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
     for what, name in chosen.items():
         if name not in arrays:
-            raise BadInput(f"{place} has no {name!r} for the {what}; it has {', '.join(sorted(arrays)) or 'nothing'}")
+            raise BadInput(f"{source} has no {name!r} for the {what}; it has {', '.join(sorted(arrays)) or 'nothing'}")
     named = {renamed(name, chosen): name for name in arrays}
-    if not about:
+    if not metadata:
         named = {what: name for what, name in named.items() if what in chosen}
     columns = []
     for what, name in named.items():
         array = arrays[name]
         if array.ndim not in (1, 2) or (what == VALUE and array.ndim != 2) or (what == KEY and array.ndim != 1):
-            raise BadInput(f"{name!r} of {place} cannot have the shape {array.shape}")
+            raise BadInput(f"{name!r} of {source} cannot have the shape {array.shape}")
         if len(array) != len(arrays[chosen[KEY]]):
-            raise BadInput(f"{name!r} of {place} has {len(array):,} rows for {len(arrays[chosen[KEY]]):,} keys")
-        _check_numbers(array.dtype, "iu" if what == KEY else "biuf", name, place)
-        columns.append(Column(what, array.dtype, check_width(array.shape[1], place) if array.ndim == 2 else None))
+            raise BadInput(f"{name!r} of {source} has {len(array):,} rows for {len(arrays[chosen[KEY]]):,} keys")
+        _check_numbers(array.dtype, "iu" if what == KEY else "biuf", name, source)
+        columns.append(Column(what, array.dtype, check_width(array.shape[1], source) if array.ndim == 2 else None))
     rows = len(arrays[chosen[KEY]])
     step = rows_at_once(sum(column.nbytes for column in columns), READ_ROWS)
 
@@ -116,24 +118,24 @@ def of_arrays(place: str, arrays: dict[str, Any], about: dict[str, Any], given: 
         for at in range(0, rows, step):
             yield {what: np.array(arrays[name][at : min(at + step, rows)]) for what, name in named.items()}
 
-    return Table(columns, rows, about), batches()
+    return Table(columns, rows, metadata), batches()
 
 
-def _check_numbers(dtype: np.dtype[Any], kinds: str, name: str, place: str) -> None:
-    """Raise BadInput unless an array holds numbers of these kinds; bfloat16 is a float that numpy does not know."""
+def _check_numbers(dtype: np.dtype[Any], kinds: str, name: str, source: str) -> None:
+    """Raise BadInput unless an array holds numbers of these kinds; NumPy does not count bfloat16 as a float."""
     if dtype.kind not in kinds and not ("f" in kinds and dtype.name == "bfloat16"):
-        raise BadInput(f"{name!r} of {place} must hold {'integers' if kinds == 'iu' else 'numbers'}, got {dtype}")
+        raise BadInput(f"{name!r} of {source} must hold {'integers' if kinds == 'iu' else 'numbers'}, got {dtype}")
 
 
-def write_safetensors(place: Path, table: Table, batches: Iterator[Batch]) -> None:
-    """Write one tensor a column. The library writes tensors that are whole in memory; its format is so simple that
-    nothing is lost by laying the columns one after the other here.
+def write_safetensors(target: Path, table: Table, batches: Iterator[Batch]) -> None:
+    """Write one tensor per column. The safetensors library writes only tensors that are in memory as a whole; its
+    format is simple enough to be written here from files.
     """
-    with tempfile.TemporaryDirectory(prefix=".columns-", dir=place.parent) as scratch, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix=".columns-", dir=target.parent) as scratch, ExitStack() as stack:
         paths = {column.name: Path(scratch) / str(at) for at, column in enumerate(table.columns)}
         files: dict[str, IO[bytes]] = {name: stack.enter_context(open(path, "w+b")) for name, path in paths.items()}
         rows = write_columns(files, batches)
-        head: dict[str, Any] = {"__metadata__": {"kvemb": json.dumps(table.about)}} if table.about else {}
+        head: dict[str, Any] = {"__metadata__": {"kvemb": json.dumps(table.metadata)}} if table.metadata else {}
         at = 0
         for column in table.columns:
             shape = [rows] if column.width is None else [rows, column.width]
@@ -142,34 +144,34 @@ def write_safetensors(place: Path, table: Table, batches: Iterator[Batch]) -> No
             at = end
         text = json.dumps(head).encode()
         text += b" " * (-len(text) % 8)
-        with open(place, "wb") as out:
+        with open(target, "wb") as out:
             out.write(struct.pack("<Q", len(text)) + text)
             for file in files.values():
                 file.seek(0)
                 shutil.copyfileobj(file, out, 1 << 20)
 
 
-def read_safetensors(place: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Read tensors of a safetensors file, whose names are the columns'."""
+def read_safetensors(source: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read the tensors of a safetensors file; a tensor's name is its column's."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        file = safe_open(str(place), framework="np")
+        file = safe_open(str(source), framework="np")
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"{place} cannot be read: {error}") from error
-    about = parse_about((file.metadata() or {}).get("kvemb", "{}"), place)
-    return of_arrays(str(place), {name: _Slices(file.get_slice(name)) for name in file.keys()}, about, given)  # noqa: SIM118
+        raise BadInput(f"{source} cannot be read: {error}") from error
+    metadata = parse_metadata((file.metadata() or {}).get("kvemb", "{}"), source)
+    return of_arrays(str(source), {name: _Slices(file.get_slice(name)) for name in file.keys()}, metadata, given)  # noqa: SIM118
 
 
 def _dtype(name: str) -> np.dtype[Any]:
     found = {short: dtype for dtype, short in _SAFE.items()}.get(name)
     if found is None:
-        raise BadInput(f"a tensor holds {name}, which no variable can")
+        raise BadInput(f"a tensor holds {name}, which no variable can hold")
     return dtype_of(found)
 
 
 class _Slices:
-    """A tensor of a file, read as far as it is asked for."""
+    """A tensor of a file; only the slices that are asked for are read."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor

@@ -1,6 +1,6 @@
-"""Parquet, Arrow IPC and CSV, by pyarrow. What is known beside the rows goes into the schema's metadata, as JSON.
+"""Parquet, Arrow IPC and CSV, by pyarrow. The table's description is JSON in the schema's metadata.
 
-Parquet and Arrow have a list column of fixed size for each column that has a width; CSV has a column for each number.
+In Parquet and Arrow a column with a width is a list column of fixed size; in CSV it is one column per number.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from kvemb.tools.formats.columns import (
     Batch,
     Column,
     Given,
-    Place,
+    PathOrFile,
     Table,
     check_width,
-    parse_about,
+    parse_metadata,
     renamed,
     rows_at_once,
 )
 
-ABOUT = b"kvemb"
-# Of a row group; a reader that wants a range of keys reads no more than this around it.
+METADATA_KEY = b"kvemb"
+# Rows of a row group, the smallest unit that a reader of a key range has to read.
 GROUP_ROWS = 131_072
 READ_ROWS = 32_768
 
 
 def _type(column: Column) -> pa.DataType:
-    plain = pa.from_numpy_dtype(column.dtype)
-    return plain if column.width is None else pa.list_(plain, column.width)
+    number = pa.from_numpy_dtype(column.dtype)
+    return number if column.width is None else pa.list_(number, column.width)
 
 
 def _schema(table: Table) -> pa.Schema:
     fields = [pa.field(column.name, _type(column), nullable=False) for column in table.columns]
-    return pa.schema(fields, {ABOUT: json.dumps(table.about).encode()} if table.about else None)
+    return pa.schema(fields, {METADATA_KEY: json.dumps(table.metadata).encode()} if table.metadata else None)
 
 
 def _record_batch(batch: Batch, table: Table, schema: pa.Schema) -> pa.RecordBatch:
@@ -56,12 +56,12 @@ def _record_batch(batch: Batch, table: Table, schema: pa.Schema) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def write_parquet(place: Place, table: Table, batches: Iterator[Batch]) -> None:
-    """Write row groups of GROUP_ROWS, with statistics of every plain column."""
+def write_parquet(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
+    """Write row groups of GROUP_ROWS, with statistics of every column that is not a list."""
     schema = _schema(table)
     plain = [column.name for column in table.columns if column.width is None]
-    # A dictionary of floats would make NaNs of other bits one.
-    with pq.ParquetWriter(place, schema, use_dictionary=False, write_statistics=plain) as writer:
+    # Dictionary encoding would merge NaNs with different bits.
+    with pq.ParquetWriter(target, schema, use_dictionary=False, write_statistics=plain) as writer:
         waiting: list[pa.RecordBatch] = []
         for batch in batches:
             waiting.append(_record_batch(batch, table, schema))
@@ -72,27 +72,29 @@ def write_parquet(place: Place, table: Table, batches: Iterator[Batch]) -> None:
             writer.write_table(pa.Table.from_batches(waiting), row_group_size=GROUP_ROWS)
 
 
-def write_arrow(place: Place, table: Table, batches: Iterator[Batch]) -> None:
+def write_arrow(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
     """Write an Arrow IPC file; to a pipe, an Arrow IPC stream."""
     schema = _schema(table)
-    begin = pa.ipc.new_file if isinstance(place, Path) else pa.ipc.new_stream
-    with begin(place, schema) as writer:
+    begin = pa.ipc.new_file if isinstance(target, Path) else pa.ipc.new_stream
+    with begin(target, schema) as writer:
         for batch in batches:
             writer.write_batch(_record_batch(batch, table, schema))
 
 
-def write_csv(place: Place, table: Table, batches: Iterator[Batch]) -> None:
-    """Write a column for each number: value_0, value_1, ... ; floats with as many digits as bring them back."""
-    write_delimited(place, table, batches, ",", header=True)
+def write_csv(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
+    """Write a column for each number: value_0, value_1, ...; floats with enough digits to read them back exactly."""
+    write_delimited(target, table, batches, ",", header=True)
 
 
-def write_delimited(place: Place, table: Table, batches: Iterator[Batch], delimiter: str, *, header: bool) -> None:
+def write_delimited(
+    target: PathOrFile, table: Table, batches: Iterator[Batch], delimiter: str, *, header: bool
+) -> None:
     """Write numbers as text."""
     names = [name for column in table.columns for name in _names(column)]
     types = [pa.from_numpy_dtype(_in_text(column.dtype)) for column in table.columns for _ in _names(column)]
     schema = pa.schema(list(zip(names, types, strict=True)))
     options = pacsv.WriteOptions(include_header=header, delimiter=delimiter, quoting_style="none")
-    with pacsv.CSVWriter(place, schema, write_options=options) as writer:
+    with pacsv.CSVWriter(target, schema, write_options=options) as writer:
         for batch in batches:
             arrays = []
             for column in table.columns:
@@ -113,90 +115,93 @@ def _in_text(dtype: np.dtype[Any]) -> np.dtype[Any]:
 # Reading.
 
 
-def read_parquet(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Read a Parquet file, or a folder of them, of whatever origin."""
-    files = sorted(place.rglob("*.parquet")) if isinstance(place, Path) and place.is_dir() else [place]
+def read_parquet(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+    """Read a Parquet file of any origin, or a folder of them."""
+    files = sorted(source.rglob("*.parquet")) if isinstance(source, Path) and source.is_dir() else [source]
     if not files:
-        raise BadInput(f"{place} holds no .parquet file")
-    # Its buffering ahead would read whole files into memory.
+        raise BadInput(f"{source} holds no .parquet file")
+    # pre_buffer would read whole files into memory.
     readers = [_opened(partial(pq.ParquetFile, pre_buffer=False), file) for file in files]
     schema = readers[0].schema_arrow
     for file, reader in zip(files, readers, strict=True):
         if reader.schema_arrow.remove_metadata() != schema.remove_metadata():
-            raise BadInput(f"{file} has other columns than {files[0]}: {reader.schema_arrow.names}, not {schema.names}")
+            raise BadInput(
+                f"{file} has the columns {reader.schema_arrow.names}, but {files[0]} has {schema.names}; "
+                "all files must have the same columns"
+            )
     rows = sum(reader.metadata.num_rows for reader in readers)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for reader in readers:
             yield from reader.iter_batches(READ_ROWS)
 
-    return _table(str(place), schema, rows, batches, given)
+    return _table(str(source), schema, rows, batches, given)
 
 
-def read_arrow(place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_arrow(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read an Arrow IPC file or stream."""
-    source = place
-    if isinstance(place, Path):
-        source = pa.memory_map(str(place)) if place.stat().st_size else pa.BufferReader(b"")
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
+    buffer = source
+    if isinstance(source, Path):
+        buffer = pa.memory_map(str(source)) if source.stat().st_size else pa.BufferReader(b"")
+        is_file = buffer.read(6) == b"ARROW1"
+        buffer.seek(0)
         if is_file:
-            file = _opened(pa.ipc.open_file, source, str(place))
+            file = _opened(pa.ipc.open_file, buffer, str(source))
             parts = (file.get_batch(at) for at in range(file.num_record_batches))
-            return _table(str(place), file.schema, None, lambda: parts, given)
-    stream = _opened(pa.ipc.open_stream, source, place)
-    return _table(str(place), stream.schema, None, lambda: iter(stream), given)
+            return _table(str(source), file.schema, None, lambda: parts, given)
+    stream = _opened(pa.ipc.open_stream, buffer, source)
+    return _table(str(source), stream.schema, None, lambda: iter(stream), given)
 
 
-def check_once(wanted: list[str], names: list[str], place: object) -> None:
-    """Raise BadInput where a column that is needed is there twice: which is meant, nobody knows."""
+def check_once(wanted: list[str], names: list[str], source: object) -> None:
+    """Raise BadInput if a wanted column occurs twice, which is ambiguous."""
     counts = Counter(names)
     if doubled := [name for name in wanted if counts[name] > 1]:
-        raise BadInput(f"{place} has the column {doubled[0]!r} twice; rename one, or leave it out")
+        raise BadInput(f"{source} has the column {doubled[0]!r} twice; rename one, or leave it out")
 
 
-def _opened(how: Callable[..., Any], place: Any, name: object = None) -> Any:
+def _opened(how: Callable[..., Any], source: Any, name: object = None) -> Any:
     try:
-        return how(place)
+        return how(source)
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{name or place} cannot be read: {error}") from error
+        raise BadInput(f"{name or source} cannot be read: {error}") from error
 
 
-def told(batches: Iterator[Any], place: Any) -> Iterator[Any]:
-    """Turn pyarrow's errors of a damaged file into BadInput."""
+def translating_errors(batches: Iterator[Any], source: Any) -> Iterator[Any]:
+    """Yield batches, and raise pyarrow's errors for a damaged file as BadInput."""
     try:
         yield from batches
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{place} is damaged: {error}") from error
+        raise BadInput(f"{source} is damaged: {error}") from error
 
 
 def _table(
-    place: str,
+    source: str,
     schema: pa.Schema,
     rows: int | None,
     batches: Callable[[], Iterator[pa.RecordBatch]],
     given: Given,
 ) -> tuple[Table, Iterator[Batch]]:
-    about = parse_about((schema.metadata or {}).get(ABOUT, b"{}"), place)
+    metadata = parse_metadata((schema.metadata or {}).get(METADATA_KEY, b"{}"), source)
     chosen = {
-        KEY: given.key_column or _guess(place, schema, KEY, "an integer", _is_key),
-        VALUE: given.value_column or _guess(place, schema, VALUE, "a list", _is_list),
+        KEY: given.key_column or _guess(source, schema, KEY, "an integer", _is_key),
+        VALUE: given.value_column or _guess(source, schema, VALUE, "a list", _is_list),
     }
     for what, name in chosen.items():
         if name not in schema.names:
-            raise BadInput(f"{place} has no column {name!r} for the {what}; it has {', '.join(schema.names)}")
-    check_once(schema.names if about else [*chosen.values()], schema.names, place)
+            raise BadInput(f"{source} has no column {name!r} for the {what}; it has {', '.join(schema.names)}")
+    check_once(schema.names if metadata else [*chosen.values()], schema.names, source)
     if not _is_key(schema.field(chosen[KEY]).type):
-        raise BadInput(f"column {chosen[KEY]!r} of {place} must hold integers, got {schema.field(chosen[KEY]).type}")
+        raise BadInput(f"column {chosen[KEY]!r} of {source} must hold integers, got {schema.field(chosen[KEY]).type}")
     if not _is_list(schema.field(chosen[VALUE]).type):
         raise BadInput(
-            f"column {chosen[VALUE]!r} of {place} must hold lists of numbers, got {schema.field(chosen[VALUE]).type}"
+            f"column {chosen[VALUE]!r} of {source} must hold lists of numbers, got {schema.field(chosen[VALUE]).type}"
         )
-    wanted = [name for name in schema.names if name in chosen.values() or about]
+    wanted = [name for name in schema.names if name in chosen.values() or metadata]
     positions = [schema.get_field_index(name) for name in wanted]
 
-    def sound() -> Iterator[pa.RecordBatch]:
-        """What comes from outside may have offsets and lengths that point anywhere: checked before they are used."""
+    def validated() -> Iterator[pa.RecordBatch]:
+        """Validate batches before use: offsets and lengths in a foreign file may point anywhere."""
         for part in batches():
             asked = part.select(positions)
             asked.validate(full=True)
@@ -204,9 +209,9 @@ def _table(
             yield from (asked.slice(at, rows) for at in range(0, len(asked), rows))
 
     def read() -> Iterator[Batch]:
-        for part in told(sound(), place):
+        for part in translating_errors(validated(), source):
             yield {
-                renamed(name, chosen): numbers_of(array, name, place)
+                renamed(name, chosen): numbers_of(array, name, source)
                 for name, array in zip(wanted, part.columns, strict=True)
             }
 
@@ -217,29 +222,29 @@ def _table(
         kind = schema.field(name).type
         width = None
         if _is_list(kind):
-            width = check_width(kind.list_size, place) if pa.types.is_fixed_size_list(kind) else 0
+            width = check_width(kind.list_size, source) if pa.types.is_fixed_size_list(kind) else 0
             if first is not None:
                 width = first[renamed(name, chosen)].shape[1]
             kind = kind.value_type
         columns.append(Column(renamed(name, chosen), np.dtype(kind.to_pandas_dtype()), width))
 
-    def again() -> Iterator[Batch]:
+    def all_batches() -> Iterator[Batch]:
         if first is not None:
             yield first
         yield from stream
 
-    return Table(columns, rows, about), again()
+    return Table(columns, rows, metadata), all_batches()
 
 
-def _guess(place: str, schema: pa.Schema, name: str, kind: str, fits: Callable[[pa.DataType], bool]) -> str:
-    """Return the column of this name, or the only one of its kind."""
+def _guess(source: str, schema: pa.Schema, name: str, kind: str, fits: Callable[[pa.DataType], bool]) -> str:
+    """Return name if there is such a column, otherwise the only column of this kind. Raises WrongUsage."""
     if name in schema.names:
         return name
     found = [field.name for field in schema if fits(field.type)]
     if len(found) != 1:
         raise WrongUsage(
-            f"{place} has no column {name!r}, and {len(found)} columns that hold {kind}; name one with --{name}-column "
-            f"(it has {', '.join(schema.names)})"
+            f"{source} has no column {name!r}, but {len(found)} columns that hold {kind}; "
+            f"name one with --{name}-column (it has {', '.join(schema.names)})"
         )
     return str(found[0])
 
@@ -255,23 +260,24 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def numbers_of(array: pa.Array, name: str, place: object) -> np.ndarray[Any, Any]:
+def numbers_of(array: pa.Array, name: str, source: object) -> np.ndarray[Any, Any]:
     """Return a column's numbers, (n,) or (n, width)."""
     if array.null_count:
-        raise BadInput(f"column {name!r} of {place} has rows without a value; fill or drop them")
+        raise BadInput(f"column {name!r} of {source} has rows without a value; fill or drop them")
     if not _is_list(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     if pa.types.is_fixed_size_list(array.type):
-        check_width(array.type.list_size, place)
+        check_width(array.type.list_size, source)
     flat = array.flatten()
     if flat.null_count:
-        raise BadInput(f"column {name!r} of {place} has lists with numbers missing; fill or drop them")
+        raise BadInput(f"column {name!r} of {source} has lists with numbers missing; fill or drop them")
     numbers = np.asarray(flat.to_numpy(zero_copy_only=False))
     if pa.types.is_fixed_size_list(array.type):
         return numbers.reshape(len(array), array.type.list_size)
     lengths = np.diff(np.asarray(array.offsets))
     if len(lengths) and (lengths != lengths[0]).any():
         raise BadInput(
-            f"column {name!r} of {place} has lists of {lengths.min()} to {lengths.max()} numbers; all must be as long"
+            f"column {name!r} of {source} has lists of {lengths.min()} to {lengths.max()} numbers; "
+            "all must have the same length"
         )
-    return numbers.reshape(len(array), check_width(int(lengths[0]), place) if len(lengths) else 0)
+    return numbers.reshape(len(array), check_width(int(lengths[0]), source) if len(lengths) else 0)

@@ -1,6 +1,6 @@
-"""A table as named columns, which is all that a file format sees of it.
+"""A table as named columns: all that a file format sees of it.
 
-A batch is a dict from a column's name to an array: (n,) where the column has no width, (n, width) where it has one.
+A batch is a dict from a column's name to an array: (n, width) if the column has a width, otherwise (n,).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy.typing as npt
 from kvemb.tools.failures import BadInput
 
 Batch = dict[str, npt.NDArray[Any]]
-Place = Path | IO[bytes]
+PathOrFile = Path | IO[bytes]
 
 KEY, VALUE, SCORE, STEP, SCALE = "key", "value", "score", "step", "scale"
-# Stands for the optimizer's slots, each of which is a column of its own name.
+# Stands for all of the optimizer's slots; each slot is a column under its own name.
 SLOTS = "slots"
-# Numbers in a row, at most: a header that says more is damaged, or meant to exhaust the memory.
+# The most numbers in a row: a header that claims more is damaged, or crafted to exhaust the memory.
 MOST_WIDTH = 1 << 20
-# Of a batch that is read, unless a single row is longer.
+# The most bytes of a batch that is read, unless a single row is larger.
 BATCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column. width: numbers in a row, None for one that is no list."""
+    """One column. width: numbers in each row; None if each row is one number."""
 
     name: str
     dtype: np.dtype[Any]
@@ -43,17 +43,17 @@ class Column:
 
 @dataclass
 class Table:
-    """Columns, of which there are always a key and a value. rows: how many, None where nobody knows yet.
+    """Columns, always with a key and a value. rows: their number, None if it is not known yet.
 
-    about: what is known beside the columns, as JSON can hold it.
+    metadata: a description of the variable, of types that JSON has.
     """
 
     columns: list[Column]
     rows: int | None = None
-    about: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     def column(self, name: str) -> Column | None:
-        """The column of a name."""
+        """Return the column of a name, or None."""
         return next((column for column in self.columns if column.name == name), None)
 
     @property
@@ -69,7 +69,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Given:
-    """What the user says of a source, None where it says it itself. See importing.import_table."""
+    """What the user said about a source; None: as in the source. See importing.import_table."""
 
     variable: str | None = None
     key_column: str | None = None
@@ -79,30 +79,30 @@ class Given:
 
 
 def rows_at_once(row_bytes: int, most: int) -> int:
-    """How many rows of so many bytes to read at once: as many as BATCH_BYTES hold, from 1 to `most`."""
+    """Return how many rows of row_bytes to read at once: as many as fit into BATCH_BYTES, from 1 to `most`."""
     return max(1, min(most, BATCH_BYTES // max(1, row_bytes)))
 
 
-def check_width(width: int, place: object) -> int:
-    """Return how many numbers a row has. Raises BadInput where a source says what no row can have."""
+def check_width(width: int, source: object) -> int:
+    """Return width. Raises BadInput if no row can have so many numbers."""
     if not 0 <= width <= MOST_WIDTH:
-        raise BadInput(f"{place} says that a row has {width:,} numbers; a row can have at most {MOST_WIDTH:,}")
+        raise BadInput(f"{source} says that a row has {width:,} numbers; a row can have at most {MOST_WIDTH:,}")
     return width
 
 
 def renamed(name: str, chosen: dict[str, str]) -> str:
-    """Return what a source's column is called here. chosen: by KEY and VALUE, the source's names of these."""
+    """Return the name here of a source's column. chosen: the names in the source of KEY and VALUE."""
     return next((ours for ours, theirs in chosen.items() if theirs == name), name)
 
 
-def parse_about(text: str | bytes, place: object) -> dict[str, Any]:
-    """Return what a file says of its table. Raises BadInput where that is not what kvemb writes."""
+def parse_metadata(text: str | bytes, source: object) -> dict[str, Any]:
+    """Parse the metadata of a file. Raises BadInput if it is not as kvemb writes it."""
     try:
-        about = json.loads(text)
-        if not isinstance(about, dict) or not isinstance(about.get("name", ""), str):
+        metadata = json.loads(text)
+        if not isinstance(metadata, dict) or not isinstance(metadata.get("name", ""), str):
             raise ValueError("it must be an object with a name")
-        if about.get("whole") and not isinstance(about.get("slots"), list):
+        if metadata.get("whole") and not isinstance(metadata.get("slots"), list):
             raise ValueError("it must list the slots")
     except ValueError as error:
-        raise BadInput(f"{place} describes its table in a way that cannot be read: {error}") from error
-    return about
+        raise BadInput(f"{source} has metadata that cannot be read: {error}") from error
+    return metadata

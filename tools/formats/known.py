@@ -1,4 +1,4 @@
-"""The formats that tables are exported to and imported from, by name: what each can hold, who writes and reads it."""
+"""The formats that tables are exported to and imported from: name, limits, and the functions that write and read."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Given, Place, Table
+from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Given, PathOrFile, Table
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format. endings: of its files' names, the first as kvemb writes them. writer, reader: module:function.
+    """One format. endings: of file names; kvemb writes the first. what: a description. writer, reader: module:function.
 
-    folder: its output is a folder. pipe: it can be written to one, and read from one. counted: it begins with the
-    number of rows. describes: it says what the table was, so that importing makes it again. int64_keys: it holds no
-    others. dtypes: of values that it can hold, None for all; bfloat16 is widened to float32 unless it is among them.
-    beside: the columns that it has a place for beside key and value. always: those that it has whatever is asked for,
-    and then no others; none: those that are asked for.
+    folder: its output is a folder. pipe: it can be written to and read from a pipe. counted: it begins with the number
+    of rows. describes: it contains the table's description, so that an import creates the variable as it was.
+    int64_keys: its keys are int64 only. dtypes: of the values it can hold, None for all; bfloat16 is widened to
+    float32 unless listed. beside: the columns it can hold besides key and value. always: the columns it always
+    has, and no others; if empty, those that are asked for.
     """
 
     name: str
@@ -40,39 +40,39 @@ class Format:
 
     @property
     def suffix(self) -> str:
-        """What the name of a file of it ends in."""
+        """The ending that kvemb gives to files of this format; may be empty."""
         return self.endings[0] if self.endings else ""
 
-    def write(self, place: Place, table: Table, batches: Iterator[Batch]) -> None:
-        """Write a table to a file, a folder that is there, or a pipe."""
+    def write(self, target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
+        """Write a table to a file, an existing folder, or a pipe."""
         assert self.writer is not None
-        _load(self, self.writer)(place, table, batches)
+        _load(self, self.writer)(target, table, batches)
 
-    def read(self, place: Place, given: Given) -> tuple[Table, Iterator[Batch]]:
-        """Return what a source says of itself, and its batches. Raises BadInput."""
-        found: tuple[Table, Iterator[Batch]] = _load(self, self.reader)(place, given)
+    def read(self, source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+        """Return a source's columns and metadata, and its batches. Raises BadInput."""
+        found: tuple[Table, Iterator[Batch]] = _load(self, self.reader)(source, given)
         return found
 
     def check(self, table: Table) -> None:
-        """Raise BadInput unless it can hold these columns."""
+        """Raise BadInput unless the format can hold these columns."""
         if self.writer is None:
             raise WrongUsage(f"{self.name} can be imported, not exported; choose {names(written=True)}")
         if self.dtypes is not None and table.value.dtype.name not in self.dtypes:
             raise BadInput(
-                f"{self.name} holds {' or '.join(self.dtypes)}, the values are {table.value.dtype.name}; "
+                f"{self.name} holds {' or '.join(self.dtypes)} values, these are {table.value.dtype.name}; "
                 "choose another format, or --dtype"
             )
         if self.int64_keys and table.key.dtype == np.uint64:
             raise BadInput(f"{self.name} holds int64 keys, these are uint64; choose another format")
-        slots = [slot["name"] for slot in table.about.get("slots", [])] if SLOTS in self.beside else []
+        slots = [slot["name"] for slot in table.metadata.get("slots", [])] if SLOTS in self.beside else []
         held = (KEY, VALUE, *self.beside, *slots)
         refused = [column.name for column in table.columns if column.name not in held]
         if refused:
-            raise BadInput(f"{self.name} has no place for {refused[0]!r}; choose another format, or leave it out")
+            raise BadInput(f"{self.name} cannot hold the column {refused[0]!r}; choose another format, or leave it out")
 
 
-def _load(kind: Format, place: str) -> Any:
-    module, name = place.split(":")
+def _load(kind: Format, function: str) -> Any:
+    module, name = function.split(":")
     try:
         return getattr(import_module(f"kvemb.tools.formats.{module}"), name)
     except ImportError as error:
@@ -94,7 +94,7 @@ FORMATS = {
         Format(
             "arrow",
             (".arrow",),
-            "Arrow IPC, a file, or a stream in a pipe",
+            "Arrow IPC, a file, or a stream through a pipe",
             "arrow:write_arrow",
             "arrow:read_arrow",
             pipe=True,
@@ -103,7 +103,7 @@ FORMATS = {
         Format(
             "safetensors",
             (".safetensors",),
-            "safetensors, a tensor a column",
+            "safetensors, one tensor per column",
             "arrays:write_safetensors",
             "arrays:read_safetensors",
             describes=True,
@@ -112,13 +112,13 @@ FORMATS = {
         Format(
             "npy",
             (".npy",),
-            "a folder of .npy files, a file a column, to be memory-mapped",
+            "a folder of .npy files, one per column, to be memory-mapped",
             "arrays:write_npy",
             "arrays:read_npy",
             folder=True,
             describes=True,
         ),
-        Format("csv", (".csv",), "CSV, a column a number", "arrow:write_csv", "csv:read_csv", pipe=True),
+        Format("csv", (".csv",), "CSV, one column per number", "arrow:write_csv", "csv:read_csv", pipe=True),
         Format(
             "hugectr",
             (".model",),
@@ -180,18 +180,18 @@ FORMATS = {
 
 
 def names(*, written: bool = False) -> str:
-    """The formats' names, for people. written: those that can be exported to."""
+    """Return the names of all formats, for messages. written: only those that can be exported to."""
     return ", ".join(kind.name for kind in FORMATS.values() if kind.writer is not None or not written)
 
 
-def format_of(name: str | None, place: str, *, written: bool = False) -> Format:
-    """Return the format of a name, or the one that a path's ending says. written: to export to. Raises WrongUsage."""
+def format_of(name: str | None, path: str, *, written: bool = False) -> Format:
+    """Return the format of a name, or by the ending of a path. written: for an export. Raises WrongUsage."""
     if name is not None:
         if name not in FORMATS:
             raise WrongUsage(f"there is no format {name!r}; choose {names(written=written)}")
         return FORMATS[name]
-    name_of_place = place.rstrip("/").lower()
-    fitting = {ending: kind for kind in FORMATS.values() for ending in kind.endings if name_of_place.endswith(ending)}
+    lowered = path.rstrip("/").lower()
+    fitting = {ending: kind for kind in FORMATS.values() for ending in kind.endings if lowered.endswith(ending)}
     if not fitting:
-        raise WrongUsage(f"the ending of {place} names no format; say --format, one of {names(written=written)}")
+        raise WrongUsage(f"the ending of {path} names no format; give --format, one of {names(written=written)}")
     return fitting[max(fitting, key=len)]

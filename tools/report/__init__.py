@@ -1,4 +1,4 @@
-"""`kvemb report`: one HTML page about a series of checkpoints; page.py puts it together."""
+"""`kvemb report`: one HTML page about a series of checkpoints, assembled by page.py."""
 
 from kvemb.tools.report.page import report
 

@@ -1,8 +1,8 @@
-"""Bins of a histogram, chosen so that a few outlying numbers do not squeeze all others into one bar.
+"""Bins of a histogram, chosen so that a few outliers do not squeeze all other numbers into one bar.
 
-The range reaches half its width beyond the 1st and the 99th percentile, or to the least and the greatest number where
-these are nearer. What lies outside is counted in one bin at either end. Positive numbers over a factor of 50 or more
-have bins of equal factors: a log scale.
+The range extends beyond the 1st and the 99th percentile by half the distance between them, but not beyond the smallest
+and the largest number. Numbers outside of it are counted in one bin at either end. Positive numbers that span a factor
+of 50 or more get a log scale.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvemb.tools.report.axes import EARLIEST, LATEST, Linear, Log, Scale, Time
 
 BINS = 32
 PERCENTILES = (1, 25, 50, 75, 99)
-# From the 5th to the 99th percentile; evenly spread numbers have 20.
+# Ratio of the 99th to the 5th percentile from which the scale is logarithmic; uniform numbers have 20.
 _LOG_FROM = 50.0
 LEAST, MOST = 5e-324, float(np.finfo(np.float64).max)
 Numbers = npt.NDArray[np.float64]
 
 
 class Kind(Enum):
-    """What numbers are: any, whole ones that count something, steps of a clock, or seconds since 1970."""
+    """What the numbers mean: anything, integer counts, steps of a clock, or seconds since 1970."""
 
     ANY = "any"
     COUNT = "count"
@@ -35,7 +35,7 @@ class Kind(Enum):
 
 @dataclass
 class Bins:
-    """Counts of numbers between edges, and of those below the first and above the last."""
+    """Counts of numbers between edges, and of those below the first edge (under) and above the last (over)."""
 
     scale: Scale
     edges: Numbers
@@ -48,7 +48,7 @@ class Bins:
 
     @property
     def counts_zeros(self) -> bool:
-        """Whether what is below the first edge is zeros, which have no place on a log scale."""
+        """Whether the numbers below the first edge are zeros, which a log scale cannot show."""
         return isinstance(self.scale, Log) and self.scale.whole and self.edges[0] == 0.5
 
     def add(self, numbers: Numbers) -> None:
@@ -59,7 +59,7 @@ class Bins:
 
 
 def bins(sample: Numbers, least: float, most: float, kind: Kind = Kind.ANY) -> Bins:
-    """Return empty bins for numbers from least to most, of which sample (n,) is a fair sample; all of them finite."""
+    """Return empty bins for numbers from least to most; sample (n,) is a random sample of them. All are finite."""
     positive = sample[sample > 0]
     if kind in (Kind.ANY, Kind.COUNT) and least >= 0 and len(positive):
         low, high = _at(positive, 5), _at(positive, 99)
@@ -74,14 +74,14 @@ def bins(sample: Numbers, least: float, most: float, kind: Kind = Kind.ANY) -> B
     if not high > low:
         apart = max(0.5, abs(low) * 1e-3)
         low, high = max(low - apart, -MOST), min(high + apart, MOST)
-    edges = np.linspace(low / 4, high / 4, BINS + 1) * 4  # a quarter: the difference stays finite
+    edges = np.linspace(low / 4, high / 4, BINS + 1) * 4  # divided by 4 so that the difference stays finite
     edges[0], edges[-1] = low, high
     timed = kind is Kind.TIME and low > EARLIEST and high < LATEST
     return Bins(Time(low, high) if timed else Linear(low, high), edges)
 
 
 def percentiles(sample: Numbers, least: float, most: float) -> list[tuple[str, float]]:
-    """Return the least, PERCENTILES and the greatest number, with what each is called."""
+    """Return the smallest number, PERCENTILES and the largest number, each as (label, value)."""
     between = [("median" if each == 50 else f"{each}%", _at(sample, each)) for each in PERCENTILES]
     return [("min", least), *between, ("max", most)]
 
@@ -97,7 +97,7 @@ def _logarithmic(positive: Numbers, least: float, most: float, kind: Kind) -> Bi
 
 
 def _exp(powers: Any) -> Any:
-    """Return exp(powers) within float64, as it rounds off what log() had of the least and the greatest numbers."""
+    """Return exp(powers), clipped to float64: rounding may take it beyond the limits for the extreme numbers."""
     with np.errstate(over="ignore", under="ignore"):
         return np.clip(np.exp(powers), LEAST, MOST)
 
@@ -107,7 +107,7 @@ def _log(value: float) -> float:
 
 
 def _range(sample: Numbers, least: float, most: float) -> tuple[float, float]:
-    """Return the range that a histogram shows."""
+    """Return the range (low, high) that a histogram shows."""
     for outside in (1.0, 0.1):
         low, high = _at(sample, outside), _at(sample, 100 - outside)
         if high > low:
@@ -119,5 +119,5 @@ def _range(sample: Numbers, least: float, most: float) -> tuple[float, float]:
 
 
 def _at(sample: Numbers, percent: float) -> float:
-    """Return a percentile that is one of the numbers: between an outlier and the rest there is nothing."""
+    """Return a percentile that is one of the numbers: interpolating towards an outlier would invent numbers."""
     return float(np.percentile(sample, percent, method="lower" if percent >= 50 else "higher"))

@@ -1,6 +1,6 @@
-"""A series of checkpoints as the report tells it: those that can be read, how their rows differ, and what is damaged.
+"""A series of checkpoints: those that can be read, how their rows differ, and which are damaged.
 
-One damaged checkpoint does not hide the others: it is named, and its neighbours are compared with each other.
+A damaged checkpoint does not hide the others: it is named, and its neighbours are compared with each other.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from kvemb.errors import CheckpointNotFound, Corruption, KvembError, Unsupported
 from kvemb.tools.diff import Difference, diff
 from kvemb.tools.failures import BadInput
 
-# Checkpoints that are shown, the newest; rows that moved most.
+# How many of the newest checkpoints are shown, and how many of the rows that moved most.
 SHOWN, MOST = 40, 8
 
 
 @dataclass
 class History:
-    """Checkpoints that can be read, the oldest first. damages: what is wrong with others, by their names."""
+    """The checkpoints that can be read, oldest first. damages: error messages of the others, by their names."""
 
     checkpoints: list[kvemb.Checkpoint] = field(default_factory=list)
     damages: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
-        """The names of the checkpoints."""
+        """The directory names of the checkpoints."""
         return [checkpoint.path.name for checkpoint in self.checkpoints]
 
     def rows(self, variable: str) -> list[int | None]:
-        """Return a variable's rows in each checkpoint, None where it is not there."""
+        """Return the number of a variable's rows in each checkpoint, None if it lacks the variable."""
         return [
             checkpoint.variables[variable].rows if variable in checkpoint.variables else None
             for checkpoint in self.checkpoints
         ]
 
     def new_bytes(self) -> list[int]:
-        """Return the bytes of each checkpoint's files that the one before lacks."""
+        """Return the bytes of each checkpoint's files that the previous checkpoint lacks."""
         known: set[str] = set()
         found = []
         for checkpoint in self.checkpoints:
@@ -48,10 +48,10 @@ class History:
         return found
 
     def changes(self, variable: str) -> list[Difference | None]:
-        """Return how a variable's rows in each checkpoint differ from those in the one before that can be read.
+        """Return how a variable's rows in each checkpoint differ from those in the previous readable one.
 
-        None: for the first, where the variable is not, where its schema changed, and for damaged ones, which are added
-        to damages.
+        None: for the first checkpoint, if the variable is missing, if its schema changed, and for damaged checkpoints,
+        which are added to damages.
         """
         found: list[Difference | None] = [None] * len(self.checkpoints)
         before: kvemb.Checkpoint | None = None
@@ -66,7 +66,7 @@ class History:
                 continue
             try:
                 (found[at],) = diff(before.path, after.path, variable=variable, top=MOST)
-            except (BadInput, CheckpointNotFound):  # another schema; dropped since it was listed
+            except (BadInput, CheckpointNotFound):  # another schema, or a checkpoint deleted since it was listed
                 before = after
             except Corruption as error:
                 damaged = before if f"{before.path}{os.sep}" in str(error) else after
@@ -78,9 +78,9 @@ class History:
 
 
 def history(root: Path) -> History:
-    """Return the newest checkpoints of a series, none where root is no series.
+    """Return the newest checkpoints of a series, none if root is not a series.
 
-    Raises Corruption or UnsupportedFormat where there are some, and none can be read.
+    Raises Corruption or UnsupportedFormat if there are checkpoints but none can be read.
     """
     manager = kvemb.CheckpointManager(root)
     found = History()
@@ -90,7 +90,7 @@ def history(root: Path) -> History:
         try:
             found.checkpoints.append(kvemb.Checkpoint(path))
         except CheckpointNotFound:
-            continue  # dropped since it was listed
+            continue  # deleted since it was listed
         except (Corruption, UnsupportedFormat) as error:
             found.damages[path.name] = str(error)
             failure = error

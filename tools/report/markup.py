@@ -1,4 +1,4 @@
-"""Pieces of HTML that the report is made of. What is named `text` is escaped here; what is named `inside` is HTML."""
+"""Pieces of the report's HTML. Arguments named `text` are escaped here; arguments named `content` are HTML."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from html import escape
 
 
 def name(text: str) -> str:
-    """Return a name that somebody gave: it is set apart, so that its letters' direction changes nothing around it."""
+    """Return a user's name for something, isolated so that right-to-left letters do not affect the text around it."""
     return f"<bdi>{escape(text)}</bdi>"
 
 
-def card(text: str, inside: str, note: str = "") -> str:
-    """Return a card with a title. note: a text below it."""
-    said = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f'<div class="card"><h3>{escape(text)}</h3>{inside}{said}</div>'
+def card(text: str, content: str, note: str = "") -> str:
+    """Return a card with the title text. note: a text below the content."""
+    below = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f'<div class="card"><h3>{escape(text)}</h3>{content}{below}</div>'
 
 
-def cards(inside: Sequence[str]) -> str:
+def cards(content: Sequence[str]) -> str:
     """Return cards side by side."""
-    return f'<div class="cards">{"".join(inside)}</div>' if inside else ""
+    return f'<div class="cards">{"".join(content)}</div>' if content else ""
 
 
-def facts(told: Sequence[tuple[str, str]], kind: str = "facts") -> str:
-    """Return a list of what and its text."""
-    lines = "".join(f"<div><dt>{escape(what)}</dt><dd>{name(text)}</dd></div>" for what, text in told)
+def facts(pairs: Sequence[tuple[str, str]], kind: str = "facts") -> str:
+    """Return a description list of (label, text) pairs. kind: its CSS class."""
+    lines = "".join(f"<div><dt>{escape(what)}</dt><dd>{name(text)}</dd></div>" for what, text in pairs)
     return f'<dl class="{kind}">{lines}</dl>'
 
 
 def heading(text: str, anchor: str) -> str:
-    """Return the heading of a section, with a link to the page's beginning."""
+    """Return the heading of a section, with a link to the top of the page."""
     return f'<h2 id="{anchor}"><a class="top" href="#top">to the top</a>{name(text)}</h2>'
 
 
-def notice(text: str, said: str) -> str:
-    """Return what must not be overlooked: in one or two words, then in full."""
-    return f'<p class="notice"><b>{escape(text)}</b> {escape(said)}</p>'
+def notice(text: str, detail: str) -> str:
+    """Return a highlighted warning: a few words, then the details."""
+    return f'<p class="notice"><b>{escape(text)}</b> {escape(detail)}</p>'
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "", words: Sequence[int] = ()) -> str:
-    """Return a table. rows: HTML. words: the columns that are not numbers, beside the first."""
+    """Return a table. rows: HTML. kind: its CSS class. words: columns besides the first that are not numbers."""
 
-    def cell(tag: str, at: int, inside: str) -> str:
+    def cell(tag: str, at: int, content: str) -> str:
         kind = "words" if at == 0 or at in words else "count"
         label = f' data-name="{escape(names[at])}"' if at and tag == "td" else ""
-        return f'<{tag} class="{kind}"{label}>{inside}</{tag}>'
+        return f'<{tag} class="{kind}"{label}>{content}</{tag}>'
 
     head = "".join(cell("th", at, escape(each)) for at, each in enumerate(names))
-    lines = ["".join(cell("td", at, inside) for at, inside in enumerate(row)) for row in rows]
+    lines = ["".join(cell("td", at, content) for at, content in enumerate(row)) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

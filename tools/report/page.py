@@ -1,6 +1,6 @@
-"""One HTML page about a checkpoint, a store or a series of checkpoints, for looking rather than reading.
+"""One HTML page about a checkpoint, a store or a series of checkpoints.
 
-It opens without a network: charts are inline SVG (kvemb.tools.report.charts), styles are inline, there is no script.
+The page needs no network: charts are inline SVG (kvemb.tools.report.charts), styles are inline, there is no script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvemb.tools.table_stats import stats
 
 @dataclass
 class Report:
-    """A page that was written. out: where, as given. damages: what could not be read, by the checkpoint's name."""
+    """A page that was written. out: its path or URL, as given. damages: error messages, by the checkpoint's name."""
 
     out: str
     damages: dict[str, str]
@@ -36,27 +36,27 @@ class Report:
 def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress | None = None) -> Report:
     """Write a page about path to out, a new file or a URL that fsspec reaches.
 
-    path: a checkpoint, a store, or the root of a kvemb.CheckpointManager, whose newest readable checkpoint is then
-    looked into. What is damaged is named on the page, and the rest is told. progress(done, total): rows.
+    path: a checkpoint, a store, or the root of a kvemb.CheckpointManager, whose newest readable checkpoint is shown in
+    detail. The page names what is damaged and shows the rest. progress(done, total): rows.
 
-    Raises BadInput where there is none of these; FileExistsError; Corruption where nothing can be read.
+    Raises StoreNotFound if path is none of these; FileExistsError; Corruption if nothing can be read.
     """
     root = Path(path)
     past = history(root)
-    subject = past.checkpoints[-1].path if past.checkpoints else root
-    about = info(subject)
-    variables, done, total = [], 0, sum(each.rows for each in about.variables)
-    for each in about.variables:
+    newest_path = past.checkpoints[-1].path if past.checkpoints else root
+    newest = info(newest_path)
+    variables, done, total = [], 0, sum(each.rows for each in newest.variables)
+    for each in newest.variables:
         found = Found(each, changes=past.changes(each.name))
         try:
-            found.survey, found.stats = survey(subject, each.name), stats(subject, each.name)
+            found.survey, found.stats = survey(newest_path, each.name), stats(newest_path, each.name)
         except Corruption as error:
-            found.damage = past.damages.setdefault(subject.name, str(error))
+            found.damage = past.damages.setdefault(newest_path.name, str(error))
         variables.append(found)
         done += each.rows
         if progress is not None:
             progress(done, total)
-    parts = [_head(root, subject, about, past), _overview(variables, past)]
+    parts = [_head(root, newest_path, newest, past), _overview(variables, past)]
     if len(past.checkpoints) > 1:
         parts.append(series(past, {each.info.name: each.changes for each in variables}))
     parts += [variable(each, past, f"v{at}") for at, each in enumerate(variables)]
@@ -65,28 +65,28 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     return Report(os.fspath(out), past.damages)
 
 
-def _head(root: Path, subject: Path, about: Info, past: History) -> str:
-    """What the page is about, and what must not be overlooked."""
-    told = [
-        ("rows", f"{sum(each.rows for each in about.variables):,}"),
-        ("variables", f"{len(about.variables):,}"),
-        ("files", f"{len(about.files):,}, {size(about.nbytes)}"),
-        ("calls that recorded uses", f"{about.recording_calls:,}"),
-        (f"{about.kind} of", f"{moment(about.created)} {zone()}"),
+def _head(root: Path, newest_path: Path, newest: Info, past: History) -> str:
+    """Return the head of the page: path, totals, and warnings about damage."""
+    lines = [
+        ("rows", f"{sum(each.rows for each in newest.variables):,}"),
+        ("variables", f"{len(newest.variables):,}"),
+        ("files", f"{len(newest.files):,}, {size(newest.nbytes)}"),
+        ("calls that recorded uses", f"{newest.recording_calls:,}"),
+        (f"{newest.kind} of", f"{moment(newest.created)} {zone()}"),
     ]
     if past.checkpoints:
-        told.insert(0, ("newest checkpoint" if not past.damages else "newest that can be read", subject.name))
-        told.append((f"checkpoints, at most {SHOWN}", f"{len(past.checkpoints):,}"))
+        lines.insert(0, ("newest checkpoint" if not past.damages else "newest that can be read", newest_path.name))
+        lines.append((f"checkpoints, at most {SHOWN}", f"{len(past.checkpoints):,}"))
     warned = [notice(f"{which} cannot be read:", why) for which, why in sorted(past.damages.items())]
-    return f'<h1 id="top">{name(str(root))}</h1>{facts(told)}{"".join(warned)}'
+    return f'<h1 id="top">{name(str(root))}</h1>{facts(lines)}{"".join(warned)}'
 
 
 def _overview(variables: list[Found], past: History) -> str:
-    """The table of contents: a line for each variable."""
+    """Return the table of contents: one line for each variable."""
     names = ["variable", "rows", "values", "optimizer", "policy", "not finite"]
     lines = []
     for at, each in enumerate(variables):
-        about = each.info.described
+        described = each.info.described
         last = each.changes[-1] if each.changes else None
         moved = ""
         if last is not None and (last.added or last.removed):
@@ -96,9 +96,9 @@ def _overview(variables: list[Found], past: History) -> str:
             [
                 f'<a href="#v{at}">{name(each.info.name)}</a>',
                 f"<span>{each.info.rows:,}{moved}</span>",
-                escape(shape(about)),
-                escape(kind_name(about["optimizer"])),
-                escape(kind_name(about["policy"])),
+                escape(shape(described)),
+                escape(kind_name(described["optimizer"])),
+                escape(kind_name(described["policy"])),
                 f'<span class="bad">{escape(bad)}</span>' if bad else '<span class="sub">none</span>',
             ]
         )

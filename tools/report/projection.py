@@ -1,7 +1,7 @@
-"""Rows in two dimensions: those of the highest scores, or a sample of all where rows have no scores.
+"""Rows in two dimensions: those with the highest scores, or a random sample if rows have no scores.
 
-The axes are the first two principal components of the rows that are shown, each brought to length 1: what is far away
-is not what is long, and one long row does not squeeze all others into a dot. Rows of zeros have no direction.
+The axes are the first two principal components of the shown rows, each scaled to norm 1: distance then means direction,
+and one long row does not squeeze all others into a dot. Rows of zeros have no direction and are left out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ SHOWN = 500
 
 @dataclass
 class Projection:
-    """Rows as points (n, 2). weights (n,): scores from 0 to 1, all 0 without. share: of the variance that is shown.
-
-    by_score: whether the rows are those of the highest scores.
+    """Rows as points (n, 2). weights (n,): scores scaled to 0..1, all 0 without scores. share: part of the variance
+    that the two axes hold. by_score: whether the rows are those with the highest scores.
     """
 
     keys: Any
@@ -32,14 +31,14 @@ class Projection:
 
 
 class Candidates:
-    """The rows to show, of those seen so far."""
+    """Selects the rows to show while rows stream past."""
 
     def __init__(self, *, by_score: bool) -> None:
         self._by_score, self._chance = by_score, np.random.default_rng(0)
         self._parts: tuple[Any, ...] | None = None
 
     def add(self, keys: Any, values: Any, scores: Any) -> None:
-        """Look at some more rows: keys (n,), finite values (n, dim) float64, scores (n,)."""
+        """Consider more rows: keys (n,), finite values (n, dim) float64, scores (n,)."""
         order = scores if self._by_score else self._chance.random(len(keys))
         parts: tuple[Any, ...] = (keys, values, scores, order)
         if self._parts is not None:
@@ -48,7 +47,7 @@ class Candidates:
         self._parts = tuple(part[best] for part in parts)
 
     def projection(self) -> Projection | None:
-        """Return the rows as points; None where there are too few that differ."""
+        """Return the rows as points; None if too few of them differ."""
         if self._parts is None:
             return None
         keys, values, scores, _ = self._parts

@@ -1,7 +1,7 @@
-"""What the report says about the rows of a variable, found in one pass over them.
+"""What the report shows of a variable's rows, computed in one pass over them.
 
-Norms, scores and ages wait in temporary files until their range is known; percentiles come from a sample of rows that
-is the same at every run. Memory does not follow the table.
+Norms, scores and ages are kept in temporary files until their range is known; percentiles come from a sample of rows
+that is the same in every run. Memory does not grow with the table.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy.typing as npt
 
 from kvemb import bulk
 from kvemb.tools.numbers import lengths
-from kvemb.tools.reading import Progress, opened, telling
+from kvemb.tools.reading import Progress, opened, with_progress
 from kvemb.tools.report.bins import Bins, Kind, Numbers, bins, percentiles
 from kvemb.tools.report.projection import Candidates, Projection
 
 SAMPLE = 131_072
-# Keys with numbers that are not finite that are told one by one.
-TOLD_KEYS = 10
+# How many keys of rows that are not finite are listed.
+LISTED_KEYS = 10
 _CHUNK = 1 << 20
 
 
 @dataclass
 class Spread:
-    """How numbers are distributed. infinite: how many are, and so are in no bin. sampled: whether percentiles come
+    """How numbers are distributed. infinite: how many are infinite and so in no bin. sampled: whether percentiles come
     from a sample of the numbers.
     """
 
@@ -41,11 +41,11 @@ class Spread:
 
 @dataclass
 class Survey:
-    """A variable's rows.
+    """Statistics of a variable's rows.
 
-    nan, infinite: rows that hold such a number; slots: rows whose optimizer slots hold one; keys: the first of either.
-    sizes: norms, or the values themselves where there is one column, of finite rows. scores: None without a policy.
-    ages: steps since a row's last change, None where no steps are counted.
+    nan, infinite: rows that hold such a number; slots: rows whose optimizer slots hold one; keys: the first of these.
+    sizes: norms of finite rows, or their values if there is one column. scores: None without a policy. ages: calls
+    that recorded uses since a row's last change, None if there were no such calls.
     """
 
     rows: int = 0
@@ -62,12 +62,12 @@ class Survey:
 def survey(path: Path, name: str, progress: Progress | None = None) -> Survey:
     """Read all rows of a variable once. progress(done, total): rows. Raises Corruption."""
     with opened(path, name) as source, ExitStack() as stack:
-        about = bulk.described(source)
+        described = bulk.described(source)
         found = Survey()
-        has_policy, step = about["policy"] is not None, int(about["step"])
+        has_policy, step = described["policy"] is not None, int(described["step"])
         sizes, scores, ages = (_Column(stack.enter_context(tempfile.TemporaryFile()), seed) for seed in range(3))
         candidates = Candidates(by_score=has_policy) if source.dim > 1 else None
-        for rows in telling(bulk.scan(source), progress, source.size()):
+        for rows in with_progress(bulk.scan(source), progress, source.size()):
             assert rows.scores is not None
             assert rows.steps is not None
             finite = _count_not_finite(rows, found)
@@ -80,7 +80,7 @@ def survey(path: Path, name: str, progress: Progress | None = None) -> Survey:
             if candidates is not None:
                 candidates.add(rows.keys[finite], values, rows.scores[finite])
         found.sizes = sizes.spread(Kind.ANY)
-        found.scores = scores.spread(_score_kind(about["policy"])) if has_policy else None
+        found.scores = scores.spread(_score_kind(described["policy"])) if has_policy else None
         found.ages = ages.spread(Kind.COUNT) if step else None
         found.projection = candidates.projection() if candidates is not None else None
         return found
@@ -93,7 +93,7 @@ def _score_kind(policy: dict[str, object]) -> Kind:
 
 
 def _count_not_finite(rows: bulk.Rows, found: Survey) -> npt.NDArray[np.bool_]:
-    """Count rows that hold NaN or infinity; returns which hold none."""
+    """Count rows that hold NaN or infinity; returns which have finite values, (n,) bool."""
     values = rows.values.astype(np.float64)
     nan, infinite = np.isnan(values).any(axis=1), np.isinf(values).any(axis=1)
     slots = np.zeros(len(rows), np.bool_)
@@ -104,12 +104,12 @@ def _count_not_finite(rows: bulk.Rows, found: Survey) -> npt.NDArray[np.bool_]:
     found.infinite += int(infinite.sum())
     found.slots += int(slots.sum())
     keys = rows.keys[nan | infinite | slots]
-    found.keys += [int(key) for key in keys[: TOLD_KEYS - len(found.keys)]]
+    found.keys += [int(key) for key in keys[: LISTED_KEYS - len(found.keys)]]
     return np.asarray(~(nan | infinite))
 
 
 class _Column:
-    """One number of each row, on disk; with a sample and the ends of its finite ones."""
+    """One number of each row, on disk; with a sample, the smallest and the largest of the finite ones."""
 
     def __init__(self, file: IO[bytes], seed: int) -> None:
         self._file, self._chance = file, np.random.default_rng(seed)
@@ -118,7 +118,7 @@ class _Column:
         self._least, self._most = np.inf, -np.inf
 
     def add(self, numbers: Numbers) -> None:
-        """Take some more. The rows of the least random numbers are the sample."""
+        """Add more numbers. Each gets a random number; those with the smallest ones are the sample."""
         finite: Any = numbers[np.isfinite(numbers)]
         self._infinite += len(numbers) - len(finite)
         if len(finite) == 0:
@@ -141,5 +141,5 @@ class _Column:
         self._file.seek(0)
         while part := self._file.read(8 * _CHUNK):
             found.add(np.frombuffer(part, np.float64))
-        told = percentiles(self._sample, self._least, self._most)
-        return Spread(found, told, self._infinite, self._count > SAMPLE)
+        between = percentiles(self._sample, self._least, self._most)
+        return Spread(found, between, self._infinite, self._count > SAMPLE)

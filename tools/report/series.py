@@ -13,20 +13,20 @@ from kvemb.tools.report.history import History
 from kvemb.tools.report.markup import card, cards, heading
 from kvemb.tools.screen import size
 
-# From this factor on between the largest and the smallest variable, rows are drawn on a log scale.
+# Ratio of the largest to the smallest variable from which rows are drawn on a log scale.
 _LOG_FROM = 30.0
-CHURN_NOTE = "Moved: the embedding changed. Touched only: the score, the step or optimizer slots changed, it did not."
+CHURN_NOTE = "Moved: the embedding changed. Touched only: only score, step or optimizer slots changed."
 
 
 def series(history: History, changes: dict[str, list[Difference | None]]) -> str:
-    """Return the section. changes: of each variable, as History.changes tells."""
+    """Return the section as HTML. changes: for each variable, as History.changes returns."""
     several = len(changes) > 1
     growth, note = _growth(history)
-    inside = [card("Rows by variable" if several else "Rows", growth, note), card("Bytes", *_bytes(history))]
+    content = [card("Rows by variable" if several else "Rows", growth, note), card("Bytes", *_bytes(history))]
     if any(found for each in changes.values() for found in each):
         title = "Rows that changed, all variables" if several else "Rows that changed"
-        inside.append(card(title, churn(history, list(changes.values())), CHURN_NOTE))
-    return heading("The series", "series") + cards(inside)
+        content.append(card(title, churn(history, list(changes.values())), CHURN_NOTE))
+    return heading("The series", "series") + cards(content)
 
 
 def rows_of(history: History, variable: str) -> tuple[str, str]:
@@ -53,7 +53,7 @@ def _count(found: Difference, name: str) -> int:
 
 
 def _growth(history: History) -> tuple[str, str]:
-    """Rows of the largest variables and of all others together; with a note."""
+    """Return a chart of the rows of the largest variables and of all others together, and a note."""
     names = sorted({name for checkpoint in history.checkpoints for name in checkpoint.variables})
     rows = {name: history.rows(name) for name in names}
     names.sort(key=lambda name: -max(each or 0 for each in rows[name]))
@@ -71,7 +71,7 @@ def _growth(history: History) -> tuple[str, str]:
     if numbers and max(least) >= _LOG_FROM * max(1, min(each for each in least if each)):
         drawn = [Line(line.name, [each or None for each in line.values]) for line in drawn]
         up: Scale = Log(10.0 ** math.floor(math.log10(min(numbers))), 1.2 * max(numbers))
-        note += " A log scale: the variables differ much in size."
+        note += " A log scale, because the variables differ much in size."
     else:
         up = Linear(0, top(numbers), whole=True)
     return lines("rows by checkpoint", drawn, along, at, up), note
@@ -89,10 +89,10 @@ def _bytes(history: History) -> tuple[str, str]:
             [each / unit for each in numbers],
             _tips(history, [f"{size(each)} {name}" for each in numbers]),
         )
-        for name, colour, numbers in (("new", "moved", new), ("shared with the one before", "quiet", shared))
+        for name, colour, numbers in (("new", "moved", new), ("shared with the previous checkpoint", "quiet", shared))
     ]
-    written = f"{size(sum(new))} in all: files that one shares with the one before it are there once."
-    return columns("bytes by checkpoint", parts, _dates(history), suffix=suffix), written
+    note = f"{size(sum(new))} in total; files shared with the previous checkpoint are counted once."
+    return columns("bytes by checkpoint", parts, _dates(history), suffix=suffix), note
 
 
 def _along(history: History) -> tuple[Time, list[float]]:
@@ -101,15 +101,15 @@ def _along(history: History) -> tuple[Time, list[float]]:
     return Time(min(at) - room, max(at) + room), at
 
 
-def _tips(history: History, told: Sequence[str]) -> list[str]:
+def _tips(history: History, texts: Sequence[str]) -> list[str]:
     return [
         f"{checkpoint.path.name}, {moment(checkpoint.created)}: {each}"
-        for checkpoint, each in zip(history.checkpoints, told, strict=True)
+        for checkpoint, each in zip(history.checkpoints, texts, strict=True)
     ]
 
 
 def _dates(history: History) -> list[tuple[int, str]]:
-    """Which columns are labelled, and how: the first of a day, or of a minute, as many as fit."""
+    """Return (column, label) for the columns to label: the first of a day, or of a minute, as many as fit."""
     made = [datetime.fromtimestamp(checkpoint.created) for checkpoint in history.checkpoints]
     form = "%b %d" if made[-1].date() != made[0].date() else "%H:%M"
     labels = [each.strftime(form) for each in made]

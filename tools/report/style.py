@@ -1,4 +1,4 @@
-"""The style of the report, light or dark, from a phone's width to a desk's, and the page around its content."""
+"""The report's CSS, with a light and a dark theme for narrow and wide screens, and the page around the content."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _LINES = "".join(
     f".line{at} {{ background: var(--c{at}); fill: var(--c{at}); stroke: var(--c{at}); stroke-width: 2; }}\n"
     for at in range(8)
 )
-# Below this width a line of the overview is a block of its own.
+# On narrow screens each line of the overview becomes a block.
 _PHONE = """
 @media (max-width: 720px) {
   body { padding: 18px 14px 60px; } .card { padding: 12px; } .facts { grid-template-columns: 1fr 1fr; }

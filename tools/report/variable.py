@@ -1,4 +1,4 @@
-"""The report's section about one variable: what it is, how its rows are distributed, how they changed."""
+"""The report's section about one variable: its properties, how its rows are distributed, how they changed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kvemb.tools.report.series import CHURN_NOTE, churn, rows_of
 from kvemb.tools.screen import size
 from kvemb.tools.table_stats import TableStats
 
-# Numbers of a list, such as an initializer's row, that are told.
-_TOLD = 4
+# How many numbers of a list, such as an initializer's row, are shown.
+SHOWN_NUMBERS = 4
 
 
 @dataclass
 class Found:
-    """What there is to say of a variable. survey, stats: None where its rows cannot be read, because of `damage`.
+    """All data about a variable. survey, stats: None if its rows cannot be read; damage: the reason.
 
-    changes: as History.changes tells.
+    changes: as History.changes returns.
     """
 
     info: VariableInfo
@@ -39,7 +39,7 @@ class Found:
 
 
 def variable(found: Found, history: History, anchor: str) -> str:
-    """Return the section."""
+    """Return the section as HTML."""
     parts = [heading(found.info.name, anchor), facts(_facts(found))]
     if found.damage:
         parts.append(notice("Its rows cannot be read:", found.damage))
@@ -47,20 +47,20 @@ def variable(found: Found, history: History, anchor: str) -> str:
         keys = ", ".join(map(str, found.survey.keys)) if found.survey else ""
         parts.append(notice("Not finite:", f"{bad}. The first keys: {keys}."))
     left_out: list[str] = []
-    inside = _past(found, history, left_out) if len(history.checkpoints) > 1 else []
+    content = _past(found, history, left_out) if len(history.checkpoints) > 1 else []
     if found.survey is not None:
-        inside += _distributions(found.survey, found.info.described, left_out)
+        content += _distributions(found.survey, found.info.described, left_out)
     last = found.changes[-1] if found.changes else None
-    inside += _moved(last, found.info.described["dim"]) if last is not None and last.moved else []
+    content += _moved(last, found.info.described["dim"]) if last is not None and last.moved else []
     if found.survey is not None:
-        inside += _projection(found.survey.projection, found.info.described["dim"], left_out)
-    parts.append(cards(inside))
+        content += _projection(found.survey.projection, found.info.described["dim"], left_out)
+    parts.append(cards(content))
     parts += [f'<p class="sub small">Left out: {escape("; ".join(left_out))}.</p>'] if left_out else []
     return "".join(parts)
 
 
 def not_finite(found: Found) -> str:
-    """Return how many rows hold NaN or infinity, in words; nothing where none does."""
+    """Return how many rows hold NaN or infinity, in words; "" if none does."""
     if found.survey is None:
         return ""
     counts = (
@@ -68,46 +68,48 @@ def not_finite(found: Found) -> str:
         (found.survey.infinite, "infinity"),
         (found.survey.slots, "either in their optimizer slots"),
     )
-    told = [f"{count:,} {'row holds' if count == 1 else 'rows hold'} {what}" for count, what in counts if count]
-    return "; ".join(told)
+    lines = [f"{count:,} {'row holds' if count == 1 else 'rows hold'} {what}" for count, what in counts if count]
+    return "; ".join(lines)
 
 
-def shape(about: dict[str, Any]) -> str:
-    """Return a row's values in words."""
-    return f"{about['dim']} x {about['value_dtype']}"
+def shape(described: dict[str, Any]) -> str:
+    """Return dim and dtype of a row in words."""
+    return f"{described['dim']} x {described['value_dtype']}"
 
 
-def spoken(about: dict[str, Any] | None) -> str:
+def properties(described: dict[str, Any] | None) -> str:
     """Return an optimizer, a policy or an initializer with its numbers, in words."""
 
-    def said(value: Any) -> str:
+    def formatted(value: Any) -> str:
         if isinstance(value, list):
-            return " ".join(f"{each:g}" for each in value[:_TOLD]) + (f" ... ({len(value)})" if value[_TOLD:] else "")
+            return " ".join(f"{each:g}" for each in value[:SHOWN_NUMBERS]) + (
+                f" ... ({len(value)})" if value[SHOWN_NUMBERS:] else ""
+            )
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     rest = [
-        f"{name.replace('_', ' ')} {said(value)}"
-        for name, value in (about or {}).items()
+        f"{name.replace('_', ' ')} {formatted(value)}"
+        for name, value in (described or {}).items()
         if name not in ("kind", "name") and value is not None
     ]
-    return ", ".join([kind_name(about), *rest])
+    return ", ".join([kind_name(described), *rest])
 
 
 def _facts(found: Found) -> list[tuple[str, str]]:
-    about = found.info.described
-    told = [
+    described = found.info.described
+    lines = [
         ("rows", f"{found.info.rows:,}"),
-        ("values", f"{shape(about)}, keys {about['key_dtype']}"),
+        ("values", f"{shape(described)}, keys {described['key_dtype']}"),
         ("a row with its slots", f"{size(found.info.row_bytes)}; all {size(found.info.row_bytes * found.info.rows)}"),
-        ("uses recorded by", f"{about['recording_calls']:,} calls"),
-        ("optimizer", spoken(about["optimizer"])),
-        ("policy", spoken(about["policy"])),
-        ("initializer", spoken(about["initializer"])),
+        ("uses recorded by", f"{described['recording_calls']:,} calls"),
+        ("optimizer", properties(described["optimizer"])),
+        ("policy", properties(described["policy"])),
+        ("initializer", properties(described["initializer"])),
     ]
     if found.stats is not None:
-        told.append(("rows as initialized", _part(found.stats.dead, found.info.rows)))
-        told.append(("rows equal to another", _part(found.stats.duplicates, found.info.rows)))
-    return told
+        lines.append(("rows as initialized", _part(found.stats.dead, found.info.rows)))
+        lines.append(("rows equal to another", _part(found.stats.duplicates, found.info.rows)))
+    return lines
 
 
 def _part(count: int, rows: int) -> str:
@@ -116,30 +118,30 @@ def _part(count: int, rows: int) -> str:
 
 
 def _past(found: Found, history: History, left_out: list[str]) -> list[str]:
-    """Cards of rows and churn over the series."""
-    inside = []
+    """Return cards of rows and churn over the series."""
+    content = []
     counts = set(history.rows(found.info.name))
     if len(counts) > 1:
-        inside.append(card("Rows over time", *rows_of(history, found.info.name)))
+        content.append(card("Rows over time", *rows_of(history, found.info.name)))
     else:
-        left_out.append("rows over time, as their number is the same in each checkpoint")
+        left_out.append("rows over time (the same number in each checkpoint)")
     if any(each.added or each.changed or each.removed for each in found.changes if each):
-        inside.append(card("Rows that changed", churn(history, [found.changes]), CHURN_NOTE))
+        content.append(card("Rows that changed", churn(history, [found.changes]), CHURN_NOTE))
     else:
-        left_out.append("rows that changed, as none did")
-    return inside
+        left_out.append("rows that changed (none)")
+    return content
 
 
-def _distributions(survey: Survey, about: dict[str, Any], left_out: list[str]) -> list[str]:
-    """Cards of norms, scores and ages. What says nothing goes to left_out."""
-    title = "Norms" if about["dim"] > 1 else "Values"
+def _distributions(survey: Survey, described: dict[str, Any], left_out: list[str]) -> list[str]:
+    """Return cards of norms, scores and ages. Distributions without content are named in left_out."""
+    title = "Norms" if described["dim"] > 1 else "Values"
     found = [_distribution(title, survey.sizes, "", left_out)]
     if survey.scores is None:
-        left_out.append("scores, as there is no policy")
+        left_out.append("scores (no policy)")
     else:
-        found.append(_distribution(*_scored(about["policy"], survey.scores), left_out))
+        found.append(_distribution(*_scored(described["policy"], survey.scores), left_out))
     if survey.ages is None:
-        left_out.append("ages, as no step was counted: nothing was looked up")
+        left_out.append("ages (no calls recorded uses)")
     else:
         found.append(_distribution("Ages", survey.ages, "Steps since a row last changed.", left_out))
     return [each for each in found if each]
@@ -159,30 +161,30 @@ def _scored(policy: dict[str, Any], scores: Spread) -> tuple[str, Spread, str]:
 def _distribution(title: str, found: Spread, note: str, left_out: list[str]) -> str:
     bins = found.bins
     if bins is None:
-        left_out.append(f"{title.lower()}, as there is no finite one")
+        left_out.append(f"{title.lower()} (none is finite)")
         return ""
-    say = bins.scale.say
+    show = bins.scale.format
     notes = [note] if note else []
     if isinstance(bins.scale, Log):
         notes.append("A log scale.")
     outside = [
-        f"{count:,} {where} {say(float(edge))}"
+        f"{count:,} {where} {show(float(edge))}"
         for count, where, edge in ((bins.under, "below", bins.edges[0]), (bins.over, "above", bins.edges[-1]))
         if count and not (where == "below" and bins.counts_zeros)
     ]
-    notes += [f"Outside of the range, in bars of their own: {' and '.join(outside)}."] if outside else []
-    notes += [f"{found.infinite:,} are infinite, in no bar."] if found.infinite else []
-    notes += [f"Percentiles are those of a sample of {SAMPLE:,} rows."] if found.sampled else []
+    notes += [f"Outside of the range, in separate bars: {' and '.join(outside)}."] if outside else []
+    notes += [f"{found.infinite:,} are infinite and not shown."] if found.infinite else []
+    notes += [f"Percentiles are of a sample of {SAMPLE:,} rows."] if found.sampled else []
     least, most = found.percentiles[0][1], found.percentiles[-1][1]
     if least == most:
-        return card(title, f"<p>{escape(say(least))} in every row.</p>", " ".join(notes))
+        return card(title, f"<p>{escape(show(least))} in every row.</p>", " ".join(notes))
     wide = " wide" if isinstance(bins.scale, Time) else ""
-    told = facts([(name, say(value)) for name, value in found.percentiles], f"numbers{wide}")
-    return card(title, histogram(title.lower(), bins) + told, " ".join(notes))
+    lines = facts([(name, show(value)) for name, value in found.percentiles], f"numbers{wide}")
+    return card(title, histogram(title.lower(), bins) + lines, " ".join(notes))
 
 
 def _moved(last: Difference, dim: int) -> list[str]:
-    """Cards of how far rows moved, and which moved most."""
+    """Return cards of how far rows moved, and which moved most."""
     counts = last.l2.counts
     upto = ["exactly 0", *(f"up to {most:g}" for most in last.l2.upto[1:-1]), f"more than {last.l2.upto[-2]:g}, or NaN"]
     tips = [f"{each}: {count:,}" for each, count in zip(upto, counts, strict=True)]
@@ -191,17 +193,18 @@ def _moved(last: Difference, dim: int) -> list[str]:
         for at, most in enumerate(last.l2.upto)
     ]
     far = columns("how far rows moved", [Part("rows", "one", counts, tips)], below[::2])
-    names, said = ["key", "by"], "By: length of the difference."
+    names, legend = ["key", "l2"], "l2: norm of the difference."
     lines = [[str(row.key), _number(row.l2)] for row in last.most]
     if dim > 1:  # the cosine of single numbers is 1 or -1
-        names, said = [*names, "cosine"], f"{said} Cosine: of the row before and the row now."
+        names, legend = [*names, "cosine"], f"{legend} Cosine: between the row before and the row now."
         lines = [[*line, _number(row.cosine)] for line, row in zip(lines, last.most, strict=True)]
     note = (
-        f"{last.moved:,} rows, since the checkpoint before: by how much of their length, each column up to its label."
+        f"{last.moved:,} rows, since the previous checkpoint: norm of the difference relative to that of the row "
+        "before; each column up to its label."
     )
     return [
         card("How far rows moved", far, note),
-        card("Moved most since the checkpoint before", table(names, lines, "most"), said),
+        card("Moved most since the previous checkpoint", table(names, lines, "most"), legend),
     ]
 
 
@@ -213,7 +216,7 @@ def _number(value: float) -> str:
 
 def _projection(found: Projection | None, dim: int, left_out: list[str]) -> list[str]:
     if found is None:
-        left_out.append("a projection, as " + ("there is one column" if dim == 1 else "too few rows differ"))
+        left_out.append(f"a projection ({'one column only' if dim == 1 else 'too few rows differ'})")
         return []
     names = [
         f"key {key}" + (f", score {score:g}" if found.by_score else "")
@@ -223,12 +226,10 @@ def _projection(found: Projection | None, dim: int, left_out: list[str]) -> list
         (float(x), float(y), float(weight), name)
         for (x, y), weight, name in zip(found.points, found.weights, names, strict=True)
     ]
-    who = (
-        f"The {len(points)} rows of the highest scores; larger: higher."
+    which = (
+        f"The {len(points)} rows with the highest scores; a larger dot is a higher score."
         if found.by_score
-        else f"{len(points)} rows, at random."
+        else f"{len(points)} random rows."
     )
-    note = (
-        f"{who} Directions, all of length 1: the two in which they differ most hold {found.share:.0%} of the variance."
-    )
+    note = f"{which} Rows scaled to norm 1; the first two principal components hold {found.share:.0%} of the variance."
     return [card("Rows in two dimensions", scatter("rows in two dimensions", points), note)]

@@ -1,1 +1,1 @@
-"""`kvemb stress`: random operations and crashes on a real table, compared with a plain model."""
+"""`kvemb stress`: random operations and crashes on a real table, compared with a model in plain arrays."""

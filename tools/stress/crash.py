@@ -1,9 +1,9 @@
-"""The run behind `kvemb stress crash`: kill -9 at a random instant, open what is left, compare every row, go on.
+"""`kvemb stress crash`: kill -9 a process at a random instant, open the store, compare every row, repeat.
 
-After each kill the store must hold what it promised: with durability="checkpoint" exactly the state of the last flush
-or checkpoint that was acknowledged, or of one that was under way; with "write" every acknowledged call, and of the one
-that was under way each row either as before or as after. Checkpoints that were acknowledged must be there and right;
-others absent, or right.
+After each kill the store must hold what it promised. With durability="checkpoint" this is exactly the state of the last
+acknowledged flush or checkpoint, or of one that was in progress. With "write" it is every acknowledged call; for the
+call in progress, each row is either as before or as after it. Acknowledged checkpoints must exist and be correct; other
+checkpoints must be absent or correct.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from kvemb.tools.stress.lockstep import Difference
 from kvemb.tools.stress.model import Model
 
 Models = dict[str, Model]
-# A round is killed within this time after its process has told of so many steps at most: the calls of a round are as
-# many on a busy machine. Some are killed while the process still opens the store.
-MOST_STEPS, MOST_SECONDS = 150, 0.03
+# A process is killed at most MAX_SECONDS after it reported a random number of steps, up to MAX_STEPS, so that a busy
+# machine makes as many calls as an idle one; with probability EARLY_SHARE, at most EARLY_SECONDS after its start.
+MAX_STEPS, MAX_SECONDS = 150, 0.03
 EARLY_SHARE, EARLY_SECONDS = 0.15, 1.0
 
 
-class Told:
-    """What a process said before it was killed, by the numbers of its calls (stress_load.work)."""
+class Progress:
+    """The calls that a process reported before it was killed, by number (see load.work)."""
 
     def __init__(self, lines: list[str]) -> None:
-        said = [line.split() for line in lines]
-        self.begun, self.done, self.behind = ({int(n) for what, n in said if what == kind} for kind in "bdp")
+        reports = [line.split() for line in lines]
+        self.begun, self.done, self.written = ({int(n) for what, n in reports if what == kind} for kind in "bdp")
 
     def acknowledged(self, name: str, number: int) -> bool:
-        """Whether the call, of that name, was complete."""
-        return number in (self.behind if name == "checkpoint behind" else self.done)
+        """Whether the call of this name and number was complete."""
+        return number in (self.written if name == "checkpoint behind" else self.done)
 
 
 class CrashRounds:
-    """Rounds on one store in a folder. models: the state that the store is known to have. totals: what there was."""
+    """Rounds on one store in a folder. models: the known state of the store. totals: counts over all rounds."""
 
     def __init__(self, folder: Path, durability: Any, seed: int) -> None:
         self.folder, self.durability = folder, durability
@@ -73,8 +73,8 @@ class CrashRounds:
     def round(self) -> None:
         """Run, kill, compare. Raises Difference."""
         seed = self._chance.getrandbits(40)
-        told = self._run_and_kill(seed)
-        before, after, points = self._replay(seed, told)
+        progress = self._run_and_kill(seed)
+        before, after, points = self._replay(seed, progress)
         with kvemb.open(self.folder / "store", memory_budget=BUDGET) as store:
             variables = open_variables(store)
             if self.durability == "write":
@@ -86,7 +86,7 @@ class CrashRounds:
         self.totals["rounds"] += 1
         self.totals["rows compared"] += sum(model.size for model in self.models.values())
 
-    def _run_and_kill(self, seed: int) -> Told:
+    def _run_and_kill(self, seed: int) -> Progress:
         reading, writing = self._processes.Pipe(duplex=False)
         process = self._processes.Process(target=work, args=(self.folder, seed, self.durability, writing), daemon=True)
         process.start()
@@ -94,25 +94,27 @@ class CrashRounds:
         with os.fdopen(os.dup(reading.fileno()), encoding="ascii") as pipe:
             reading.close()
             early = self._chance.random() < EARLY_SHARE
-            lines = [] if early else [pipe.readline() for _ in range(self._chance.randint(1, MOST_STEPS))]
-            time.sleep(self._chance.random() * (EARLY_SECONDS if early else MOST_SECONDS))
+            lines = [] if early else [pipe.readline() for _ in range(self._chance.randint(1, MAX_STEPS))]
+            time.sleep(self._chance.random() * (EARLY_SECONDS if early else MAX_SECONDS))
             process.kill()
             lines += pipe.readlines()
         process.join()
         if process.exitcode != -9:
-            raise Difference(f"the process ended by itself, with exit code {process.exitcode}; its error is above")
-        return Told([line for line in lines if line.endswith("\n")])
+            raise Difference(
+                f"the process ended before it was killed, with exit code {process.exitcode}; its error is above"
+            )
+        return Progress([line for line in lines if line.endswith("\n")])
 
-    def _replay(self, seed: int, told: Told) -> tuple[Models, Models, list[Models]]:
-        """Make the calls on the models, and compare each checkpoint with its instant.
+    def _replay(self, seed: int, progress: Progress) -> tuple[Models, Models, list[Models]]:
+        """Apply the calls to the models, and compare each checkpoint with the state at its call.
 
-        Returns the states before and after the call that was under way, and the durable points the store may be at.
+        Returns the states before and after the call in progress, and the durable points that the store may be at.
         """
         models, points = _copied(self.models), [_copied(self.models)]
         before = _copied(models)
-        for number, call in enumerate(islice(calls(seed), len(told.begun))):
-            acknowledged = told.acknowledged(call.name, number)
-            if number not in told.done:
+        for number, call in enumerate(islice(calls(seed), len(progress.begun))):
+            acknowledged = progress.acknowledged(call.name, number)
+            if number not in progress.done:
                 before = _copied(models)
             if call.name not in DURABLE:
                 apply(call, models[call.variable], touching=self.durability == "checkpoint")
@@ -122,14 +124,14 @@ class CrashRounds:
                 points = [*([] if acknowledged else points), _copied(models)]
             self.totals["calls"] += 1
             self.totals["durable points"] += acknowledged and call.name in DURABLE
-        if len(told.done - {-1}) == len(told.begun):
+        if len(progress.done - {-1}) == len(progress.begun):
             before = models
         return before, models, points
 
     def _check_checkpoint(self, path: Path, models: Models, acknowledged: bool) -> None:
         if not path.exists():
             if acknowledged:
-                raise Difference(f"{path} is missing, though it was acknowledged")
+                raise Difference(f"{path} is missing, but it was acknowledged")
             return
         with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
             for name, variable in store.variables.items():
@@ -143,7 +145,7 @@ def _copied(models: Models) -> Models:
 
 
 def _first_equal(variables: dict[str, kvemb.Variable], candidates: list[Models]) -> Models:
-    """Return the first candidate that all variables are equal to. Raises the last one's Difference."""
+    """Return the first candidate that all variables equal. Raises the Difference of the last one if none does."""
     failure = Difference("there is no durable point to compare with")
     for models in candidates:
         try:
@@ -157,7 +159,7 @@ def _first_equal(variables: dict[str, kvemb.Variable], candidates: list[Models])
 
 
 def _mixture(variable: kvemb.Variable, before: Model, after: Model) -> Model:
-    """Return the state of a variable each of whose rows is as in one of two models. Raises Difference."""
+    """Return the state of a variable. Raises Difference if a row is as in neither of the two models."""
     found = before.copy()
     found.clear()
     exported: tuple[Any, ...] = variable.export(with_slots=True, with_scores=True)
@@ -166,16 +168,14 @@ def _mixture(variable: kvemb.Variable, before: Model, after: Model) -> Model:
     found.present[at], found.values[at], found.scores[at] = True, values, scores
     for name, slot in slots.items():
         found.slots[name][at] = slot
-    strange = np.flatnonzero(~(_same(found, before) | _same(found, after)))
-    if len(strange):
-        raise Difference(
-            f"{len(strange)} rows are neither as before the last call nor as after it: {UNIVERSE[strange]}"
-        )
+    wrong = np.flatnonzero(~(_same(found, before) | _same(found, after)))
+    if len(wrong):
+        raise Difference(f"{len(wrong)} rows are neither as before the last call nor as after it: {UNIVERSE[wrong]}")
     return found
 
 
 def _same(one: Model, other: Model) -> Any:
-    """Which keys have the same row in both, or none."""
+    """Return which keys have the same row in both models, or none in both, (n,) bool."""
     same = (one.values == other.values).all(axis=1) & (one.scores == other.scores)
     for name, slot in one.slots.items():
         same &= (slot == other.slots[name]).all(axis=1)
@@ -183,8 +183,8 @@ def _same(one: Model, other: Model) -> Any:
 
 
 def run(rounds: int, seed: int, durability: str | None, *, quiet: bool, as_json: bool) -> bool:
-    """Run `rounds` rounds, by turns in both modes unless one is given, and tell. Returns whether nothing was lost."""
-    logging.getLogger("kvemb").setLevel(logging.ERROR)  # each round recovers, and would say so
+    """Run `rounds` rounds, half in each mode unless one is given, and print. Returns whether nothing was lost."""
+    logging.getLogger("kvemb").setLevel(logging.ERROR)  # each round would log its recovery
     screen = Screen(quiet, as_json)
     modes = ["checkpoint", "write"] if durability is None else [durability]
     replay = f"kvemb stress crash --rounds {rounds} --seed {seed}" + (
@@ -194,9 +194,9 @@ def run(rounds: int, seed: int, durability: str | None, *, quiet: bool, as_json:
     totals: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder, screen.progress("crash", rounds) as advance:
         for turn, mode in enumerate(modes):
-            place = Path(folder) / mode
-            place.mkdir()
-            crashes = CrashRounds(place, mode, seed)
+            mode_folder = Path(folder) / mode
+            mode_folder.mkdir()
+            crashes = CrashRounds(mode_folder, mode, seed)
             try:
                 for at in range(turn, rounds, len(modes)):
                     crashes.round()

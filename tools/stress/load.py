@@ -1,7 +1,7 @@
-"""The load of `kvemb stress crash`: what is drawn, and the process that does it until it is killed.
+"""The load of `kvemb stress crash`: the calls, and the process that makes them until it is killed.
 
-Everything follows from a seed, so that the process under test and the one that judges it draw the same calls. The
-former says in a pipe which call it begins, and which has been acknowledged; the other keeps a model.
+A seed determines the calls, so that the process under test and the one that checks it draw the same ones. The former
+reports through a pipe which calls it begins and which were acknowledged; the latter applies them to a model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIM, HOT_ROWS, MOST_KEYS = 4, 300, 400
 UNIVERSE = np.arange(-1000, 5000)
 NAMES = ("users", "ads")
 
-# How often each call is drawn.
+# The weight of each call. "checkpoint behind" is checkpoint(block=False).
 _CALLS = {
     "upsert": 30, "train": 20, "accum": 12, "lookup": 15, "remove": 8, "restrict": 3, "clear": 0.3, "flush": 4,
     "checkpoint": 2, "checkpoint behind": 2,
@@ -35,7 +35,7 @@ DURABLE = ("flush", "checkpoint", "checkpoint behind")
 
 @dataclass(frozen=True)
 class Call:
-    """One call: of a variable, or of the store where the name is in DURABLE."""
+    """One call of a variable, or of the store if its name is in DURABLE."""
 
     name: str
     variable: str
@@ -45,7 +45,7 @@ class Call:
 
 
 def calls(seed: int) -> Iterator[Call]:
-    """Yield the calls of a round, without end."""
+    """Yield the calls of a round, endlessly."""
     chance = np.random.default_rng(seed)
     weights = np.array(list(_CALLS.values()), float)
     while True:
@@ -59,7 +59,7 @@ def calls(seed: int) -> Iterator[Call]:
 
 
 def open_variables(store: kvemb.Store) -> dict[str, kvemb.Variable]:
-    """Open, or make, the variables of the load."""
+    """Return the variables of the load, by name; creates missing ones."""
     return {
         name: store.get_variable(name, dim=DIM, hot_rows=HOT_ROWS, optimizer=_OPTIMIZER, restrict_policy=_policy())
         for name in NAMES
@@ -67,7 +67,7 @@ def open_variables(store: kvemb.Store) -> dict[str, kvemb.Variable]:
 
 
 def model_of(variable: kvemb.Variable) -> Model:
-    """Return an empty model."""
+    """Return an empty model of a variable of the load."""
     return Model(
         UNIVERSE, variable.value_dtype, DIM, initializer=variable.initializer, optimizer=_OPTIMIZER, policy=_policy()
     )
@@ -96,29 +96,29 @@ def apply(call: Call, to: Model | kvemb.Variable, *, touching: bool) -> None:
 
 
 def checkpoint_of(folder: Path, seed: int, number: int) -> Path:
-    """Where a call puts its checkpoint."""
+    """Return the path of the checkpoint of a call."""
     return folder / f"checkpoint-{seed}-{number}"
 
 
 def work(folder: Path, seed: int, durability: Any, pipe: Connection) -> None:
-    """Do the calls of a round on the store in a folder until killed, telling of each in the pipe.
+    """Make the calls of a round on the store in a folder until killed, and report each through the pipe.
 
-    "b 7": call 7 begins. "d 7": it was acknowledged. "p 7": the checkpoint behind that call 7 began is complete.
+    "b 7": call 7 begins. "d 7": it returned. "p 7": the background checkpoint that call 7 started is complete.
     """
 
-    def tell(what: str, number: int) -> None:
+    def report(what: str, number: int) -> None:
         os.write(pipe.fileno(), f"{what} {number}\n".encode())
 
     store = kvemb.open(folder / "store", memory_budget=BUDGET, durability=durability)
     variables = open_variables(store)
     store.flush()
-    tell("d", -1)
+    report("d", -1)
     pending: tuple[int, Any] | None = None
     for number, call in enumerate(calls(seed)):
-        tell("b", number)
+        report("b", number)
         if pending is not None and (pending[1].done() or call.name in DURABLE):
             pending[1].result()
-            tell("p", pending[0])
+            report("p", pending[0])
             pending = None
         target = checkpoint_of(folder, seed, number)
         if call.name == "flush":
@@ -129,11 +129,12 @@ def work(folder: Path, seed: int, durability: Any, pipe: Connection) -> None:
             pending = number, store.checkpoint(target, block=False)
         else:
             apply(call, variables[call.variable], touching=durability == "checkpoint")
-        tell("d", number)
+        report("d", number)
 
 
 def check_equal(variable: kvemb.Variable, model: Model) -> None:
-    """Compare every row, and the count. Raises Difference."""
+    """Compare every row, and the number of rows. Raises Difference."""
+
     twin = LockstepChecker(variable, model)
     twin.check_size()
     twin.check_export()

@@ -1,6 +1,6 @@
-"""A variable and its model, driven together: every call goes to both, and what they give must be equal bit for bit.
+"""A variable and its model in lockstep: every call goes to both, and their results must be equal bit for bit.
 
-One thread. The variable may be replaced by one reopened or restored; the model then by the state it must have.
+Not thread-safe. After a reopening or a restore, make a new checker with the model of the expected state.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from kvemb.tools.stress.model import Keys, Model, Values
 
 
 class Difference(AssertionError):
-    """The variable gave something else than its model."""
+    """The variable and its model gave different results."""
 
 
-def check_same(what: str, got: npt.NDArray[Any], wanted: npt.NDArray[Any], keys: Keys | None = None) -> None:
-    """Raise Difference unless the arrays have one shape, dtype and bits; any NaN equals any other."""
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        raise Difference(f"{what}: got {got.dtype} {got.shape}, expected {wanted.dtype} {wanted.shape}")
+def check_same(what: str, got: npt.NDArray[Any], expected: npt.NDArray[Any], keys: Keys | None = None) -> None:
+    """Raise Difference unless the arrays have the same shape, dtype and bits; any NaN equals any other."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        raise Difference(f"{what}: got {got.dtype} {got.shape}, expected {expected.dtype} {expected.shape}")
     bits = np.dtype(f"u{got.dtype.itemsize}")
-    differs = np.ascontiguousarray(got).view(bits) != np.ascontiguousarray(wanted).view(bits)
+    differs = np.ascontiguousarray(got).view(bits) != np.ascontiguousarray(expected).view(bits)
     if got.dtype.kind not in "biu":
-        differs &= ~(np.isnan(got) & np.isnan(wanted))
+        differs &= ~(np.isnan(got) & np.isnan(expected))
     if differs.any():
-        at = tuple(int(place[0]) for place in np.nonzero(differs))
+        at = tuple(int(positions[0]) for positions in np.nonzero(differs))
         of = "" if keys is None else f" of key {keys[at[0]]}"
-        first = f"at {at}{of} got {got[at]!r}, expected {wanted[at]!r}"
+        first = f"at {at}{of} got {got[at]!r}, expected {expected[at]!r}"
         raise Difference(f"{what}: {int(differs.sum())} of {differs.size} differ; {first}")
 
 
 class LockstepChecker:
-    """A variable beside its model. Methods are the variable's own; keys are of its key dtype, (n,)."""
+    """A variable and its model. Methods are those of the variable; keys are of its key dtype, (n,)."""
 
     def __init__(self, variable: Variable, model: Model) -> None:
         self.variable, self.model = variable, model
@@ -42,9 +42,9 @@ class LockstepChecker:
     def lookup(self, keys: Keys, *, touch: bool) -> None:
         """Compare rows and existence."""
         rows, exists = self.variable.lookup(keys, return_exists=True, touch=touch)
-        wanted, present = self.model.lookup(keys, touch=touch)
+        expected, present = self.model.lookup(keys, touch=touch)
         check_same("lookup's exists", exists, present, keys)
-        check_same("lookup", rows, wanted, keys)
+        check_same("lookup", rows, expected, keys)
 
     def upsert(self, keys: Keys, values: Values) -> None:
         """Set values."""
@@ -72,17 +72,17 @@ class LockstepChecker:
         self.model.clear()
 
     def use(self, keys: Keys) -> None:
-        """Record uses, where there is a policy to record them with."""
+        """Record uses; the variable must have a policy."""
         assert self.variable.restrict_policy is not None
         self.variable.restrict_policy.apply_update(keys)
         self.model.use(keys)
 
     def restrict(self, keep: int, trigger: int | None = None) -> None:
-        """Bound the table, and compare how many rows left."""
-        left = self.variable.restrict(keep, trigger=trigger)
-        wanted = None if self.model.policy is None else self.model.restrict(keep, trigger)
-        if left != wanted:
-            raise Difference(f"restrict: got {left} rows that left, expected {wanted}")
+        """Restrict the table, and compare how many rows were removed."""
+        removed = self.variable.restrict(keep, trigger=trigger)
+        expected = None if self.model.policy is None else self.model.restrict(keep, trigger)
+        if removed != expected:
+            raise Difference(f"restrict: got {removed} removed rows, expected {expected}")
 
     def check_status(self, keys: Keys) -> None:
         """Compare scores."""
@@ -99,9 +99,9 @@ class LockstepChecker:
         count = len(self.variable.devices)
         numbers = self.variable.partitioner(self.model.universe[self.model.present], count)
         for index in range(count):
-            got, wanted = self.variable.size(index), int(np.sum(np.asarray(numbers) == index))
-            if got != wanted:
-                raise Difference(f"size({index}): got {got}, expected {wanted}")
+            got, expected = self.variable.size(index), int(np.sum(np.asarray(numbers) == index))
+            if got != expected:
+                raise Difference(f"size({index}): got {got}, expected {expected}")
 
     def check_export(self, batch_rows: int | None = None) -> None:
         """Compare every row with its slots and its score, exported whole or batch by batch."""

@@ -1,6 +1,6 @@
-"""A table as plain arrays over a known set of keys: what every operation of a variable must give, bit for bit.
+"""A model of a table as plain arrays over a known set of keys; every operation of a variable must agree bit for bit.
 
-Independent of tiers, hashing and storage: a key is a place in a sorted array, an operation a few lines of NumPy. It
+Independent of tiers, hashing and storage: a key is a position in a sorted array, an operation a few lines of NumPy. It
 shares with kvemb only what is a pure function: an initializer's rows, a policy's score and an optimizer's formula. One
 thread.
 """
@@ -18,18 +18,18 @@ from kvemb import FrequencyRestrictPolicy, Initializer, RestrictPolicy
 from kvemb.optimizers import Optimizer
 
 Keys = npt.NDArray[Any]
-Places = npt.NDArray[np.intp]
+Positions = npt.NDArray[np.intp]
 Values = npt.NDArray[Any]
 
 
-def in_order(places: Places) -> Iterator[Places]:
-    """Yield positions of a batch in rounds, so that no round names a place twice and each place's come in order."""
-    by_place = np.argsort(places, kind="stable")
-    ordered = places[by_place]
+def in_order(positions: Positions) -> Iterator[Positions]:
+    """Yield positions in a batch in rounds: no round has a key twice, and the occurrences of each key are in order."""
+    by_position = np.argsort(positions, kind="stable")
+    ordered = positions[by_position]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     rank = np.arange(len(ordered)) - np.repeat(starts, np.diff(np.r_[starts, len(ordered)]))
     for turn in np.unique(rank):
-        yield by_place[rank == turn]
+        yield by_position[rank == turn]
 
 
 class Model:
@@ -61,21 +61,21 @@ class Model:
         self.step = 0
 
     def copy(self) -> Model:
-        """Return this state, to come back to."""
+        """Return a copy of this state."""
         return copy.deepcopy(self)
 
-    def places(self, keys: Keys) -> Places:
-        """Return each key's place."""
+    def positions(self, keys: Keys) -> Positions:
+        """Return each key's position in universe."""
         return np.searchsorted(self.universe, keys)
 
     @property
     def size(self) -> int:
-        """Keys that are present."""
+        """The number of keys that are present."""
         return int(self.present.sum())
 
     def lookup(self, keys: Keys, *, touch: bool) -> tuple[Values, npt.NDArray[np.bool_]]:
         """Return rows and existence of keys (n,)."""
-        at = self.places(keys)
+        at = self.positions(keys)
         exists = self.present[at]
         rows = np.where(exists[:, None], self.values[at], self.first[at])
         if touch:
@@ -85,35 +85,35 @@ class Model:
     def use(self, keys: Keys) -> None:
         """Record one use of each occurrence."""
         self.step += 1
-        places, counts = np.unique(self.places(keys), return_counts=True)
-        here = self.present[places]
-        self._score(places[here], counts[here])
+        positions, counts = np.unique(self.positions(keys), return_counts=True)
+        here = self.present[positions]
+        self._score(positions[here], counts[here])
 
-    def _score(self, places: Places, counts: npt.NDArray[Any]) -> None:
+    def _score(self, positions: Positions, counts: npt.NDArray[Any]) -> None:
         policy = self.policy or FrequencyRestrictPolicy()
-        if len(places):
-            self.scores[places] = policy.score(self.scores[places], counts, policy.now(self.step))
+        if len(positions):
+            self.scores[positions] = policy.score(self.scores[positions], counts, policy.now(self.step))
 
-    def _create(self, places: Places) -> None:
-        """Make absent places rows; being made is the first use."""
+    def _create(self, positions: Positions) -> None:
+        """Create rows at absent positions; the creation is their first use."""
         policy = self.policy or FrequencyRestrictPolicy()
-        self.present[places] = True
-        self.values[places] = self.first[places]
+        self.present[positions] = True
+        self.values[positions] = self.first[positions]
         for slot in self.optimizer.slots if self.optimizer else ():
-            self.slots[slot.name][places] = slot.initial
-        self.scores[places] = policy.initial_score
-        self._score(places, np.ones(len(places), np.int64))
+            self.slots[slot.name][positions] = slot.initial
+        self.scores[positions] = policy.initial_score
+        self._score(positions, np.ones(len(positions), np.int64))
 
     def upsert(self, keys: Keys, values: Values) -> None:
-        """Set values (n, dim); the last of duplicates counts."""
-        at = self.places(keys)
+        """Set values (n, dim); the last of duplicate keys wins."""
+        at = self.positions(keys)
         self._create(np.unique(at[~self.present[at]]))
         for turn in in_order(at):
             self.values[at[turn]] = values[turn]
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: npt.NDArray[np.bool_]) -> None:
-        """Occurrence by occurrence: add new - old to a key believed and found present; insert one not; else ignore."""
-        at = self.places(keys)
+        """For each occurrence: add new - old if exists and present; insert new if neither; otherwise ignore it."""
+        at = self.positions(keys)
         for turn in in_order(at):
             here = self.present[at[turn]]
             adding, making = turn[exists[turn] & here], turn[~exists[turn] & ~here]
@@ -129,29 +129,30 @@ class Model:
             return total.astype(self.dtype)
 
     def apply_gradients(self, keys: Keys, grads: Values) -> None:
-        """Take one step on each distinct key, with its gradients summed in order."""
-        at = self.places(keys)
-        places, inverse = np.unique(at, return_inverse=True)
-        total = np.full((len(places), self.dim), -0.0, self.state_dtype)
+        """Take one optimizer step on each distinct key, with its gradients summed in order."""
+        at = self.positions(keys)
+        positions, inverse = np.unique(at, return_inverse=True)
+        total = np.full((len(positions), self.dim), -0.0, self.state_dtype)
         for turn in in_order(at):
             total[inverse[turn]] += grads[turn]
-        self._create(places[~self.present[places]])
+        self._create(positions[~self.present[positions]])
         assert self.optimizer is not None
-        slots = {name: slot[places] for name, slot in self.slots.items()}
-        self.values[places] = self.optimizer.step(self.values[places], slots, total)
+        slots = {name: slot[positions] for name, slot in self.slots.items()}
+        self.values[positions] = self.optimizer.step(self.values[positions], slots, total)
         for name, slot in slots.items():
-            self.slots[name][places] = slot
+            self.slots[name][positions] = slot
 
     def remove(self, keys: Keys) -> None:
-        """Drop keys with all that is theirs."""
-        self.present[self.places(keys)] = False
+        """Remove keys with their rows."""
+        self.present[self.positions(keys)] = False
 
     def clear(self) -> None:
-        """Drop every key."""
+        """Remove every key."""
         self.present[:] = False
 
     def restrict(self, keep: int, trigger: int | None = None) -> int:
-        """Keep the highest scores, ties to the larger key; return how many keys left."""
+        """Keep the highest scores, of equal ones the larger key; returns how many keys were removed."""
+
         before = self.size
         if trigger is None or before > trigger:
             here = np.flatnonzero(self.present)
@@ -161,7 +162,7 @@ class Model:
 
     def status(self, keys: Keys) -> npt.NDArray[np.float64]:
         """Return scores, NaN for absent keys."""
-        at = self.places(keys)
+        at = self.positions(keys)
         return np.where(self.present[at], self.scores[at], np.nan)
 
     def export(self) -> tuple[Keys, Values, dict[str, Values], npt.NDArray[np.float64]]:

@@ -1,7 +1,7 @@
-"""The run behind `kvemb stress random`: what is drawn, what is done with it, and how it is told.
+"""`kvemb stress random`: draw a table and calls at random, apply them to table and model, and print the outcome.
 
-Everything follows from the seed: the table's dtypes, policy, optimizer and devices, and every call. One thread draws
-and calls; reads ahead and spills run beside it.
+The seed determines everything: the table's dtypes, policy, optimizer and devices, and every call. One thread draws and
+calls; prefetches and spills run in the background.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvemb.tools.stress.model import Keys, Model
 BUDGET = "64MiB"
 DIM = 8
 
-# How often each call is drawn. Those that touch no keys cost the most, and come seldom.
+# The weight of each call. Calls without keys take the most time, and are rare.
 CALLS = {
     "lookup": 300, "lookup without touch": 80, "upsert": 150, "accum": 130, "apply_gradients": 160, "remove": 60,
     "prefetch": 150, "record uses": 40, "status": 30, "restrict": 6, "export": 3, "flush": 4, "reopen": 2,
@@ -34,7 +34,7 @@ CALLS = {
 
 
 class Stress:
-    """A table in a folder, its model, and the chance that drives both."""
+    """A table in a folder, its model, and the random generator that drives both."""
 
     def __init__(self, folder: Path, seed: int, hot: float, keys: int, batch: int) -> None:
         self.folder, self.batch = folder, batch
@@ -75,7 +75,7 @@ class Stress:
         }
 
     def _draw_universe(self, keys: int) -> Keys:
-        """Half of the keys in a row, as ids are handed out, and half anywhere."""
+        """Return keys, sorted: half of them consecutive, as assigned ids are, half from the whole dtype."""
         kind = np.iinfo(self.arguments["key_dtype"])
         ends = np.array([kind.min, kind.max, 0], kind.dtype)
         anywhere = self.chance.integers(kind.min, kind.max, keys // 2, kind.dtype, endpoint=True)
@@ -85,7 +85,7 @@ class Stress:
         return self.store.get_variable("table", **self.arguments)
 
     def step(self) -> None:
-        """Make one call, drawn at random, and compare."""
+        """Make one random call, and compare."""
         weights = np.array(list(CALLS.values()), float)
         name = list(CALLS)[self.chance.choice(len(CALLS), p=weights / weights.sum())]
         if name == "apply_gradients" and self.model.optimizer is None:
@@ -102,16 +102,16 @@ class Stress:
         self.twin.check_size()
 
     def _draw_keys(self) -> Keys:
-        """A batch of popular keys, of any, or of a run of neighbours; with duplicates."""
+        """Return a batch of popular keys, of any keys, or of consecutive ones; with duplicates."""
         n, size = int(self.chance.integers(self.batch + 1)), len(self.model.universe)
         kind = self.chance.integers(3)
         if kind == 0:
-            places = (size * self.chance.random(n) ** 4).astype(np.int64) * 7919 % size
+            positions = (size * self.chance.random(n) ** 4).astype(np.int64) * 7919 % size
         elif kind == 1:
-            places = self.chance.integers(0, size, n)
+            positions = self.chance.integers(0, size, n)
         else:
-            places = (self.chance.integers(size) + self.chance.permutation(n)) % size
-        return self.model.universe[places]
+            positions = (self.chance.integers(size) + self.chance.permutation(n)) % size
+        return self.model.universe[positions]
 
     def _draw_values(self, count: int, dtype: np.dtype[Any]) -> Any:
         if dtype.kind == "i":
@@ -120,13 +120,13 @@ class Stress:
         return self.chance.standard_normal((count, DIM)).astype(dtype)
 
     def lookup(self, keys: Keys) -> None:
-        """Look up, now and then after reading ahead."""
+        """Look up, sometimes after a prefetch."""
         if self.chance.random() < 0.3:
             self.twin.variable.prefetch(keys)
         self.twin.lookup(keys, touch=True)
 
     def look(self, keys: Keys) -> None:
-        """Look up without a use."""
+        """Look up without recording uses."""
         self.twin.lookup(keys, touch=False)
 
     def upsert(self, keys: Keys) -> None:
@@ -134,8 +134,8 @@ class Stress:
         self.twin.upsert(keys, self._draw_values(len(keys), self.model.dtype))
 
     def accum(self, keys: Keys) -> None:
-        """Add, with beliefs that are mostly right."""
-        right = self.model.present[self.model.places(keys)]
+        """Accumulate, with `exists` wrong for a tenth of the keys."""
+        right = self.model.present[self.model.positions(keys)]
         old, new = (self._draw_values(len(keys), self.model.dtype) for _ in range(2))
         self.twin.accum(keys, old, new, right ^ (self.chance.random(len(keys)) < 0.1))
 
@@ -148,7 +148,7 @@ class Stress:
         self.twin.remove(keys)
 
     def prefetch(self, keys: Keys) -> None:
-        """Read ahead for nothing in particular."""
+        """Prefetch keys that the next call need not use."""
         self.twin.variable.prefetch(keys)
 
     def use(self, keys: Keys) -> None:
@@ -175,37 +175,37 @@ class Stress:
         self.durable = self.model.copy()
 
     def reopen(self) -> None:
-        """Close the store and go on with it."""
+        """Close the store and open it again."""
         self.store.close()
-        self._go_on(kvemb.open(self.store.path, memory_budget=BUDGET), self.model)
+        self._continue_with(kvemb.open(self.store.path, memory_budget=BUDGET), self.model)
 
     def restore(self) -> None:
-        """Go on with a store made from a checkpoint."""
-        checkpoint = self.store.checkpoint(self._place("checkpoint"))
+        """Continue with a store restored from a checkpoint."""
+        checkpoint = self.store.checkpoint(self._new_path("checkpoint"))
         self.store.close()
         shutil.rmtree(self.store.path)
-        store = kvemb.restore(checkpoint, self._place("store"), memory_budget=BUDGET)
+        store = kvemb.restore(checkpoint, self._new_path("store"), memory_budget=BUDGET)
         shutil.rmtree(checkpoint)
-        self._go_on(store, self.model)
+        self._continue_with(store, self.model)
 
     def crash(self) -> None:
-        """Go on with a copy of the open store's files, as a crash would leave them."""
-        copy = self._place("store")
+        """Continue with a copy of the open store's files, as a crash would leave them."""
+        copy = self._new_path("store")
         shutil.copytree(self.store.path, copy, copy_function=_copy_if_there)
         self.store.close()
         shutil.rmtree(self.store.path)
-        self._go_on(kvemb.open(copy, memory_budget=BUDGET), self.durable)
+        self._continue_with(kvemb.open(copy, memory_budget=BUDGET), self.durable)
 
     def clear(self) -> None:
         """Drop every row, one time in four."""
         if self.chance.random() < 0.25:
             self.twin.clear()
 
-    def _place(self, name: str) -> Path:
+    def _new_path(self, name: str) -> Path:
         self.copies += 1
         return self.folder / f"{name}{self.copies}"
 
-    def _go_on(self, store: kvemb.Store, model: Model) -> None:
+    def _continue_with(self, store: kvemb.Store, model: Model) -> None:
         self.store, self.model = store, model
         self.twin = LockstepChecker(self._variable(), model)
         self.durable = model.copy()
@@ -213,7 +213,7 @@ class Stress:
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    """Copy a file of an open store; RocksDB deletes some of its own meanwhile."""
+    """Copy a file of an open store, unless RocksDB has deleted it meanwhile."""
     with suppress(FileNotFoundError):
         shutil.copyfile(source, target)
 
@@ -230,7 +230,7 @@ _WITHOUT_KEYS: dict[str, Callable[[Stress], None]] = {
 
 
 def run(ops: int, seed: int, hot: float, keys: int, batch: int, *, quiet: bool, as_json: bool) -> bool:
-    """Touch `ops` keys and tell what came of it. Returns whether table and model agreed to the end."""
+    """Make calls with `ops` keys in total, and print the outcome. Returns whether table and model agreed."""
     screen = Screen(quiet, as_json)
     replay = f"kvemb stress random --ops {ops} --seed {seed} --hot {hot} --keys {keys} --batch {batch}"
     started = time.perf_counter()
@@ -246,7 +246,7 @@ def run(ops: int, seed: int, hot: float, keys: int, batch: int, *, quiet: bool, 
         except Difference as error:
             difference = error
         except Exception:
-            screen.say(f"replay: {replay}")
+            screen.milestone(f"replay: {replay}")
             raise
         finally:
             stress.store.close()

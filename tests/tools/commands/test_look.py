@@ -86,7 +86,7 @@ def test_peek_shows_rows_and_their_nearest(place, capsys):
     assert run(["peek", str(place / "2"), "table", "8", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {"rows": [], "missing": [8]}
     assert run(["peek", str(place / "2"), "other", "--", "-1"]) == 1
-    assert "key -1 is not of uint64" in capsys.readouterr().err
+    assert "key -1 does not fit uint64" in capsys.readouterr().err
     assert run(["peek", str(place / "2"), "table", "--count", "3", "--json"]) == 0
     assert [row["key"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0, 1, 2]
 
@@ -197,7 +197,7 @@ def test_diff_of_any_two_tables(tmp_path_factory, data):
 def test_tables_of_other_shapes_are_refused(place, tmp_path):
     with kvemb.open(tmp_path / "wide", memory_budget=BUDGET) as store:
         store.get_variable("table", dim=9)
-    with pytest.raises(BadInput, match=r"has dim 4 in .* and 9 in .*; kvemb migrate"):
+    with pytest.raises(BadInput, match=r"has dim 4 in .* and 9 in .*; convert one of them with kvemb migrate"):
         diff(place / "1", tmp_path / "wide", variable="table")
     with pytest.raises(BadInput, match="has no variable 'other'"):
         diff(place / "1", tmp_path / "wide")

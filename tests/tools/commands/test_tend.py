@@ -67,7 +67,7 @@ def test_another_optimizer(store, tmp_path):
     found = plan(store, tmp_path / "sgd", optimizer="sgd")
     assert found.steps == [
         "optimizer: adagrad becomes sgd, learning rate 0.01 (the default; sgd:RATE for another)",
-        "slot 'accumulator' is dropped: training can not go on from it",
+        "slot 'accumulator' is dropped: training cannot continue without it",
     ]
     assert migrate(found) == 1000
     described, rows = whole(tmp_path / "sgd")
@@ -76,11 +76,11 @@ def test_another_optimizer(store, tmp_path):
     for name in ("keys", "values", "scores", "steps"):
         np.testing.assert_array_equal(getattr(rows, name), getattr(before, name))
     back = plan(tmp_path / "sgd", tmp_path / "back", optimizer="adagrad")
-    assert "slot 'accumulator' is added, as of new rows" in back.steps
+    assert "slot 'accumulator' is added, with its initial value" in back.steps
     migrate(back)
     assert set(whole(tmp_path / "back")[1].slots["accumulator"].ravel().tolist()) == {0.0}
     anew = plan(store, tmp_path / "anew", slots="anew")
-    assert anew.steps == ["slot 'accumulator' starts anew: what it had is lost"]
+    assert anew.steps == ["slot 'accumulator' is reset: its values are lost"]
     migrate(anew)
     assert set(whole(tmp_path / "anew")[1].slots["accumulator"].ravel().tolist()) == {0.25}
 
@@ -89,10 +89,10 @@ def test_another_dim_dtype_and_key_dtype(store, tmp_path):
     before = whole(store)[1]
     found = plan(store, tmp_path / "wide", dim=6, value_dtype="float16", key_dtype="int32", policy="timestamp")
     assert found.steps == [
-        "value_dtype: float32 becomes float16: digits are lost; numbers that are too great are refused",
+        "value_dtype: float32 becomes float16: values are rounded; numbers that are too large are refused",
         "key_dtype: int64 becomes int32: keys that do not fit are refused",
         "dim: 4 becomes 6: 2 zeros are added to each row",
-        "policy: frequency becomes timestamp:seconds; scores begin anew",
+        "policy: frequency becomes timestamp:seconds; scores start again",
     ]
     migrate(found)
     described, rows = whole(tmp_path / "wide")
@@ -132,7 +132,7 @@ def test_a_row_that_does_not_fit_leaves_no_store(store, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["migrate", "store", "out", "--dim", "4", "--yes"], "nothing is to be changed in 'table'"),
+        (["migrate", "store", "out", "--dim", "4", "--yes"], "nothing to change in variable 'table'"),
         (["migrate", "nowhere", "out", "--dim", "2"], "nowhere does not exist"),
         (["compact", "nowhere"], "nowhere does not exist"),
         (["restrict", "nowhere", "5"], "nowhere does not exist"),
@@ -156,13 +156,13 @@ def test_bad_input_is_one_line_and_changes_nothing(store, tmp_path, monkeypatch,
 def test_scores_of_another_scale_begin_anew_and_others_stay(store, tmp_path):
     before = whole(store)[1].scores
     half = plan(store, tmp_path / "half", policy="frequency:1000")
-    assert half.steps == ["policy: frequency becomes frequency:1000.0; scores begin anew"]
+    assert half.steps == ["policy: frequency becomes frequency:1000.0; scores start again"]
     migrate(half)
     described, rows = whole(tmp_path / "half")
     assert described["policy"] == kvemb.FrequencyRestrictPolicy(half_life=1000.0).to_json()
     assert len(set(rows.scores.tolist())) == 1
     none = plan(store, tmp_path / "none", policy="none")
-    assert none.steps == ["policy: frequency becomes none; scores stay as they are"]
+    assert none.steps == ["policy: frequency becomes none; scores are kept"]
     migrate(none)
     assert whole(tmp_path / "none")[1].scores.tolist() == before.tolist()
     for wrong in ("lru", "none:3", "frequency:", "frequency:x", "frequency:-1", "timestamp:days"):
@@ -218,7 +218,7 @@ def test_what_there_cannot_be_is_refused_before_anybody_is_asked(tmp_path, capsy
         store.get_variable("table", dim=DIM, **properties)
     assert run(["migrate", str(tmp_path / "store"), str(tmp_path / "out"), *change]) == 1
     told = capsys.readouterr()
-    assert f"variable 'table' cannot become so: {line}" in told.err
+    assert f"variable 'table' cannot be migrated like this: {line}" in told.err
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 

@@ -372,20 +372,20 @@ def test_a_trainer_does_not_notice(tmp_path):
     ("arguments", "line"),
     [
         (["export", "nowhere", "o.parquet"], "nowhere does not exist"),
-        (["export", "store", "o.what"], "the ending of o.what names no format; say --format"),
+        (["export", "store", "o.what"], "the ending of o.what names no format; give --format"),
         (["export", "store", "o.x", "--format", "what"], "there is no format 'what'"),
         (["export", "store", "o.pt"], "torch can be imported, not exported"),
         (["export", "store", "o.parquet", "--variable", "x"], "store has no variable 'x'; it has table"),
-        (["export", "store", "o.parquet", "--where", "score >"], "--where 'score >' is no condition"),
-        (["export", "store", "o.parquet", "--where", "name = 1"], "is no condition; write such as"),
+        (["export", "store", "o.parquet", "--where", "score >"], "--where 'score >' is not a condition"),
+        (["export", "store", "o.parquet", "--where", "name = 1"], "is not a condition; write for example"),
         (["export", "store", "o.csv", "--since", "store"], "store is a store, not a checkpoint"),
         (["export", "store", "there"], "the ending of there names no format"),
         (["export", "store", "there", "--format", "csv"], "there exists; name a new file"),
         (["export", "store", "-", "--format", "parquet"], "parquet cannot be written to a pipe"),
-        (["export", "store", "o.w2v", "--with-scores"], "word2vec has no place for 'score'"),
-        (["export", "store", "o.model", "--dtype", "float16"], "hugectr holds float32, the values are float16"),
-        (["export", "store", "o.npy", "--partitions", "2"], "npy is a folder already"),
-        (["import", "nowhere.parquet", "new"], "nowhere.parquet is not there"),
+        (["export", "store", "o.w2v", "--with-scores"], "word2vec cannot hold the column 'score'"),
+        (["export", "store", "o.model", "--dtype", "float16"], "hugectr holds float32 values, these are float16"),
+        (["export", "store", "o.npy", "--partitions", "2"], "the output of npy is one folder and cannot be split"),
+        (["import", "nowhere.parquet", "new"], "nowhere.parquet does not exist"),
         (["import", "there", "new", "--format", "parquet"], "there cannot be read"),
         (["import", "there", "new", "--format", "arrow"], "there cannot be read"),
         (["import", "there", "new", "--format", "safetensors"], "there cannot be read"),
@@ -397,7 +397,7 @@ def test_a_trainer_does_not_notice(tmp_path):
         (["import", "there", "new", "--format", "dynamicemb"], "there has no table in the files"),
         (["import", "there", "new", "--format", "hugectr"], "there/key is missing"),
         (["import", "odd.w2v", "new"], "has the key 'king'; keys must be integers"),
-        (["import", "short.w2v", "new"], "has 1 rows and says 2"),
+        (["import", "short.w2v", "new"], "has 1 rows, but its first line says 2"),
         (["import", "wide.csv", "store", "--variable", "table"], "the source has rows of 2 values"),
         (["import", "half.csv", "new"], "half.csv cannot be read: In CSV column #1"),
         (["import", "big.csv", "new", "--key-dtype", "int32"], "invalid value '1099511627776'"),
@@ -413,7 +413,7 @@ def test_bad_input_is_one_line_and_does_no_damage(tmp_path, monkeypatch, capsys,
     (tmp_path / "half.csv").write_text("key,value_0\n1,\n2,x\n")
     (tmp_path / "big.csv").write_text(f"key,value_0\n{2**40},0.5\n")
     before, names = dump(tmp_path / "store"), set(os.listdir(tmp_path))
-    of_usage = ("names no format", "is no format", "be imported, not exported", "is no condition")
+    of_usage = ("names no format", "is no format", "be imported, not exported", "is not a condition")
     assert run(arguments) == (2 if any(part in line for part in of_usage) else 1)
     told = capsys.readouterr().err
     assert line in told

@@ -97,7 +97,7 @@ def npy(shape: tuple[int, ...], data: bytes = b"", descr: str = "<f4") -> bytes:
         ("value", npy((2**62, 8), b"12345678"), "value.npy cannot be read"),
         ("value", npy((-3, 4), b"x" * 48), "value.npy cannot be read"),
         ("value", npy((3, 2**40)), "value.npy cannot be read"),
-        ("value", npy((3, 0)), "the source has no rows and does not say how long one is"),
+        ("value", npy((3, 0)), "the source has no rows and does not give their dim"),
         ("key", npy((2**50,), descr="|V0"), "cannot be read|must hold integers"),
         ("key", npy((3,), b"x" * 24, "|S8"), "'key' of .* must hold integers, got .S8"),
         ("key", npy((3,), b"\0" * 24, "<f8"), "'key' of .* must hold integers, got float64"),
@@ -202,7 +202,7 @@ def seconds(call: Callable[[], object]) -> float:
         ("word2vec", b"2 3\n1 " + b"1" * 200 + b" 1 1\n", "has a number of 200 characters after row 0"),
         ("word2vec", b"1 1\n1 " + b"1" * 9_000_000, "has a line of more than 128 bytes"),
         ("csv", b"key," + b",".join(b"value_%d" % at for at in range(200_000)) + b"\n", "more than 1,048,576 bytes"),
-        ("csv", b"key," + b",".join(b"v_%d" % at for at in range(50_000)) + b"\n", "has 50,001 columns, a CSV may"),
+        ("csv", b"key," + b",".join(b"v_%d" % at for at in range(50_000)) + b"\n", "has 50,001 columns, at most"),
         ("csv", b'key,"value' + b"x" * 200_000 + b"\n", "has a first line that cannot be read: field larger"),
     ],
 )

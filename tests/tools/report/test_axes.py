@@ -18,7 +18,7 @@ def holds(scale: Scale) -> None:
     """Labels are between the ends, in order, and differ; there are few enough."""
     for fit in (beside, above):
         ticks = scale.ticks(fit)
-        places, labels = [scale.place(value) for value, _ in ticks], [label for _, label in ticks]
+        places, labels = [scale.position(value) for value, _ in ticks], [label for _, label in ticks]
         assert places == sorted(places)
         assert all(-1e-3 <= place <= 1.001 for place in places)
         assert len(set(labels)) == len(labels)

@@ -27,7 +27,7 @@ def test_every_number_is_in_one_bin(numbers, kind):
         numbers = [float(round(number)) for number in numbers]
     found = filled(numbers, kind)
     assert found.counts.sum() + found.under + found.over == len(numbers)
-    places = [found.scale.place(float(edge)) for edge in found.edges]
+    places = [found.scale.position(float(edge)) for edge in found.edges]
     assert places == sorted(places)
     assert places[0] == pytest.approx(0)
     assert places[-1] == pytest.approx(1)

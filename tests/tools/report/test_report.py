@@ -155,7 +155,7 @@ def test_one_long_row_does_not_squeeze_all_norms_into_one_bar(text):
     counts = bars(users, "norms")
     assert sum(counts) == 507
     assert max(counts) < 100
-    assert "in bars of their own: 1 above" in users
+    assert "in separate bars: 1 above" in users
     assert "<dt>max</dt><dd><bdi>2G</bdi></dd>" in users
     with_median = re.findall(r"<dt>(min|1%|25%|median|75%|99%|max)</dt>", users)
     assert with_median == ["min", "1%", "25%", "median", "75%", "99%", "max"] * 3  # norms, uses, ages
@@ -174,7 +174,7 @@ def test_scores_of_a_clock_are_dates(text):
 
 def test_what_says_nothing_is_left_out_with_a_word(text):
     bias = section(text, "bias")
-    for word in ("scores, as there is no policy", "ages, as no step was counted", "as there is one column"):
+    for word in ("scores (no policy)", "ages (no calls recorded uses)", "one column only"):
         assert word in bias
     assert "<h3>Ages" not in bias
     assert "<h3>Scores" not in bias
@@ -271,7 +271,7 @@ def test_a_variable_without_rows_has_a_section(tmp_path):
         store.get_variable("empty", dim=3, restrict_policy=kvemb.TimestampRestrictPolicy())
     text = Path(report(tmp_path / "store", str(tmp_path / "page.html")).out).read_text()
     assert Page(text).open == []
-    assert "norms, as there is no finite one" in section(text, "empty")
+    assert "norms (none is finite)" in section(text, "empty")
 
 
 def test_nothing_is_written_about_nothing(tmp_path, capsys):
