@@ -69,8 +69,9 @@ def checkpoint(path):
     """Files such as a checkpoint has."""
     (path / "rows").mkdir(parents=True)
     (path / "hot").mkdir()
-    for name in ("000004.sst", "000005.blob", "MANIFEST-1", "CURRENT", "LOG", "LOG.old.3"):
+    for name in ("000004.sst", "000005.blob", "MANIFEST-000001", "LOG", "LOG.old.3"):
         (path / "rows" / name).write_text(name)
+    (path / "rows" / "CURRENT").write_text("MANIFEST-000001\n")
     (path / "hot" / "1.keys").write_text("keys")
     (path / "hot" / "2.keys").write_text("named by no manifest")
     return path
@@ -84,9 +85,9 @@ def test_files_that_never_change_are_linked_and_the_rest_copied(tmp_path):
     for path in copies.values():
         assert os.path.samefile(path, source / path.relative_to(tmp_path / "deep" / "copy"))
     rest = {path.name: path for path in (tmp_path / "deep" / "copy" / "rows").glob("[CML]*")}
-    assert sorted(rest) == ["CURRENT", "MANIFEST-1"]
+    assert sorted(rest) == ["CURRENT", "MANIFEST-000001"]
     for name, path in rest.items():
-        assert path.read_text() == name
+        assert path.read_text() == (source / "rows" / name).read_text()
         assert not os.path.samefile(path, source / "rows" / name)
     assert not (tmp_path / "deep" / "copy" / "changes").exists()
 
@@ -140,7 +141,7 @@ def test_a_mirror_reads_like_the_rows_and_leaves_nothing(tmp_path):
     source = checkpoint(tmp_path / "source")
     before = sorted(path.name for path in (source / "rows").iterdir())
     with layout.mirrored(source / "rows") as mirror:
-        assert (mirror / "CURRENT").read_text() == "CURRENT"
+        assert (mirror / "CURRENT").read_text() == "MANIFEST-000001\n"
         (mirror / "LOG").write_text("a reader's own")
     assert not mirror.exists()
     assert sorted(path.name for path in (source / "rows").iterdir()) == before
