@@ -362,5 +362,5 @@ def test_a_sorted_file_that_cannot_be_written_is_an_error_of_ours(tmp_path):
     opened.create("a", schema, RocksDBCreator())
     with pytest.raises(ColdStoreError, match="write"):
         sorted_file_of(opened, tmp_path / "missing" / "1.sst", rows_of(schema, np.arange(9), 0))
-    with pytest.raises(ColdStoreError, match="take"):
+    with pytest.raises(ColdStoreError, match="ingest"):
         opened.ingest("a", tmp_path / "missing.sst")

@@ -113,11 +113,11 @@ def test_a_save_behind_tells_how_far_it_is(monkeypatch, store, tmp_path):
     going = threading.Event()
     link = point_writer.PointWriter._write_checkpoint
 
-    def waiting(self, described, point, target):
+    def waiting(self, target):
         assert going.wait(60)
         if target.name == "broken":
             raise point_writer.TargetFailed(FileExistsError("it is there"))
-        link(self, described, point, target)
+        link(self, target)
 
     monkeypatch.setattr(point_writer.PointWriter, "_write_checkpoint", waiting)
     with kvemb.CheckpointManager(tmp_path / "series") as manager:
@@ -406,7 +406,7 @@ def test_a_damaged_or_hostile_manifest_elsewhere_is_refused(store, manager, tmp_
         described.files[name] = described.files.pop(strange)
         with (
             kvemb.CheckpointManager(tmp_path / "copy") as copy,
-            pytest.raises(Corruption, match="no file that a checkpoint"),
+            pytest.raises(Corruption, match=r"no file that a checkpoint|paths below the directory"),
         ):
             copy.pull(url)
     for sha256 in ("../../escaped", "", "x" * 64, None, 7):
