@@ -208,6 +208,7 @@ class CpuTable:
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
         """See contracts.HotTable."""
+        limit = min(limit, self.capacity_rows)
         cells = np.empty(limit, np.int64)
         at = 0
         while at < self.capacity_rows:

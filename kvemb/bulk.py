@@ -5,7 +5,6 @@ Rows are loaded by kvemb.offline.loading. Memory does not grow with the table.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from kvemb.catalog import open_stored
 from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_BYTES_AT_ONCE, MOST_PARTS, MOST_ROWS
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
 from kvemb.handle import inside
@@ -80,8 +80,12 @@ def slot_dtype(variable: Variable) -> np.dtype[Any]:
 
 
 def new_slots(variable: Variable, n: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the optimizer's slots of n new rows, by name (n, width)."""
+    """Return the optimizer's slots of n new rows, by name (n, width).
+
+    Raises TypeError, or ValueError for more rows than fit 4 GiB.
+    """
     schema = inside(variable).schema
+    n = as_int(n, "n", 0, max(1, MOST_BYTES_AT_ONCE // schema.row_bytes))
     rows = inside(variable).operations.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
     return rows.slots_by_name()
 
@@ -93,11 +97,11 @@ def scan(
 
     None: no bound. Dirty rows are written first, as by Variable.export_batches. Raises Closed, Poisoned, Corruption.
     """
-    schema, size = inside(variable).schema, as_int(n, "n", 1)
+    schema, size = inside(variable).schema, as_int(n, "n", 1, MOST_ROWS)
     limits = np.iinfo(schema.key_dtype)
     least, most = int(limits.min), int(limits.max)
-    low = least if first is None else max(operator.index(first), least)
-    high = most if last is None else min(operator.index(last), most)
+    low = least if first is None else max(as_int(first, "first"), least)
+    high = most if last is None else min(as_int(last, "last"), most)
     if low > high:
         return iter(())
     blocks = inside(variable).storage.scan(size, order_key(low, schema), order_key(high, schema))
@@ -122,7 +126,7 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     Together they cover every possible key. Raises Closed.
     """
     schema = inside(variable).schema
-    splits = inside(variable).storage.cold.splits(as_int(n, "n", 1))
+    splits = inside(variable).storage.cold.splits(as_int(n, "n", 1, MOST_PARTS))
     firsts, lasts = [0, *splits], [*(split - 1 for split in splits), LAST_KEY]
     return [(key_at(first, schema), key_at(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
@@ -135,7 +139,7 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
     """
     if variable.restrict_policy is None:
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
-    return inside(variable).operations.restrict(as_int(num_reserved, "num_reserved", 0), None, progress)
+    return inside(variable).operations.restrict(as_int(num_reserved, "num_reserved", 0, MOST_ROWS), None, progress)
 
 
 def compact(store: Store, *, progress: Progress | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvemb.checks.brief import brief
 from kvemb.engine.engine import Engine
 from kvemb.handle import Handle, inside
 
@@ -30,5 +31,5 @@ def chosen(store: Any) -> Handle[Engine]:
     if store is None:
         return DEFAULTS.innermost()
     if not isinstance(store, Handle) or not isinstance(inside(store), Engine):
-        raise TypeError(f"store must be a Store, got {store!r}; use kvemb.open(path)")
+        raise TypeError(f"store must be a Store, got {brief(store)}; use kvemb.open(path)")
     return store

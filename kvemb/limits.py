@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_ROWS
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Limits:
     beyond either; the last whole one is always kept.
     scan_rows: rows and keys that are read back at a time.
     sort_bytes: rows that a load sorts in memory. table_file_bytes: rows of one file that a load writes.
+
+    Each is at least 1. Raises TypeError or ValueError.
     """
 
     call_rows: int = 65_536
@@ -47,6 +52,11 @@ class Limits:
     scan_rows: int = 65_536
     sort_bytes: int = 64 << 20
     table_file_bytes: int = 32 << 20
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = as_int(getattr(self, field.name), f"Limits {field.name}", 1, MOST_ROWS)
+            object.__setattr__(self, field.name, value)
 
 
 DEFAULT = Limits()

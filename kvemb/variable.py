@@ -6,7 +6,6 @@ get_variable. Thread-safe: each call is atomic per key.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_ROWS
 from kvemb.contracts import HotTable
 from kvemb.defaults import chosen
 from kvemb.engine.arguments import ReferenceArguments
@@ -239,7 +240,7 @@ class Variable(Handle[Table]):
         how many rows were removed. A variable without a policy keeps every row and returns None.
         Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
-        reserved = as_int(num_reserved, "num_reserved", 0)
+        reserved = as_int(num_reserved, "num_reserved", 0, MOST_ROWS)
         return None if self.restrict_policy is None else self.restrict_policy.apply_restriction(reserved, **kwargs)
 
     def size(self, index: int | None = None) -> int:
@@ -251,9 +252,9 @@ class Variable(Handle[Table]):
         if index is None:
             self._inside.storage.state.check_open()
             return self._inside.storage.size
-        number, count = operator.index(index), len(self.devices)
+        number, count = as_int(index, "index"), len(self.devices)
         if not 0 <= number < count:
-            raise IndexError(f"index must be from 0 to {count - 1}, got {number}")
+            raise IndexError(f"index must be from 0 to {count - 1}, got {brief(number)}")
         if count == 1:
             return self.size()
         owners, scan = self._inside.hot_tables.owners, self._inside.storage.scan(EXPORT_ROWS)
@@ -276,7 +277,7 @@ class Variable(Handle[Table]):
         Dirty rows are written to the cold store first, so a poisoned store refuses. Records no use. Raises Closed, from
         a later batch too.
         """
-        scan = self._inside.storage.scan(as_int(n, "n", 1))
+        scan = self._inside.storage.scan(as_int(n, "n", 1, MOST_ROWS))
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:

@@ -28,6 +28,8 @@ for _ in range(400):
     DEEP = [DEEP]
 VALUES.append(DEEP)
 
+_KINDS = (journal_segments.ROWS, journal_segments.REMOVED, journal_segments.CLEARED, journal_segments.CONTINUED)
+
 Path = tuple[str | int, ...]
 MISSING, EXTRA = object(), object()
 _PLACE = "the place of raw JSON"
@@ -156,10 +158,31 @@ def segments(data: bytes) -> Iterator[tuple[str, bytes]]:
         bent = entry((*fields[:2], len(other), *fields[3:]), other, payload)
         yield f"name {other[:20]!r}", bent or data
     for other in (b"", b"x", payload[:-1], payload + b"x", b"\xff" * nbytes, b"\0" * nbytes):
-        for kind in (journal_segments.ROWS, journal_segments.REMOVED, journal_segments.CLEARED):
+        for kind in _KINDS:
             bent = entry((fields[0], kind, *fields[2:4], len(other), *fields[5:]), name, other)
             yield f"kind {kind}, payload {other[:20]!r}", bent or data
+    yield from _continued(data, start)
     yield from (("nothing", b""), ("a head", data[:start]), ("more", data + b"x" * 100), ("text", b"[" * 100_000))
+
+
+def _continued(data: bytes, start: int) -> Iterator[tuple[str, bytes]]:
+    """Yield a segment that says, before its first entry or after its last, that another one follows."""
+    first = last = journal_segments._entry_at(data, start)
+    at = start
+    while (entry := journal_segments._entry_at(data, at)) is not None:
+        last, at = entry, journal_segments._end(data, at)
+    assert first is not None
+    assert last is not None
+    payloads = [packed for number in NUMBERS if (packed := _packed(journal_segments.NUMBER, (number,)))]
+    payloads += [b"", b"x", b"x" * 7, b"x" * 9, b"\0" * 1_000_000]
+    for where, number in ((at, last.number + 1), (at, last.number), (start, first.number), (at, 2**64 - 1)):
+        for payload in payloads:
+            for name in (b"", b"users", b"\xff"):
+                head = (journal_segments.MARK, journal_segments.CONTINUED, len(name), len(name), len(payload))
+                whole = journal_segments.ENTRY.pack(*head, number, 0, -len(name)) + name + payload
+                entry_bytes = whole + struct.pack("<I", zlib.crc32(whole))
+                bent = data[:where] + entry_bytes + data[where:]
+                yield f"continued at {where} as {number} by {name!r}, payload {payload[:20]!r}", bent
 
 
 TEXTS = [

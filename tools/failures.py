@@ -12,6 +12,8 @@ from kvemb.tools.stopping import Terminated
 OK, BAD_INPUT, WRONG_USAGE, STORE_IN_USE, DISK_REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED, READER_LEFT, TERMINATED = 130, 141, 143
 
+# Characters of a message of Click.
+_MOST_CHARACTERS = 600
 # Advice in kvemb's messages that is for programs, and what to do on the command line instead.
 _ADVICE = {
     "is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path": (
@@ -66,6 +68,8 @@ def _explain(failure: BaseException) -> Explanation | None:
         return Explanation(DISK_REFUSED, f"the disk is full: {failure}; free some space, or give another --dir")
     if isinstance(failure, (ColdStoreError, Poisoned)) and not isinstance(failure, Corruption):
         return Explanation(DISK_REFUSED, f"the disk refused: {failure}")
+    if isinstance(failure, MemoryError):
+        return Explanation(BAD_INPUT, f"there is not enough memory: {failure}; ask for less")
     if isinstance(failure, (KvembError, OSError, ValueError)):
         return Explanation(BAD_INPUT, _describe(failure))
     return None
@@ -74,7 +78,10 @@ def _explain(failure: BaseException) -> Explanation | None:
 def _usage(failure: Any) -> str:
     """Return Click's message and the command that prints the help."""
     command = getattr(getattr(failure, "ctx", None), "command_path", None) or "kvemb"
-    return f"{failure.format_message()} (see {command} --help)"
+    message = failure.format_message()
+    if len(message) > _MOST_CHARACTERS:  # it quotes arguments of any length
+        message = f"{message[: _MOST_CHARACTERS // 2]} ... {message[-_MOST_CHARACTERS // 2 :]}"
+    return f"{message} (see {command} --help)"
 
 
 def _disk_is_full(failure: BaseException | None) -> bool:

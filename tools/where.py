@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -69,6 +70,8 @@ def parse_where(texts: list[str]) -> Where:
             if found is None:
                 raise ValueError
             number: float = int(found[3]) if found[1] != "score" else float(found[3])
+            if math.isnan(number):
+                raise ValueError
         except ValueError:
             shown = text.strip() if len(text) < 80 else f"{text.strip()[:80]}..."
             raise WrongUsage(

@@ -22,19 +22,30 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def as_number(value: Any, what: str) -> Number:
-    """Return a Python int or float equal to value. Raises TypeError, naming `what`, if it is not a real number."""
+def as_number(value: Any, what: str, least: float | None = None, most: float | None = None) -> Number:
+    """Return a Python int or float equal to value, from least to most where these are given.
+
+    Raises, naming `what`, TypeError if it is not a real number, ValueError if it is out of range or exceeds float64.
+    """
     if not is_number(value):
         raise TypeError(f"{what} must be a real number, got {type(value).__name__} {brief(value)}")
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{what} must fit float64, as a finite number, got {brief(value)}") from None
+    if least is not None and not number >= least:
+        raise ValueError(f"{what} must be at least {least}, got {brief(value)}")
+    if most is not None and not number <= most:
+        raise ValueError(f"{what} must be at most {most}, got {brief(value)}")
+    return int(value) if isinstance(value, numbers.Integral) else number
 
 
-def as_int(value: Any, what: str, least: int, most: int | None = None) -> int:
+def as_int(value: Any, what: str, least: int | None = None, most: int | None = None) -> int:
     """Return value as a Python int from least to most. Raises TypeError or ValueError, naming `what`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{what} must be an int, got {brief(value)}")
     number = int(value)
-    if number < least:
+    if least is not None and number < least:
         raise ValueError(f"{what} must be at least {least}, got {brief(number)}")
     if most is not None and number > most:
         raise ValueError(f"{what} must be at most {most}, got {brief(number)}")

@@ -13,5 +13,13 @@ MOST_NAME_BYTES = 65_535
 END_OF_TIME = 253_402_300_800
 # The most that an address space of 48 bits can reserve.
 MOST_BUDGET_BYTES = 1 << 46
+# A numbered directory has a name of 8 to 18 digits.
+MOST_SERIES = 10**18 - 1
+# The longest timeout: no thread can wait much longer.
+MOST_SECONDS = 10**9
+# Ranges of keys, or files of an export.
+MOST_PARTS = 1 << 16
+# New rows that are made at a time.
+MOST_BYTES_AT_ONCE = 1 << 32
 # Threads that transfer files.
 MOST_JOBS = 256

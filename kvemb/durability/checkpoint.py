@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_ROWS
 from kvemb.durability import changes, cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
@@ -96,7 +97,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         since, with every key removed. batch_rows: keys of a batch, at most. A row counts as changed if its embedding,
         slots, score or step of last change differ. Reads only the rows of recorded keys, not whole tables. Raises
         CheckpointNotFound, also if this checkpoint does not follow the earlier one, or by too many; Corruption,
-        ColdStoreError; KeyError for a name.
+        ColdStoreError; KeyError for a name; TypeError or ValueError.
         """
         earlier = Checkpoint(since)
         dropped = changes.dropped(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)
@@ -104,7 +105,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         names = sorted(known if variables is None else variables)
         if strange := [name for name in names if name not in known]:
             raise KeyError(f"{self.path} has no variable {strange[0]!r}; it has {', '.join(sorted(self.variables))}")
-        return self._changes(earlier, names, as_int(batch_rows, "batch_rows", 1))
+        return self._changes(earlier, names, as_int(batch_rows, "batch_rows", 1, MOST_ROWS))
 
     def _changes(self, earlier: Checkpoint, names: list[str], batch_rows: int) -> Iterator[Change]:
         with opened(earlier.path, inside(earlier)) as before, opened(self.path, self._inside) as after:

@@ -11,6 +11,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from kvemb.checks.numeric import as_number
+from kvemb.checks.ranges import MOST_SECONDS
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import layout
 from kvemb.durability.changes import ChangeLog
@@ -57,7 +59,7 @@ class PendingCheckpoint(Handle[Writing]):
 
     def result(self, timeout: float | None = None) -> Checkpoint:
         """Wait until it is complete, and return it. Raises its error; TimeoutError after timeout seconds."""
-        checkpoint = self._inside.wait(timeout)
+        checkpoint = self._inside.wait(None if timeout is None else as_number(timeout, "timeout", 0, MOST_SECONDS))
         assert checkpoint is not None
         return checkpoint
 

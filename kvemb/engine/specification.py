@@ -13,7 +13,7 @@ import numpy as np
 from kvemb import registry
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_DIM, MOST_NAME_BYTES
+from kvemb.checks.ranges import MOST_DIM, MOST_NAME_BYTES, MOST_ROWS
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
 from kvemb.engine.arguments import Asked, LeftOut, LeftOutName
@@ -90,7 +90,7 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
     """
     name = check_name(asked.name)
     key_type, value_type, width = _asked_shape(stored, asked)
-    first_rows = as_int(asked.init_size, "init_size", 0)
+    first_rows = as_int(asked.init_size, "init_size", 0, MOST_ROWS)
     if stored is None:
         optimizer, policy = as_optimizer(asked.optimizer), as_policy(asked.restrict_policy)
         initializer = seeded(as_initializer(asked.initializer, width, value_type), name)
@@ -101,7 +101,7 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
     if optimizer is not None and value_type.kind in "iu":
         raise ValueError(f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; train floats")
     if not callable(asked.partitioner):
-        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {asked.partitioner!r}")
+        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(asked.partitioner)}")
     return Specification(
         name=name,
         schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else ()),
@@ -204,7 +204,7 @@ def _creator_for(asked: Any, stored: VariableEntry | None) -> Creator:
     if asked is None:
         return RocksDBCreator() if stored is None else RocksDBCreator.from_json(stored.creator)
     if not isinstance(asked, (RocksDBCreator, MemoryCreator)):
-        raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {asked!r}")
+        raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {brief(asked)}")
     if stored is not None and isinstance(asked, MemoryCreator):
         raise ValueError("kv_creator must be a RocksDBCreator for a variable stored in RocksDB, got a MemoryCreator")
     return asked
@@ -213,7 +213,7 @@ def _creator_for(asked: Any, stored: VariableEntry | None) -> Creator:
 def _parse_devices(spec: Any) -> tuple[str, ...]:
     """Return one device for each hot table. Raises TypeError or ValueError."""
     if spec is not None and not isinstance(spec, (str, list, tuple)):
-        raise TypeError(f"devices must be None, a device such as 'cpu', or a list of devices, got {spec!r}")
+        raise TypeError(f"devices must be None, a device such as 'cpu', or a list of devices, got {brief(spec)}")
     given = ["cpu"] if spec is None else [spec] if isinstance(spec, str) else list(spec)
     if not given:
         raise ValueError("devices must name at least one device, got an empty list; use None for the CPU")

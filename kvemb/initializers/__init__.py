@@ -69,7 +69,7 @@ def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
     else:
         raise TypeError(
             f"initializer must be None, a number, an array of {dim} numbers or an Initializer, "
-            f"got {type(spec).__name__} {spec!r}; see kvemb.initializers"
+            f"got {type(spec).__name__} {brief(spec)}; see kvemb.initializers"
         )
     found.check(dim, dtype)
     return found

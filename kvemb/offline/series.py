@@ -19,8 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_JOBS
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int, as_number
+from kvemb.checks.ranges import MOST_JOBS, MOST_SECONDS, MOST_SERIES
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint, Writing
@@ -31,6 +32,9 @@ from kvemb.handle import inside
 from kvemb.meter import Progress
 from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.store import Store
+
+# The most numbers of checkpoints that a message lists.
+_MOST_LISTED = 10
 
 
 class Saving(Writing):
@@ -71,10 +75,13 @@ class CheckpointManager:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
-        if every is not None and not every > 0:
-            raise ValueError(f"every must be a number of seconds above 0, or None, got {every!r}")
-        self.root, self.every = paths.local(root, "root"), every
-        self.keep = None if keep is None else as_int(keep, "keep", 1)
+        seconds = None if every is None else as_number(every, "every")
+        if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+            raise ValueError(
+                f"every must be a number of seconds above 0, at most {MOST_SECONDS:,}, or None, got {brief(every)}"
+            )
+        self.root, self.every = paths.local(root, "root"), seconds
+        self.keep = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES)
         self._lock: LockFile | None = None
         self._pending: PendingCheckpoint | None = None
         self._dropping = threading.Lock()
@@ -86,7 +93,7 @@ class CheckpointManager:
 
     def path(self, number: int) -> Path:
         """The path of the checkpoint with this number, whether it exists or not."""
-        return self.root / series_name(number)
+        return self.root / series_name(as_int(number, "number", 0, MOST_SERIES))
 
     def list(self) -> builtins.list[Checkpoint]:
         """The complete checkpoints, the oldest first. Raises Corruption naming a damaged manifest."""
@@ -175,7 +182,8 @@ class CheckpointManager:
         if the bucket does not exist; Corruption naming a local file; BackendUnavailable; TypeError or ValueError for
         url, keep and jobs.
         """
-        keep, jobs = None if keep is None else as_int(keep, "keep", 1), as_int(jobs, "jobs", 1, MOST_JOBS)
+        keep, jobs = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES), as_int(jobs, "jobs", 1, MOST_JOBS)
+        number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
         if layout.is_checkpoint(self.root):
             raise CheckpointNotFound(
                 f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
@@ -209,6 +217,7 @@ class CheckpointManager:
         ColdStoreError, BackendUnavailable.
         """
         jobs = as_int(jobs, "jobs", 1, MOST_JOBS)
+        number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
         remote = Remote(url, options)
         self._check_root()
         number = self._number(number, remote.numbers(), str(url))
@@ -243,7 +252,8 @@ class CheckpointManager:
         if number is None and existing:
             return existing[-1]
         if number is None or number not in existing:
-            known = ", ".join(map(str, existing)) or "none"
+            known = ", ".join(map(str, existing[-_MOST_LISTED:])) or "none"
+            known = f"{len(existing):,}, the newest {known}" if len(existing) > _MOST_LISTED else known
             wanted = "" if number is None else f" {number}"
             raise CheckpointNotFound(f"there is no checkpoint{wanted} in {where}; it has {known}")
         return number

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_ROWS
 from kvemb.handle import Handle, inside
 
 Scores = npt.NDArray[np.float64]
@@ -131,8 +132,9 @@ class RestrictPolicy:
         trigger: do nothing unless the variable holds more rows than this; None: always.
         Raises TypeError if one is not an int, ValueError if it is negative.
         """
-        reserved = as_int(num_reserved, "num_reserved", 0)
-        return inside(self.variable).restrict(reserved, None if trigger is None else as_int(trigger, "trigger", 0))
+        reserved = as_int(num_reserved, "num_reserved", 0, MOST_ROWS)
+        bound = None if trigger is None else as_int(trigger, "trigger", 0, MOST_ROWS)
+        return inside(self.variable).restrict(reserved, bound)
 
     def status(self, keys: npt.ArrayLike) -> Scores:
         """Return the scores of keys, float64 of keys.shape, a copy; NaN for keys that are missing. Records no use."""

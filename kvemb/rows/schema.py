@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.checks.brief import brief
 from kvemb.rows.tensors import plain
 
 KEY_DTYPES = ("int64", "int32", "uint64")
@@ -190,8 +191,13 @@ def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.ND
         limits = np.iinfo(dtype)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
             fits = f"{dtype.name} ({limits.min} to {limits.max})"
-            raise TypeError(f"{what} must fit {fits}, got {array.min()} to {array.max()}")
+            raise TypeError(f"{what} must fit {fits}, got {brief(int(array.min()))} to {brief(int(array.max()))}")
         return array.astype(dtype)
     if array.dtype.kind in "iuf" and dtype.kind not in "iu" and not hasattr(data, "dtype"):
-        return array.astype(dtype)
+        with np.errstate(over="ignore"):
+            stored = array.astype(dtype)
+        lost = np.isinf(stored.astype(np.float64)) & np.isfinite(array)
+        if lost.any():
+            raise ValueError(f"{what} must fit {dtype.name}, got {array[lost].flat[0]:g}")
+        return stored
     return array

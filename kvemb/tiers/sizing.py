@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvemb import registry
 from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_ROWS
 from kvemb.contracts import HOST, HotTable
 from kvemb.limits import Limits
 from kvemb.rows.block import RowBlock
@@ -48,7 +49,7 @@ def make_tables(
     memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
     spill_rows = _spill_rows(schema, budgets.host, limits)
     if hot_rows is not None:
-        what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1) // len(devices))
+        what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1, MOST_ROWS) // len(devices))
         first = most = [_buckets(wanted, kind) for kind in kinds]
     else:
         what, wanted = "init_size of " if init_size else "", -(-(init_size or limits.init_rows) // len(devices))

@@ -12,21 +12,33 @@ from typing import Annotated
 
 import typer
 
+from kvemb.tools.limits import (
+    MOST_BATCH,
+    MOST_DIM,
+    MOST_KEYS_DRAWN,
+    MOST_MIB,
+    MOST_RECORD_BYTES,
+    MOST_ROWS,
+    MOST_RUNS,
+    MOST_ZIPF,
+    no_nan,
+)
+
 app = typer.Typer(help="Measure kvemb against a peer in the same run.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Folder = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, writable=True, help="The folder for the table.")
 ]
-Rows = Annotated[int, typer.Option(min=1, help="Rows in the table.")]
-Dim = Annotated[int, typer.Option(min=1, help="Numbers in a row, float32.")]
-HotRows = Annotated[int, typer.Option(min=1, help="Rows in the hot tier.")]
-Batch = Annotated[int, typer.Option(min=1, help="Keys per call.")]
-Batches = Annotated[int, typer.Option(min=1, help="Calls per run.")]
-Steps = Annotated[int, typer.Option(min=1, help="Training steps per run.")]
-Runs = Annotated[int, typer.Option(min=1, help="Runs, whose median counts.")]
-Zipf = Annotated[float, typer.Option(min=0.0, help="Zipf exponent of popularity.")]
-BudgetMib = Annotated[int, typer.Option(min=4, help="Memory budget in MiB, for both sides.")]
+Rows = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows in the table.")]
+Dim = Annotated[int, typer.Option(min=1, max=MOST_DIM, help="Numbers in a row, float32.")]
+HotRows = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows in the hot tier.")]
+Batch = Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Keys per call.")]
+Batches = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Calls per run.")]
+Steps = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Training steps per run.")]
+Runs = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Runs, whose median counts.")]
+Zipf = Annotated[float, typer.Option(min=0.0, max=MOST_ZIPF, callback=no_nan, help="Zipf exponent of popularity.")]
+BudgetMib = Annotated[int, typer.Option(min=4, max=MOST_MIB, help="Memory budget in MiB, for both sides.")]
 
 
 @app.command()
@@ -86,7 +98,7 @@ def hitrate(
     dim: Dim = 4,
     hot_rows: HotRows = 131_072,
     batch: Batch = 8_192,
-    accesses: Annotated[int, typer.Option(min=1, help="Keys looked up in total.")] = 6_000_000,
+    accesses: Annotated[int, typer.Option(min=1, max=MOST_KEYS_DRAWN, help="Keys looked up in total.")] = 6_000_000,
     zipf: Zipf = 0.8,
     budget_mib: BudgetMib = 256,
     folder: Folder = None,
@@ -100,7 +112,7 @@ def hitrate(
 
 @app.command()
 def memory(
-    rows: Annotated[list[int] | None, typer.Option(min=1, help="Table sizes, one --rows each.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, max=MOST_ROWS, help="Table sizes, one --rows each.")] = None,
     dim: Dim = 32,
     hot_rows: HotRows = 400_000,
     batch: Batch = 8_192,
@@ -119,11 +131,11 @@ def memory(
 @app.command()
 def spill(
     rows: Rows = 4_000_000,
-    record_bytes: Annotated[int, typer.Option(min=1, help="Bytes per record.")] = 273,
+    record_bytes: Annotated[int, typer.Option(min=1, max=MOST_RECORD_BYTES, help="Bytes per record.")] = 273,
     batch: Batch = 65_536,
-    batches: Annotated[int, typer.Option(min=3, help="Batches written, each followed by a read.")] = 120,
-    reads: Annotated[int, typer.Option(min=1, help="Rows read after each batch.")] = 16_384,
-    cache_mib: Annotated[int, typer.Option(min=1, help="Block cache and memtables in MiB.")] = 64,
+    batches: Annotated[int, typer.Option(min=3, max=MOST_RUNS, help="Batches written, each followed by a read.")] = 120,
+    reads: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Rows read after each batch.")] = 16_384,
+    cache_mib: Annotated[int, typer.Option(min=1, max=MOST_MIB, help="Block cache and memtables in MiB.")] = 64,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
@@ -137,9 +149,11 @@ def spill(
 def checkpoint(
     rows: Rows = 4_000_000,
     dim: Dim = 32,
-    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the rows that changes.")] = 0.01,
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes.")
+    ] = 0.01,
     hot_mib: Annotated[
-        int, typer.Option(min=1, help="Size in MiB of the hot tier, entirely dirty, for the pause.")
+        int, typer.Option(min=1, max=MOST_MIB, help="Size in MiB of the hot tier, entirely dirty, for the pause.")
     ] = 512,
     batch: Batch = 8_192,
     runs: Runs = 3,

@@ -11,6 +11,7 @@ import typer
 
 from kvemb.tools import diff as differing
 from kvemb.tools import inspect, table_stats
+from kvemb.tools.limits import MOST_STORED_ROWS
 from kvemb.tools.reading import newest
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
@@ -86,9 +87,13 @@ def ls(
 def peek(
     path: PointPath,
     variable: Variable = None,
-    keys: Annotated[list[int] | None, typer.Argument(help="Keys; without them, the first rows.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many rows, if no key is given.")] = 10,
-    neighbours: Annotated[int, typer.Option(min=0, help="How many nearest rows by cosine to show for each.")] = 0,
+    keys: Annotated[
+        list[int] | None, typer.Argument(min=-(2**63), max=2**64 - 1, help="Keys; without them, the first rows.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, max=MOST_STORED_ROWS, help="How many rows, if no key is given.")] = 10,
+    neighbours: Annotated[
+        int, typer.Option(min=0, max=MOST_STORED_ROWS, help="How many nearest rows by cosine to show for each.")
+    ] = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -155,7 +160,9 @@ def diff(
     a: Annotated[Path, typer.Argument(parser=local_path, help="A checkpoint, or a store.")],
     b: Annotated[Path, typer.Argument(parser=local_path, help="Another one.")],
     variable: Annotated[str | None, typer.Option(help="Compare only this variable.")] = None,
-    top: Annotated[int, typer.Option(min=0, help="How many of the rows that moved most to name.")] = 10,
+    top: Annotated[
+        int, typer.Option(min=0, max=MOST_STORED_ROWS, help="How many of the rows that moved most to name.")
+    ] = 10,
     format: Annotated[
         str, typer.Option(help="table, or parquet, which also writes the rows that differ to --out.")
     ] = "table",

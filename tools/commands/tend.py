@@ -12,6 +12,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools import migrate as migrating
 from kvemb.tools.failures import BadInput, WrongUsage
+from kvemb.tools.limits import MOST_DIM, MOST_STORED_ROWS
 from kvemb.tools.reading import chosen
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
@@ -33,7 +34,9 @@ def _open(path: Path) -> kvemb.Store:
 
 def restrict(
     path: Store,
-    keep: Annotated[int, typer.Argument(min=0, help="How many rows to keep: those with the highest scores.")],
+    keep: Annotated[
+        int, typer.Argument(min=0, max=MOST_STORED_ROWS, help="How many rows to keep: those with the highest scores.")
+    ],
     variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -122,7 +125,9 @@ def migrate(
         Literal["keep", "anew"], typer.Option(help="Slots that both optimizers have: keep or reset.")
     ] = "keep",
     value_dtype: Annotated[str | None, typer.Option(help="Another dtype for the values.")] = None,
-    dim: Annotated[int | None, typer.Option(min=1, help="Another dim: rows are padded with zeros, or cut.")] = None,
+    dim: Annotated[
+        int | None, typer.Option(min=1, max=MOST_DIM, help="Another dim: rows are padded with zeros, or cut.")
+    ] = None,
     key_dtype: Annotated[
         Literal["int64", "int32", "uint64"] | None, typer.Option(help="Another dtype for the keys.")
     ] = None,

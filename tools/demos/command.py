@@ -11,6 +11,7 @@ import typer
 from kvemb.tools.demos import run_clicks, run_triples
 from kvemb.tools.demos.distmult import Tuning
 from kvemb.tools.demos.workplace import PatientInterrupts, workplace
+from kvemb.tools.limits import MOST_BATCH, MOST_DIM, MOST_ROWS, MOST_RUNS, MOST_SEED, no_nan
 from kvemb.tools.screen import Screen, local_path
 
 
@@ -26,21 +27,32 @@ def demo(
         ),
     ] = False,
     clicks: Annotated[
-        int | None, typer.Option(min=20, show_default="6,000,000", help="Lines of the generated click log.")
+        int | None,
+        typer.Option(min=20, max=MOST_ROWS, show_default="6,000,000", help="Lines of the generated click log."),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, show_default="12", help="With --triples: passes over the training triples.")
+        int | None,
+        typer.Option(min=1, max=MOST_RUNS, show_default="12", help="With --triples: passes over the training triples."),
     ] = None,
     hot: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, show_default="0.1", help="With --triples: hot rows, as a share of entities."),
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            callback=no_nan,
+            show_default="0.1",
+            help="With --triples: hot rows, as a share of entities.",
+        ),
     ] = None,
-    dim: Annotated[int | None, typer.Option(min=1, show_default="32, or 200", help="Elements of an embedding.")] = None,
+    dim: Annotated[
+        int | None, typer.Option(min=1, max=MOST_DIM, show_default="32, or 200", help="Elements of an embedding.")
+    ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, show_default="8192, or 512", help="Lines, or triples, per step.")
+        int | None,
+        typer.Option(min=1, max=MOST_BATCH, show_default="8192, or 512", help="Lines, or triples, per step."),
     ] = None,
     budget: Annotated[str, typer.Option(help="The store's memory budget: bytes, or text such as 96MiB.")] = "64MiB",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the random data.")] = 0,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", parser=local_path, help="Work in this new or empty directory; default: a temporary one."),

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from kvemb.tools.limits import MOST_BATCH, MOST_KEYS_DRAWN, MOST_ROWS, MOST_RUNS, MOST_SEED, no_nan
+
 app = typer.Typer(help="Look for differences between a table and its model.", no_args_is_help=True)
 
 
@@ -18,11 +20,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 @app.command("random")
 def random_operations(
-    ops: Annotated[int, typer.Option(min=1, help="Total number of keys in all calls.")] = 10_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0,
-    hot: Annotated[float, typer.Option(min=0.0, max=1.0, help="Size of the hot tier, as a share of the keys.")] = 0.01,
-    keys: Annotated[int, typer.Option(min=1, help="Number of different keys.")] = 200_000,
-    batch: Annotated[int, typer.Option(min=1, help="The most keys per call.")] = 8_192,
+    ops: Annotated[
+        int, typer.Option(min=1, max=MOST_KEYS_DRAWN, help="Total number of keys in all calls.")
+    ] = 10_000_000,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of all random choices.")] = 0,
+    hot: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Size of the hot tier, as a share of the keys.")
+    ] = 0.01,
+    keys: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Number of different keys.")] = 200_000,
+    batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="The most keys per call.")] = 8_192,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -35,9 +41,10 @@ def random_operations(
 
 @app.command("crash")
 def crashes(
-    rounds: Annotated[int, typer.Option(min=1, help="Number of processes to kill.")] = 200,
+    rounds: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Number of processes to kill.")] = 200,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of all random choices; the instants of the kills still vary.")
+        int,
+        typer.Option(min=0, max=MOST_SEED, help="Seed of all random choices; the instants of the kills still vary."),
     ] = 0,
     durability: Annotated[
         Literal["checkpoint", "write"] | None, typer.Option(help="Test only this mode, not both in turns.")

@@ -1,0 +1,30 @@
+"""Upper bounds of the numbers on the command line. A larger one is a mistake, and a run of it would not end."""
+
+from __future__ import annotations
+
+import math
+
+import typer
+
+# The library's own bounds.
+MOST_DIM = 1 << 20
+MOST_STORED_ROWS = 2**63 - 1
+MOST_SERIES = 10**18 - 1
+MOST_PARTS = 1 << 16
+MOST_JOBS = 256
+# Of a table that is generated, and of keys that are drawn.
+MOST_ROWS = 10**10
+MOST_KEYS_DRAWN = 10**15
+MOST_BATCH = 1 << 24
+MOST_RUNS = 10**6
+MOST_SEED = 2**63 - 1
+MOST_MIB = 1 << 26
+MOST_RECORD_BYTES = 1 << 24
+MOST_ZIPF = 10.0
+
+
+def no_nan(value: float | None) -> float | None:
+    """Return an option's value; NaN, which is in no range and passes every check of one, is refused."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
