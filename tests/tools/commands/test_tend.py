@@ -203,14 +203,18 @@ def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
 @pytest.mark.parametrize(
     ("properties", "change", "line"),
     [
-        ({"initializer": [1.0, 2.0, 3.0, 4.0]}, ["--dim", "5"], "initializer must"),
-        ({"initializer": kvemb.RandomUniform(-1, 1)}, ["--value-dtype", "int8"], "initializer of int8 values must be"),
+        ({"initializer": [1.0, 2.0, 3.0, 4.0]}, ["--dim", "5"], "initializer: initializer must"),
+        (
+            {"initializer": kvemb.RandomUniform(-1, 1)},
+            ["--value-dtype", "int8"],
+            "initializer: initializer of int8",
+        ),
         (
             {"optimizer": kvemb.optimizers.Adagrad()},
             ["--value-dtype", "int8"],
-            "optimizer must be None for value_dtype",
+            "optimizer must be null for values of int8",
         ),
-        ({"initializer": 1e6}, ["--value-dtype", "float16"], "initializer must fit float16"),
+        ({"initializer": 1e6}, ["--value-dtype", "float16"], "initializer: initializer must fit float16"),
     ],
 )
 def test_what_there_cannot_be_is_refused_before_anybody_is_asked(tmp_path, capsys, properties, change, line):
