@@ -28,7 +28,9 @@ def translated(what: str) -> Iterator[None]:
     except Exception as error:
         # A database that is read in place is opened through links: name the files that they lead to.
         text = re.sub(r"/\S+/[\w.-]+", lambda path: os.path.realpath(path[0]), str(error))
-        if text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text:
+        # A database with column families that its manifest does not name is damage too, no refusal of the disk.
+        damage = text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text
+        if damage or "Column families not opened" in text:
             raise Corruption(f"{what}: {text}; run kvemb verify --deep, and restore from a checkpoint") from error
         raise ColdStoreError(f"{what}: {text}") from error
 

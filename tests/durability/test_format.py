@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import hostile
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from kvemb.durability import journal_segments
 from kvemb.durability.journal import Journal
 from kvemb.durability.keyfile import read_keys, write_keys
 from kvemb.durability.manifest import Changed, Epoch, FileEntry, Manifest, VariableEntry
-from kvemb.errors import UnsupportedFormat
+from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.handle import inside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
@@ -272,3 +273,16 @@ def test_other_versions_of_key_files_and_logs_are_refused_by_name(examples):
         list(kvemb.Checkpoint(examples / "checkpoint-2").changes(examples / "checkpoint-1"))
     with pytest.raises(UnsupportedFormat, match=r"log/\d+\.log has format 9, this kvemb reads format 2"):
         list(journal_segments.read(sorted(examples.glob("store/log/*")), begun=True))
+
+
+def test_a_family_that_the_manifest_does_not_name_is_damage(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    store.get_variable("users", dim=2).upsert([1], np.ones((1, 2), np.float32))
+    store.get_variable("items", dim=2).upsert([1], np.ones((1, 2), np.float32))
+    store.checkpoint(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / "manifest.json"
+    data = json.loads(path.read_text())
+    del data["variables"]["items"], data["checksum"]
+    path.write_text(hostile.signed(data))
+    with pytest.raises(Corruption, match="Column families not opened: items"):
+        kvemb.restore(tmp_path / "checkpoint", tmp_path / "restored")
