@@ -1,4 +1,4 @@
-"""Backends by name, loaded on first use, so that the core imports no machine's package."""
+"""Backends by name, loaded on first use, so that the core imports no backend's package."""
 
 from __future__ import annotations
 
