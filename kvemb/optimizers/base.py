@@ -35,8 +35,9 @@ class Slot:
 class Optimizer(abc.ABC):
     """An optimizer: frozen hyperparameters, the slots a row carries for it, and its formula.
 
-    name: how the disk knows it; on disk, do not rename. formula: one step on one row, in place, as
-    kvemb.optimizers.formula says. It stands there once: kernels are made of it, and NumPy runs it as it is.
+    One of the hyperparameters is learning_rate, which kvemb migrate sets; none is negative. name: how the disk knows
+    it; on disk, do not rename. formula: one step on one row, in place, as kvemb.optimizers.formula says. It stands
+    there once: kernels are made of it, and NumPy runs it as it is.
     """
 
     name: ClassVar[str]
