@@ -1,0 +1,119 @@
+"""Inventories: what is hashed, what is taken over, and how each kind of damage is told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import pytest
+from manifests import manifest_of
+
+from kvemb.durability import inventory, manifest
+from kvemb.durability.manifest import FileEntry
+from kvemb.errors import Corruption
+
+
+def entry(data: bytes) -> FileEntry:
+    return FileEntry(len(data), hashlib.sha256(data).hexdigest())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A directory of a table file, a small file and a manifest."""
+    made = tmp_path / "made"
+    (made / "rows").mkdir(parents=True)
+    (made / "rows" / "000001.sst").write_bytes(b"table")
+    (made / "rows" / "CURRENT").write_bytes(b"small")
+    (made / manifest.NAME).write_bytes(b"{}")
+    return made
+
+
+FILES = {"rows/000001.sst": entry(b"table"), "rows/CURRENT": entry(b"small")}
+DESCRIBED = manifest_of(files=FILES)
+
+
+def damages(folder, *, deep=True):
+    return list(inventory.damages(folder, DESCRIBED, deep=deep))
+
+
+def test_an_inventory_is_of_every_file_but_the_manifest(folder):
+    assert inventory.take(folder) == FILES
+
+
+def test_a_file_shared_with_the_directory_before_is_not_read(folder, tmp_path):
+    after = tmp_path / "after"
+    (after / "rows").mkdir(parents=True)
+    os.link(folder / "rows" / "000001.sst", after / "rows" / "000001.sst")
+    (after / "rows" / "CURRENT").write_bytes(b"small")
+    known = {"rows/000001.sst": FileEntry(5, "known"), "rows/CURRENT": FileEntry(5, "known")}
+    taken = inventory.take(after, folder, known)
+    assert taken == {"rows/000001.sst": FileEntry(5, "known"), "rows/CURRENT": entry(b"small")}
+    assert inventory.take(after, folder, {}) == FILES, "what is not known is read"
+
+
+@pytest.mark.parametrize("data", [b"tabl", b"tabLe"])
+def test_a_copy_of_a_file_that_never_changes_must_be_as_it_was(folder, tmp_path, data):
+    copy = tmp_path / "copy"
+    (copy / "rows").mkdir(parents=True)
+    (copy / "rows" / "000001.sst").write_bytes(data)
+    (copy / "rows" / "CURRENT").write_bytes(b"changed")
+    assert inventory.take(copy, folder, FILES)["rows/000001.sst"] == entry(data)
+    with pytest.raises(Corruption, match=rf"{folder}/rows/000001\.sst is damaged: its checksum"):
+        inventory.take(copy, folder, FILES, same_names=True)
+
+
+def test_a_sound_directory_has_no_damage(folder):
+    read: list[int] = []
+    assert list(inventory.damages(folder, DESCRIBED, deep=True, progress=read.append)) == []
+    assert read == [5, 5]
+    inventory.check(folder, DESCRIBED)
+
+
+def test_a_changed_table_file_is_found_only_where_all_is_hashed(folder):
+    (folder / "rows" / "000001.sst").write_bytes(b"tabLe")
+    assert damages(folder, deep=False) == []
+    assert damages(folder) == [f"{folder}/rows/000001.sst is damaged: its checksum is not that in the manifest"]
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_what_opening_would_not_notice_is_always_found(folder, deep):
+    (folder / "rows" / "000001.sst").write_bytes(b"tab")
+    (folder / "rows" / "CURRENT").write_bytes(b"smaLL")
+    assert damages(folder, deep=deep) == [
+        f"{folder}/rows/000001.sst is damaged: it has 3 bytes and should have 5",
+        f"{folder}/rows/CURRENT is damaged: its checksum is not that in the manifest",
+    ]
+    with pytest.raises(Corruption, match=rf"{folder}/rows/000001\.sst is damaged: .*; run kvemb verify --deep"):
+        inventory.check(folder, DESCRIBED)
+
+
+def test_a_missing_file_is_told_with_the_link_that_leads_nowhere(folder):
+    (folder / "rows" / "000001.sst").unlink()
+    (folder / "rows" / "000001.sst").symlink_to("elsewhere.sst")
+    (folder / "rows" / "CURRENT").unlink()
+    assert damages(folder) == [
+        f"{folder}/rows/000001.sst is missing: it is a symbolic link to elsewhere.sst, which is missing",
+        f"{folder}/rows/CURRENT is missing",
+    ]
+
+
+def test_a_file_that_cannot_be_read_is_told(folder):
+    (folder / "rows" / "CURRENT").unlink()
+    (folder / "rows" / "CURRENT").symlink_to("CURRENT")
+    (line,) = damages(folder)
+    assert line.startswith(f"{folder}/rows/CURRENT cannot be read: ")
+
+
+def refused(folder, message):
+    with pytest.raises(Corruption) as told, inventory.naming_damaged_file(folder, DESCRIBED):
+        raise Corruption(message)
+    return str(told.value)
+
+
+def test_the_damaged_file_is_added_to_an_error_that_names_none(folder):
+    assert refused(folder, "block checksum mismatch") == "block checksum mismatch", "no file is damaged"
+    (folder / "rows" / "000001.sst").write_bytes(b"tabLe")
+    named = refused(folder, "block checksum mismatch")
+    assert named.startswith(f"{folder}/rows/000001.sst is damaged")
+    assert named.endswith(": block checksum mismatch")
+    assert refused(folder, "in 000001.sst") == "in 000001.sst"
