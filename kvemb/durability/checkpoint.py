@@ -212,7 +212,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     """Make a new store directory whose durable point is the checkpoint. Later changes of one do not affect the other.
 
     variables: names of those to take, None for all. Raises CheckpointNotFound, FileExistsError, KeyError,
-    ColdStoreError, or ValueError if store is inside another store; then no store is left.
+    ColdStoreError, Corruption, or ValueError if store is inside another store; then no store is left.
     """
     described = inside(Checkpoint(checkpoint))
     inventory.check(checkpoint, described)
@@ -224,6 +224,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     if strange := sorted(names - set(described.variables)):
         known = ", ".join(sorted(described.variables))
         raise KeyError(f"{checkpoint} has no variable {strange[0]!r}; it has {known}")
+    cold_databases.check_variables(checkpoint / layout.ROWS, described)
     left_out = sorted(set(described.variables) - names)
     described = replace(described.only(names), left_out=sorted({*described.left_out, *left_out}))
     try:

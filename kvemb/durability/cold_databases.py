@@ -1,7 +1,8 @@
 """Opening of cold databases, one function for each use: read and write, read in place, salvage, repair, sorting.
 
-All cold databases of kvemb are opened here. The caller closes the database. path: RocksDB's directory. cache_bytes: of
-the block cache; write_buffer_bytes: of all memtables. All raise ColdStoreError, Corruption, BackendUnavailable.
+All cold databases of kvemb are opened here. The caller closes the database. path: RocksDB's directory. described: the
+manifest; its variables must be the column families, otherwise Corruption. cache_bytes: of the block cache;
+write_buffer_bytes: of all memtables. All raise ColdStoreError, Corruption, BackendUnavailable.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from kvemb import registry
+from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore
-from kvemb.durability.manifest import Manifest
+from kvemb.durability.manifest import NAME, Manifest
+from kvemb.errors import Corruption
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.rows.schema import Schema
@@ -64,6 +67,21 @@ def families(path: Path) -> list[str]:
     return names
 
 
+def check_variables(path: Path, described: Manifest) -> None:
+    """Raise Corruption unless a database has a cold store for each variable of the manifest, and no other."""
+    names = set(families(path)) if (path / "CURRENT").exists() else set()
+    if differing := sorted(names ^ set(described.variables)):
+        # What is read in place is opened through links: name the directory that they lead to.
+        place = next(path.glob("MANIFEST-*"), path / "CURRENT").resolve().parent
+        where = (
+            f"in {place.name}/ but not in {NAME}" if differing[0] in names else f"in {NAME} but not in {place.name}/"
+        )
+        more = f", and {len(differing) - 1} more variables differ" if len(differing) > 1 else ""
+        raise Corruption(
+            f"{place} is damaged: the variable {brief(differing[0])} is {where}{more}; restore from another checkpoint"
+        )
+
+
 def amend(path: Path, *, drop: Collection[str] = (), files: Mapping[str, list[Path]] | None = None) -> None:
     """Drop variables from a copy of a database, and ingest files into it: see contracts.ColdDatabase.amend."""
     registry.cold_backend(RocksDBCreator.backend).amend(path, list(drop), dict(files or {}))
@@ -82,5 +100,7 @@ def creators_of(described: Manifest) -> dict[str, RocksDBCreator]:
 
 def _rocks(path: Path, described: Manifest | None, **options: Any) -> ColdDatabase:
     creators = {} if described is None else creators_of(described)
+    if described is not None:
+        check_variables(path, described)
     database: ColdDatabase = registry.cold_backend(RocksDBCreator.backend)(path, creators, **options)
     return database

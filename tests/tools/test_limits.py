@@ -94,5 +94,5 @@ def test_nothing_is_begun_with_it(capsys, command, text):
 def test_numbers_of_conditions(tmp_path, capsys, where):
     assert cli.run(["export", str(tmp_path), str(tmp_path / "o.csv"), "--where", where]) == 2
     error = capsys.readouterr().err
-    assert "is no condition" in error
+    assert "is not a condition" in error
     assert len(error) < 400
