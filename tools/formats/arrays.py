@@ -19,6 +19,7 @@ import numpy as np
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import (
     KEY,
+    MOST_METADATA_BYTES,
     VALUE,
     Batch,
     Column,
@@ -76,7 +77,8 @@ def read_npy(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
         arrays[path.stem] = _mapped(path)
     metadata = {}
     if (folder / METADATA_FILE).is_file():
-        metadata = parse_metadata((folder / METADATA_FILE).read_bytes(), folder / METADATA_FILE)
+        with open(folder / METADATA_FILE, "rb") as file:
+            metadata = parse_metadata(file.read(MOST_METADATA_BYTES + 1), folder / METADATA_FILE)
     return of_arrays(str(folder), arrays, metadata, given)
 
 

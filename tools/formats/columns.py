@@ -23,6 +23,8 @@ KEY, VALUE, SCORE, STEP, SCALE = "key", "value", "score", "step", "scale"
 SLOTS = "slots"
 # The most numbers in a row: a header that claims more is damaged, or crafted to exhaust the memory.
 MOST_WIDTH = 1 << 20
+# The most bytes of the description of a variable; names and initializers of a row are the long parts.
+MOST_METADATA_BYTES = 64 << 20
 # The most bytes of a batch that is read, unless a single row is larger.
 BATCH_BYTES = 16 << 20
 
@@ -98,11 +100,13 @@ def renamed(name: str, chosen: dict[str, str]) -> str:
 def parse_metadata(text: str | bytes, source: object) -> dict[str, Any]:
     """Parse the metadata of a file. Raises BadInput if it is not as kvemb writes it."""
     try:
+        if len(text) > MOST_METADATA_BYTES:
+            raise ValueError(f"it is longer than {MOST_METADATA_BYTES:,} bytes")
         metadata = json.loads(text)
         if not isinstance(metadata, dict) or not isinstance(metadata.get("name", ""), str):
             raise ValueError("it must be an object with a name")
         if metadata.get("whole") and not isinstance(metadata.get("slots"), list):
             raise ValueError("it must list the slots")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{source} has metadata that cannot be read: {error}") from error
     return metadata
