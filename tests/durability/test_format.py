@@ -284,5 +284,5 @@ def test_a_family_that_the_manifest_does_not_name_is_damage(open_store, tmp_path
     data = json.loads(path.read_text())
     del data["variables"]["items"], data["checksum"]
     path.write_text(hostile.signed(data))
-    with pytest.raises(Corruption, match="the variable 'items' is in rows/ but not in manifest.json"):
+    with pytest.raises(Corruption, match=r"the variable 'items' is in rows/ but not in manifest\.json"):
         kvemb.restore(tmp_path / "checkpoint", tmp_path / "restored")
