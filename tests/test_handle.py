@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import kvemb
 from kvemb.handle import Handle, inside
 
 
@@ -16,3 +17,18 @@ def test_copies_are_the_handle_itself():
 def test_inside_is_what_it_stands_for():
     thing = object()
     assert inside(Handle(thing)) is thing
+
+
+def test_what_users_see_of_a_variable_and_a_store_does_not_grow() -> None:
+    variable = {name for name in dir(kvemb.Variable) if not name.startswith("_")}
+    assert variable == {
+        "accum", "apply_gradients", "bp_v2", "clear", "devices", "dim", "export", "export_batches", "initializer",
+        "key_dtype", "lookup", "name", "optimizer", "partitioner", "persistent", "prefetch", "remove",
+        "resource_handle", "restrict", "restrict_policy", "size", "stats", "tables", "trainable", "upsert",
+        "value_dtype",
+    }  # fmt: skip
+    store = {name for name in dir(kvemb.Store) if not name.startswith("_")}
+    assert store == {
+        "apply_delta", "as_default", "check", "checkpoint", "close", "drop_variable", "flush", "get_collection",
+        "get_variable", "refresh", "stats", "variables",
+    }  # fmt: skip

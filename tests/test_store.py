@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,6 @@ import pytest
 
 import kvemb
 from kvemb import GraphKeys
-from kvemb.defaults import DEFAULTS
 from kvemb.durability import layout
 from kvemb.errors import (
     CheckpointNotFound,
@@ -523,34 +521,6 @@ def test_a_store_says_how_it_is_open(open_store, store):
 # The default store.
 
 
-@pytest.fixture
-def no_default():
-    before, DEFAULTS.stores[:] = DEFAULTS.stores[:], []
-    yield
-    DEFAULTS.stores[:] = before
-
-
-def test_with_makes_a_store_the_default_and_closes_it(no_default, tmp_path):
-    with kvemb.open(tmp_path / "a") as a:
-        assert kvemb.default_store() is a
-        users = kvemb.get_variable("users", dim=2)
-        with kvemb.open(tmp_path / "b") as b:
-            assert kvemb.default_store() is b
-        assert kvemb.default_store() is a
-        with kvemb.open(tmp_path / "b") as b, a.as_default():
-            assert kvemb.default_store() is a
-            assert users is kvemb.get_variable("users", dim=2)
-    assert a.state.closed
-    assert b.state.closed
-
-
-def test_as_default_leaves_the_store_open(no_default, store):
-    with store.as_default() as same:
-        assert same is store is kvemb.default_store()
-    assert not store.state.closed
-    assert DEFAULTS.stores == []
-
-
 def test_an_error_inside_with_closes_the_store(no_default, tmp_path):
     store = kvemb.open(tmp_path / "store")
     store.get_variable("users", dim=1).upsert([1], [[2.0]])
@@ -559,29 +529,6 @@ def test_an_error_inside_with_closes_the_store(no_default, tmp_path):
     assert store.state.closed
     with kvemb.open(tmp_path / "store") as store:
         assert store.variables["users"].size() == 1
-
-
-def test_without_a_default_a_temporary_store_warns_once_and_is_deleted(tmp_path):
-    done = run_python(
-        """
-        import sys, warnings
-        import kvemb
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            users = kvemb.get_variable("users", dim=2)
-            users.upsert([1], [[1.0, 2.0]])
-            other = kvemb.Variable(name="other")
-        (warning,) = caught
-        print(warning.filename, kvemb.default_store().path, kvemb.default_store().path.is_dir(), warning.message)
-        """
-    )
-    assert done.returncode == 0, done.stderr
-    file, path, existed, message = done.stdout.split(" ", 3)
-    assert existed == "True"
-    assert path in message
-    assert "deleted at exit" in message
-    assert file == "<string>", "the warning points at the caller"
-    assert not os.path.exists(path)
 
 
 def test_importing_kvemb_loads_no_machine():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import pydoc
-import re
 import threading
 
 import numpy as np
@@ -26,7 +24,6 @@ from kvemb import (
 from kvemb.errors import BackendUnavailable, Closed, ReadOnly, SchemaMismatch
 from kvemb.optimizers import SGD, Adagrad
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
-from kvemb.tiers.hot_tables import default_partitioner
 
 HOT = 16  # cells; tests use more rows, so that both tiers work
 
@@ -57,48 +54,6 @@ def table(make):
 
 
 # Arguments.
-
-
-def test_arguments_have_the_references_names_order_and_defaults():
-    expected = {
-        "key_dtype": "int64", "value_dtype": "float32", "dim": 1, "devices": None, "partitioner": default_partitioner,
-        "shared_name": None, "name": "DynamicEmbedding_Variable", "initializer": None, "trainable": True,
-        "checkpoint": True, "init_size": 0, "kv_creator": None, "restrict_policy": None, "bp_v2": False,
-    }  # fmt: skip
-    given = inspect.signature(Variable).parameters
-    plain = {name: p.default for name, p in given.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
-    assert list(plain.items()) == list(expected.items())
-    assert [name for name, p in given.items() if p.kind is p.KEYWORD_ONLY][:2] == ["store", "optimizer"]
-    given = inspect.signature(kvemb.get_variable).parameters
-    del expected["name"]
-    plain = {name: p.default for name, p in given.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
-    assert next(iter(plain)) == "name"
-    del plain["name"]
-    expected["shared_name"] = "get_variable"
-    assert list(plain.items()) == list(expected.items())
-
-
-def test_three_ways_to_a_variable_have_one_signature():
-    """Each argument is written once, in kvemb.engine.arguments; mypy's view of it is in test_house."""
-    given = dict(inspect.signature(kvemb.Store.get_variable).parameters)
-    assert next(iter(given)) == "self"
-    del given["self"]
-    module = dict(inspect.signature(kvemb.get_variable).parameters)
-    assert (module.pop("store").annotation, list(module)) == ("Store | None", list(given))
-    made = dict(inspect.signature(Variable).parameters)
-    assert (made.pop("store").annotation, sorted(made)) == ("Store | None", sorted(given))
-    for name, argument in given.items():
-        assert module[name] == argument
-        assert (made[name].annotation, made[name].kind) == (argument.annotation, argument.kind), name
-    assert inspect.signature(kvemb.Store.get_variable).return_annotation == "Variable"
-
-
-@pytest.mark.parametrize("function", [kvemb.get_variable, kvemb.Store.get_variable])
-def test_help_explains_every_argument(function):
-    text = pydoc.render_doc(function, renderer=pydoc.plaintext)
-    assert "*args" not in text
-    for name in list(inspect.signature(function).parameters):
-        assert name == "self" or re.search(rf"^ +{name}: \w", text, re.MULTILINE), name
 
 
 def test_a_variable_tells_what_it_was_given(store):

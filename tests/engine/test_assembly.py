@@ -127,18 +127,3 @@ def test_a_new_variable_after_a_checkpoint_that_failed_is_undone_and_can_be_made
         assert state_of(store) == before
         store.get_variable("rows", dim=4).upsert([2], [[2.0] * 4])
         store.check()
-
-
-def test_what_users_see_of_a_variable_and_a_store_does_not_grow() -> None:
-    variable = {name for name in dir(kvemb.Variable) if not name.startswith("_")}
-    assert variable == {
-        "accum", "apply_gradients", "bp_v2", "clear", "devices", "dim", "export", "export_batches", "initializer",
-        "key_dtype", "lookup", "name", "optimizer", "partitioner", "persistent", "prefetch", "remove",
-        "resource_handle", "restrict", "restrict_policy", "size", "stats", "tables", "trainable", "upsert",
-        "value_dtype",
-    }  # fmt: skip
-    store = {name for name in dir(kvemb.Store) if not name.startswith("_")}
-    assert store == {
-        "apply_delta", "as_default", "check", "checkpoint", "close", "drop_variable", "flush", "get_collection",
-        "get_variable", "refresh", "stats", "variables",
-    }  # fmt: skip

@@ -1,0 +1,47 @@
+"""The arguments that make a variable: those of the reference, and what tells that one was left out."""
+
+from __future__ import annotations
+
+import inspect
+
+import kvemb
+from kvemb import Variable
+from kvemb.engine.arguments import DIM, KEY_DTYPE, VALUE_DTYPE, Arguments, LeftOut, LeftOutName, ReferenceArguments
+from kvemb.tiers.hot_tables import default_partitioner
+
+
+def test_arguments_have_the_references_names_order_and_defaults():
+    expected = {
+        "key_dtype": "int64", "value_dtype": "float32", "dim": 1, "devices": None, "partitioner": default_partitioner,
+        "shared_name": None, "name": "DynamicEmbedding_Variable", "initializer": None, "trainable": True,
+        "checkpoint": True, "init_size": 0, "kv_creator": None, "restrict_policy": None, "bp_v2": False,
+    }  # fmt: skip
+    given = inspect.signature(Variable).parameters
+    plain = {name: p.default for name, p in given.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert list(plain.items()) == list(expected.items())
+    assert [name for name, p in given.items() if p.kind is p.KEYWORD_ONLY][:2] == ["store", "optimizer"]
+    given = inspect.signature(kvemb.get_variable).parameters
+    del expected["name"]
+    plain = {name: p.default for name, p in given.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert next(iter(plain)) == "name"
+    del plain["name"]
+    expected["shared_name"] = "get_variable"
+    assert list(plain.items()) == list(expected.items())
+
+
+def test_a_default_is_the_number_or_the_name_it_stands_for_and_is_told_from_one_given():
+    left_out = Arguments("users")
+    assert (left_out.dim, left_out.key_dtype, left_out.value_dtype) == (1, "int64", "float32")
+    assert (left_out.dim, left_out.key_dtype, left_out.value_dtype) == (DIM, KEY_DTYPE, VALUE_DTYPE)
+    assert isinstance(left_out.dim, LeftOut)
+    assert isinstance(left_out.key_dtype, LeftOutName)
+    given = Arguments("users", "int64", "float32", 1)
+    assert not isinstance(given.dim, LeftOut)
+    assert not isinstance(given.key_dtype, LeftOutName)
+    assert not isinstance(given.value_dtype, LeftOutName)
+
+
+def test_the_name_comes_first_or_after_shared_name():
+    assert Arguments("users", "int32").key_dtype == "int32"
+    made = ReferenceArguments("int32", "float16", 4, "cpu", default_partitioner, "shared", "users")
+    assert (made.key_dtype, made.shared_name, made.name) == ("int32", "shared", "users")

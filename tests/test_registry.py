@@ -1,0 +1,54 @@
+"""Backends by name: which there are, what is told of one that is missing, and how a device may be spelled."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kvemb import registry
+from kvemb.errors import BackendUnavailable
+
+
+@pytest.mark.parametrize(
+    ("spec", "device"),
+    [
+        *(("cpu", "cpu"), ("CPU", "cpu"), ("cpu:3", "cpu"), ("/CPU:0", "cpu"), ("/device:CPU:0", "cpu")),
+        *(("gpu", "gpu:0"), ("gpu:1", "gpu:1"), ("cuda:02", "gpu:2"), ("/device:GPU:1", "gpu:1")),
+    ],
+)
+def test_devices_are_spelled_as_elsewhere(spec, device):
+    assert registry.parse_device(spec) == device
+
+
+@pytest.mark.parametrize("spec", ["", "tpu", "cpu:", "cpu:-1", "cpu:x", "cpu:1:2", "//cpu", "/job:a/cpu:0"])
+def test_other_text_is_no_device(spec):
+    with pytest.raises(ValueError, match="a device must be 'cpu', 'cpu:N' or TensorFlow's '/CPU:N', got"):
+        registry.parse_device(spec)
+
+
+@pytest.mark.parametrize("spec", [0, None, b"cpu", ["cpu"]], ids=repr)
+def test_a_device_is_text(spec):
+    with pytest.raises(TypeError, match="a device must be text such as 'cpu', got"):
+        registry.parse_device(spec)
+
+
+def test_a_device_without_a_backend_is_told_until_one_is_added(monkeypatch):
+    with pytest.raises(BackendUnavailable, match=r"device 'gpu:1' is not available: .*; use devices=None"):
+        registry.hot_table("gpu:1")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
+    assert registry.hot_table("gpu:1").__name__ == "OpaqueTable"
+    assert registry.hot_table("cpu").__name__ == "CpuTable"
+
+
+def test_a_package_that_is_missing_is_told_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kvemb.backends.memory", None)
+    with pytest.raises(BackendUnavailable, match=r"memory:MemoryStore cannot be loaded: .*pip install kvemb") as told:
+        registry.cold_backend("memory")
+    assert isinstance(told.value.__cause__, ImportError)
+    with pytest.raises(KeyError):
+        registry.cold_backend("nothing")
+
+
+def test_cold_backends_have_the_names_of_their_kind():
+    assert [registry.cold_backend(name).__name__ for name in ("rocks", "memory")] == ["RocksDatabase", "MemoryStore"]
