@@ -23,7 +23,7 @@ from kvemb.engine.assembly import open_table
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import Initializer
-from kvemb.optimizers import Optimizer
+from kvemb.optimizers import KINDS, Optimizer
 from kvemb.options import format_bytes
 from kvemb.restrict import RestrictPolicy
 from kvemb.rows.block import RowBlock
@@ -128,7 +128,7 @@ class Variable(Handle[Table]):
 
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
-        if not isinstance(optimizer, Optimizer):
+        if type(optimizer) not in KINDS.values():  # what a subclass adds could not be stored
             raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}; give one such as Adagrad(0.01)")
         self._inside.train_with(optimizer)
 

@@ -7,11 +7,14 @@ import signal
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kvemb
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.point_writer import PointWriter
 from kvemb.interrupts import result_of, uninterrupted, wait_for
 from kvemb.limits import Limits
 
@@ -122,3 +125,65 @@ def test_a_result_is_waited_for_no_longer_than_asked() -> None:
     future.set_exception(TimeoutError("its own"))
     with pytest.raises(TimeoutError, match="its own"):
         result_of(future)
+
+
+def begun_while_ctrl_c_comes(monkeypatch: pytest.MonkeyPatch, begun: threading.Event, go_on: threading.Event) -> None:
+    """Let the next durable point wait, where it is written, for go_on; Ctrl-C comes then."""
+    write = PointWriter.write
+
+    def slowly(writer: PointWriter) -> Checkpoint | None:
+        monkeypatch.setattr(PointWriter, "write", write)
+        begun.set()
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait(30)
+        return write(writer)
+
+    monkeypatch.setattr(PointWriter, "write", slowly)
+
+
+def test_a_point_waits_for_the_one_before_however_often_ctrl_c_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB", durability="write") as store:
+        var = store.get_variable("rows", dim=DIM)
+        var.upsert(np.arange(KEYS), np.zeros((KEYS, DIM), np.float32))
+        begun_while_ctrl_c_comes(monkeypatch, begun, go_on)
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
+        var.upsert(np.arange(KEYS), np.ones((KEYS, DIM), np.float32))
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
+        threading.Timer(0.2, go_on.set).start()
+        store.flush()
+        store.close(flush=False)
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as again:
+        assert (again.variables["rows"].lookup(np.arange(KEYS)) == 1).all()
+
+
+def test_a_snapshot_that_ctrl_c_follows_at_once_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    take_snapshots = PointWriter.take_snapshots
+
+    def interrupted(writer: PointWriter, *arguments: Any) -> None:
+        take_snapshots(writer, *arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    store = kvemb.open(tmp_path / "store", memory_budget="4MiB")
+    var = store.get_variable("rows", dim=DIM)
+    var.upsert(np.arange(KEYS), np.ones((KEYS, DIM), np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr(PointWriter, "take_snapshots", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
+    late = threading.Timer(10, os.kill, (os.getpid(), signal.SIGINT))
+    late.start()  # where the snapshot never ends, export waits for it
+    var.remove([0])
+    assert var.export()[0].tolist() == list(range(1, KEYS))
+    late.cancel()
+    with monkeypatch.context() as patch:
+        patch.setattr(PointWriter, "take_snapshots", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.close()
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as again:
+        assert again.variables["rows"].size() == KEYS - 1

@@ -22,7 +22,7 @@ from kvemb.durability.point_writer import Part, PointWriter, TargetFailed
 from kvemb.durability.points import Points
 from kvemb.errors import ColdStoreError
 from kvemb.handle import Handle
-from kvemb.interrupts import result_of
+from kvemb.interrupts import result_of, uninterrupted
 from kvemb.store_state import StoreState
 
 
@@ -91,9 +91,9 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Wait for the point being written. Raises its error, unless a caller got it already."""
-        last, self._last = self._last, None
-        if last is not None and not last.reported:
-            last.wait()
+        if self._last is not None and not self._last.reported:
+            self._last.wait()
+        self._last = None  # only now: after Ctrl-C above it is still being written
 
     def start(
         self,
@@ -126,9 +126,11 @@ class Checkpointer:
             self._state.poison(error)
         self._state.check_writable()
         writer = PointWriter(number, parts, target, self._database, self._points, self._changes, self._log, without)
-        writer.take_snapshots(self._in_order, self._state, closing)
-        self._last = Writing(self._background.submit(self._write, writer))
-        return self._last
+        # Ctrl-C is deferred: snapshots that nobody writes would never end.
+        with uninterrupted():
+            writer.take_snapshots(self._in_order, self._state, closing)
+            self._last = started = Writing(self._background.submit(self._write, writer))
+        return started
 
     def _write(self, writer: PointWriter) -> Checkpoint | None:
         try:
@@ -138,6 +140,9 @@ class Checkpointer:
         except ColdStoreError as error:
             self._state.poison(error)
             self._state.check_sound()
+            raise
+        except Exception as error:
+            self._state.poison(error)  # its rows are in the open database, and no point says so
             raise
 
     def close(self) -> None:

@@ -118,26 +118,35 @@ class PointWriter:
     def write(self) -> Checkpoint | None:
         """Write the snapshot, and make it the current point. Raises ColdStoreError, TargetFailed."""
         try:
-            epochs = self._base.result()
-            self._write_rows()
-            self._describe(epochs)
-            if self._target is not None:
-                self._write_checkpoint(self._target)
-                self._changes.begin(self._described.id, epochs)
-                manifest.write(self._described.following(self._described.id), self._draft.path)
-            self._end_snapshots()
-            self._points.publish(self._draft, logged=self._log is not None and not self._last)
+            with layout.as_cold_store_error(f"write {self._draft.target}"):
+                self._write()
         except BaseException:
             self._abandon()
             raise
+        return None if self._target is None else Checkpoint(self._target)
+
+    def _write(self) -> None:
+        epochs = self._base.result()
+        # Before the rows change in the open database: if a later step fails, the next delta must name them.
+        for part, snapshot in self._snapshots:
+            self._changes.add(epochs, part.name, snapshot.keys())
+        self._write_rows()
+        self._describe(epochs)
+        if self._target is not None:
+            self._write_checkpoint(self._target)
+            self._changes.begin(self._described.id, epochs)
+            manifest.write(self._described.following(self._described.id), self._draft.path)
+        self._end_snapshots()
+        self._points.publish(self._draft, logged=self._log is not None and not self._last)
         if self._log is not None:
             # A closed store has no writes after its point: an unused segment that was prepared is deleted too.
             self._log.delete_before(self._number + 1 if self._last else self._number)
-        return None if self._target is None else Checkpoint(self._target)
 
     def _copy_database(self) -> list[Epoch]:
         """Copy the cold database, in order with its writes; returns the epochs up to then."""
         self._database.checkpoint(self._draft.path / layout.ROWS)
+        for name in self._without:
+            self._changes.record_dropped(name)
         return self._changes.seal_epoch()
 
     def _write_rows(self) -> None:
@@ -162,8 +171,6 @@ class PointWriter:
     def _describe(self, epochs: list[Epoch]) -> None:
         """Write the key files, take the inventory, and write the manifest."""
         scratch = self._draft.path
-        for part, snapshot in self._snapshots:
-            self._changes.add(epochs, part.name, snapshot.keys())
         self._changes.link_to(scratch / layout.CHANGES, epochs)
         before = self._points.folder / layout.HOT
         sets = write_hot(scratch / layout.HOT, self._described.point, self._hot, before, self._described.hot)

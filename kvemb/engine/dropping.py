@@ -13,6 +13,7 @@ from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.assembly import give_back
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
+from kvemb.interrupts import uninterrupted
 from kvemb.store_state import Ended
 
 
@@ -23,6 +24,12 @@ def drop(engine: Engine, names: list[str]) -> None:
     exist.
     """
     engine.checkpointer.wait()
+    # Ctrl-C is deferred: a durable point without the variables cannot be undone once it is begun.
+    with uninterrupted():
+        _drop(engine, names)
+
+
+def _drop(engine: Engine, names: list[str]) -> None:
     opened = {name: engine.tables[name] for name in names if name in engine.tables}
     stored = [name for name in names if name not in opened or opened[name].persistent]
     with ExitStack() as undo:
@@ -30,8 +37,6 @@ def drop(engine: Engine, names: list[str]) -> None:
             table.storage.end(Ended(engine.state, _why(engine, name)))
             undo.callback(table.storage.end, engine.state)
         if stored:
-            for name in stored:
-                engine.changes.record_dropped(name)
             engine.start(without=stored).wait()
         undo.pop_all()
     for table in opened.values():

@@ -203,7 +203,8 @@ def _creator_for(asked: Any, stored: VariableEntry | None) -> Creator:
     """Return where cold rows live: as requested, else as stored, else in RocksDB. Raises TypeError or ValueError."""
     if asked is None:
         return RocksDBCreator() if stored is None else RocksDBCreator.from_json(stored.creator)
-    if not isinstance(asked, (RocksDBCreator, MemoryCreator)):
+    # Not isinstance: what a subclass adds could not be stored.
+    if type(asked) is not RocksDBCreator and type(asked) is not MemoryCreator:
         raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {brief(asked)}")
     if stored is not None and isinstance(asked, MemoryCreator):
         raise ValueError("kv_creator must be a RocksDBCreator for a variable stored in RocksDB, got a MemoryCreator")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -13,8 +14,9 @@ from histories import SMALL_PILES
 from quick import quick
 
 import kvemb
+from kvemb.durability import changes, inventory, point_writer
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.errors import CheckpointNotFound, SchemaMismatch
+from kvemb.errors import CheckpointNotFound, Poisoned, SchemaMismatch
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 from tests.histories import DIM, change, checker_of
@@ -249,3 +251,37 @@ def test_a_variable_that_was_left_out_stays_out_of_a_replica_and_a_new_one_comes
         store.checkpoint(tmp_path / "last")
         again.apply_delta(tmp_path / "last")
         assert list(again.variables) == ["kept", "new"]
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        (changes.ChangeLog, "seal_epoch"),
+        (changes, "write_keys"),
+        (changes.ChangeLog, "link_to"),
+        (point_writer, "write_hot"),
+        (inventory, "take"),
+    ],
+)
+def test_a_store_that_could_not_record_changes_makes_no_checkpoint_without_them(
+    monkeypatch, open_store, tmp_path, where, what
+):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=DIM)
+    table.upsert(np.arange(10), np.ones((10, DIM), np.float32))
+    store.checkpoint(tmp_path / "before")
+    table.upsert(np.arange(10, 20), np.ones((10, DIM), np.float32))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, what, refuse)
+        with pytest.raises(Poisoned, match="No space left"):
+            store.checkpoint(tmp_path / "failed")
+    with pytest.raises(Poisoned, match="No space left"):
+        store.checkpoint(tmp_path / "after")
+    assert not (tmp_path / "failed").exists()
+    store.close()
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as again:
+        assert again.variables["table"].size() == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvemb.engine import assembly
 from kvemb.engine.engine import Engine
 from kvemb.errors import BackendUnavailable, ColdStoreError, Corruption, Poisoned
 from kvemb.handle import inside
+from kvemb.optimizers import Adagrad
 from kvemb.tiers.operations import TableOperations
 
 
@@ -127,3 +129,27 @@ def test_a_new_variable_after_a_checkpoint_that_failed_is_undone_and_can_be_made
         assert state_of(store) == before
         store.get_variable("rows", dim=4).upsert([2], [[2.0] * 4])
         store.check()
+
+
+def test_a_subclass_that_could_not_be_stored_is_refused(open_store, tmp_path):
+    @dataclass(frozen=True)
+    class Decaying(Adagrad):
+        decay: float = 0.5
+
+    @dataclass(frozen=True)
+    class Tuned(kvemb.RocksDBCreator):
+        depth: int = 1
+
+    @dataclass(frozen=True)
+    class Twos(kvemb.initializers.Ones):
+        times: int = 2
+
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=2, optimizer=Adagrad())
+    for what, given in (("optimizer", Decaying()), ("kv_creator", Tuned()), ("initializer", Twos())):
+        with pytest.raises(TypeError, match=what):
+            store.get_variable("other", dim=2, **{what: given})
+    with pytest.raises(TypeError, match=r"optimizer must be an Optimizer, got .*Decaying"):
+        table.optimizer = Decaying()
+    store.flush()
+    assert list(store.variables) == ["table"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 
 import kvemb
 from kvemb.durability import layout, points
+from kvemb.durability.point_writer import PointWriter
 from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
 from kvemb.handle import inside
 
@@ -270,3 +274,52 @@ def test_a_follower_loses_what_was_dropped(store):
         assert list(reader.variables) == ["anew", "kept"]
         assert reader.variables["anew"].lookup([1]).tolist() == [[4, 4]]
         assert (tables["kept"].lookup([1]) == 8).all()
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "write"])
+def test_ctrl_c_waits_until_it_is_dropped(monkeypatch, open_store, tmp_path, durability):
+    store = open_store(tmp_path / "store", durability=durability)
+    table = fill(store, "users")
+    fill(store, "kept")
+    store.checkpoint(tmp_path / "before")
+    write = PointWriter.write
+
+    def slowly(writer: PointWriter) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        return write(writer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PointWriter, "write", slowly)
+        with pytest.raises(KeyboardInterrupt):
+            store.drop_variable("users")
+    with pytest.raises(Closed, match="was dropped"):
+        table.lookup([1])
+    fill(store, "users", 3, 2.0)
+    store.checkpoint(tmp_path / "after")
+    follower = kvemb.restore(tmp_path / "before", tmp_path / "follower", memory_budget=BUDGET)
+    follower.apply_delta(tmp_path / "after")
+    assert follower.variables["users"].size() == 3
+    follower.close()
+    store.close(flush=False)
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as again:
+        assert again.variables["users"].size() == 3
+
+
+def test_where_dropping_fails_before_its_point_a_delta_has_every_row(monkeypatch, open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store, "users")
+    store.checkpoint(tmp_path / "before")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ColdStoreError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(points.Points, "draft", refuse)
+        with pytest.raises(ColdStoreError, match="No space left"):
+            store.drop_variable("users")
+    fill(store, "users", 3, 2.0)
+    store.checkpoint(tmp_path / "after")
+    with kvemb.restore(tmp_path / "before", tmp_path / "follower", memory_budget=BUDGET) as follower:
+        follower.apply_delta(tmp_path / "after")
+        assert follower.variables["users"].size() == 500
