@@ -77,9 +77,8 @@ class Linear:
 
     def position(self, value: float) -> float:
         """Return the position of a value on the axis: 0 at low, 1 at high."""
-        return (value / 4 - self.low / 4) / (
-            self.high / 4 - self.low / 4
-        )  # divided by 4 so that the difference stays finite
+        # Divided by 4 so that the difference stays finite.
+        return (value / 4 - self.low / 4) / (self.high / 4 - self.low / 4)
 
     def ticks(self, fit: Fit = beside) -> Ticks:
         """Return multiples of 1, 2 or 5 times a power of ten."""

@@ -20,6 +20,8 @@ BINS = 32
 PERCENTILES = (1, 25, 50, 75, 99)
 # Ratio of the 99th to the 5th percentile from which the scale is logarithmic; uniform numbers have 20.
 _LOG_FROM = 50.0
+# The smallest range that is divided; a smaller one is drawn like that of equal numbers.
+TINY = 1e-300
 LEAST, MOST = 5e-324, float(np.finfo(np.float64).max)
 Numbers = npt.NDArray[np.float64]
 
@@ -71,7 +73,7 @@ def bins(sample: Numbers, least: float, most: float, kind: Kind = Kind.ANY) -> B
         count = max(1, int(np.ceil((high - low + 1) / width)))
         edges = low - 0.5 + width * np.arange(count + 1)
         return Bins(Linear(float(edges[0]), float(edges[-1]), whole=True), edges)
-    if not high > low:
+    if float(high) - float(low) < TINY:
         apart = max(0.5, abs(low) * 1e-3)
         low, high = max(low - apart, -MOST), min(high + apart, MOST)
     edges = np.linspace(low / 4, high / 4, BINS + 1) * 4  # divided by 4 so that the difference stays finite

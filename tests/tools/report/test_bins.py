@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvemb.tools.report.axes import Linear, Log, Time
@@ -22,6 +22,8 @@ NUMBERS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1,
 
 
 @given(numbers=NUMBERS, kind=st.sampled_from(Kind))
+@example(numbers=[0.0, 5e-324], kind=Kind.ANY)
+@example(numbers=[0.0, 4e-323], kind=Kind.ANY)
 def test_every_number_is_in_one_bin(numbers, kind):
     if kind in (Kind.COUNT, Kind.STEP):
         numbers = [float(round(number)) for number in numbers]
