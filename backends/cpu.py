@@ -22,11 +22,9 @@ from kvemb.contracts import HOST, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
-from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
+from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema
-
-_MARKS = np.uint8(PENDING | WRITING)
 
 
 class CpuTable:
@@ -232,9 +230,9 @@ class CpuTable:
         """See contracts.HotTable."""
         flags = self._rows.flags
         cells = cells[cells >= 0]
-        marked = np.unique(cells[flags[cells] & _MARKS != 0])
+        marked = np.unique(cells[flags[cells] & SNAPSHOT_FLAGS != 0])
         pending = self._rows.select(marked[flags[marked] & PENDING != 0])
-        flags[marked] &= ~_MARKS
+        flags[marked] &= ~SNAPSHOT_FLAGS
         return pending
 
     def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
@@ -242,7 +240,7 @@ class CpuTable:
         flags = self._rows.flags
         positions = np.flatnonzero((cells >= 0) & (flags[cells] & PENDING != 0))
         taken = self._rows.select(cells[positions])
-        flags[cells[positions]] ^= _MARKS  # from PENDING to WRITING
+        flags[cells[positions]] ^= SNAPSHOT_FLAGS  # from PENDING to WRITING
         return positions, taken
 
     def mark_written(self, cells: Positions) -> None:
@@ -254,7 +252,7 @@ class CpuTable:
 
     def release_all(self) -> None:
         """See contracts.HotTable."""
-        self._flags_now()[:] &= ~_MARKS
+        self._flags_now()[:] &= ~SNAPSHOT_FLAGS
 
     def _worth_threads(self, keys: int) -> bool:
         return keys >= self._parallel_keys and _cores() > 1

@@ -92,7 +92,7 @@ class Store(Handle[Engine]):
                 return Variable(**vars(asked), store=self)
             optimizer, _ = agreed(asked, known.entry())
             if optimizer is not None:
-                known.train_with(optimizer, writable=False)  # as when it is opened with another one
+                known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
             return variable_of(known)
 
     def drop_variable(self, name: str) -> None:

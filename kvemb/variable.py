@@ -130,7 +130,7 @@ class Variable(Handle[Table]):
     def optimizer(self, optimizer: Optimizer) -> None:
         if type(optimizer) not in KINDS.values():  # what a subclass adds could not be stored
             raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}; give one such as Adagrad(0.01)")
-        self._inside.train_with(optimizer)
+        self._inside.set_optimizer(optimizer)
 
     @property
     def bp_v2(self) -> bool:

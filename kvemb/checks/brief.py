@@ -12,8 +12,9 @@ _MOST_BITS = 256
 class _Brief(reprlib.Repr):
     """repr() of the beginning of a value."""
 
-    maxlevel = 3
-    maxstring = maxother = maxlong = 60
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 60, 60, 90
 
     def repr_int(self, x: int, level: int) -> str:
         """Return the digits, or the number of bits of a long int."""
@@ -23,7 +24,5 @@ class _Brief(reprlib.Repr):
 
 def brief(value: object) -> str:
     """Return repr(value) for a message: one line, at most MOST_CHARACTERS, deeply nested values omitted."""
-    factory = _Brief()
-    factory.maxlevel, factory.maxstring, factory.maxother, factory.maxlong = 3, 60, 60, 90
-    text = " ".join(factory.repr(value).split())
+    text = " ".join(_Brief().repr(value).split())
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 4] + " ..."

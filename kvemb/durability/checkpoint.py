@@ -96,7 +96,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         since: the earlier checkpoint, which must still exist. variables: names, None for all, including those dropped
         since, with every key removed. batch_rows: keys of a batch, at most. A row counts as changed if its embedding,
         slots, score or step of last change differ. Reads only the rows of recorded keys, not whole tables. Raises
-        CheckpointNotFound, also if this checkpoint does not follow the earlier one, or by too many; Corruption,
+        CheckpointNotFound, also if this one does not follow the earlier one closely enough; Corruption,
         ColdStoreError; KeyError for a name; TypeError or ValueError.
         """
         earlier = Checkpoint(since)

@@ -54,8 +54,9 @@ def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
     epochs = changes.since(described.changes, before)
     if epochs is None:
         raise CheckpointNotFound(
-            f"{path} does not record what changed since checkpoint {before}: it does not follow that checkpoint, or by "
-            f"too many; the oldest it knows is {described.changes[0].since}. Compare whole tables, or restore"
+            f"{path} does not record what changed since checkpoint {before}: it belongs to another store, or follows "
+            "that checkpoint by more checkpoints than are recorded; the oldest it knows is "
+            f"{described.changes[0].since}. Compare whole tables, or restore"
         )
     return epochs
 

@@ -69,13 +69,13 @@ class Table:
         """Return what a checkpoint needs of it."""
         return Part(self.name, self.schema, self.specification.creator, self.storage, self.entry)
 
-    def train_with(self, optimizer: Optimizer, *, writable: bool = True) -> None:
+    def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Use this optimizer from now on. writable: only where rows may change.
 
         Raises SchemaMismatch if the rows do not have its slots; Closed, ReadOnly, Poisoned.
         """
         check_optimizer(self.name, self.operations.optimizer, optimizer)
-        self.operations.train_with(optimizer, writable=writable)
+        self.operations.set_optimizer(optimizer, writable=writable)
 
     # Keys and rows as users give them.
 

@@ -18,6 +18,7 @@ DIRTY = 0x01
 REMOVED = 0x02
 PENDING = 0x04  # belongs to a snapshot, and is not yet on its way to disk (kvemb.tiers.dirty_snapshot)
 WRITING = 0x08  # is being written for a snapshot
+SNAPSHOT_FLAGS = np.uint8(PENDING | WRITING)
 MEMORY_FLAGS = 0x0F
 
 # What a cell takes beside its row: key, score, step of last change, flags.

@@ -191,7 +191,8 @@ def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.ND
         limits = np.iinfo(dtype)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
             fits = f"{dtype.name} ({limits.min} to {limits.max})"
-            raise TypeError(f"{what} must fit {fits}, got {brief(int(array.min()))} to {brief(int(array.max()))}")
+            least, most = brief(int(array.min())), brief(int(array.max()))
+            raise TypeError(f"{what} must fit {fits}, got {least if least == most else f'{least} to {most}'}")
         return array.astype(dtype)
     if array.dtype.kind in "iuf" and dtype.kind not in "iu" and not hasattr(data, "dtype"):
         with np.errstate(over="ignore"):

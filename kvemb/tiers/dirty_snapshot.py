@@ -18,14 +18,12 @@ import numpy as np
 
 from kvemb.contracts import SortedFile
 from kvemb.errors import ColdStoreError
-from kvemb.rows.block import PENDING, WRITING, RowBlock
+from kvemb.rows.block import PENDING, SNAPSHOT_FLAGS, RowBlock
 from kvemb.rows.codec import Ordered, order_keys, unordered_keys
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.hot_tables import HotTables, Owners
-
-_MARKS = np.uint8(PENDING | WRITING)
 
 
 class DirtySnapshot:
@@ -76,7 +74,7 @@ class DirtySnapshot:
             self._lost = error
             raise
         self._keep(pending)
-        rows.flags &= ~_MARKS
+        rows.flags &= ~SNAPSHOT_FLAGS
 
     def _keep(self, rows: RowBlock) -> None:
         """Put rows that no table marks any more into the buffer: without them the snapshot cannot be written."""

@@ -214,13 +214,13 @@ class TableOperations:
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 
-    def train_with(self, optimizer: Optimizer, *, writable: bool = True) -> None:
+    def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Go on with an optimizer of the same slots. writable: raises where rows may not change."""
         with self._storage.held():
             if writable:
                 self._storage.state.check_writable()
             self.optimizer = optimizer
-            self._factory.train_with(optimizer)
+            self._factory.set_optimizer(optimizer)
 
     def _create(self, at: Located, score: float) -> None:
         """Make the absent rows of `at` new ones: initial embedding and slots, and this score."""

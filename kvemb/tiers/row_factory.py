@@ -19,9 +19,9 @@ class RowFactory:
         self, schema: Schema, initializer: Initializer, optimizer: Optimizer | None, kernels: RowKernels
     ) -> None:
         self._schema, self._initializer, self._kernels = schema, initializer, kernels
-        self.train_with(optimizer)
+        self.set_optimizer(optimizer)
 
-    def train_with(self, optimizer: Optimizer | None) -> None:
+    def set_optimizer(self, optimizer: Optimizer | None) -> None:
         """Start the slots of later new rows as this optimizer says."""
         self._slots = optimizer.slots if optimizer else ()
 

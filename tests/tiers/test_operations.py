@@ -121,7 +121,7 @@ def test_rows_are_made_hot_when_they_are_asked_for(table):
 
 def test_another_optimizer_takes_the_next_step(table):
     fill(table, 2)
-    table.train_with(kvemb.optimizers.SGD(2.0))
+    table.set_optimizer(kvemb.optimizers.SGD(2.0))
     table.apply_gradients(np.array([1]), values([1]))
     assert look(table, [1]) == [-1.0]
 
