@@ -1,21 +1,116 @@
-"""A manifest and the database beside it have the same variables, or whoever opens them says that they differ."""
+"""How cold databases are opened for each use, and the few calls that open none.
+
+A manifest and the database beside it have the same variables, or whoever opens them says that they differ.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import hostile
 import numpy as np
 import pytest
+from blocks import SCHEMA, rows_of, values_of
+from manifests import entry_of, manifest_of
 
 import kvemb
-from kvemb.durability import layout, manifest
-from kvemb.errors import Corruption
+from kvemb import registry
+from kvemb.durability import cold_databases, layout, manifest
+from kvemb.errors import ColdStoreError, Corruption, UnsupportedFormat
+from kvemb.options import RocksDBCreator
 from kvemb.tools.cli import run
+
+SIZES = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
+CREATOR = RocksDBCreator(block_bytes=8192)
+DESCRIBED = manifest_of(variables={"users": entry_of(creator=asdict(CREATOR))})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A database of `users`, with the rows 1 and 2, and `items`, empty."""
+    database = cold_databases.to_write(tmp_path / "rows", manifest_of(), **SIZES)
+    database.create("users", SCHEMA, CREATOR).write(rows_of([1, 2], 3.0))
+    database.create("items", SCHEMA, RocksDBCreator())
+    database.checkpoint(tmp_path / "copy")
+    database.close()
+    return tmp_path / "copy"
+
+
+def rows(folder, described=DESCRIBED, opened=cold_databases.to_read):
+    database = opened(folder, described)
+    try:
+        found, there = database.attach("users", SCHEMA).read(np.array([1, 2, 3]))
+        assert there.sum() == len(found)
+        return values_of(found)
+    finally:
+        database.close()
+
+
+def test_families_are_named_without_opening(folder):
+    assert sorted(cold_databases.families(folder)) == ["items", "users"]
+
+
+@pytest.mark.parametrize("opened", [cold_databases.to_read, cold_databases.to_salvage])
+def test_what_was_written_is_read(folder, opened):
+    both = manifest_of(variables={"users": entry_of(), "items": entry_of()})
+    assert rows(folder, both, opened) == {1: 3.0, 2: 3.0}
+
+
+def test_a_copy_loses_variables_and_takes_in_files(folder, tmp_path):
+    writer = cold_databases.to_sort_in(tmp_path / "sorting")
+    writer.create("users", SCHEMA, CREATOR)
+    file = writer.sorted_file(tmp_path / "000001.sst", SCHEMA, CREATOR)
+    file.append(rows_of([2, 3], 9.0))
+    file.finish()
+    writer.close()
+    cold_databases.amend(folder, drop=["items"], files={"users": [tmp_path / "000001.sst"]})
+    assert cold_databases.families(folder) == ["users"]
+    assert rows(folder) == {1: 3.0, 2: 9.0, 3: 9.0}
+
+
+def test_reading_makes_no_database(tmp_path):
+    with pytest.raises(ColdStoreError):
+        cold_databases.to_read(tmp_path / "none", manifest_of())
+    assert not (tmp_path / "none" / "CURRENT").exists()
+
+
+USES = {
+    "to_write": (lambda path: cold_databases.to_write(path, DESCRIBED, **SIZES), {"read_only": False}),
+    "to_read": (lambda path: cold_databases.to_read(path, DESCRIBED), {"read_only": True}),
+    "to_salvage": (lambda path: cold_databases.to_salvage(path, DESCRIBED), {"read_only": True, "salvaging": True}),
+    "to_repair_into": (cold_databases.to_repair_into, {"read_only": False}),
+    "to_sort_in": (cold_databases.to_sort_in, {"read_only": False, "compacting": False}),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_each_use_has_its_own_options(monkeypatch, tmp_path, use):
+    given = []
+    monkeypatch.setattr(registry, "cold_backend", lambda name: lambda *args, **options: given.append((args, options)))
+    opened, expected = USES[use]
+    opened(tmp_path)
+    ((path, creators), options) = given[0]
+    assert path == tmp_path
+    assert creators == ({} if use in ("to_repair_into", "to_sort_in") else {"users": CREATOR})
+    ways = ("read_only", "salvaging", "compacting")
+    assert {name: options[name] for name in ways if name in options} == expected
+
+
+def test_a_creator_that_is_not_known_is_of_another_version():
+    described = manifest_of(variables={"users": entry_of(creator={**asdict(CREATOR), "tiers": 3})})
+    with pytest.raises(UnsupportedFormat, match="tiers"):
+        cold_databases.creators_of(described)
+
+
+def test_a_store_in_memory_is_empty_and_alone():
+    cold_databases.in_memory(SCHEMA).write(rows_of([1]))
+    assert list(cold_databases.in_memory(SCHEMA).scan(9)) == []
+
 
 BUDGET = "4MiB"
 

@@ -185,14 +185,6 @@ def test_a_manifest_of_another_version_is_refused_by_name(made, tmp_path):
         kvemb.repair(path.parent, tmp_path / "out")
 
 
-def test_a_file_that_is_not_in_the_manifest_is_told(made, tmp_path):
-    shutil.copytree(made / "checkpoint", tmp_path / "checkpoint")
-    (tmp_path / "checkpoint" / "rows" / "000099.sst").write_bytes(b"")
-    assert kvemb.verify(tmp_path / "checkpoint").findings == [
-        f"{tmp_path}/checkpoint/rows/000099.sst is not in manifest.json"
-    ]
-
-
 def test_verify_refuses_what_it_cannot_verify(open_store, tmp_path):
     with pytest.raises(StoreNotFound, match="neither a checkpoint nor a store"):
         kvemb.verify(tmp_path)
@@ -224,15 +216,6 @@ def test_a_store_that_was_not_closed_is_noted(made):
     assert found.findings == []
     assert "was not closed: opening it recovers its durable point of" in found.notes[0]
     assert found.notes[0].endswith("and 200 rows written later, from the log")
-
-
-def test_progress_ends_at_its_total(made):
-    for deep in (False, True):
-        told: list[tuple[int, int]] = []
-        kvemb.verify(made / "checkpoint", deep=deep, progress=lambda done, total, told=told: told.append((done, total)))
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
-        assert len({total for _, total in told}) == 1
-        assert told[-1][0] == told[-1][1]
 
 
 def test_an_error_that_is_kept_does_not_keep_the_store_open(made, tmp_path):
