@@ -353,7 +353,6 @@ TESTED_BY = {
 # To be written; they may shrink.
 UNTESTED_ALONE = {
     "kvemb": "replica",
-    "kvemb/durability": "checkpointer point_writer points readable",
     "kvemb/engine": "engine table",
     "kvemb/offline": "loading remote salvage table_files transfer verification",
     "backends": "cpu_formulas rocks_files rocks_rescue rocks_scan",

@@ -14,10 +14,9 @@ from histories import SMALL_PILES
 from quick import quick
 
 import kvemb
-from kvemb.backends import rocks
-from kvemb.durability import inventory, layout, point_writer
+from kvemb.durability import inventory
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.errors import ColdStoreError, Corruption, Poisoned
+from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.tiers import dirty_snapshot
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
@@ -126,89 +125,6 @@ def test_rows_change_from_many_threads_while_a_checkpoint_is_written(open_store,
     assert failures == []
     assert sums == sorted(sums)
     assert sums[-1] > sums[0]
-
-
-def test_a_checkpoint_behind_returns_before_it_is_written(monkeypatch, store, tmp_path):
-    go = threading.Event()
-    real = point_writer.PointWriter._write_rows
-    monkeypatch.setattr(point_writer.PointWriter, "_write_rows", lambda *args: (go.wait(), real(*args))[1])
-    table = store.get_variable("table", dim=DIM)
-    table.upsert([1, 2], np.ones((2, DIM), np.float32))
-    pending = store.checkpoint(tmp_path / "checkpoint", block=False)
-    assert not pending.done()
-    assert not (tmp_path / "checkpoint").exists()
-    with pytest.raises(TimeoutError):
-        pending.result(timeout=0.01)
-    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
-    go.set()
-    assert pending.result().path == tmp_path / "checkpoint"
-    assert pending.done()
-    with kvemb.open(pending.result(), read_only=True) as read:
-        keys, values = read.variables["table"].export()
-    assert keys.tolist() == [1, 2]
-    assert (values == 1).all()
-
-
-def too_full(*args: Any) -> None:
-    raise ColdStoreError("too full")
-
-
-@pytest.mark.parametrize("call", ["flush", "checkpoint", "close"])
-def test_what_a_checkpoint_behind_failed_with_is_raised_by_the_next_call(monkeypatch, open_store, tmp_path, call):
-    store = open_store(tmp_path / "store")
-    table = store.get_variable("table", dim=DIM)
-    table.upsert([1], np.ones((1, DIM), np.float32))
-    with monkeypatch.context() as patch:
-        patch.setattr(layout, "unpack", too_full)
-        pending = store.checkpoint(tmp_path / "first", block=False)
-        while not pending.done():
-            time.sleep(0.001)
-    with pytest.raises(ColdStoreError, match="too full"):
-        {"flush": store.flush, "close": store.close, "checkpoint": lambda: store.checkpoint(tmp_path / "x")}[call]()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
-    if call == "close":
-        store = open_store(tmp_path / "store")
-        table = store.variables["table"]
-    assert store.state.cause is None, "the store itself is sound"
-    store.checkpoint(tmp_path / "second")
-    assert table.size() == 1
-
-
-def test_an_error_that_result_told_is_not_told_again(monkeypatch, store, tmp_path):
-    store.get_variable("table", dim=DIM).upsert([1], np.ones((1, DIM), np.float32))
-    with monkeypatch.context() as patch:
-        patch.setattr(layout, "unpack", too_full)
-        pending = store.checkpoint(tmp_path / "first", block=False)
-        with pytest.raises(ColdStoreError, match="too full"):
-            pending.result()
-    store.flush()
-    store.checkpoint(tmp_path / "first")
-
-
-@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "amend", "sorted_file"])
-def test_a_store_whose_disk_refuses_a_point_is_poisoned_and_reads_on(monkeypatch, open_store, tmp_path, stage):
-    store = open_store(tmp_path / "store")
-    table = store.get_variable("table", dim=DIM)
-    table.upsert([1, 2], np.ones((2, DIM), np.float32))
-    store.flush()
-    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
-
-    def fail(*args: Any) -> None:
-        raise ColdStoreError(28, "no space left on device")
-
-    monkeypatch.setattr(rocks.RocksDatabase, stage, fail)
-    with pytest.raises(Poisoned, match="no space left"):
-        store.checkpoint(tmp_path / "checkpoint")
-    monkeypatch.undo()
-    assert table.lookup([1, 2, 3])[:, 0].tolist() == [1, 0, 0]
-    with pytest.raises(Poisoned):
-        table.upsert([4], np.ones((1, DIM), np.float32))
-    with pytest.raises(Poisoned):
-        store.flush()
-    store.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
-    again = open_store(tmp_path / "store")
-    assert again.variables["table"].export()[0].tolist() == [1, 2]
 
 
 def test_only_what_changed_is_written(open_store, tmp_path):

@@ -7,16 +7,13 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import kvemb
-from kvemb.durability import points
-from kvemb.engine.engine import Engine
-from kvemb.errors import Closed, ColdStoreError, Locked, ReadOnly, StoreNotFound
+from kvemb.errors import Closed, Locked, ReadOnly, StoreNotFound
 from tests.histories import DIM
 
 
@@ -75,24 +72,6 @@ def test_another_store_in_the_place_of_the_followed_one_is_refused(open_store, t
     with pytest.raises(StoreNotFound, match="another store"):
         follower.refresh()
     assert len(follower.variables) == 0
-
-
-def test_a_point_replaced_while_it_is_opened_is_no_error(monkeypatch, open_store, tmp_path):
-    trainer = open_store(tmp_path / "store")
-    fill(trainer, [1], 1)
-    trainer.flush()
-    real, turns = points.layout.mirrored, [3]
-
-    def replaced(rows: Path) -> Any:
-        if turns[0]:
-            turns[0] -= 1
-            fill(trainer, [turns[0]], 2)
-            trainer.flush()
-        return real(rows)
-
-    monkeypatch.setattr(points.layout, "mirrored", replaced)
-    follower = open_store(tmp_path / "store", follow=True)
-    assert follower.variables["table"].export()[0].tolist() == [0, 1, 2]
 
 
 def test_a_damaged_point_is_an_error_and_the_follower_stays_where_it_is(open_store, tmp_path):
@@ -190,14 +169,3 @@ def test_two_processes_one_writes_others_read(tmp_path):
     with kvemb.open(tmp_path / "store") as again:
         rows = again.variables["table"].lookup(np.arange(500))
         assert (rows == rows[0, 0]).all()
-
-
-def test_a_disk_that_refuses_to_be_read_is_an_error(monkeypatch, open_store, tmp_path):
-    open_store(tmp_path / "store").close()
-
-    def refuse(*args: Any) -> None:
-        raise ColdStoreError("unreadable")
-
-    monkeypatch.setattr(Engine, "open_database", refuse)
-    with pytest.raises(ColdStoreError, match="unreadable"):
-        kvemb.open(tmp_path / "store", follow=True)

@@ -60,6 +60,9 @@ def test_a_copy_of_a_file_that_never_changes_must_be_as_it_was(folder, tmp_path,
     assert inventory.take(copy, folder, FILES)["rows/000001.sst"] == entry(data)
     with pytest.raises(Corruption, match=rf"{folder}/rows/000001\.sst is damaged: its checksum"):
         inventory.take(copy, folder, FILES, same_names=True)
+    (copy / "rows" / "000001.sst").write_bytes(b"table")
+    taken = inventory.take(copy, folder, FILES, same_names=True)
+    assert taken == {**FILES, "rows/CURRENT": entry(b"changed")}, "other files may change"
 
 
 def test_a_sound_directory_has_no_damage(folder):

@@ -1,0 +1,181 @@
+"""One durable point: what is in it, and what each failure leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.backends import rocks
+from kvemb.durability import cold_databases, layout, manifest
+from kvemb.durability.point_writer import PointWriter, TargetFailed
+from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.handle import inside
+from kvemb.store_state import StoreState
+from tests.histories import DIM
+
+
+def put(store: kvemb.Store, keys: Any, value: float, name: str = "table", **arguments: Any) -> None:
+    table = store.get_variable(name, dim=DIM, **arguments)
+    table.upsert(keys, np.full((len(keys), DIM), value, np.float32))
+
+
+def writer_of(store: kvemb.Store, target: Any = None, without: Any = ()) -> PointWriter:
+    engine = inside(store)
+    parts = [table.part() for name, table in engine.tables.items() if name not in without]
+    number = engine.points.next_number()
+    return PointWriter(number, parts, target, engine.database, engine.points, engine.changes, engine.log, without)
+
+
+def begin(store: kvemb.Store, writer: PointWriter, closing: Any = None) -> None:
+    writer.take_snapshots(inside(store).spiller, inside(store).state, closing)
+
+
+def points_of(store: kvemb.Store) -> list[str]:
+    """The durable points there are; drafts too."""
+    return sorted(path.name for path in (store.path / "points").iterdir())
+
+
+def current(store: kvemb.Store) -> manifest.Manifest:
+    return manifest.read(layout.current_point(store.path))
+
+
+def shown(store: kvemb.Store) -> dict[int, float]:
+    """The rows of the last durable point."""
+    with kvemb.open(store.path, memory_budget="4MiB", follow=True) as follower:
+        keys, values = follower.variables["table"].export()
+        return dict(zip(keys.tolist(), values[:, 0].tolist(), strict=True))
+
+
+def too_full(*args: Any) -> None:
+    raise ColdStoreError("too full")
+
+
+def test_a_point_has_the_rows_of_its_snapshot(store):
+    put(store, [1, 2], 1.0)
+    writer = writer_of(store)
+    begin(store, writer)
+    put(store, [2, 3], 2.0)
+    before = points_of(store)
+    assert len(before) == 2, "the draft is beside the point before"
+    assert writer.write() is None
+    assert shown(store) == {1: 1.0, 2: 1.0}
+    assert points_of(store) == [layout.current_point(store.path).name]
+    store.flush()
+    assert shown(store) == {1: 1.0, 2: 2.0, 3: 2.0}
+
+
+def test_a_state_that_refuses_writes_leaves_no_draft_and_no_snapshot(store):
+    put(store, [1], 1.0)
+    before, writer, state = points_of(store), writer_of(store), StoreState("other")
+    state.poison(ColdStoreError("too full"))
+    with pytest.raises(Poisoned):
+        writer.take_snapshots(inside(store).spiller, state, None)
+    assert points_of(store) == before
+    store.flush()
+    assert shown(store) == {1: 1.0}
+
+
+@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "sorted_file"])
+def test_a_point_that_fails_leaves_the_one_before_and_every_row_to_the_next(monkeypatch, store, stage):
+    put(store, [1, 2], 1.0)
+    store.flush()
+    put(store, [2, 3], 2.0)
+    before, writer = points_of(store), writer_of(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(rocks.RocksDatabase, stage, too_full)
+        begin(store, writer)
+        with pytest.raises(ColdStoreError, match="too full"):
+            writer.write()
+    assert points_of(store) == before
+    assert shown(store) == {1: 1.0, 2: 1.0}
+    store.flush()
+    assert shown(store) == {1: 1.0, 2: 2.0, 3: 2.0}
+
+
+def test_a_checkpoint_that_fails_is_told_apart_from_a_point_that_does(monkeypatch, store, tmp_path):
+    put(store, [1], 1.0)
+    before, writer = points_of(store), writer_of(store, tmp_path / "checkpoint")
+    begin(store, writer)
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "unpack", too_full)
+        with pytest.raises(TargetFailed) as told:
+            writer.write()
+    assert isinstance(told.value.error, ColdStoreError)
+    assert points_of(store) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    assert (taken.variables["table"].rows, current(store).parent) == (1, taken.id)
+
+
+def test_a_crowded_database_is_waited_for(monkeypatch, store):
+    put(store, [1], 1.0)
+    asked = [False, True, True]
+    monkeypatch.setattr(rocks.RocksDatabase, "crowded", lambda *args: asked.pop())
+    writer = writer_of(store)
+    begin(store, writer)
+    writer.write()
+    assert asked == []
+
+
+def test_a_variable_that_is_left_out_is_in_neither_manifest_nor_rows(store):
+    put(store, [1], 1.0)
+    put(store, [1], 1.0, "other")
+    writer = writer_of(store, without=["other"])
+    begin(store, writer)
+    writer.write()
+    assert list(current(store).variables) == ["table"]
+    assert cold_databases.families(layout.current_point(store.path) / "rows") == ["table"]
+    store.flush()  # the other is still in the store
+
+
+def test_a_variable_without_checkpoints_is_in_the_point_alone(store, tmp_path):
+    put(store, [1], 1.0)
+    put(store, [1], 1.0, "own", checkpoint=False)
+    taken = store.checkpoint(tmp_path / "checkpoint")
+    assert sorted(current(store).variables) == ["own", "table"]
+    assert list(taken.variables) == ["table"]
+    assert cold_databases.families(taken.path / "rows") == ["table"]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_log_begins_again_at_the_snapshot_and_a_last_point_has_none(open_store, tmp_path, last):
+    store = open_store(tmp_path / "store", durability="write")
+    put(store, [1], 1.0)
+    writer, called = writer_of(store), []
+    if not last:
+        inside(store).log.prepare(writer._number)
+    begin(store, writer, (lambda: called.append(writer._base)) if last else None)
+    assert len(called) == last, "called once the copy of the database is under way"
+    writer.write()
+    point, logged = layout.current(store.path)
+    assert logged is not last
+    assert [path.name for path in (store.path / "log").iterdir()] == ([] if last else [f"{point.name}.log"])
+
+
+@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "amend", "sorted_file"])
+def test_a_store_whose_disk_refuses_a_point_is_poisoned_and_reads_on(monkeypatch, open_store, tmp_path, stage):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("table", dim=DIM)
+    table.upsert([1, 2], np.ones((2, DIM), np.float32))
+    store.flush()
+    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
+
+    def fail(*args: Any) -> None:
+        raise ColdStoreError(28, "no space left on device")
+
+    monkeypatch.setattr(rocks.RocksDatabase, stage, fail)
+    with pytest.raises(Poisoned, match="no space left"):
+        store.checkpoint(tmp_path / "checkpoint")
+    monkeypatch.undo()
+    assert table.lookup([1, 2, 3])[:, 0].tolist() == [1, 0, 0]
+    with pytest.raises(Poisoned):
+        table.upsert([4], np.ones((1, DIM), np.float32))
+    with pytest.raises(Poisoned):
+        store.flush()
+    store.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
+    again = open_store(tmp_path / "store")
+    assert again.variables["table"].export()[0].tolist() == [1, 2]

@@ -1,0 +1,189 @@
+"""Durable points: the last one is where a store opens, whatever was left beside it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from manifests import ID, entry_of
+
+from kvemb.durability import layout, points
+from kvemb.durability.points import Points, reading
+from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
+from tests.histories import DIM
+
+
+@pytest.fixture
+def undo():
+    with ExitStack() as stack:
+        yield stack
+
+
+def draft_of(owner, number, **variables):
+    """A filled directory of a point, with the files that there must be of a database."""
+    draft = owner.draft(number)
+    (draft.path / "rows").mkdir()
+    (draft.path / "rows" / "CURRENT").write_text("MANIFEST-000001\n")
+    (draft.path / "rows" / "MANIFEST-000001").touch()
+    owner.complete(draft.path, owner.describe(number, variables, ()))
+    return draft
+
+
+def published(store, *numbers, logged=False):
+    """A store with a last point, as a crash leaves it."""
+    with ExitStack() as stack:
+        owner = Points(store, stack)
+        for number in numbers:
+            owner.publish(draft_of(owner, number), logged=logged)
+    return owner
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_store_has_no_point_and_is_locked(tmp_path, undo):
+    owner = Points(tmp_path / "store", undo)
+    assert (owner.current.point, owner.current.parent, owner.crashed, owner.log) == (0, None, False, [])
+    assert [epoch.since for epoch in owner.current.changes] == [owner.current.store]
+    assert [owner.next_number(), owner.next_number()] == [1, 2]
+    assert names(owner.live) == ["changes", "rows"]
+    with pytest.raises(Locked):
+        Points(tmp_path / "store", undo)
+    undo.close()
+    assert not Points(tmp_path / "store", undo).crashed, "a crash before the first point loses nothing"
+
+
+def test_the_last_point_is_unpacked_and_all_else_deleted(tmp_path, undo):
+    before = published(tmp_path / "store", 1, 3)
+    assert names(before.store / "points") == ["000003"]
+    (before.store / "points" / "000004").mkdir()
+    (before.live / "rows" / "left").touch()
+    owner = Points(before.store, undo)
+    assert owner.current == before.current
+    assert owner.crashed
+    assert owner.folder == before.store / "points" / "000003"
+    assert names(before.store / "points") == ["000003"]
+    assert names(owner.live / "rows") == ["CURRENT", "MANIFEST-000001"]
+
+
+def test_a_point_has_a_number_that_no_segment_has(tmp_path, undo):
+    store = published(tmp_path / "store", 2, logged=True).store
+    (store / "log").mkdir()
+    for name in ("000002.log", "000005.log"):
+        (store / "log" / name).touch()
+    owner = Points(store, undo)
+    assert owner.logged
+    assert [path.name for path in owner.log] == ["000002.log", "000005.log"]
+    assert owner.next_number() == 6
+
+
+def test_a_log_that_current_names_must_be_there(tmp_path, undo):
+    owner = Points(published(tmp_path / "store", 1).store, undo)
+    owner.begin_log()
+    assert layout.current(owner.store) == (owner.folder, True)
+    undo.close()
+    with pytest.raises(Corruption, match=r"log/000001\.log is missing"):
+        Points(owner.store, undo)
+
+
+def test_a_point_that_cannot_be_made_current_leaves_the_one_before(tmp_path, undo, monkeypatch):
+    owner = Points(published(tmp_path / "store", 1).store, undo)
+
+    def refuse(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "set_current", refuse)
+        with pytest.raises(ColdStoreError, match=r"cannot write .*/CURRENT: .*No space left"):
+            owner.publish(draft_of(owner, 2), logged=False)
+        with pytest.raises(ColdStoreError, match=r"cannot write .*/CURRENT"):
+            owner.begin_log()
+    assert layout.current(owner.store) == (owner.store / "points" / "000001", False)
+    undo.close()
+    assert Points(owner.store, undo).current.point == 1
+
+
+def test_the_next_point_is_described_from_the_current_one(tmp_path, undo):
+    owner = Points(tmp_path / "store", undo)
+    owner.set_variables({"users": entry_of(), "items": entry_of()})
+    owner.adopt(ID)
+    described = owner.describe(7, {"users": entry_of(rows=3), "others": entry_of()}, ["items"])
+    assert (described.point, described.parent, described.store) == (7, ID, owner.current.store)
+    assert {name: entry.rows for name, entry in described.variables.items()} == {"users": 3, "others": 0}
+    assert described.id not in (owner.current.id, owner.describe(8, {}, ()).id)
+    assert sorted(owner.current.variables) == ["items", "users"], "the current one is as it was"
+
+
+def test_a_series_is_no_store(tmp_path, undo):
+    (tmp_path / "00000001").mkdir()
+    (tmp_path / "00000001" / "manifest.json").touch()
+    with pytest.raises(StoreNotFound, match=r"is a series .*/00000001, and restore it; a store is another directory"):
+        Points(tmp_path, undo)
+
+
+class Database:
+    """A database that only closes."""
+
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_point_is_read_and_its_database_closed(tmp_path, caplog):
+    store, database = published(tmp_path / "store", 1).store, Database()
+    with reading(store, lambda rows, described: database) as (opened, described):
+        assert opened is database
+        assert described.point == 1
+        assert not database.closed
+    assert database.closed
+    assert f"the store {store} was not closed; this is its durable point of" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ColdStoreError("unreadable"), FileNotFoundError("unreadable")])
+def test_an_error_is_raised_unless_the_point_was_replaced(tmp_path, error):
+    store, opened = published(tmp_path / "store", 1).store, []
+
+    def refuse_twice(rows, described):
+        opened.append(described.point)
+        if described.point < 3:
+            published(store, described.point + 1)
+            raise error
+        return Database()
+
+    with reading(store, refuse_twice) as (_, described):
+        assert described.point == 3
+    assert opened == [1, 2, 3]
+
+    def refuse(rows, described):
+        raise error
+
+    for place in (store, layout.current_point(store)):
+        with pytest.raises(type(error), match="unreadable"), reading(place, refuse):
+            pass
+
+
+def test_where_nothing_is_nothing_is_read(tmp_path):
+    with pytest.raises(StoreNotFound, match="does not exist"), reading(tmp_path / "none", lambda *args: Database()):
+        pass
+
+
+def test_a_point_replaced_while_it_is_opened_is_no_error(monkeypatch, open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    table = trainer.get_variable("table", dim=DIM)
+    table.upsert([1], np.ones((1, DIM), np.float32))
+    trainer.flush()
+    real, turns = points.layout.mirrored, [3]
+
+    def replaced(rows):
+        if turns[0]:
+            turns[0] -= 1
+            table.upsert([turns[0]], np.ones((1, DIM), np.float32))
+            trainer.flush()
+        return real(rows)
+
+    monkeypatch.setattr(points.layout, "mirrored", replaced)
+    follower = open_store(tmp_path / "store", follow=True)
+    assert follower.variables["table"].export()[0].tolist() == [0, 1, 2]
