@@ -91,7 +91,19 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 def test_each_use_has_its_own_options(monkeypatch, tmp_path, use):
     given = []
-    monkeypatch.setattr(registry, "cold_backend", lambda name: lambda *args, **options: given.append((args, options)))
+
+    class Backend:
+        """A backend that keeps what it is opened with."""
+
+        def __init__(self, *args, **options):
+            given.append((args, options))
+
+        @classmethod
+        def families(cls, path):
+            return ["users"]
+
+    monkeypatch.setattr(registry, "cold_backend", lambda name: Backend)
+    (tmp_path / "CURRENT").touch()
     opened, expected = USES[use]
     opened(tmp_path)
     ((path, creators), options) = given[0]

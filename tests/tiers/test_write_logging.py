@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, hot_tables_of, rows_of
 
 from kvemb.rows.codec import unordered_keys
 from kvemb.rows.hashing import Positions
@@ -19,7 +19,7 @@ class Log:
         self.written, self.other = [], []
 
     def rows(self, rows, step):
-        self.written.append((values_of(rows), step))
+        self.written += [(pair, step) for pair in zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True)]
 
     def removed(self, keys, step):
         self.other.append(("removed", unordered_keys(keys, SCHEMA).tolist(), step))
@@ -33,7 +33,7 @@ class Log:
     def all(self, step):
         """Every row by key; each was given once, with this step."""
         assert {at for _, at in self.written} <= {step}
-        pairs = [pair for rows, _ in self.written for pair in rows.items()]
+        pairs = [pair for pair, _ in self.written]
         assert len(pairs) == len(dict(pairs))
         return dict(pairs)
 
