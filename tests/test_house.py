@@ -354,8 +354,7 @@ TESTED_BY = {
 UNTESTED_ALONE = {
     "kvemb": "replica",
     "kvemb/engine": "engine table",
-    "kvemb/offline": "loading remote salvage table_files transfer verification",
-    "backends": "cpu_formulas rocks_files rocks_rescue rocks_scan",
+    "kvemb/offline": "loading remote table_files transfer",
 }
 
 

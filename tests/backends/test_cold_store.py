@@ -15,7 +15,6 @@ from kvemb.backends.rocks import RocksDatabase
 from kvemb.errors import ColdStoreError, Corruption, KvembError
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
-from kvemb.rows.codec import order_keys
 from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
@@ -321,46 +320,3 @@ def test_variables_share_a_database_and_nothing_else(tmp_path):
         with pytest.raises(ColdStoreError, match="open"):
             again.attach(gone, schemas[gone])
     again.close()
-
-
-def sorted_file_of(opened, path, rows):
-    order = np.argsort(order_keys(rows.keys, rows.schema))
-    file = opened.sorted_file(path, rows.schema, RocksDBCreator())
-    file.append(rows.select(order[:7]))
-    file.append(rows.select(order[7:]))
-    file.finish()
-    assert file.rows == len(rows)
-    return file.path
-
-
-def test_a_sorted_file_replaces_rows_in_the_database_and_in_a_copy_of_it(tmp_path):
-    opened, schema = database(tmp_path / "rows"), schema_of(dim=3)
-    store = opened.create("a", schema, RocksDBCreator())
-    store.write(rows_of(schema, np.arange(100), 0))
-    opened.checkpoint(tmp_path / "copy")
-    newer = rows_of(schema, np.arange(50, 150), 1)
-    path = sorted_file_of(opened, tmp_path / "1.sst", newer)
-    before = path.read_bytes()
-    opened.ingest("a", path)
-    store.write(rows_of(schema, np.arange(60, 70), 2))
-    assert path.read_bytes() == before, "both share the file, so nobody may write to it"
-    opened.amend(tmp_path / "copy", [], {"a": [path]})
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["copy", "rows"]
-    copy = database(tmp_path / "copy", {"a": RocksDBCreator()}, read_only=True).attach("a", schema)
-    for found, changed in (
-        (all_rows(store), rows_of(schema, np.arange(60, 70), 2)),
-        (all_rows(copy), newer.part(10, 20)),
-    ):
-        assert_same(found.part(0, 50), rows_of(schema, np.arange(100), 0).part(0, 50))
-        assert_same(found.part(60, 70), changed)
-        assert_same(found.part(70, 150), newer.part(20, 100))
-    assert not opened.crowded("a")
-
-
-def test_a_sorted_file_that_cannot_be_written_is_an_error_of_ours(tmp_path):
-    opened, schema = database(tmp_path / "rows"), schema_of(dim=3)
-    opened.create("a", schema, RocksDBCreator())
-    with pytest.raises(ColdStoreError, match="write"):
-        sorted_file_of(opened, tmp_path / "missing" / "1.sst", rows_of(schema, np.arange(9), 0))
-    with pytest.raises(ColdStoreError, match="ingest"):
-        opened.ingest("a", tmp_path / "missing.sst")

@@ -1,0 +1,87 @@
+"""Table files made outside a database and taken whole by it, and a table split by the sizes of its files."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvemb.backends.rocks_files import splits
+from kvemb.errors import ColdStoreError
+from kvemb.options import RocksDBCreator
+from kvemb.rows.codec import order_keys
+from kvemb.rows.schema import LAST_KEY
+from tests.backends.test_cold_store import all_rows, assert_same, database, rows_of, schema_of
+
+
+def sorted_file_of(opened, path, rows):
+    order = np.argsort(order_keys(rows.keys, rows.schema))
+    file = opened.sorted_file(path, rows.schema, RocksDBCreator())
+    file.append(rows.select(order[:7]))
+    file.append(rows.select(order[7:]))
+    file.finish()
+    assert file.rows == len(rows)
+    return file.path
+
+
+def test_a_sorted_file_replaces_rows_in_the_database_and_in_a_copy_of_it(tmp_path):
+    opened, schema = database(tmp_path / "rows"), schema_of(dim=3)
+    store = opened.create("a", schema, RocksDBCreator())
+    store.write(rows_of(schema, np.arange(100), 0))
+    opened.checkpoint(tmp_path / "copy")
+    newer = rows_of(schema, np.arange(50, 150), 1)
+    path = sorted_file_of(opened, tmp_path / "1.sst", newer)
+    before = path.read_bytes()
+    opened.ingest("a", path)
+    store.write(rows_of(schema, np.arange(60, 70), 2))
+    assert path.read_bytes() == before, "both share the file, so nobody may write to it"
+    opened.amend(tmp_path / "copy", [], {"a": [path]})
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["copy", "rows"]
+    copy = database(tmp_path / "copy", {"a": RocksDBCreator()}, read_only=True).attach("a", schema)
+    for found, changed in (
+        (all_rows(store), rows_of(schema, np.arange(60, 70), 2)),
+        (all_rows(copy), newer.part(10, 20)),
+    ):
+        assert_same(found.part(0, 50), rows_of(schema, np.arange(100), 0).part(0, 50))
+        assert_same(found.part(60, 70), changed)
+        assert_same(found.part(70, 150), newer.part(20, 100))
+    assert not opened.crowded("a")
+
+
+def test_a_sorted_file_that_cannot_be_written_is_an_error_of_ours(tmp_path):
+    opened, schema = database(tmp_path / "rows"), schema_of(dim=3)
+    opened.create("a", schema, RocksDBCreator())
+    with pytest.raises(ColdStoreError, match="write"):
+        sorted_file_of(opened, tmp_path / "missing" / "1.sst", rows_of(schema, np.arange(9), 0))
+    with pytest.raises(ColdStoreError, match="ingest"):
+        opened.ingest("a", tmp_path / "missing.sst")
+
+
+def listing(*files):
+    """A family with these files: size, first key, last key."""
+    lines = [
+        f" {at}:{size}[1 .. 9]['{first:016X}' seq:1, type:1 .. '{last:016X}' seq:1, type:1](0)"
+        for at, (size, first, last) in enumerate(files)
+    ]
+    return SimpleNamespace(property_value=lambda name: "\n".join(lines) if name == "rocksdb.sstables" else None)
+
+
+def test_a_table_is_split_where_its_files_are_large():
+    assert splits(listing((100, 0, 1000)), 4) == [250, 500, 750]
+    assert splits(listing((100, 0, 1000), (300, 1000, 2000)), 2) == [1333]
+    assert splits(listing((100, 5000, 6000)), 2) == [5500]
+    high = LAST_KEY - 1000
+    assert splits(listing((100, high, LAST_KEY)), 2) == [high + 500]
+
+
+def test_one_part_or_no_file_is_not_split():
+    assert splits(listing(), 4) == []
+    assert splits(SimpleNamespace(property_value=lambda name: None), 4) == []
+    assert splits(listing((100, 0, 1000)), 1) == []
+
+
+def test_the_end_of_a_range_deletion_is_no_key():
+    """It may be one byte longer than a key, and so far above the last."""
+    family = listing((100, 0, 0xFF << 64))
+    assert splits(family, 2) == [1 << 63]

@@ -1,0 +1,75 @@
+"""Checkpoints and stores to be damaged, and every way to damage a file of theirs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crashes import copy_of_open
+
+import kvemb
+
+DIM = 4
+KEYS = np.random.default_rng(5).permutation(4000).astype(np.int64) * 7919 - 9_000_000
+# Where each file is damaged: more with KVEMB_OFFSETS.
+OFFSETS = int(os.environ.get("KVEMB_OFFSETS", "5"))
+BUDGET = "4MiB"
+
+
+def values_of(keys: Any, version: int) -> Any:
+    return np.repeat(np.asarray(keys, np.float32)[:, None] + version, DIM, axis=1)
+
+
+def fill(store: kvemb.Store) -> None:
+    """Rows in several files, some of which hide others: older versions, removals, a table that was cleared."""
+    table = store.get_variable("table", dim=DIM, hot_rows=256, optimizer=kvemb.optimizers.Adagrad())
+    other = store.get_variable("other", "uint64", "float16", DIM, hot_rows=64)
+    table.upsert(KEYS, values_of(KEYS, 1))
+    other.upsert(KEYS.astype(np.uint64)[:900], np.ones((900, DIM), np.float16))
+    store.flush()
+    other.clear()
+    table.upsert(KEYS[:1500], values_of(KEYS[:1500], 2))
+    store.flush()
+    table.remove(KEYS[1000:1700])
+    other.upsert(KEYS.astype(np.uint64)[:300], np.full((300, DIM), 2, np.float16))
+
+
+def damages(path: Path) -> Iterator[str]:
+    """Damage a file in one way after the other, yielding which; it is a file of its own, no link."""
+    data = path.read_bytes()
+    chance = np.random.default_rng(len(data))
+    for at in chance.integers(0, len(data), OFFSETS) if data else []:
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << int(chance.integers(8))
+        path.write_bytes(bytes(flipped))
+        yield f"a bit flipped at {at}"
+    for length in {0, len(data) // 2, len(data) - 1} if data else set():
+        path.write_bytes(data[:length])
+        yield f"cut to {length}"
+    path.unlink()
+    yield "missing"
+    path.write_bytes(data)
+
+
+def make(place: Path) -> Path:
+    """parent and checkpoint: two checkpoints. closed: a store, closed. crashed: one that was not, with a log."""
+    with kvemb.open(place / "closed", memory_budget=BUDGET) as store:
+        store.get_variable("table", dim=DIM, hot_rows=256, optimizer=kvemb.optimizers.Adagrad()).upsert(
+            KEYS[:50], values_of(KEYS[:50], 0)
+        )
+        store.checkpoint(place / "parent")
+        fill(store)
+        store.checkpoint(place / "checkpoint")
+    store = kvemb.open(place / "live", memory_budget=BUDGET, durability="write")
+    fill(store)
+    store.flush()
+    for at in range(0, 200, 20):
+        store.variables["table"].upsert(KEYS[at : at + 20], values_of(KEYS[at : at + 20], 3))
+    copy_of_open(place / "live", place / "crashed")
+    store.close()
+    shutil.rmtree(place / "live")
+    return place

@@ -1,0 +1,103 @@
+"""What repair() saves of damaged checkpoints and stores: no row that is wrong or older, and every loss is told."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from damage import BUDGET, KEYS, damages, make, values_of
+
+import kvemb
+from kvemb.durability import manifest
+from kvemb.errors import Corruption, StoreNotFound
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """See damage.make."""
+    return make(tmp_path_factory.mktemp("made"))
+
+
+def models(checkpoint: Path) -> dict[str, dict[int, tuple[bytes, float]]]:
+    with kvemb.open(checkpoint, read_only=True, memory_budget=BUDGET) as store:
+        return {
+            name: {
+                int(key): (row.tobytes(), score)
+                for key, row, score in zip(*variable.export(with_scores=True), strict=True)
+            }
+            for name, variable in store.variables.items()
+        }
+
+
+@pytest.mark.slow
+def test_repair_saves_rows_outside_the_gaps_and_none_that_is_older(made, tmp_path):
+    """Whatever table file is damaged, and how: what is saved is right, and what is not is in a gap and counted."""
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+    shutil.copytree(made / "checkpoint", checkpoint)
+    truth = models(checkpoint)
+    saved_some = 0
+    for path in sorted(checkpoint.glob("rows/*.sst")):
+        for damage in damages(path):
+            shutil.rmtree(out, ignore_errors=True)
+            done = kvemb.repair(checkpoint, out)
+            assert any(str(path) in line for line in done.damages), damage
+            found = models(out)
+            for name, model in truth.items():
+                saved = done.variables[name]
+                assert found[name].items() <= model.items(), (path, damage)
+                missing = model.keys() - found[name].keys()
+                assert all(any(first <= key <= last for first, last in saved.gaps) for key in missing)
+                assert (saved.rows, saved.lost) == (len(found[name]), len(missing))
+                saved_some += 0 < saved.lost < len(model) // 2
+            assert kvemb.verify(out, deep=True)
+    assert saved_some
+
+
+def test_repair_does_without_what_can_be_made_again(made, tmp_path):
+    shutil.copytree(made / "closed", tmp_path / "store")
+    truth = models(made / "checkpoint")
+    for pattern in ("CURRENT", "points/*/rows/CURRENT", "points/*/rows/OPTIONS*", "points/*/rows/rocksdict*"):
+        for path in (tmp_path / "store").glob(pattern):
+            path.unlink()
+    done = kvemb.repair(tmp_path / "store", tmp_path / "out")
+    assert any("CURRENT" in line for line in done.damages)
+    assert models(tmp_path / "out") == truth
+    assert {saved.lost for saved in done.variables.values()} == {0}
+
+
+def test_repair_adds_the_log_as_far_as_it_can_be_read(made, tmp_path):
+    shutil.copytree(made / "crashed", tmp_path / "store")
+    (segment,) = (tmp_path / "store").glob("log/*.log")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    assert not kvemb.verify(tmp_path / "store")
+    with pytest.raises(Corruption, match=segment.name):
+        kvemb.open(tmp_path / "store")
+    done = kvemb.repair(tmp_path / "store", tmp_path / "out")
+    assert [segment.name in line for line in done.damages] == [True]
+    assert 0 < done.logged < 200
+    with kvemb.open(tmp_path / "out", memory_budget=BUDGET) as store:
+        found = store.variables["table"].lookup(KEYS[:200], touch=False)
+        assert (found[: done.logged] == values_of(KEYS[: done.logged], 3)).all()
+        assert (found[done.logged :] == values_of(KEYS[done.logged : 200], 2)).all()
+        store.check(deep=True)
+
+
+def test_repair_refuses_what_it_cannot_do_and_leaves_nothing(made, tmp_path):
+    shutil.copytree(made / "checkpoint", tmp_path / "checkpoint")
+    with pytest.raises(StoreNotFound, match="neither"):
+        kvemb.repair(tmp_path, tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(FileExistsError, match="name a new directory"):
+        kvemb.repair(tmp_path / "checkpoint", tmp_path / "full")
+    (log,) = (tmp_path / "checkpoint").glob("rows/MANIFEST*")
+    log.write_bytes(log.read_bytes()[:-1])
+    with pytest.raises(Corruption, match=log.name):
+        kvemb.repair(tmp_path / "checkpoint", tmp_path / "out")
+    (tmp_path / "checkpoint" / manifest.NAME).write_text("{}")
+    with pytest.raises(Corruption, match=manifest.NAME):
+        kvemb.repair(tmp_path / "checkpoint", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

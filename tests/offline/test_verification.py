@@ -1,0 +1,71 @@
+"""What verify() tells of a checkpoint or a store, what it refuses, and whom it keeps out meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from damage import BUDGET, make
+
+import kvemb
+from kvemb.durability import layout, manifest
+from kvemb.errors import Locked, StoreNotFound
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """See damage.make."""
+    return make(tmp_path_factory.mktemp("made"))
+
+
+def test_verify_refuses_what_it_cannot_verify(open_store, tmp_path):
+    with pytest.raises(StoreNotFound, match="neither a checkpoint nor a store"):
+        kvemb.verify(tmp_path)
+    store = open_store(tmp_path / "store")
+    with pytest.raises(Locked, match="close it there"):
+        kvemb.verify(store.path)
+    with pytest.raises(Locked, match="close it there"):
+        kvemb.repair(store.path, tmp_path / "out")
+    store.close()
+    assert kvemb.verify(store.path)
+
+
+def test_nobody_opens_a_store_that_is_being_verified(made, tmp_path):
+    shutil.copytree(made / "closed", tmp_path / "store")
+    met = []
+
+    def while_reading(done: int, total: int) -> None:
+        with pytest.raises(Locked):
+            kvemb.open(tmp_path / "store")
+        met.append(done)
+
+    assert kvemb.verify(tmp_path / "store", progress=while_reading)
+    assert met
+    kvemb.open(tmp_path / "store", memory_budget=BUDGET).close()
+
+
+def test_a_store_that_was_not_closed_is_noted(made):
+    found = kvemb.verify(made / "crashed", deep=True)
+    assert found.findings == []
+    assert "was not closed: opening it recovers its durable point of" in found.notes[0]
+    assert found.notes[0].endswith("and 200 rows written later, from the log")
+
+
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [("checkpoint", manifest.NAME), ("closed", layout.CURRENT), ("closed", f"points/*/{manifest.NAME}")],
+)
+def test_a_name_that_is_missing_is_told(made, tmp_path, which, name):
+    shutil.copytree(made / which, tmp_path / "copy")
+    (path,) = (tmp_path / "copy").glob(name)
+    path.unlink()
+    found = kvemb.verify(tmp_path / "copy")
+    assert (bool(found), found.findings) == (False, [f"{path} is missing"])
+
+
+def test_what_was_verified_is_counted(made):
+    found = kvemb.verify(made / "parent")
+    files = [path for path in (made / "parent").rglob("*") if path.is_file() and path.name != manifest.NAME]
+    assert (bool(found), found.rows, found.path, found.deep) == (True, {"table": 50}, made / "parent", False)
+    assert (found.files, found.nbytes) == (len(files), sum(path.stat().st_size for path in files))
