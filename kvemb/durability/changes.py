@@ -9,7 +9,7 @@ Thread-safe.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
 
@@ -86,6 +86,15 @@ class ChangeLog:
             before = self._epochs[-1].variables.get(variable, Changed())
             self._epochs[-1].variables[variable] = Changed(cleared=True, dropped=before.dropped)
             self._drop(before.files)
+
+    def record_whole(self, variable: str, keys: Iterable[Ordered]) -> None:
+        """Record that a variable consists of the rows of these keys, and that earlier checkpoints may have others.
+
+        keys: batches (n,), in any order. Raises OSError. REQUIRES: no point is being written.
+        """
+        self.record_cleared(variable)
+        for batch in keys:
+            self.record(variable, batch)
 
     def record_dropped(self, variable: str) -> None:
         """Record that a variable was dropped with all its rows; another may be created under its name."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack, nullcontext, suppress
 
 from kvemb import registry
 from kvemb.contracts import ColdStore
-from kvemb.durability import cold_databases
+from kvemb.durability import cold_databases, layout
 from kvemb.engine.arguments import Asked
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification, check_name, specify
@@ -19,7 +19,7 @@ from kvemb.engine.table import Table
 from kvemb.errors import ColdStoreError
 from kvemb.handle import Handle
 from kvemb.interrupts import uninterrupted
-from kvemb.rows.codec import unordered_keys
+from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.row_factory import RowFactory
@@ -41,7 +41,8 @@ class GraphKeys:
 def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
     """Make the table of a variable, new or stored, which must not be open.
 
-    Raises SchemaMismatch, ValueError, TypeError; Closed; for a new one ReadOnly, Poisoned; ColdStoreError.
+    Raises SchemaMismatch, ValueError, TypeError; Closed; for a new one ReadOnly, Poisoned; ColdStoreError; for one that
+    joins checkpoints also Corruption, and the error of a failed checkpoint with block=False.
     """
     name = check_name(asked.name)
     engine.state.check_here()
@@ -80,6 +81,8 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     )
     undo.callback(give_back, engine, specification, hot_tables, sized.spill_rows)
     recorded = specification.persistent and not engine.state.read_only
+    if recorded and specification.joins_checkpoints:
+        _record_whole(engine, specification, cold)
     storage = TieredStorage(
         schema,
         hot_tables,
@@ -120,6 +123,17 @@ def _drop(engine: Engine, name: str) -> None:
     """Delete a cold store again. If that fails too, it stays in live/, which the next opening makes again."""
     with suppress(ColdStoreError):
         engine.in_order(engine.database.drop, name)
+
+
+def _record_whole(engine: Engine, specification: Specification, cold: ColdStore) -> None:
+    """Record that every row of a stored variable changed: checkpoints before this opening do not have it.
+
+    After a crash the durable point still says that it is in no checkpoint, so the next opening does this again.
+    """
+    engine.checkpointer.wait()  # a point that is being written links the key files recorded so far
+    with layout.as_cold_store_error(f"record the keys of {specification.name!r}"):
+        keys = (order_keys(rows.keys, specification.schema) for rows in cold.scan(engine.limits.scan_rows))
+        engine.changes.record_whole(specification.name, keys)
 
 
 def _sized(engine: Engine, specification: Specification) -> Sized:

@@ -58,6 +58,11 @@ class Specification:
         return self.stored is None
 
     @property
+    def joins_checkpoints(self) -> bool:
+        """Whether it is stored as left out of checkpoints, and is in them from now on."""
+        return self.stored is not None and self.checkpointed and not self.stored.checkpoint
+
+    @property
     def persistent(self) -> bool:
         """Whether its rows outlive the store's closing."""
         return not isinstance(self.creator, MemoryCreator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,74 @@ def test_rows_a_replica_changed_alone_are_told_after_it_was_brought_on(open_stor
     mine = replica.checkpoint(tmp_path / "mine")
     assert sorted(told(mine, second, "table")[0]) == [7]
     assert sorted(told(mine, first, "table")[0]) == [2, 7]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.limits(change_buffer_keys=50, change_files=3, scan_rows=64)
+def test_a_variable_that_joins_checkpoints_is_whole_in_the_next_delta(open_store, tmp_path, crash):
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("late", dim=DIM)
+    table.upsert(np.arange(10), np.zeros((10, DIM), np.float32))
+    first = store.checkpoint(tmp_path / "first")
+    old = kvemb.restore(first, tmp_path / "old")
+    table.remove([9])
+    store.close()
+    store = open_store(tmp_path / "store")
+    table = store.get_variable("late", checkpoint=False)
+    table.upsert(np.arange(300) + 100, np.ones((300, DIM), np.float32))
+    second = store.checkpoint(tmp_path / "second")
+    assert "late" not in second.variables
+    replica = kvemb.restore(second, tmp_path / "replica")
+    store.close()
+    store = open_store(tmp_path / "store")
+    if crash:
+        store.get_variable("late", checkpoint=True)
+        store.close(flush=False)
+        store = open_store(tmp_path / "store")
+    table = store.get_variable("late", checkpoint=True)
+    table.upsert([100, 7], np.full((2, DIM), 2, np.float32))
+    third = store.checkpoint(tmp_path / "third")
+    every = sorted(table.export()[0].tolist())
+    assert len(every) == 309
+    assert sorted(told(third, second, "late")[0]) == every
+    changed, removed = told(third, first, "late")
+    assert (sorted(changed), removed) == ([7, *range(100, 400)], [9])
+    for follower in (old, replica):
+        with follower:
+            follower.apply_delta(third)
+            for one, other in zip(follower.variables["late"].export(), table.export(), strict=True):
+                assert one.tolist() == other.tolist()
+    store.close()
+    store = open_store(tmp_path / "store")
+    store.get_variable("late", checkpoint=True).upsert([1], np.ones((1, DIM), np.float32))
+    fourth = store.checkpoint(tmp_path / "fourth")
+    assert list(told(fourth, third, "late")[0]) == [1], "it joined once"
+    epochs = json.loads((fourth.path / "manifest.json").read_text())["changes"]
+    assert [epoch["variables"]["late"]["cleared"] for epoch in epochs[-2:]] == [True, False]
+
+
+def test_a_variable_joins_checkpoints_after_the_one_under_way(monkeypatch, open_store, tmp_path):
+    """The key files that a checkpoint under way is about to link are not deleted, and the next delta is whole."""
+    store = open_store(tmp_path / "store")
+    store.get_variable("late", dim=DIM, checkpoint=False).upsert([1, 2], np.ones((2, DIM), np.float32))
+    store.close()
+    store = open_store(tmp_path / "store")
+    store.get_variable("other", dim=DIM)
+    reached, go_on, real = threading.Event(), threading.Event(), changes.ChangeLog.link_to
+
+    def waiting(*arguments: Any) -> None:
+        reached.set()
+        assert go_on.wait(60)
+        real(*arguments)
+
+    monkeypatch.setattr(changes.ChangeLog, "link_to", waiting)
+    pending = store.checkpoint(tmp_path / "first", block=False)
+    assert reached.wait(60)
+    threading.Timer(0.2, go_on.set).start()
+    table = store.get_variable("late", checkpoint=True)
+    first = pending.result()
+    second = store.checkpoint(tmp_path / "second")
+    assert sorted(told(second, first, "late")[0]) == sorted(table.export()[0].tolist()) == [1, 2]
 
 
 def test_a_checkpoint_that_does_not_follow_is_refused_and_nothing_changes(open_store, tmp_path):
