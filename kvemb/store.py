@@ -79,7 +79,8 @@ class Store(Handle[Engine]):
         the tier grows as needed.
 
         If the variable exists, dim, dtypes, initializer, optimizer class and restrict_policy must be as stored,
-        unless they are left out. The numbers of the optimizer may differ, and are used from now on.
+        unless they are left out. The numbers of the optimizer may differ, and are used from now on. trainable,
+        checkpoint and bp_v2 may differ when it is opened; left out, they are as stored.
         Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; Closed; for a new
         variable ReadOnly, Poisoned.
         """

@@ -7,6 +7,7 @@ Store.get_variable explains the arguments; kvemb.engine.specification checks the
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import cast
 
 import numpy.typing as npt
 
@@ -25,8 +26,16 @@ class LeftOutName(str):
     """The name of a dtype that stands for an argument that was not given."""
 
 
+class LeftOutFlag(int):
+    """True or False that stands for an argument that was not given. Not a bool, which has no subclasses."""
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
 # The reference's defaults. For a stored variable they mean "as stored".
 KEY_DTYPE, VALUE_DTYPE, DIM = LeftOutName("int64"), LeftOutName("float32"), LeftOut(1)
+TRAINABLE, CHECKPOINT, BP_V2 = (cast(bool, LeftOutFlag(flag)) for flag in (True, True, False))
 
 
 # With several base dataclasses, the fields of the last base come first.
@@ -63,12 +72,12 @@ class Use:
     """How rows begin, change and leave."""
 
     initializer: Initializer | npt.ArrayLike | None = None
-    trainable: bool = True
-    checkpoint: bool = True
+    trainable: bool = TRAINABLE
+    checkpoint: bool = CHECKPOINT
     init_size: int = 0
     kv_creator: Creator | None = None
     restrict_policy: RestrictPolicy | type[RestrictPolicy] | None = None
-    bp_v2: bool = False
+    bp_v2: bool = BP_V2
     _: KW_ONLY
     optimizer: Optimizer | None = None
     hot_rows: int | None = None

@@ -16,7 +16,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_DIM, MOST_NAME_BYTES, MOST_ROWS
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
-from kvemb.engine.arguments import Asked, LeftOut, LeftOutName
+from kvemb.engine.arguments import Asked, LeftOut, LeftOutFlag, LeftOutName
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
@@ -118,9 +118,9 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
         partitioner=asked.partitioner,
         first_rows=first_rows,
         hot_rows=asked.hot_rows,
-        trainable=bool(asked.trainable),
-        checkpointed=bool(asked.checkpoint),
-        bp_v2=bool(asked.bp_v2),
+        trainable=_flag(asked, stored, "trainable"),
+        checkpointed=_flag(asked, stored, "checkpoint"),
+        bp_v2=_flag(asked, stored, "bp_v2"),
         stored=stored,
         dim_left_out=isinstance(asked.dim, LeftOut),
     )
@@ -152,6 +152,12 @@ def _asked_shape(stored: VariableEntry | None, asked: Asked) -> tuple[np.dtype[A
         values = stored.value_dtype if isinstance(values, LeftOutName) else values
         dim = stored.dim if isinstance(dim, LeftOut) else dim
     return key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MOST_DIM)
+
+
+def _flag(asked: Asked, stored: VariableEntry | None, name: str) -> bool:
+    """Return a flag as requested; one that was left out is as stored."""
+    left_out = isinstance(getattr(asked, name), LeftOutFlag)
+    return bool(getattr(asked if stored is None or not left_out else stored, name))
 
 
 def _check_stored(

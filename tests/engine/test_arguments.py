@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
+
 import kvemb
 from kvemb import Variable
-from kvemb.engine.arguments import DIM, KEY_DTYPE, VALUE_DTYPE, Arguments, LeftOut, LeftOutName, ReferenceArguments
+from kvemb.engine.arguments import (
+    DIM,
+    KEY_DTYPE,
+    VALUE_DTYPE,
+    Arguments,
+    LeftOut,
+    LeftOutFlag,
+    LeftOutName,
+    ReferenceArguments,
+)
 from kvemb.tiers.hot_tables import default_partitioner
 
 
@@ -39,6 +50,17 @@ def test_a_default_is_the_number_or_the_name_it_stands_for_and_is_told_from_one_
     assert not isinstance(given.dim, LeftOut)
     assert not isinstance(given.key_dtype, LeftOutName)
     assert not isinstance(given.value_dtype, LeftOutName)
+
+
+@pytest.mark.parametrize("function", [Variable, kvemb.get_variable, kvemb.Store.get_variable])
+def test_flags_that_are_left_out_are_shown_as_the_references(function):
+    given = inspect.signature(function).parameters
+    shown = [f"{given[name]}".split(" = ")[1] for name in ("trainable", "checkpoint", "bp_v2")]
+    assert shown == ["True", "True", "False"]
+    left_out, asked = Arguments("users"), Arguments("users", trainable=True, checkpoint=False, bp_v2=False)
+    for name in ("trainable", "checkpoint", "bp_v2"):
+        assert isinstance(getattr(left_out, name), LeftOutFlag)
+        assert not isinstance(getattr(asked, name), LeftOutFlag)
 
 
 def test_the_name_comes_first_or_after_shared_name():

@@ -10,6 +10,7 @@ import pytest
 
 import kvemb
 from kvemb.errors import SchemaMismatch
+from kvemb.handle import inside
 
 RANDOM = [kvemb.RandomUniform, kvemb.RandomNormal, kvemb.TruncatedNormal, kvemb.GlorotUniform]
 
@@ -60,6 +61,27 @@ def test_what_is_left_out_opens_as_it_is_stored(open_store, tmp_path, opened):
     for asked in ({"dim": 1}, {"key_dtype": "int64"}, {"value_dtype": "float32"}):
         with pytest.raises(SchemaMismatch, match=next(iter(asked))):
             store.get_variable("users", **asked)
+
+
+FLAGS = {"trainable": (True, False), "checkpoint": (True, False), "bp_v2": (False, True)}
+
+
+def flags_of(variable):
+    entry = inside(variable).entry()
+    assert (variable.trainable, variable.bp_v2) == (entry.trainable, entry.bp_v2)
+    return {name: getattr(entry, name) for name in FLAGS}
+
+
+@pytest.mark.parametrize("asked", FLAGS)
+def test_flags_that_are_left_out_are_as_stored_and_given_ones_replace_them(open_store, tmp_path, asked):
+    default, other = FLAGS[asked]
+    plain = {name: values[0] for name, values in FLAGS.items()}
+    for given, expected in (({}, default), ({asked: other}, other), ({}, other), ({asked: default}, default)):
+        store = open_store(tmp_path / "store")
+        variable = store.get_variable("users", dim=2, **given)
+        assert flags_of(variable) == {**plain, asked: expected}
+        assert type(getattr(inside(variable).entry(), asked)) is bool
+        store.close()
 
 
 def test_a_new_variable_of_one_number_a_row_is_told_unless_it_is_meant(store, caplog):
