@@ -21,6 +21,7 @@ from kvemb.durability.scratch import scratch
 from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
 from kvemb.offline.loading import Loaded, Rows, load
+from kvemb.restrict import MissingPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import key_at, order_key
 from kvemb.rows.schema import LAST_KEY, as_keys, public_keys
@@ -56,14 +57,10 @@ def described(variable: Variable) -> dict[str, Any]:
 def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
     """Make the variable that described() returned, its step included, or open the one that exists.
 
-    Raises UnsupportedFormat if the description cannot be read; SchemaMismatch; ValueError for a user-defined policy,
-    which must be passed to get_variable.
+    With a user-defined policy it is open without it, as in Store.get_variable. Raises UnsupportedFormat if the
+    description cannot be read; SchemaMismatch.
     """
     entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
-    if entry.policy is not None and entry.policy.get("kind") == "custom":
-        raise ValueError(
-            f"{name!r} has a restrict policy of its own, {entry.policy['class']}; make it with get_variable first"
-        )
     variable = open_stored(store, name, entry)
     inside(variable).storage.advance(entry.step)
     return variable
@@ -135,10 +132,13 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
     """Do what Variable.restrict does, with progress; returns how many rows were removed.
 
     progress(done, total): called with rows, first those that are scanned, then those that are removed. Raises
-    ValueError if the variable has no policy, and what Variable.restrict raises.
+    ValueError if the variable has no policy, or was opened without its user-defined one; and what Variable.restrict
+    raises.
     """
     if variable.restrict_policy is None:
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
+    if isinstance(variable.restrict_policy, MissingPolicy):
+        raise variable.restrict_policy.error()
     return inside(variable).operations.restrict(as_int(num_reserved, "num_reserved", 0, MOST_ROWS), None, progress)
 
 

@@ -27,6 +27,7 @@ from kvemb.handle import Handle
 from kvemb.limits import Limits
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta, refresh
+from kvemb.restrict import MissingPolicy
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -72,7 +73,8 @@ class Store(Handle[Engine]):
         init_size: rows the hot tier holds at first; 0: a default.
         kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
         restrict_policy: what scores rows, a RestrictPolicy or a class of one; None: uses are counted, and restrict
-        does nothing.
+        does nothing. A user-defined one must be given at each opening; without it (also through `variables`) it stays
+        as stored, no use is recorded, scores stay as they are, and restrict raises ValueError.
         bp_v2: writers use accum, which adds, instead of upsert.
         optimizer: what apply_gradients uses, one of kvemb.optimizers.
         hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, into which
@@ -81,7 +83,8 @@ class Store(Handle[Engine]):
         If the variable exists, dim, dtypes, initializer, optimizer class and restrict_policy must be as stored,
         unless they are left out. The numbers of the optimizer may differ, and are used from now on. trainable,
         checkpoint and bp_v2 may differ when it is opened; left out, they are as stored.
-        Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; Closed; for a new
+        Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; ValueError for a
+        user-defined restrict_policy of a variable that is open without it; Closed; for a new
         variable ReadOnly, Poisoned.
         """
         check_name(asked.name)
@@ -91,7 +94,9 @@ class Store(Handle[Engine]):
             known = self._inside.tables.get(asked.name)
             if known is None:
                 return Variable(**vars(asked), store=self)
-            optimizer, _ = agreed(asked, known.entry())
+            optimizer, policy = agreed(asked, known.entry())
+            if isinstance(known.policy, MissingPolicy) and policy is not None and not isinstance(policy, MissingPolicy):
+                raise known.policy.error()
             if optimizer is not None:
                 known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
             return variable_of(known)

@@ -99,7 +99,7 @@ class Variable(Handle[Table]):
 
     @property
     def restrict_policy(self) -> RestrictPolicy | None:
-        """The policy, bound to this variable, or None."""
+        """The policy, bound to this variable, or None; a MissingPolicy if it is open without its user-defined one."""
         return self._inside.policy
 
     @property

@@ -17,6 +17,7 @@ from kvemb.handle import Handle, inside
 from kvemb.optimizers import SGD
 from kvemb.restrict import (
     FrequencyRestrictPolicy,
+    MissingPolicy,
     RestrictPolicy,
     ScoreRule,
     TimestampRestrictPolicy,
@@ -363,7 +364,8 @@ def test_json_brings_back_a_built_in_policy(policy):
 
 def test_a_users_policy_is_remembered_by_its_class():
     data = json.loads(json.dumps(Weighted(3.0).to_json()))
-    assert policy_from_json(data) is None
+    assert policy_from_json(data) == MissingPolicy(data["class"])
+    assert policy_from_json(data).to_json() == data
     assert policy_class_name(data) == policy_class_name(Weighted()) != policy_class_name(Doubling())
     assert policy_class_name(Weighted()).endswith(".Weighted")
 

@@ -20,6 +20,7 @@ from kvemb import (
     TimestampRestrictPolicy,
     Variable,
     Zeros,
+    bulk,
 )
 from kvemb.errors import BackendUnavailable, Closed, ReadOnly, SchemaMismatch
 from kvemb.optimizers import SGD, Adagrad
@@ -309,6 +310,63 @@ def test_a_users_policy_is_given_again_and_compared_by_name(open_store, tmp_path
     assert variable.restrict_policy.status([1]).tolist() == [1.0]
     variable.lookup([1, 1])
     assert variable.restrict_policy.status([1]).tolist() == [2.5]
+
+
+@pytest.mark.parametrize("hot_rows", [HOT, 1000])
+def test_a_users_policy_is_kept_while_its_variable_is_open_without_it(open_store, tmp_path, hot_rows):
+    keys = np.arange(100)
+    store = open_store(tmp_path / "store")
+    variable = store.get_variable("x", dim=3, restrict_policy=MyPolicy(), hot_rows=hot_rows)
+    variable.upsert(keys, values_of(100))
+    variable.lookup(keys[:50])
+    scores = variable.restrict_policy.status(keys).tolist()
+    assert set(scores) == {1.0, 1.5}
+    first = store.checkpoint(tmp_path / "first")
+    store.close()
+
+    store = open_store(tmp_path / "store")
+    variable = store.get_variable("x", hot_rows=hot_rows)
+    assert store.variables["x"] is store.get_variable("x") is variable
+    step = next(bulk.scan(variable)).steps.max()
+    assert (variable.lookup([*keys, 3, 3])[:100] == values_of(100)).all()
+    variable.upsert([500], values_of(1))
+    assert next(bulk.scan(variable, first=500)).steps.tolist() == [step + 1], "lookups counted no step"
+    assert variable.restrict_policy.status([*keys, 500]).tolist() == [*scores, 0.0]
+    missing = r"opened without its policy .*\.MyPolicy; close the store, and open the variable with get_variable\("
+    for call in (
+        lambda: variable.restrict(1), lambda: variable.restrict_policy.apply_update([1]),
+        lambda: bulk.restrict(variable, 1), lambda: store.get_variable("x", restrict_policy=MyPolicy()),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=missing):
+            call()
+    assert variable.size() == 101
+    with pytest.raises(SchemaMismatch, match="restrict_policy"):
+        store.get_variable("x", restrict_policy=FrequencyRestrictPolicy)
+    store.flush()
+    with kvemb.open(tmp_path / "store", follow=True, memory_budget="8MiB") as reader:
+        seen = reader.variables["x"]
+        variable.upsert([501], values_of(1))
+        store.flush()
+        assert reader.refresh()
+        assert seen.size() == 102
+    store.close()
+
+    store = open_store(tmp_path / "store")
+    variable = store.get_variable("x", restrict_policy=MyPolicy())
+    assert variable.restrict_policy.status(keys).tolist() == scores
+    assert variable.restrict(50) == 52
+    store.close()
+
+    with open_store(tmp_path / "source") as source:
+        source.checkpoint(tmp_path / "empty")
+        replica = kvemb.restore(tmp_path / "empty", tmp_path / "replica", memory_budget="8MiB")
+        source.get_variable("x", dim=3, restrict_policy=MyPolicy()).upsert(keys, values_of(100))
+        with replica:
+            replica.apply_delta(source.checkpoint(tmp_path / "second"))
+            assert replica.variables["x"].size() == 100
+    with open_store(tmp_path / "replica") as replica:
+        assert isinstance(replica.get_variable("x", restrict_policy=MyPolicy()).restrict_policy, MyPolicy)
+    assert first.variables["x"].policy["kind"] == "custom"
 
 
 def test_everything_but_hyperparameters_is_remembered(open_store, tmp_path):

@@ -12,11 +12,13 @@ from typing import Any
 from kvemb.checks.brief import brief
 from kvemb.errors import UnsupportedFormat
 from kvemb.restrict.built_in import FrequencyRestrictPolicy, TimestampRestrictPolicy
+from kvemb.restrict.missing import MissingPolicy
 from kvemb.restrict.policy import Counts, RestrictPolicy, ScoredRows, ScoreRule, Scores, check_clock
 
 __all__ = [
     "Counts",
     "FrequencyRestrictPolicy",
+    "MissingPolicy",
     "RestrictPolicy",
     "ScoreRule",
     "ScoredRows",
@@ -60,7 +62,7 @@ def as_policy(spec: Any) -> RestrictPolicy | None:
 
 
 def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
-    """Return the built-in policy that to_json() gave; None for None and for a user-defined one, which must be passed.
+    """Return the policy that to_json() described; None for None, a MissingPolicy for a user-defined one.
 
     Raises UnsupportedFormat for a kind or a parameter it does not know.
     """
@@ -68,7 +70,7 @@ def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
         return None
     kind = data.get("kind") if isinstance(data, Mapping) else None
     if kind == "custom" and isinstance(data.get("class"), str) and len(data) == 2:
-        return None
+        return MissingPolicy(data["class"])
     found = _KINDS.get(kind) if isinstance(kind, str) else None
     if found is None:
         raise UnsupportedFormat(

@@ -59,7 +59,7 @@ class TableOperations:
         """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
         storage, rule = self._storage, self._scoring.rule
         with storage.reading() as uses_kept:
-            touch = touch and uses_kept
+            touch = touch and uses_kept and self._scoring.records_uses
             owners = self._hot_tables.owners(keys)
             if touch:
                 storage.step += 1

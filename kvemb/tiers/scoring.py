@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, ScoreRule
+from kvemb.restrict import FrequencyRestrictPolicy, MissingPolicy, RestrictPolicy, ScoreRule
 from kvemb.rows.block import DIRTY
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import HotTables, Owners
@@ -29,6 +29,11 @@ class Scoring:
     def rule(self) -> ScoreRule:
         """What a kernel may do by itself; CUSTOM: nothing."""
         return self._policy.rule
+
+    @property
+    def records_uses(self) -> bool:
+        """Whether uses change scores; they do not while a user-defined policy is missing."""
+        return not isinstance(self._policy, MissingPolicy)
 
     def now(self, step: int) -> float:
         """Return the time of a use, by the policy's clock."""
