@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvemb.catalog import open_stored
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_BYTES_AT_ONCE, MOST_PARTS, MOST_ROWS
+from kvemb.checks.ranges import MOST_BYTES_AT_ONCE, MOST_GIVEN_STEPS, MOST_PARTS, MOST_ROWS
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
 from kvemb.handle import inside
@@ -58,9 +58,10 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
     """Make the variable that described() returned, its step included, or open the one that exists.
 
     With a user-defined policy it is open without it, as in Store.get_variable. Raises UnsupportedFormat if the
-    description cannot be read; SchemaMismatch.
+    description cannot be read; SchemaMismatch; ValueError for a step above 2**61.
     """
     entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
+    as_int(entry.step, "step", 0, MOST_GIVEN_STEPS)
     variable = open_stored(store, name, entry)
     inside(variable).storage.advance(entry.step)
     return variable

@@ -6,6 +6,8 @@ from __future__ import annotations
 MOST_DIM = 1 << 20
 # Far enough below the int64 maximum that incrementing never overflows.
 MOST_STEPS = MOST_POINTS = 1 << 62
+# Of rows and variables from outside the store: counting on from here never reaches MOST_STEPS.
+MOST_GIVEN_STEPS = 1 << 61
 MOST_ROWS = MOST_FILE_BYTES = 2**63 - 1
 # An entry of the log has two bytes for the length of the name in UTF-8.
 MOST_NAME_BYTES = 65_535
