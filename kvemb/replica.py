@@ -94,11 +94,14 @@ def refresh(engine: Engine) -> bool:
             if described.store != engine.described.store:
                 raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
             gone: list[Table] = []
+            # Without a record of drops that reaches back, every variable may be another one.
+            dropped = changes.dropped_after(engine.described.changes, described.changes)
             with ExitStack() as paused:
                 for table in engine.tables.values():
                     paused.enter_context(table.storage.closing())
                 for name, table in engine.tables.items():
-                    if not is_one_with(table, described.variables.get(name)):
+                    new = dropped is None or name in dropped
+                    if new or not is_one_with(table, described.variables.get(name)):
                         gone.append(table)
                         continue
                     entry = described.variables[name]

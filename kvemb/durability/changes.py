@@ -36,6 +36,15 @@ def dropped(epochs: list[Epoch]) -> set[str]:
     return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.dropped}
 
 
+def dropped_after(shown: list[Epoch], epochs: list[Epoch]) -> set[str] | None:
+    """Return the names of the variables dropped between two durable points of a store, given the epochs of each.
+
+    None if the later point does not say: its epochs do not reach back to the earlier one.
+    """
+    later = since(epochs, shown[-1].since)
+    return None if later is None else (dropped(later[:1]) - dropped(shown[-1:])) | dropped(later[1:])
+
+
 def recorded(folder: Path, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
     """Return whether a variable was cleared in these epochs, and the keys recorded since then, ascending.
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest
-from kvemb.durability.changes import ChangeLog
+from kvemb.durability.changes import ChangeLog, dropped
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.journal import Journal
@@ -132,10 +132,13 @@ class PointWriter:
             self._changes.add(epochs, part.name, snapshot.keys())
         self._write_rows()
         self._describe(epochs)
+        described = self._described
         if self._target is not None:
             self._write_checkpoint(self._target)
-            self._changes.begin(self._described.id, epochs)
-            manifest.write(self._described.following(self._described.id), self._draft.path)
+            self._end_epoch(described.following(described.id), epochs)
+        elif dropped(epochs[-1:]) & {*described.variables}:
+            # An epoch says once that a variable was dropped: so the next drop of that name is told from this one.
+            self._end_epoch(replace(described, changes=[*epochs, Epoch(described.id)]), epochs)
         self._end_snapshots()
         self._points.publish(self._draft, logged=self._log is not None and not self._last)
         if self._log is not None:
@@ -187,6 +190,11 @@ class PointWriter:
                 complete(scratch, described, point, same_names=True)
         except (KvembError, FileExistsError) as error:
             raise TargetFailed(error) from error
+
+    def _end_epoch(self, following: Manifest, epochs: list[Epoch]) -> None:
+        """Begin the next epoch, here and in the point. following: the point's manifest with the new epoch."""
+        self._changes.begin(self._described.id, epochs)
+        manifest.write(following, self._draft.path)
 
     def _end_snapshots(self) -> None:
         for part in self._parts:

@@ -276,6 +276,31 @@ def test_a_follower_loses_what_was_dropped(store):
         assert (tables["kept"].lookup([1]) == 8).all()
 
 
+def test_a_follower_loses_what_was_dropped_and_made_anew_alike_each_time(store):
+    fill(store, "anew")
+    fill(store, "kept")
+    first = store.checkpoint(store.path.with_name("first"))
+    with kvemb.open(store.path, follow=True, memory_budget=BUDGET) as reader:
+        kept = reader.variables["kept"]
+        for time_ in range(3):
+            old = reader.variables["anew"]
+            store.drop_variable("anew")
+            fill(store, "anew", 10, 4.0 + time_)
+            store.flush()
+            assert reader.refresh()
+            with pytest.raises(Closed, match="'anew' was dropped"):
+                old.lookup([1])
+            new = reader.variables["anew"]
+            fill(store, "anew", 10, 10.0 + time_)
+            store.flush()
+            assert reader.refresh()
+            assert new.lookup([1])[0, 0] == 10 + time_
+            assert kept.lookup([1])[0, 0] == 1
+    second = store.checkpoint(store.path.with_name("second"))
+    assert second.parent == first.id
+    assert told(second, first) == {"anew": (list(range(10)), [[12] * DIM] * 10, list(range(10, 500)))}
+
+
 @pytest.mark.parametrize("durability", ["checkpoint", "write"])
 def test_ctrl_c_waits_until_it_is_dropped(monkeypatch, open_store, tmp_path, durability):
     store = open_store(tmp_path / "store", durability=durability)
