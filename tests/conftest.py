@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kvemb
+from kvemb.defaults import DEFAULTS
 from kvemb.limits import Limits
 
 BUDGET = "8MiB"
@@ -56,3 +57,11 @@ def open_store(limits: Limits) -> Iterator[Opener]:
 def store(open_store: Opener, tmp_path: Path) -> kvemb.Store:
     """An empty store, also the path tmp_path / "store"."""
     return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def no_default():
+    """No default store, but those that the test makes."""
+    before, DEFAULTS.stores[:] = DEFAULTS.stores[:], []
+    yield
+    DEFAULTS.stores[:] = before

@@ -18,13 +18,6 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture
-def no_default():
-    before, DEFAULTS.stores[:] = DEFAULTS.stores[:], []
-    yield
-    DEFAULTS.stores[:] = before
-
-
 def test_with_makes_a_store_the_default_and_closes_it(no_default, tmp_path):
     with kvemb.open(tmp_path / "a") as a:
         assert kvemb.default_store() is a

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
-from typing import Any
 
-import numpy as np
 import pytest
+from spawned import looked_up
 
 import kvemb
 from kvemb import pickling
-from kvemb.errors import Closed, ReadOnly
+from kvemb.errors import Closed
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +30,6 @@ def users(store):
     store.get_variable("items", dim=2)
     store.flush()
     return table
-
-
-def looked_up(table: kvemb.Variable, keys: list[int], answers: Any) -> None:
-    try:
-        table.upsert(keys, np.zeros((len(keys), 2), np.float32))
-    except ReadOnly:
-        answers.put(table.lookup(keys).tolist())
 
 
 def test_a_spawned_worker_reads_what_it_is_given(users):

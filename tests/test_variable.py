@@ -569,7 +569,7 @@ def test_restrict_keeps_the_highest_scores_ties_to_the_larger_key(table, keep):
 
 def test_restrict_waits_for_its_trigger(table):
     assert table.restrict(10, trigger=100) == 0
-    assert table.restrict(10, trigger=10**30) == 0
+    assert table.restrict(10, trigger=2**63 - 1) == 0
     assert table.size() == 100
     assert table.restrict(10, trigger=99) == 90
     assert table.restrict_policy.apply_restriction(5) == 5

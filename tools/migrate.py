@@ -88,8 +88,9 @@ def _created(store: kvemb.Store, found: Plan) -> kvemb.Variable:
     """Create the variable, without rows. Raises BadInput if its properties do not fit together."""
     try:
         return bulk.make(store, found.variable, found.after)
-    except kvemb.errors.UnsupportedFormat as error:  # of a description that nobody stored: what is wrong with it is all
-        raise BadInput(f"variable {found.variable!r} cannot become so: {error.__cause__ or error}") from error
+    except kvemb.errors.UnsupportedFormat as error:
+        wrong = error.__cause__ or error
+        raise BadInput(f"variable {found.variable!r} cannot be migrated like this: {wrong}") from error
     except (TypeError, ValueError) as error:
         raise BadInput(f"variable {found.variable!r} cannot be migrated like this: {error}") from error
 

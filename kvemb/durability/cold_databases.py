@@ -14,6 +14,7 @@ from typing import Any
 from kvemb import registry
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore
+from kvemb.durability import layout
 from kvemb.durability.manifest import NAME, Manifest
 from kvemb.errors import Corruption
 from kvemb.limits import DEFAULT, Limits
@@ -69,7 +70,10 @@ def families(path: Path) -> list[str]:
 
 def check_variables(path: Path, described: Manifest) -> None:
     """Raise Corruption unless a database has a cold store for each variable of the manifest, and no other."""
-    names = set(families(path)) if (path / "CURRENT").exists() else set()
+    names: set[str] = set()
+    if (path / "CURRENT").exists():
+        layout.check_rows(path)
+        names = set(families(path))
     if differing := sorted(names ^ set(described.variables)):
         # What is read in place is opened through links: name the directory that they lead to.
         place = next(path.glob("MANIFEST-*"), path / "CURRENT").resolve().parent

@@ -103,7 +103,8 @@ def test_each_use_has_its_own_options(monkeypatch, tmp_path, use):
             return ["users"]
 
     monkeypatch.setattr(registry, "cold_backend", lambda name: Backend)
-    (tmp_path / "CURRENT").touch()
+    (tmp_path / "MANIFEST-000001").touch()
+    (tmp_path / "CURRENT").write_text("MANIFEST-000001\n")
     opened, expected = USES[use]
     opened(tmp_path)
     ((path, creators), options) = given[0]

@@ -295,10 +295,12 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("_sizes")
-@pytest.mark.parametrize("examples", quick([min(2, EXAMPLES), EXAMPLES]))
+@pytest.mark.parametrize("share", quick([0.1, 1.0]))
 @pytest.mark.parametrize("machine", [Tiering, TieringInMemory, TieringOnADevice])
 def test_a_table_with_next_to_no_hot_rows_equals_its_model(
-    machine: type[Tiering], examples: int, monkeypatch: pytest.MonkeyPatch
+    machine: type[Tiering], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
-    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=examples))
+    # The opaque table works cell by cell in Python.
+    most = EXAMPLES / 4 if machine is TieringOnADevice else EXAMPLES
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max(1, int(share * most))))

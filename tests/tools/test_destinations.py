@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def s3(monkeypatch) -> Any:
     server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    # Servers of one process share their buckets.
+    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
     options = {"key": "k", "secret": "s", "endpoint_url": f"http://{host}:{port}"}
     monkeypatch.setitem(fsspec.config.conf, "s3", options)
     files = fsspec.filesystem("s3", skip_instance_cache=True, **options)

@@ -16,6 +16,8 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -182,9 +184,20 @@ def _same(one: Model, other: Model) -> Any:
     return (one.present == other.present) & (~one.present | same)
 
 
+@contextmanager
+def _only_errors_logged() -> Iterator[None]:
+    """Hide warnings of the logger kvemb: every round would log its recovery."""
+    logger = logging.getLogger("kvemb")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def run(rounds: int, seed: int, durability: str | None, *, quiet: bool, as_json: bool) -> bool:
     """Run `rounds` rounds, half in each mode unless one is given, and print. Returns whether nothing was lost."""
-    logging.getLogger("kvemb").setLevel(logging.ERROR)  # each round would log its recovery
     screen = Screen(quiet, as_json)
     modes = ["checkpoint", "write"] if durability is None else [durability]
     replay = f"kvemb stress crash --rounds {rounds} --seed {seed}" + (
@@ -192,7 +205,11 @@ def run(rounds: int, seed: int, durability: str | None, *, quiet: bool, as_json:
     )
     started, difference = time.perf_counter(), None
     totals: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder, screen.progress("crash", rounds) as advance:
+    with (
+        _only_errors_logged(),
+        tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder,
+        screen.progress("crash", rounds) as advance,
+    ):
         for turn, mode in enumerate(modes):
             mode_folder = Path(folder) / mode
             mode_folder.mkdir()
