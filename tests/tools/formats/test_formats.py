@@ -69,7 +69,7 @@ def random_rows(chance: np.random.Generator, variable: kvemb.Variable, count: in
     shapes = variable.optimizer.shapes(variable.dim) if variable.optimizer else ()
     slots = {slot.name: bits(bulk.slot_dtype(variable), slot.width) for slot in shapes} or None
     scores = chance.choice([0.0, -0.0, 1.5, np.inf, -np.inf, 1e-310], count)
-    return Rows(keys, bits(variable.value_dtype), slots, scores, chance.integers(0, 2**62, count))
+    return Rows(keys, bits(variable.value_dtype), slots, scores, chance.integers(0, 2**61, count))
 
 
 @settings(max_examples=25, deadline=None)

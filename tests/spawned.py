@@ -1,0 +1,18 @@
+"""What a test runs in a process that it spawns: that process imports it from here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb.errors import ReadOnly
+
+
+def looked_up(table: kvemb.Variable, keys: list[int], answers: Any) -> None:
+    """Put the rows of keys, if the table refuses writes."""
+    try:
+        table.upsert(keys, np.zeros((len(keys), 2), np.float32))
+    except ReadOnly:
+        answers.put(table.lookup(keys).tolist())
