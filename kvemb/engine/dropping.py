@@ -65,7 +65,7 @@ def end(engine: Engine, table: Table) -> None:
 
 
 def _why(engine: Engine, name: str) -> str:
-    return f"variable {name!r} was dropped from the store {engine.path}; make it anew with get_variable"
+    return f"variable {name!r} was dropped from the store {engine.path}; create it again with get_variable"
 
 
 def _forget(engine: Engine, table: Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,28 @@ def test_a_point_has_the_rows_of_its_snapshot(store):
     assert shown(store) == {1: 1.0, 2: 2.0, 3: 2.0}
 
 
-def test_a_state_that_refuses_writes_leaves_no_draft_and_no_snapshot(store):
+def test_a_state_that_refuses_writes_leaves_no_draft(store):
     put(store, [1], 1.0)
     before, writer, state = points_of(store), writer_of(store), StoreState("other")
     state.poison(ColdStoreError("too full"))
     with pytest.raises(Poisoned):
         writer.take_snapshots(inside(store).spiller, state, None)
     assert points_of(store) == before
+    store.flush()
+    assert shown(store) == {1: 1.0}
+
+
+def test_what_fails_after_the_snapshot_ends_it(store):
+    put(store, [1], 1.0)
+    before, writer = points_of(store), writer_of(store)
+    with pytest.raises(ColdStoreError, match="too full"):
+        begin(store, writer, too_full)
+    assert points_of(store) == before
+    # A scan waits for a snapshot under way.
+    scan = threading.Thread(target=store.variables["table"].export, daemon=True)
+    scan.start()
+    scan.join(30)
+    assert not scan.is_alive()
     store.flush()
     assert shown(store) == {1: 1.0}
 
@@ -123,6 +139,8 @@ def test_a_crowded_database_is_waited_for(monkeypatch, store):
 def test_a_variable_that_is_left_out_is_in_neither_manifest_nor_rows(store):
     put(store, [1], 1.0)
     put(store, [1], 1.0, "other")
+    store.flush()
+    assert sorted(current(store).variables) == ["other", "table"]
     writer = writer_of(store, without=["other"])
     begin(store, writer)
     writer.write()

@@ -96,8 +96,11 @@ def in_place(made, open_database):
 
 
 def test_a_damaged_file_is_named_before_anything_is_opened(made):
-    (made[0] / "rows" / "CURRENT").write_bytes(b"MANIFEST-999999\n")
-    with pytest.raises(Corruption, match=rf"{made[0]}/rows/CURRENT is damaged"):
+    (options,) = (made[0] / "rows").glob("OPTIONS-*")  # RocksDB itself would not notice
+    data = options.read_bytes()
+    options.unlink()
+    options.write_bytes(data + b"#")
+    with pytest.raises(Corruption, match=rf"{options} is damaged"):
         in_place(made, lambda rows, described: pytest.fail("it was opened"))
 
 
