@@ -25,7 +25,7 @@ POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp
 @dataclass
 class Plan:
     """What migrate() will do. before, after: descriptions as kvemb.bulk.described. steps: one line for each change,
-    which says what it loses. slots_anew, scores_anew: whether slots and scores start again.
+    which says what it loses. resets_slots, scores_anew: whether slots and scores start again.
     """
 
     source: Path
@@ -35,7 +35,7 @@ class Plan:
     before: dict[str, Any]
     after: dict[str, Any]
     steps: list[str] = field(default_factory=list)
-    slots_anew: bool = False
+    resets_slots: bool = False
     scores_anew: bool = False
 
 
@@ -55,7 +55,7 @@ def plan(
 
     optimizer: a name of kvemb.optimizers.KINDS, such as "adagrad", or "none"; "adagrad:0.1" gives a learning rate
     instead of the default, or changes that of the present optimizer. slots: "keep" those that the new optimizer has
-    too, with the same width, or "anew" to reset them. value_dtype, key_dtype: as for get_variable. dim: rows are cut,
+    too, with the same width, or "reset". value_dtype, key_dtype: as for get_variable. dim: rows are cut,
     or padded with zeros. policy: "frequency", "timestamp" or "none"; "frequency:1000" gives a half-life,
     "timestamp:steps" a clock; if the scale of scores changes they start again, as after one use.
 
@@ -102,8 +102,8 @@ def _known(what: str, asked: str, known: dict[str, Any]) -> Any:
 
 
 def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
-    if slots not in ("keep", "anew"):
-        raise WrongUsage(f"--slots must be keep or anew, got {slots!r}")
+    if slots not in ("keep", "reset"):
+        raise WrongUsage(f"--slots must be keep or reset, got {slots!r}")
     if asked is None and slots == "keep":
         return
     if asked is not None:
@@ -130,9 +130,9 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
     for slot in after:
         if slot not in before:
             found.steps.append(f"slot {slot[0]!r} is added, with its initial value")
-        elif slots == "anew":
+        elif slots == "reset":
             found.steps.append(f"slot {slot[0]!r} is reset: its values are lost")
-    found.slots_anew = slots == "anew"
+    found.resets_slots = slots == "reset"
 
 
 def _slots(described: dict[str, Any]) -> list[tuple[str, int | None]]:
@@ -235,14 +235,14 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
 
 def _rows(old: kvemb.Variable, target: kvemb.Variable, found: Plan, progress: Progress | None) -> Iterator[bulk.Rows]:
     before, after = _slots(found.before), _slots(found.after)
-    same = [] if found.slots_anew else [slot[0] for slot in after if slot in before]
+    same = [] if found.resets_slots else [slot[0] for slot in after if slot in before]
     for rows in with_progress(bulk.scan(old), progress, old.size()):
         had = rows.slots or {}
         slots = bulk.new_slots(target, len(rows))
         for slot in same:
             numbers = had[slot]
             part = min(numbers.shape[1], slots[slot].shape[1])
-            kind, advice = slots[slot].dtype, "give another --value-dtype, or --slots anew"
+            kind, advice = slots[slot].dtype, "give another --value-dtype, or --slots reset"
             slots[slot][:, :part] = rounded(numbers[:, :part], kind, rows.keys, advice)
         values = np.zeros((len(rows), target.dim), rows.values.dtype)
         part = min(rows.values.shape[1], target.dim)

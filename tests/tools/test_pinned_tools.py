@@ -442,10 +442,10 @@ def test_slots_do_not_become_infinite_either(tmp_path):
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
         table = store.get_variable("table", "int64", "float64", 1, optimizer=kvemb.optimizers.Adagrad())
         bulk.load(table, [bulk.Rows(np.array([3]), np.ones((1, 1)), {"accumulator": np.full((1, 1), 1e300)})])
-    with pytest.raises(BadInput, match=r"key 3 has the number 1e\+300, too large for float32; .* --slots anew"):
+    with pytest.raises(BadInput, match=r"key 3 has the number 1e\+300, too large for float32; .* --slots reset"):
         migrate(plan(tmp_path / "store", tmp_path / "no", value_dtype="float32"))
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
-    assert migrate(plan(tmp_path / "store", tmp_path / "out", value_dtype="float32", slots="anew")) == 1
+    assert migrate(plan(tmp_path / "store", tmp_path / "out", value_dtype="float32", slots="reset")) == 1
 
 
 def test_where_a_series_is_named_every_command_says_what_to_name(tmp_path, monkeypatch, capsys):

@@ -122,7 +122,7 @@ def migrate(
         typer.Option(help="Such as adagrad, or none; adagrad:0.1 also gives the learning rate."),
     ] = None,
     slots: Annotated[
-        Literal["keep", "anew"], typer.Option(help="Slots that both optimizers have: keep or reset.")
+        Literal["keep", "reset"], typer.Option(help="Slots that both optimizers have: keep or reset.")
     ] = "keep",
     value_dtype: Annotated[str | None, typer.Option(help="Another dtype for the values.")] = None,
     dim: Annotated[

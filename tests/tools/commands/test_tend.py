@@ -79,10 +79,10 @@ def test_another_optimizer(store, tmp_path):
     assert "slot 'accumulator' is added, with its initial value" in back.steps
     migrate(back)
     assert set(whole(tmp_path / "back")[1].slots["accumulator"].ravel().tolist()) == {0.0}
-    anew = plan(store, tmp_path / "anew", slots="anew")
+    anew = plan(store, tmp_path / "reset", slots="reset")
     assert anew.steps == ["slot 'accumulator' is reset: its values are lost"]
     migrate(anew)
-    assert set(whole(tmp_path / "anew")[1].slots["accumulator"].ravel().tolist()) == {0.25}
+    assert set(whole(tmp_path / "reset")[1].slots["accumulator"].ravel().tolist()) == {0.25}
 
 
 def test_another_dim_dtype_and_key_dtype(store, tmp_path):
