@@ -23,7 +23,8 @@ from kvemb.optimizers import Optimizer, arithmetic
 from kvemb.optimizers.formula import FUNCTIONS, Formula, read
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.compiled import compiled
-from kvemb.rows.hashing import Positions, source_stamp
+from kvemb.rows.hash_kernels import source_stamp
+from kvemb.rows.hashing import Positions
 
 AHEAD = 12
 LINE_BYTES = 64

@@ -12,7 +12,7 @@ import numpy as np
 from kvemb.backends.cpu_probe import CELLS, HIGHS, ONES, digest_of, first_bucket, matches, second_bucket
 from kvemb.backends.intrinsics import prefetch, trailing_zeros
 from kvemb.rows.block import DIRTY
-from kvemb.rows.hashing import inlined, kernel, mix
+from kvemb.rows.hash_kernels import inlined, kernel, mix
 
 AHEAD = 16
 LINE_CELLS = 8  # keys or scores in a cache line

@@ -16,7 +16,7 @@ import numpy as np
 
 from kvemb.backends.intrinsics import atomic_add, prefetch, trailing_zeros
 from kvemb.rows.block import DIRTY
-from kvemb.rows.hashing import inlined, kernel, mix
+from kvemb.rows.hash_kernels import inlined, kernel, mix
 
 CELLS = 16
 # Prefetch distances in keys: from a bucket's digests to the likely row, and from there to its use. Measured.

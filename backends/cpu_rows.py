@@ -12,7 +12,8 @@ from kvemb.backends.cpu_formulas import AHEAD, LINE_BYTES, take_step
 from kvemb.backends.intrinsics import load, prefetch, store
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.hashing import Positions, kernel
+from kvemb.rows.hash_kernels import kernel
+from kvemb.rows.hashing import Positions
 
 
 @kernel

@@ -342,6 +342,7 @@ TESTED_BY = {
     **dict.fromkeys(["kvemb/contracts/cold.py", "backends/rocks.py", "backends/memory.py"], COLD_SUITE),
     **dict.fromkeys(["kvemb/contracts/hot.py", "backends/cpu.py"], HOT_SUITE),
     **dict.fromkeys(["backends/cpu_probe.py", "backends/cpu_insert.py"], HOT_SUITE),
+    "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "test_initializers.py",

@@ -13,14 +13,14 @@ import pytest
 import kvemb
 from kvemb.backends import cpu_insert
 from kvemb.errors import Closed
-from kvemb.rows import hashing
+from kvemb.rows import hash_kernels
 
 Opener = Callable[..., kvemb.Store]
 
 
 @numba.njit
 def _same_low_byte(key: int) -> Any:
-    return hashing.mix(key) >> np.uint64(32) & np.uint64(0xFE) == 0
+    return hash_kernels.mix(key) >> np.uint64(32) & np.uint64(0xFE) == 0
 
 
 def test_a_removed_key_stays_removed_beside_one_of_equal_digest(store: kvemb.Store) -> None:
@@ -84,14 +84,14 @@ def test_a_gradient_of_minus_zero_does_the_same_in_every_batch(store: kvemb.Stor
 def test_compiled_kernels_are_kept_only_while_all_their_sources_stay(tmp_path: Path) -> None:
     # numba itself watches one file: insert would have gone on with the digests of an older cpu_probe.
     folder = Path(cpu_insert.__file__).parent
-    assert cpu_insert.insert._cache._cache_file._source_stamp == hashing.source_stamp(folder)
+    assert cpu_insert.insert._cache._cache_file._source_stamp == hash_kernels.source_stamp(folder)
     before = tmp_path / "before"
     after = tmp_path / "after"
     for copy in (before, after):
         copy.mkdir()
         for source in folder.glob("cpu_*.py"):
             (copy / source.name).write_bytes(source.read_bytes())
-    assert hashing.source_stamp(before) == hashing.source_stamp(after)
+    assert hash_kernels.source_stamp(before) == hash_kernels.source_stamp(after)
     (after / "cpu_probe.py").write_text("CELLS = 8\n")
-    hashing.source_stamp.cache_clear()
-    assert hashing.source_stamp(before) != hashing.source_stamp(after)
+    hash_kernels.source_stamp.cache_clear()
+    assert hash_kernels.source_stamp(before) != hash_kernels.source_stamp(after)

@@ -7,8 +7,9 @@ import os
 import select
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,6 +60,12 @@ def _root(
         typer.echo(context.get_help())
 
 
+@cache
+def _command() -> Any:
+    """Return the command of Click that `app` describes, made once in a process."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run the command on arguments (default: sys.argv) and return its exit code.
 
@@ -75,7 +82,7 @@ def run(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str] | None) -> int:
     before = _output()
     try:
-        result = app(args=arguments, prog_name="kvemb", standalone_mode=False)
+        result = _command()(args=arguments, prog_name="kvemb", standalone_mode=False)
         # Typer turns Ctrl-C into an exit code, older versions into Abort; `explain` treats both alike.
         failure: BaseException | None = stopping.interruption() if result == INTERRUPTED else None
         code = result if isinstance(result, int) else OK

@@ -14,7 +14,10 @@ from kvemb.checks.numeric import (
     check_finite,
 )
 from kvemb.initializers.base import Keys, Random, Rows, set_field
-from kvemb.rows.random_kernels import NORMAL_REACH, TWO_SIGMA_MASS, fill_normal, fill_uniform
+
+# Drawing loads numba, which takes half a second: so the kernels are imported where rows are drawn.
+TWO_SIGMA_MASS = 0.9544997361036416  # P(|z| <= 2) of a standard normal
+NORMAL_REACH = 8.3  # no 52-bit uniform maps further out than 8.21 standard deviations
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class RandomUniform(Random):
         return max(abs(self.minval), abs(self.maxval))
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        fill_uniform(out, keys, seed, self.minval, self.maxval - self.minval)
+        from kvemb.rows import random_kernels
+
+        random_kernels.fill_uniform(out, keys, seed, self.minval, self.maxval - self.minval)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ class RandomNormal(Random):
         return abs(self.mean) + NORMAL_REACH * self.stddev
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        fill_normal(out, keys, seed, self.mean, self.stddev, 1.0, NORMAL_REACH)
+        from kvemb.rows import random_kernels
+
+        random_kernels.fill_normal(out, keys, seed, self.mean, self.stddev, 1.0, NORMAL_REACH)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,9 @@ class TruncatedNormal(Random):
         return abs(self.mean) + 2.0 * self.stddev
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        fill_normal(out, keys, seed, self.mean, self.stddev, TWO_SIGMA_MASS, 2.0)
+        from kvemb.rows import random_kernels
+
+        random_kernels.fill_normal(out, keys, seed, self.mean, self.stddev, TWO_SIGMA_MASS, 2.0)
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,10 @@ class GlorotUniform(Random):
         return math.sqrt(3.0 / dim)
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
+        from kvemb.rows import random_kernels
+
         limit = self._reach(out.shape[1])
-        fill_uniform(out, keys, seed, -limit, 2.0 * limit)
+        random_kernels.fill_uniform(out, keys, seed, -limit, 2.0 * limit)
 
 
 def _check_seed(target: Random) -> None:

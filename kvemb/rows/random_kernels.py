@@ -12,15 +12,13 @@ from typing import Any
 import numba
 import numpy as np
 
-from kvemb.rows.hashing import kernel
+from kvemb.rows.hash_kernels import kernel
 
 # The golden ratio times 2**64: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). On disk; do not change.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1, _MULTIPLY_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31, _S11, _S12 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11), np.uint64(12)
-TWO_SIGMA_MASS = 0.9544997361036416  # P(|z| <= 2) of a standard normal
 _LN2 = 0.6931471805599453
-NORMAL_REACH = 8.3  # no 52-bit uniform maps further out than 8.21 standard deviations
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator,unused-ignore]

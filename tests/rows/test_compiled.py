@@ -24,7 +24,8 @@ PROGRAM = """
     if sys.argv[1] == "from the start":
         caching._CacheLocator.ensure_cache_path = refuse  # neither beside the sources nor below the home
     logging.basicConfig(format="%(name)s %(message)s", stream=sys.stdout)
-    from kvemb.rows.hashing import kernel, KeyIndex
+    from kvemb.rows.hash_kernels import kernel
+    from kvemb.rows.hashing import KeyIndex
     import numpy as np
     caching._CacheLocator.ensure_cache_path = refuse  # from here on, in any case
     index = KeyIndex(4)

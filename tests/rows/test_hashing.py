@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvemb.rows.hashing import KeyIndex, Unique, kernel, mix, table_size
+from kvemb.rows.hash_kernels import kernel, mix
+from kvemb.rows.hashing import KeyIndex, Unique, table_size
 
 LEAST, MOST = -(2**63), 2**63 - 1
 KEYS = st.lists(st.one_of(st.integers(LEAST, MOST), st.integers(-3, 3)), max_size=60)

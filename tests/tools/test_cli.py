@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import kvemb as library
 from kvemb.tools.cli import run
 
 COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
@@ -105,8 +106,6 @@ def test_on_a_terminal_there_is_a_bar_with_the_hit_rate(tmp_path: Path) -> None:
 
 
 def test_keep_leaves_a_store_that_opens(tmp_path: Path) -> None:
-    import kvemb as library
-
     assert run(["demo", "--json", *TINY, "--dir", str(tmp_path / "here"), "--keep"]) == 0
     with library.open(tmp_path / "here" / "store", memory_budget="8MiB") as store:
         assert sorted(store.variables) == ["click_rate", "item", "user"]
@@ -259,6 +258,18 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("kvemb 0.")
     assert run([]) == 0
     assert "demo" in capsys.readouterr().out
+
+
+def test_commands_load_only_what_they_use(tmp_path: Path) -> None:
+    """numba and pyarrow take half a second to load, longer than all else that these commands do."""
+    with library.open(tmp_path / "store", memory_budget="8MiB") as store:
+        store.get_variable("table", dim=1)
+    commands = [["--version"], ["--help"], ["export", "--help"], ["info", "store"], ["ls", "store", "--files"]]
+    heavy = {"numba", "pyarrow", "rocksdict", "multiprocessing", "kvemb.tools.demos.training", "kvemb.tools.migrate"}
+    code = f"import sys; from kvemb.tools.cli import run; print(*map(run, {commands}), {heavy} & {{*sys.modules}})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout.splitlines()[-1:] == ["0 0 0 0 0 set()"], (done.stdout, done.stderr)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kvemb.tools import diff as differing
 from kvemb.tools import inspect, table_stats
 from kvemb.tools.limits import MOST_STORED_ROWS
 from kvemb.tools.reading import newest
@@ -174,6 +173,7 @@ def diff(
 
     Example: kvemb diff checkpoints/00000041 checkpoints/00000042 --variable users
     """
+    from kvemb.tools import diff as differing
     from kvemb.tools.failures import WrongUsage
 
     if format not in ("table", "parquet"):

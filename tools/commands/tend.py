@@ -10,7 +10,6 @@ import typer
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools import migrate as migrating
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.limits import MOST_DIM, MOST_STORED_ROWS
 from kvemb.tools.reading import chosen
@@ -142,6 +141,8 @@ def migrate(
 
     Example: kvemb migrate checkpoints/00000042 smaller --value-dtype float16 --optimizer none --yes
     """
+    from kvemb.tools import migrate as migrating
+
     found = migrating.plan(
         path,
         out,

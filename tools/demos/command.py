@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from kvemb.tools.demos import run_clicks, run_triples
-from kvemb.tools.demos.distmult import Tuning
 from kvemb.tools.demos.workplace import PatientInterrupts, workplace
 from kvemb.tools.limits import MOST_BATCH, MOST_DIM, MOST_ROWS, MOST_RUNS, MOST_SEED, no_nan
 from kvemb.tools.screen import Screen, local_path
@@ -68,6 +66,9 @@ def demo(
         raise typer.BadParameter(f"files are read with --triples: kvemb demo --triples {' '.join(map(str, files))}")
     _refuse(triples, {"--clicks": clicks}, "cannot be used with --triples")
     _refuse(not triples, {"--epochs": epochs, "--hot": hot}, "can only be used with --triples")
+    from kvemb.tools.demos import run_clicks, run_triples
+    from kvemb.tools.demos.distmult import Tuning
+
     with PatientInterrupts() as stop, workplace(directory, keep) as folder:
         screen = Screen(quiet, as_json)
         if triples:

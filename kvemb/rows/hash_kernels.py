@@ -1,0 +1,115 @@
+"""The kernels of hashing, and how every kernel is compiled. Loaded when the first one runs: numba takes half a second.
+
+The hash is MurmurHash3's 64-bit finaliser (Appleby, public domain), a bijection, so no two keys share all 64 bits.
+Kernels here release the GIL and touch only what they are given; callers hold the locks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+
+from kvemb.rows.compiled import compiled
+from kvemb.rows.hashing import EMPTY
+
+
+def kernel(function: Any) -> Any:
+    """Compile a nogil kernel and cache it on disk, if possible (kvemb.rows.compiled). Division by zero is IEEE 754's.
+
+    No fastmath, so that no multiply-add is fused: results must not depend on the machine.
+    """
+    # numba notices changes of the kernel's own file only, but a kernel contains functions of other files too.
+    stamp = source_stamp(Path(function.__code__.co_filename).parent)
+    return compiled(function, stamp, nogil=True, error_model="numpy")
+
+
+@cache
+def source_stamp(folder: Path) -> str:
+    """Return a digest of every source a kernel of this folder may be made of."""
+    sources = sorted({*Path(__file__).parent.glob("*.py"), *folder.glob("*.py")})
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def inlined(function: Any) -> Any:
+    """Compile a function into the kernels that call it."""
+    return numba.njit(inline="always")(function)
+
+
+@inlined
+def mix(key: int) -> Any:
+    """Return the 64-bit hash of a key, as uint64."""
+    h = np.uint64(key)
+    h ^= h >> np.uint64(33)
+    h *= np.uint64(0xFF51AFD7ED558CCD)
+    h ^= h >> np.uint64(33)
+    h *= np.uint64(0xC4CEB9FE1A85EC53)
+    h ^= h >> np.uint64(33)
+    return h
+
+
+@kernel
+def unique(keys: Any, cells: Any, first: Any, last: Any, counts: Any, inverse: Any) -> int:
+    """Fill the arrays of kvemb.rows.hashing.Unique, and return how many distinct keys there are."""
+    mask = np.uint64(len(cells) - 1)
+    found = 0
+    for i in range(len(keys)):
+        key = keys[i]
+        at = mix(key) & mask
+        while True:
+            entry = cells[at]
+            if entry < 0:
+                cells[at] = found
+                first[found] = i
+                last[found] = i
+                counts[found] = 1
+                inverse[i] = found
+                found += 1
+                break
+            if keys[first[entry]] == key:
+                last[entry] = i
+                counts[entry] += 1
+                inverse[i] = entry
+                break
+            at = (at + np.uint64(1)) & mask
+    return found
+
+
+@kernel
+def sum_rows(inverse: Any, values: Any, out: Any) -> None:
+    """Add values (n, dim) to the rows of out (m, dim) at inverse (n,), in order."""
+    for i in range(len(inverse)):
+        for j in range(values.shape[1]):
+            out[inverse[i], j] += values[i, j]
+
+
+@kernel
+def index_put(cells: Any, keys: Any, start: int, stop: int) -> None:
+    """Record the positions of keys[start:stop] in the cells of a kvemb.rows.hashing.KeyIndex."""
+    mask = np.uint64(len(cells) - 1)
+    for i in range(start, stop):
+        at = mix(keys[i]) & mask
+        while cells[at] >= 0 and keys[cells[at]] != keys[i]:
+            at = (at + np.uint64(1)) & mask
+        cells[at] = i
+
+
+@kernel
+def index_find(cells: Any, keys: Any, wanted: Any, positions: Any) -> int:
+    """Write the position of each wanted key, or EMPTY, to positions, and return how many are missing."""
+    mask = np.uint64(len(cells) - 1)
+    missing = 0
+    for i in range(len(wanted)):
+        at = mix(wanted[i]) & mask
+        positions[i] = EMPTY
+        while cells[at] >= 0:
+            if keys[cells[at]] == wanted[i]:
+                positions[i] = cells[at]
+                break
+            at = (at + np.uint64(1)) & mask
+        missing += positions[i] < 0
+    return missing
