@@ -1,8 +1,14 @@
-"""Stores for tests: each in a directory of its own, its invariants checked at teardown."""
+"""Stores for tests: each in a directory of its own, its invariants checked at teardown.
+
+The directories are in memory where there is room, which saves a third of the time; TMPDIR=/tmp puts them on a disk.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,14 @@ from kvemb.limits import Limits
 
 BUDGET = "8MiB"
 Opener = Callable[..., kvemb.Store]
+MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30
+
+
+def pytest_configure() -> None:
+    """Let tests, and processes that they start, use a filesystem in memory."""
+    if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,8 +48,8 @@ def limits(request: pytest.FixtureRequest) -> Limits:
 
 
 @pytest.fixture
-def open_store(limits: Limits) -> Iterator[Opener]:
-    """kvemb.open with a small budget; every store opened is checked and closed at teardown."""
+def open_store(limits: Limits, tmp_path: Path) -> Iterator[Opener]:
+    """kvemb.open with a small budget; every store opened is checked and closed at teardown, while tmp_path is there."""
     opened: list[kvemb.Store] = []
 
     def opener(path: Path, **arguments: Any) -> kvemb.Store:

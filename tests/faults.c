@@ -7,8 +7,9 @@
    dirs/NUMBER. Nothing else counts as durable: neither sync(), nor O_SYNC, nor msync. The real fsync is left out.
    Removed files and directories move to kept/NUMBER, so that the number of an inode is never given to another.
 
-   The n-th operation that changes something fails, once or from then on, or kills the process: faults_arm. After so many
-   bytes the disk is full: faults_quota. What failed is told in the shadow's file "hits".
+   The n-th operation that changes something fails, once or from then on: faults_arm. Before others the process is
+   stopped, for its parent to copy what a crash would leave: faults_stop. After so many bytes the disk is full:
+   faults_quota. What failed is told in the shadow's file "hits".
 
    Thread-safe. Calls the kernel itself, as the functions of libc are the ones it stands in for. */
 #define _GNU_SOURCE
@@ -32,7 +33,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH], shadow[PATH], only[PATH];
-static long armed, armed_error, armed_forever, seen, hits;
+static long armed, armed_error, armed_forever, stop_every, stop_first, seen, hits;
 static long long quota = -1;
 
 /* What the test calls. */
@@ -42,7 +43,7 @@ void faults_begin(const char *new_root, const char *new_shadow) {
     snprintf(shadow, PATH, "%s", new_shadow);
 }
 
-/* Let the n-th operation from now on fail with this errno; 0: kill the process before it. n 0: let all succeed.
+/* Let the n-th operation from now on fail with this errno. n 0: let all succeed, and do not count.
    Counted are operations whose path ends with `ending`. */
 void faults_arm(long n, long error, long forever, const char *ending) {
     pthread_mutex_lock(&lock);
@@ -50,6 +51,9 @@ void faults_arm(long n, long error, long forever, const char *ending) {
     armed = n, armed_error = error, armed_forever = forever, seen = hits = 0;
     pthread_mutex_unlock(&lock);
 }
+
+/* Stop the process, all of its threads, before the operations first, first + every ... that are counted; 0: never. */
+void faults_stop(long first, long every) { stop_first = first, stop_every = every; }
 
 void faults_quota(long long bytes) { quota = bytes; }
 long faults_seen(void) { return seen; }
@@ -106,10 +110,11 @@ static int fails(const char *what, const char *path) {
     int counts = armed && n >= strlen(only) && !strcmp(path + n - strlen(only), only);
     long number = counts ? ++seen : 0, error = armed_error;
     int hit = counts && (number == armed || (armed_forever && number > armed));
+    int stop = counts && stop_every && number >= stop_first && (number - stop_first) % stop_every == 0;
     if (hit && hits++ < 20) tell(what, path);
     pthread_mutex_unlock(&lock);
+    if (stop) kill(getpid(), SIGSTOP);
     if (!hit) return 0;
-    if (!error) kill(getpid(), SIGKILL), pause();
     errno = error;
     return 1;
 }

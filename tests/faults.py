@@ -1,6 +1,7 @@
 """A process on a disk that fails: tests/faults.c, compiled and preloaded, and the trials it runs (tests/trials.py).
 
 One process imports everything once and forks for each trial. `survivors` builds what a crash of the machine leaves.
+Crashes of one history are tried without killing it: it is stopped, what is there is copied, and it goes on.
 """
 
 from __future__ import annotations
@@ -49,11 +50,15 @@ class Disk:
         self._library.faults_begin(os.fsencode(root), os.fsencode(shadow))
 
     def fail(self, at: int, error: int = 0, *, forever: bool = False, only: str = "") -> None:
-        """Let the at-th operation from now fail with an errno; error 0 kills the process; at 0: none fails.
+        """Let the at-th operation from now fail with an errno; at 0: none fails, and none is counted.
 
         only: count operations on paths with this ending.
         """
         self._library.faults_arm(ctypes.c_long(at), ctypes.c_long(error), ctypes.c_long(forever), os.fsencode(only))
+
+    def stop(self, first: int, every: int) -> None:
+        """Stop the process before the operations first, first + every ... that `fail` counts; every 0: never."""
+        self._library.faults_stop(ctypes.c_long(first), ctypes.c_long(every))
 
     def fill_up(self, nbytes: int) -> None:
         """Be full after nbytes more; -1: never."""
@@ -107,15 +112,25 @@ def _put(shadow: Path, inode: int, target: Path) -> None:
         target.touch()
 
 
+def keep_crash(folder: Path, target: Path) -> None:
+    """Copy what a crash of this instant would leave of the trial in folder, whose process is stopped, to a new one."""
+    target.mkdir()
+    shutil.copytree(folder / "root", target / "root")
+    for names in ("synced", "all"):
+        survivors(folder / "shadow", folder / "root", target / f"survivors-{names}", names=names)
+    shutil.copyfile(folder / "events", target / "events")
+    for state in folder.glob("state-*"):
+        os.link(state, target / state.name)
+
+
 @dataclass(frozen=True)
 class Trial:
     """What came of a history in `folder`: root/ is the disk, shadow/ what survives, events and state-N the log.
 
-    seen: operations on the disk; None where the process was killed.
+    seen: operations on the disk; None where the process did not get that far.
     """
 
     folder: Path
-    killed: bool
     hung: bool
     error: str
     seen: int | None = None
@@ -128,7 +143,14 @@ class Trial:
 
     def survivors(self, names: str) -> Path:
         """The disk, as a crash of the machine leaves it."""
-        return survivors(self.folder / "shadow", self.root, self.folder / f"survivors-{names}", names=names)
+        target = self.folder / f"survivors-{names}"
+        if not target.exists():
+            survivors(self.folder / "shadow", self.root, target, names=names)
+        return target
+
+    def crashes(self) -> list[Trial]:
+        """What crashes would have left, one for each time that the process was stopped."""
+        return [Trial(path, False, "") for path in sorted(self.folder.glob("crash-*"))]
 
     @property
     def what_failed(self) -> str:

@@ -178,7 +178,7 @@ class History:
 
     def promise(self) -> list[dict[str, Model]]:
         """The states that the store may hold now."""
-        return Trial(self.folder, False, False, "").places()["store"].allowed or [{}]
+        return Trial(self.folder, False, "").places()["store"].allowed or [{}]
 
     # Steps.
 

@@ -19,8 +19,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from faults import Disk
+import numpy as np
+from faults import Disk, keep_crash
 from history import History
+
+from kvemb.rows import hashing
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
@@ -28,13 +31,19 @@ PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOA
 def history(
     folder: Path, disk: Disk, *, at: int = 0, error: int = 0, forever: bool = False, only: str = "", **how: Any
 ) -> None:
-    """Run a history whose at-th operation on the disk fails; if that does not kill the process, use the store again."""
+    """Run a history whose at-th operation on the disk fails, and use the store again."""
     running = History(folder, **how)
     disk.fail(at or 1 << 40, error, forever=forever, only=only)
     running.run()
     (folder / "seen").write_text(f"{disk.seen} {disk.hits}")
     disk.fail(0)
     running.check_reopening()
+
+
+def crashes(folder: Path, disk: Disk, *, first: int, every: int, **how: Any) -> None:
+    """Run a history; the process is stopped at operations first, first + every ... and what is there is kept."""
+    disk.stop(first, every)
+    history(folder, disk, **how)
 
 
 def full_disk(folder: Path, disk: Disk, *, nbytes: int = -1, place: str | None = None) -> None:
@@ -48,7 +57,7 @@ def full_disk(folder: Path, disk: Disk, *, nbytes: int = -1, place: str | None =
     running.check_reopening()
 
 
-TRIALS = {"history": history, "full_disk": full_disk}
+TRIALS = {"history": history, "crashes": crashes, "full_disk": full_disk}
 
 
 def compile_kernels() -> None:
@@ -57,6 +66,8 @@ def compile_kernels() -> None:
         code = "import sys; from history import History; from pathlib import Path; History(Path(sys.argv[1])).run()"
         (Path(folder) / "root").mkdir()
         subprocess.run([sys.executable, "-c", code, folder], cwd=Path(__file__).parent, env=PLAIN, check=True)
+    # numba takes half a second to load the first one.
+    hashing.Unique(np.arange(2))
 
 
 def fork_and_run(request: dict[str, Any], disk: Disk) -> dict[str, Any]:
@@ -77,18 +88,24 @@ def fork_and_run(request: dict[str, Any], disk: Disk) -> dict[str, Any]:
                 file.flush()
                 os._exit(1)
         os._exit(0)
-    ends, hung = time.monotonic() + request["timeout"], False
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() > ends:
+    ends, hung, stopped = time.monotonic() + request["timeout"], False, 0
+    while True:
+        changed, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+        if changed and not os.WIFSTOPPED(status):
+            break
+        if changed:
+            keep_crash(folder, folder / f"crash-{stopped}")
+            stopped += 1
+            os.kill(child, signal.SIGCONT)
+        elif time.monotonic() > ends:
             hung = True
             os.kill(child, signal.SIGKILL)
         time.sleep(0.002)
-    status, error = ended[1], told.read_text() if told.exists() else ""
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
+    error = told.read_text() if told.exists() else ""
+    if os.WIFSIGNALED(status) and not hung:
         error += f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
     counts = (folder / "seen").read_text().split() if (folder / "seen").exists() else (None, None)
-    return {"killed": os.WIFSIGNALED(status), "hung": hung, "error": error,
-            "seen": counts[0] and int(counts[0]), "hits": counts[1] and int(counts[1])}  # fmt: skip
+    return {"hung": hung, "error": error, "seen": counts[0] and int(counts[0]), "hits": counts[1] and int(counts[1])}
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What a store promises on disks that lose what was not synced, fail, or are full: tests/faults.c plays the disk.
 
-A history (tests/history.py) is stopped at one of its operations on the disk. KVEMB_FAULTS says at how many, evenly
-spread; 0: at every one.
+A history (tests/history.py) is stopped at some of its operations on the disk, or one of them fails. KVEMB_FAULTS says
+at how many, evenly spread, operations fail, for each error; crashes are tried at three times as many. 0: at every one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvemb.errors import CheckpointNotFound, StoreNotFound
 
 pytestmark = pytest.mark.slow
 
-FAULTS = int(os.environ.get("KVEMB_FAULTS", "3"))
+FAULTS = int(os.environ.get("KVEMB_FAULTS", "4"))
 DURABILITIES = ["checkpoint", "write"]
 
 
@@ -35,10 +35,16 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[faults.Labo
     running.close()
 
 
-def picked(last: int, share: int = 1, seed: int = 0) -> list[int]:
-    """Numbers from 1 to last, `share` times as many as were asked for."""
-    count = share * FAULTS or last
-    return sorted({1 + (i * last + seed) // count for i in range(count)})
+@pytest.fixture(scope="module")
+def operations(laboratory: faults.Laboratory) -> dict[str, int]:
+    """How many operations that may fail a history has, by its durability."""
+    counts = {}
+    for durability in DURABILITIES:
+        whole = laboratory.run(error=errno.EIO, durability=durability)
+        check_all(whole)
+        assert whole.seen is not None
+        counts[durability] = whole.seen
+    return counts
 
 
 def check(trial: faults.Trial, left: Path) -> None:
@@ -61,41 +67,52 @@ def check_all(trial: faults.Trial) -> None:
     """Whatever the crash spared."""
     assert not trial.hung, trial.error
     assert trial.error == "", f"{trial.error}\nfailed: {trial.what_failed}"
-    for names in ("synced", "all"):
-        check(trial, trial.survivors(names))
-    check(trial, trial.root)
+    for crash in [*trial.crashes(), trial]:
+        for names in ("synced", "all"):
+            check(crash, crash.survivors(names))
+        check(crash, crash.root)
     shutil.rmtree(trial.folder)
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_a_crash_at_any_moment_leaves_what_was_acknowledged(laboratory: Any, durability: str) -> None:
-    last = laboratory.run(durability=durability)
-    check_all(last)
-    for at in picked(last.seen, 3):
-        trial = laboratory.run(at=at, durability=durability)
-        assert trial.killed
+def test_a_crash_at_any_moment_leaves_what_was_acknowledged(
+    laboratory: Any, operations: dict[str, int], durability: str
+) -> None:
+    """The first operations are the store's making; the last, its closing."""
+    every = operations[durability] // (3 * FAULTS) if FAULTS else 50
+    for first in [every // 2] if FAULTS else range(1, every + 1):
+        trial = laboratory.run("crashes", first=first, every=every, durability=durability, timeout=120)
+        assert len(trial.crashes()) >= (3 * FAULTS or operations[durability] // every)
         check_all(trial)
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_an_operation_that_fails_loses_nothing_that_was_acknowledged(
-    laboratory: Any, error: int, durability: str
+    laboratory: Any, operations: dict[str, int], error: int, durability: str
 ) -> None:
-    """It may be the n-th write, sync, creation, link, rename or mkdir; the store is used again in the same process."""
-    last = laboratory.run(durability=durability)
-    check_all(last)
-    for forever in (False, True):
-        for at in picked(last.seen, seed=error):
-            trial = laboratory.run(at=at, error=error, forever=forever, durability=durability)
-            assert not trial.killed, trial.error
-            check_all(trial)
+    """It may be the n-th write, sync, creation, link, rename or mkdir, alone or with all that follow.
+
+    The store is used again in the same process.
+    """
+    last = operations[durability]
+    for at, forever in places(last, error, durability):
+        trial = laboratory.run(at=at, error=error, forever=forever, durability=durability)
+        assert trial.hits
+        check_all(trial)
+
+
+def places(last: int, error: int, durability: str) -> list[tuple[int, bool]]:
+    """Which operations, from 1 to last, fail: alone, or with all that follow. Others for each test."""
+    if not FAULTS:
+        return [(at, forever) for at in range(1, last + 1) for forever in (False, True)]
+    turn = [errno.ENOSPC, errno.EIO].index(error) + 2 * DURABILITIES.index(durability)
+    return [(1 + (4 * part + turn) * last // (4 * FAULTS), (part + turn) % 2 == 0) for part in range(FAULTS)]
 
 
 def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(laboratory: Any) -> None:
     for nbytes in (0, 30_000, 1_000_000):
         trial = laboratory.run("full_disk", nbytes=nbytes)
-        assert not trial.killed, trial.error
         check_all(trial)
 
 
