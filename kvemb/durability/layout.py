@@ -98,9 +98,23 @@ def current_point(store: Path) -> Path:
 
 def current(store: Path) -> tuple[Path, bool]:
     """Return the durable point that CURRENT names, and whether a log follows it. Raises StoreNotFound or Corruption."""
+    text, before = _said(store), None
+    while (named := _POINT.fullmatch(text)) is None or not (store / POINTS / named[1]).is_dir():
+        # A store's owner may have replaced the point since its name was read.
+        if text == before:
+            raise Corruption(
+                f"{store / CURRENT} is damaged: it names {brief(text)}, which is not in {store / POINTS}; "
+                "run kvemb repair"
+            )
+        text, before = _said(store), text
+    return store / POINTS / named[1], named[2] is not None
+
+
+def _said(store: Path) -> str:
+    """Return what CURRENT says. Raises StoreNotFound or Corruption."""
     try:
         with open(store / CURRENT, encoding="ascii", newline="") as file:
-            text = file.read(_MOST_CURRENT)
+            return file.read(_MOST_CURRENT)
     except (FileNotFoundError, NotADirectoryError) as error:
         numbered = sorted(path.name for path in store.glob("[0-9]*") if is_checkpoint(path))
         hint = f"; it is a series of checkpoints: name one, such as {store / numbered[-1]}" if numbered else ""
@@ -111,12 +125,6 @@ def current(store: Path) -> tuple[Path, bool]:
         raise Corruption(
             f"{store / CURRENT} is damaged: it must name a directory in {POINTS}; run kvemb repair"
         ) from error
-    named = _POINT.fullmatch(text)
-    if named is None or not (store / POINTS / named[1]).is_dir():
-        raise Corruption(
-            f"{store / CURRENT} is damaged: it names {brief(text)}, which is not in {store / POINTS}; run kvemb repair"
-        )
-    return store / POINTS / named[1], named[2] is not None
 
 
 def point(store: Path, number: int) -> Path:

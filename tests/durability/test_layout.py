@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,23 @@ def test_a_damaged_current_is_named(tmp_path, text):
     (tmp_path / "CURRENT").write_bytes(text)
     with pytest.raises(Corruption, match="CURRENT is damaged"):
         layout.current_point(tmp_path)
+
+
+def test_a_point_that_is_replaced_while_current_is_read_is_no_damage(tmp_path, monkeypatch):
+    """As a reader beside the store's owner meets it: the next point is there, and the one it read of is deleted."""
+    (tmp_path / "points" / "000012").mkdir(parents=True)
+    layout.set_current(tmp_path, 12)
+    there = Path.is_dir
+
+    def late(path):
+        if path.name == "000012":
+            (tmp_path / "points" / "000013").mkdir()
+            layout.set_current(tmp_path, 13)
+            path.rmdir()
+        return there(path)
+
+    monkeypatch.setattr(Path, "is_dir", late)
+    assert layout.current_point(tmp_path) == tmp_path / "points" / "000013"
 
 
 def test_a_file_is_no_store(tmp_path):
