@@ -16,7 +16,7 @@ import kvemb
 DIM = 4
 KEYS = np.random.default_rng(5).permutation(4000).astype(np.int64) * 7919 - 9_000_000
 # Where each file is damaged: more with KVEMB_OFFSETS.
-OFFSETS = int(os.environ.get("KVEMB_OFFSETS", "5"))
+OFFSETS = int(os.environ.get("KVEMB_OFFSETS", "2"))
 BUDGET = "4MiB"
 
 

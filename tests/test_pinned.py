@@ -9,9 +9,11 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from blocks import SCHEMA, rows_of
 
 import kvemb
 from kvemb.backends import cpu_insert
+from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed
 from kvemb.rows import hash_kernels
 
@@ -95,3 +97,19 @@ def test_compiled_kernels_are_kept_only_while_all_their_sources_stay(tmp_path: P
     (after / "cpu_probe.py").write_text("CELLS = 8\n")
     hash_kernels.source_stamp.cache_clear()
     assert hash_kernels.source_stamp(before) != hash_kernels.source_stamp(after)
+
+
+def test_the_bytes_of_rows_in_memory_are_counted_while_a_spill_writes() -> None:
+    """Raised "dictionary changed size during iteration"."""
+    rows = MemoryStore(SCHEMA)
+
+    class Written(bytes):
+        """A record during whose counting another thread writes."""
+
+        def __len__(self) -> int:
+            rows.write(rows_of(range(10)))
+            return super().__len__()
+
+    rows._records.update({b"1": Written(b"one"), b"2": Written(b"two")})
+    assert rows.disk_bytes() == 6
+    assert rows.disk_bytes() > 6

@@ -63,7 +63,7 @@ def halted(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.
     return reached, go
 
 
-@pytest.mark.parametrize("seed", quick(range(int(os.environ.get("KVEMB_SEEDS", "8")))))
+@pytest.mark.parametrize("seed", quick(range(int(os.environ.get("KVEMB_SEEDS", "4")))))
 @pytest.mark.limits(**SMALL_PILES)
 def test_every_acknowledged_write_outlives_a_crash(monkeypatch, open_store, tmp_path, seed):
     chance = np.random.default_rng(seed)
@@ -153,8 +153,8 @@ def test_an_entry_that_was_not_wholly_written_is_dropped_unless_it_is_known_to_b
         put(store, key)
         sizes.append(only_log(store.path).stat().st_size)
         heads.append(only_log(store.path).read_bytes()[:HEAD_BYTES])
-    cuts = [(size, partial(os.truncate, length=size)) for size in range(sizes[1], sizes[2], 7)]
-    flips = [(byte, partial(flipped, byte=byte)) for byte in range(sizes[1], sizes[2], 5)]
+    cuts = [(size, partial(os.truncate, length=size)) for size in range(sizes[1], sizes[2], 13)]
+    flips = [(byte, partial(flipped, byte=byte)) for byte in range(sizes[1], sizes[2], 11)]
     for at, (_, damage) in enumerate([*cuts, *flips]):
         crash = crashed(store.path, tmp_path / f"{at}")
         log = only_log(crash)

@@ -17,8 +17,6 @@ from kvemb.durability import fresh_files, journal, layout, manifest
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
 from kvemb.handle import inside
-from kvemb.offline import streams
-from kvemb.offline.remote import RemoteCheckpoints
 
 fsspec = pytest.importorskip("fsspec")
 DIM = 3
@@ -265,20 +263,3 @@ def test_no_more_of_a_file_is_read_than_its_manifest_says(manager, tmp_path, cou
         copy.pull(url)
     assert counted() <= sum(entry.bytes + 1 for entry in entries)
     assert not list((tmp_path / "copy").rglob("*.part"))
-
-
-def test_no_more_of_a_manifest_is_read_than_one_may_have(monkeypatch, manager, tmp_path):
-    asked: list[int] = []
-    place = RemoteCheckpoints(f"memory://{tmp_path.name}", most_characters=100)
-    real = streams.read
-
-    def read(files: Any, path: str, most: int) -> bytes:
-        asked.append(most)
-        return real(files, path, most)
-
-    monkeypatch.setattr(streams, "read", read)
-    with pytest.raises(Corruption, match="longer than 100 char"):
-        place.id_of(place.numbers()[-1])
-    assert asked == [401]
-    with pytest.raises(Corruption, match="longer than 100 char"):
-        manifest.read(manager.latest().path, most_characters=100)

@@ -67,7 +67,7 @@ class CrashRounds:
         self.folder, self.durability = folder, durability
         self._chance = random.Random(seed)
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["kvemb.tools.stress.load"])
+        self._processes.set_forkserver_preload(["kvemb.tools.stress.load", "kvemb.tools.stress.warm"])
         self.totals: Counter[str] = Counter()
         with kvemb.open(folder / "store", memory_budget=BUDGET) as store:
             self.models: Models = {name: model_of(variable) for name, variable in open_variables(store).items()}

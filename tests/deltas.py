@@ -1,0 +1,41 @@
+"""What checkpoints say has changed, and replicas that are brought from one to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from histories import DIM
+
+import kvemb
+from kvemb.durability.checkpoint import Checkpoint
+
+
+def told(checkpoint: Checkpoint, since: Any, name: str) -> tuple[dict[int, tuple[bytes, ...]], list[int]]:
+    """Everything changes() says of a variable: rows and removed keys, each checked to come once and in order."""
+    rows: dict[int, tuple[bytes, ...]] = {}
+    order: list[int] = []
+    removed: list[int] = []
+    for part in checkpoint.changes(since, variables=[name], batch_rows=64):
+        assert part.variable == name
+        for at, key in enumerate(part.keys.tolist()):
+            slots = [slot[at].tobytes() for slot in part.slots.values()]
+            rows[key] = (part.values[at].tobytes(), *slots, part.scores[at].tobytes())
+        order += part.keys.tolist()
+        removed += part.removed.tolist()
+    assert order == sorted(set(order))
+    assert removed == sorted(set(removed))
+    return rows, removed
+
+
+def open_store_from(checkpoint: Any, path: Path, open_store: Any) -> kvemb.Store:
+    kvemb.restore(checkpoint, path, memory_budget="4MiB").close()
+    opened: kvemb.Store = open_store(path, memory_budget="4MiB")
+    return opened
+
+
+def fill(store: kvemb.Store, keys: Any, value: float, name: str = "table") -> kvemb.Variable:
+    table = store.get_variable(name, dim=DIM)
+    table.upsert(keys, np.full((len(keys), DIM), value, np.float32))
+    return table

@@ -1,0 +1,58 @@
+"""Whole rows to load, and what a dict has after a load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb.bulk import Rows
+
+DIM = 2
+KEY, VALUE = np.zeros(1, np.int64), np.zeros((1, DIM), np.float32)
+Model = dict[int, tuple[bytes, ...]]
+
+
+def table_of(store: kvemb.Store, key_dtype: str = "int64", hot_rows: int | None = 64) -> kvemb.Variable:
+    return store.get_variable(
+        "table", key_dtype, dim=DIM, hot_rows=hot_rows, optimizer=kvemb.optimizers.Adagrad(0.5, 0.25)
+    )
+
+
+def rows(keys: Any, version: float, dtype: str = "int64") -> Rows:
+    keys = np.asarray(keys, dtype)
+    values = np.repeat(keys.astype(np.float32)[:, None] + np.float32(version), DIM, axis=1)
+    return Rows(
+        keys, values, {"accumulator": values * 2}, np.full(len(keys), float(version)), np.full(len(keys), int(version))
+    )
+
+
+def model_of(batches: Any) -> Model:
+    """What rows there are, by key: all of each, as bytes."""
+    found: Model = {}
+    for each in batches:
+        for at, key in enumerate(each.keys.tolist()):
+            assert key not in found
+            found[key] = (
+                each.values[at].tobytes(),
+                each.slots["accumulator"][at].tobytes(),
+                each.scores[at].tobytes(),
+                each.steps[at].tobytes(),
+            )
+    return found
+
+
+def merged(model: Model, batches: list[Rows], conflict: str) -> Model:
+    there, result = set(model), dict(model)
+    for each in batches:
+        for key, row in model_of_last(each).items():
+            if conflict == "replace" or key not in there:
+                result[key] = row
+    return result
+
+
+def model_of_last(each: Rows) -> Model:
+    last = np.array([len(each.keys) - 1 - at for at in np.unique(each.keys[::-1], return_index=True)[1]], np.int64)
+    slots = {"accumulator": each.slots["accumulator"][last]}
+    return model_of([Rows(each.keys[last], each.values[last], slots, each.scores[last], each.steps[last])])

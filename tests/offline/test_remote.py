@@ -1,0 +1,140 @@
+"""What is at a URL: names that count, manifests that are refused, and places that cannot be reached."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from versions import make
+
+import kvemb
+from kvemb.durability import manifest
+from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, TransferError
+from kvemb.handle import inside
+from kvemb.offline import streams
+from kvemb.offline.remote import RemoteCheckpoints
+
+fsspec = pytest.importorskip("fsspec")
+
+
+def test_only_names_of_checkpoints_count_elsewhere(store, manager, tmp_path):
+    make(store, manager, 1)
+    url = tmp_path / "remote"
+    manager.push(url)
+    for name in (
+        "7.json",
+        "0000000\u0667.json",
+        "00000009.json.part",
+        "9" * 200 + ".json",
+        "a/00000005.json",
+        "x.json",
+    ):
+        (url / "checkpoints" / name).parent.mkdir(exist_ok=True)
+        (url / "checkpoints" / name).touch()
+    assert manager.remote_numbers(url) == [1]
+
+
+def test_a_damaged_or_hostile_manifest_elsewhere_is_refused(store, manager, tmp_path):
+    url = f"memory://{tmp_path.name}"
+    (checkpoint,) = make(store, manager, 1)
+    manager.push(url)
+    files, root = fsspec.core.url_to_fs(url)
+    path = f"{root}/checkpoints/00000001.json"
+    text = files.cat_file(path)
+    described = inside(checkpoint)
+    name = next(iter(described.files))
+    for strange in ("../../escaped", "/escaped", "rows/../../escaped"):
+        described.files[strange] = described.files.pop(name)
+        manifest.write(described, tmp_path)
+        files.pipe_file(path, (tmp_path / manifest.NAME).read_bytes())
+        described.files[name] = described.files.pop(strange)
+        with (
+            kvemb.CheckpointManager(tmp_path / "copy") as copy,
+            pytest.raises(Corruption, match=r"no file that a checkpoint|paths below the directory"),
+        ):
+            copy.pull(url)
+    for sha256 in ("../../escaped", "", "x" * 64, None, 7):
+        entry = described.files[name]
+        described.files[name] = manifest.FileEntry(entry.bytes, sha256)
+        manifest.write(described, tmp_path)
+        files.pipe_file(path, (tmp_path / manifest.NAME).read_bytes())
+        described.files[name] = entry
+        with (
+            kvemb.CheckpointManager(tmp_path / "copy") as copy,
+            pytest.raises(Corruption, match="must be 64 hexadecimal digits"),
+        ):
+            copy.pull(url)
+    for damaged in (text[:-2], b"\xff" + text[1:], text.replace(b'"rows": 1000', b'"rows": 1001')):
+        files.pipe_file(path, damaged)
+        with kvemb.CheckpointManager(tmp_path / "copy") as copy, pytest.raises(Corruption, match=r"00000001\.json"):
+            copy.pull(url)
+    assert not [path for path in tmp_path.rglob("*") if "escaped" in path.name]
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there_is_told_and_not_made(s3, store, manager, tmp_path):
+    make(store, manager, 1)
+    files = fsspec.filesystem("s3", **s3)
+    for url in ("s3://typo", "s3://typo/model"):
+        for call in (manager.push, manager.pull, manager.remote_numbers):
+            with pytest.raises(TransferError, match=r"there is no bucket 'typo', which s3://typo.* names"):
+                call(url, options=s3)
+    assert not files.exists("typo")
+    assert manager.remote_numbers("s3://bucket/nothing/yet", options=s3) == []
+
+
+def test_a_place_that_is_none_is_told(store, manager, tmp_path, monkeypatch):
+    make(store, manager, 1)
+    s3 = {"key": "k", "secret": "s", "endpoint_url": "http://127.0.0.1:9"}  # nobody is asked
+    monkeypatch.chdir(tmp_path)
+    for call in (manager.push, manager.pull, manager.remote_numbers):
+        for url in ("s3:///x", "s3://", "s3:///"):
+            with pytest.raises(ValueError, match=rf"url '{url}' names no bucket, or host; write s3://NAME"):
+                call(url, options=s3)
+        with pytest.raises(ValueError, match="one slash after its colon"):
+            call(Path("s3://bucket/x"), options=s3)
+        with pytest.raises(ValueError, match="url must not be empty or contain a null character"):
+            call("")
+        for strange in (7, None, b"remote"):
+            with pytest.raises(TypeError, match="url must be a str or a path, got"):
+                call(strange)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["series", "store"]
+    done = manager.push(Path("remote"))
+    assert manager.remote_numbers(Path("remote/")) == [done.number]
+    with kvemb.CheckpointManager("copy") as copy:
+        assert copy.pull(tmp_path / "remote").id == manager.latest().id
+
+
+def test_a_place_that_cannot_be_reached_is_told(monkeypatch, store, manager, tmp_path):
+    with pytest.raises(CheckpointNotFound, match=r"there is no checkpoint in .*; it has none"):
+        manager.push(f"memory://{tmp_path.name}")
+    make(store, manager, 1)
+    with pytest.raises(TransferError, match="nowhere"):
+        manager.push("nowhere://x")
+    (tmp_path / "file").touch()
+    with pytest.raises(TransferError, match="file"):
+        manager.push(str(tmp_path / "file"))
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(BackendUnavailable, match=r"pip install 'kvemb\[remote\]'"):
+        manager.push("memory://x")
+
+
+def test_no_more_of_a_manifest_is_read_than_one_may_have(monkeypatch, store, manager, tmp_path):
+    make(store, manager, 1)
+    manager.push(f"memory://{tmp_path.name}")
+    asked: list[int] = []
+    place = RemoteCheckpoints(f"memory://{tmp_path.name}", most_characters=100)
+    real = streams.read
+
+    def read(files: Any, path: str, most: int) -> bytes:
+        asked.append(most)
+        return real(files, path, most)
+
+    monkeypatch.setattr(streams, "read", read)
+    with pytest.raises(Corruption, match="longer than 100 char"):
+        place.id_of(place.numbers()[-1])
+    assert asked == [401]
+    with pytest.raises(Corruption, match="longer than 100 char"):
+        manifest.read(manager.latest().path, most_characters=100)

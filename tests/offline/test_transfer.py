@@ -1,0 +1,315 @@
+"""Copies of checkpoints elsewhere: pushed, pulled and pruned, interrupted at every file, damaged on either side."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from versions import fill, make, rows_of
+
+import kvemb
+from kvemb.durability import fresh_files, manifest
+from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, TransferError
+from kvemb.offline.transfer import Remote
+
+fsspec = pytest.importorskip("fsspec")
+
+
+def test_a_series_travels_and_only_what_lacks_does(store, manager, tmp_path, place):
+    url, options = place
+    made = make(store, manager, 3)
+    assert manager.remote_numbers(url, options=options) == []
+    seen: set[str] = set()
+    for number, checkpoint in enumerate(made, 1):
+        told: builtins.list[tuple[int, int]] = []
+        done = manager.push(
+            url, number=number, options=options, progress=lambda *bytes_, told=told: told.append(bytes_)
+        )
+        new = {entry.sha256: entry.bytes for entry in checkpoint.files.values() if entry.sha256 not in seen}
+        assert (done.number, done.files, done.nbytes) == (number, len(new), sum(new.values()))
+        assert told[-1] == (done.nbytes, done.nbytes)
+        assert done.shared == len({entry.sha256 for entry in checkpoint.files.values()} & seen)
+        assert (done.shared > 0) == (number > 1)
+        seen |= set(new)
+    assert manager.remote_numbers(url, options=options) == [1, 2, 3]
+    assert manager.push(url, options=options).files == 0
+
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        assert copy.pull(url, number=2, options=options).path == copy.path(2)
+        newest = copy.pull(url, options=options)
+        assert copy.pull(url, options=options).path == newest.path
+        assert copy.numbers() == [2, 3]
+        for checkpoint in copy.list():
+            assert kvemb.verify(checkpoint.path, deep=True)
+            original = manager.path(int(checkpoint.path.name))
+            assert (checkpoint.path / manifest.NAME).read_bytes() == (original / manifest.NAME).read_bytes()
+            assert rows_of(checkpoint) == rows_of(kvemb.Checkpoint(original))
+        inodes = [{file.stat().st_ino for file in each.path.rglob("*") if file.is_file()} for each in copy.list()]
+        assert inodes[0] & inodes[1], "what is here does not travel"
+        assert sum(len(change.keys) for change in newest.changes(copy.path(2))) == 1000
+        with kvemb.restore(newest, tmp_path / "restored", memory_budget="4MiB") as restored:
+            fill(restored, 9, [1])
+            assert copy.save(restored).path == copy.path(4)
+            assert copy.push(url, options=options).shared > 0
+    assert manager.remote_numbers(url, options=options) == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], builtins.list[str]]:
+    """Make the n-th call of a method of the filesystem in memory fail; returns the list of all its calls."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def fail(name: str, at: int) -> builtins.list[str]:
+        monkeypatch.undo()
+        real, calls, lock = getattr(MemoryFileSystem, name), [], threading.Lock()
+
+        def call(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+            with lock:
+                calls.append(path)
+                failing = len(calls) == at
+            if failing:
+                raise OSError("the network is gone")
+            return real(self, path, *args, **kwargs)
+
+        monkeypatch.setattr(MemoryFileSystem, name, call)
+        return calls
+
+    return fail
+
+
+def test_an_interrupted_push_shows_nothing_and_the_next_goes_on(failing, store, manager, tmp_path):
+    url = f"memory://{tmp_path.name}"
+    make(store, manager, 2)
+    manager.push(url, number=1)
+    calls = failing("open", 0)
+    whole = manager.push(url).files
+    assert whole > 5
+    assert len(calls) == whole + 1, "the manifest is the last"
+    for at in range(1, whole + 1):
+        url = f"memory://{tmp_path.name}-{at}"
+        manager.push(url, number=1)
+        calls = failing("open", at)
+        with pytest.raises(TransferError, match="the network is gone; files already transferred are kept: call again"):
+            manager.push(url, jobs=1)
+        assert len(calls) == at
+        assert manager.remote_numbers(url) == [1]
+        calls = failing("open", 0)
+        assert manager.push(url).files == whole - at + 1
+        assert manager.remote_numbers(url) == [1, 2]
+    # And with the manifest alone, the last file that is opened there.
+    calls = failing("open", 0)
+    manager.push(f"memory://{tmp_path.name}-counted")
+    url = f"memory://{tmp_path.name}-last"
+    failing("open", len(calls))
+    with pytest.raises(TransferError, match="the network is gone"):
+        manager.push(url)
+    assert manager.remote_numbers(url) == []
+    failing("open", 0)
+    assert manager.push(url).files == 0
+    assert manager.remote_numbers(url) == [2]
+
+
+def test_an_interrupted_pull_shows_nothing_and_the_next_goes_on(failing, store, manager, tmp_path):
+    url = f"memory://{tmp_path.name}"
+    make(store, manager, 1)
+    manager.push(url)
+    whole = len({entry.sha256 for entry in manager.latest().files.values()})
+    for at in range(1, whole + 1):
+        with kvemb.CheckpointManager(tmp_path / f"copy{at}") as copy:
+            failing("open", at + 1)  # the manifest is the first
+            with pytest.raises(TransferError, match="the network is gone"):
+                copy.pull(url, jobs=1)
+            assert copy.numbers() == []
+        with kvemb.CheckpointManager(tmp_path / f"copy{at}") as copy:
+            calls = failing("open", 0)
+            assert kvemb.verify(copy.pull(url).path, deep=True)
+            assert len(calls) == whole - at + 2
+            assert sorted(path.name for path in copy.root.iterdir()) == ["00000001", "LOCK"]
+
+
+def file_there(url: str, checkpoint: kvemb.Checkpoint) -> tuple[Any, str, bytes]:
+    """A table file of a checkpoint at a URL in memory: the filesystem, its path there, its bytes."""
+    files, root = fsspec.core.url_to_fs(url)
+    tables = [entry for name, entry in checkpoint.files.items() if name.endswith(".sst")]
+    entry = max(tables, key=lambda table: table.bytes)
+    path = f"{root}/files/{entry.sha256[:2]}/{entry.sha256}"
+    return files, path, files.cat_file(path)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
+def test_a_damaged_file_elsewhere_is_named_and_nothing_is_pulled(store, manager, tmp_path, how):
+    url = f"memory://{tmp_path.name}"
+    make(store, manager, 1)
+    manager.push(url)
+    files, path, data = file_there(url, manager.latest())
+    files.rm_file(path)
+    if how != "missing":
+        files.pipe_file(path, data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        with pytest.raises(Corruption, match=path.rpartition("/")[2]):
+            copy.pull(url)
+        assert copy.numbers() == []
+    if how == "cut":
+        # A push that was interrupted may leave this: the next one puts the whole file there.
+        files.rm_file(f"{fsspec.core.url_to_fs(url)[1]}/checkpoints/00000001.json")
+        assert manager.push(url).files == 1
+
+
+def test_another_checkpoint_of_the_number_is_not_replaced(open_store, manager, tmp_path):
+    url = f"memory://{tmp_path.name}"
+    with kvemb.CheckpointManager(tmp_path / "other") as other:
+        for name, each in (("store", manager), ("second", other)):
+            make(open_store(tmp_path / name), each, 1)
+        manager.push(url)
+        with pytest.raises(FileExistsError, match="another checkpoint 00000001"):
+            other.push(url)
+        with pytest.raises(FileExistsError, match="pull into another root"):
+            other.pull(url)
+        assert manager.push(url).files == 0
+
+
+def test_pruning_elsewhere_keeps_what_others_need(store, manager, tmp_path, place):
+    url, options = place
+    made = make(store, manager, 4)
+    for number in (1, 2, 3):
+        manager.push(url, number=number, options=options)
+    manager.push(url, keep=2, options=options)
+    assert manager.remote_numbers(url, options=options) == [3, 4]
+    needed = {entry.sha256 for checkpoint in made[2:] for entry in checkpoint.files.values()}
+    assert {Path(path).name for path in Remote(url, options)._found("files")} == needed
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        for number in (3, 4):
+            assert kvemb.verify(copy.pull(url, number=number, options=options).path, deep=True)
+        with pytest.raises(CheckpointNotFound, match=r"there is no checkpoint 1 in .*; it has 3, 4"):
+            copy.pull(url, number=1, options=options)
+
+
+HARM = [(kind, how) for kind in ("*.sst", "MANIFEST-*") for how in ("flipped", "cut", "longer", "empty", "missing")]
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "how"),
+    [
+        *(("local", *harm) for harm in HARM),
+        ("memory", *HARM[0]),
+        *(pytest.param("s3", *harm, marks=pytest.mark.slow) for harm in HARM[:2]),
+    ],
+    indirect=["place"],
+)
+def test_a_damaged_file_here_is_not_pushed(store, manager, tmp_path, place, how, kind):
+    url, options = place
+    (checkpoint,) = make(store, manager, 1)
+    path = max(checkpoint.path.glob(f"rows/{kind}"))
+    name = path.relative_to(checkpoint.path).as_posix()
+    data = path.read_bytes()
+    path.unlink()  # the store has links of its own
+    flipped = data[:-1] + bytes([data[-1] ^ 1])
+    if how != "missing":
+        path.write_bytes({"flipped": flipped, "cut": data[:-1], "longer": data + b"x", "empty": b""}[how])
+    with pytest.raises(Corruption, match=str(path)):
+        manager.push(url, options=options)
+    assert manager.remote_numbers(url, options=options) == []
+    there = {Path(each).name: known["size"] for each, known in Remote(url, options)._found("files").items()}
+    entry = checkpoint.files[name]
+    assert there.get(entry.sha256) != entry.bytes, "what is there with the right size is right"
+    path.write_bytes(data)
+    assert manager.push(url, options=options).number == 1
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        assert kvemb.verify(copy.pull(url, options=options), deep=True)
+
+
+def test_a_file_of_the_wrong_size_elsewhere_is_replaced_by_every_push(store, manager, tmp_path, place):
+    url, options = place
+    made = make(store, manager, 2)
+    manager.push(url, number=1, options=options)
+    files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    shared = {entry.sha256 for entry in made[0].files.values()} & {entry.sha256 for entry in made[1].files.values()}
+    path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
+    for number in (1, 2, 2):
+        files.pipe_file(path, files.cat_file(path)[:-1] + b"more")
+        told: builtins.list[tuple[int, int]] = []
+        done = manager.push(
+            url, number=number, options=options, progress=lambda *bytes_, told=told: told.append(bytes_)
+        )
+        assert (done.files >= 1, told[-1]) == (True, (done.nbytes, done.nbytes))
+        with kvemb.CheckpointManager(tmp_path / f"copy{len(list(tmp_path.glob('copy*')))}") as copy:
+            assert kvemb.verify(copy.pull(url, number=number, options=options), deep=True)
+
+
+def test_what_changed_elsewhere_is_found_and_replaced_when_asked(store, manager, tmp_path, place):
+    url, options = place
+    made = make(store, manager, 2)
+    manager.push(url, number=1, options=options)
+    files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    shared = {entry.sha256 for entry in made[0].files.values()} & {entry.sha256 for entry in made[1].files.values()}
+    path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
+    sound = files.cat_file(path)
+    for number in (1, 2):
+        files.pipe_file(path, sound[:-1] + bytes([sound[-1] ^ 1]))
+        with kvemb.CheckpointManager(tmp_path / f"copy{number}") as copy:
+            with pytest.raises(Corruption, match=r"is damaged.*push checkpoint 1 again with verify=True"):
+                copy.pull(url, number=1, options=options)
+            told: builtins.list[tuple[int, int]] = []
+            done = manager.push(
+                url, number=number, options=options, verify=True, progress=lambda *seen, told=told: told.append(seen)
+            )
+            assert done.files == 1 if number == 1 else done.files > 1
+            whole = sum({entry.sha256: entry.bytes for entry in made[number - 1].files.values()}.values())
+            assert told[-1] == (whole, whole)
+            assert files.cat_file(path) == sound
+            for each in range(1, number + 1):
+                assert kvemb.verify(copy.pull(url, number=each, options=options), deep=True)
+        assert manager.push(url, number=number, options=options, verify=True).files == 0
+
+
+def test_what_is_replaced_elsewhere_is_not_written_through(store, manager, tmp_path):
+    """A place elsewhere that is a folder may share its files with a copy of it."""
+    make(store, manager, 1)
+    url = tmp_path / "remote"
+    manager.push(url)
+    path = max(url.glob("files/*/*"), key=lambda path: path.stat().st_size)
+    path.write_bytes(b"damaged")
+    os.link(path, tmp_path / "link")
+    assert manager.push(url).files == 1
+    assert (tmp_path / "link").read_bytes() == b"damaged"
+
+
+def test_a_damaged_manifest_elsewhere_is_pushed_again(store, manager, tmp_path, place):
+    url, options = place
+    make(store, manager, 1)
+    manager.push(url, options=options)
+    files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    path = f"{root}/checkpoints/00000001.json"
+    text = files.cat_file(path)
+    for damaged in (b"", text[:-3], text.replace(b"1000", b"1001")):
+        files.pipe_file(path, damaged)
+        with (
+            kvemb.CheckpointManager(tmp_path / "copy") as copy,
+            pytest.raises(Corruption, match=r"00000001\.json is damaged"),
+        ):
+            copy.pull(url, options=options)
+        assert manager.push(url, options=options).files == 0
+        assert files.cat_file(path) == text
+    assert [Path(each).name for each in files.find(f"{root}/checkpoints")] == ["00000001.json"]
+
+
+def test_a_full_disk_leaves_no_checkpoint(monkeypatch, store, manager, tmp_path):
+    url = f"memory://{tmp_path.name}"
+    make(store, manager, 1)
+    manager.push(url)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        with monkeypatch.context() as patch:
+            patch.setattr(fresh_files, "link_or_copy", full)
+            with pytest.raises(ColdStoreError, match="No space left"):
+                copy.pull(url)
+        assert copy.numbers() == []
+        assert kvemb.verify(copy.pull(url).path, deep=True)

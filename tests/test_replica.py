@@ -1,0 +1,146 @@
+"""Replicas that follow a store by its deltas, and readers that follow it on the same machine by its points."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from deltas import fill, open_store_from, told
+from histories import DIM
+
+import kvemb
+from kvemb.errors import Closed, ReadOnly, SchemaMismatch, StoreNotFound
+
+
+def test_a_replica_is_durable_where_it_was_brought_and_goes_on_from_there(open_store, tmp_path):
+    trainer = open_store(tmp_path / "trainer")
+    fill(trainer, [1, 2, 3], 1)
+    replica = open_store_from(trainer.checkpoint(tmp_path / "a"), tmp_path / "replica", open_store)
+    fill(trainer, [3, 4], 2)
+    trainer.variables["table"].remove([1])
+    second = trainer.checkpoint(tmp_path / "b")
+    replica.variables["table"].lookup([1, 2, 3])
+    replica.apply_delta(second)
+    replica.apply_delta(second)
+    replica.close()
+    replica = open_store(tmp_path / "replica")
+    assert replica.variables["table"].export()[0].tolist() == [2, 3, 4]
+    own = fill(replica, [9], 9)
+    mine = replica.checkpoint(tmp_path / "mine")
+    assert mine.parent == second.id
+    # The row that was only used here differs too: its score is its own.
+    assert sorted(told(mine, second, "table")[0]) == [2, 9]
+    fill(trainer, [5], 5)
+    replica.apply_delta(trainer.checkpoint(tmp_path / "c"))
+    assert own.export()[0].tolist() == [2, 3, 4, 5, 9]
+
+
+def test_rows_a_replica_changed_alone_are_told_after_it_was_brought_on(open_store, tmp_path):
+    """The chain of its checkpoints stays exact: what differs from the trainer's is recorded from there on."""
+    trainer = open_store(tmp_path / "trainer")
+    fill(trainer, [1, 2, 3], 1)
+    first = trainer.checkpoint(tmp_path / "a")
+    replica = open_store_from(first, tmp_path / "replica", open_store)
+    fill(replica, [7], 7)
+    fill(trainer, [2], 2)
+    second = trainer.checkpoint(tmp_path / "b")
+    replica.apply_delta(second)
+    mine = replica.checkpoint(tmp_path / "mine")
+    assert sorted(told(mine, second, "table")[0]) == [7]
+    assert sorted(told(mine, first, "table")[0]) == [2, 7]
+
+
+def test_a_replica_with_another_schema_is_refused_before_anything_changes(open_store, tmp_path):
+    trainer = open_store(tmp_path / "trainer")
+    replica = open_store_from(trainer.checkpoint(tmp_path / "a"), tmp_path / "replica", open_store)
+    replica.get_variable("z", dim=DIM + 1)
+    fill(trainer, [1], 1)
+    trainer.get_variable("z", dim=DIM)
+    with pytest.raises(SchemaMismatch, match="'z'"):
+        replica.apply_delta(trainer.checkpoint(tmp_path / "b"))
+    assert sorted(replica.variables) == ["z"]
+
+
+def test_a_variable_that_was_left_out_stays_out_of_a_replica_and_a_new_one_comes(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    one = np.ones((100, 1), np.float32)
+    for name in ("kept", "left out"):
+        store.get_variable(name).upsert(np.arange(100), one)
+    store.get_variable("empty")
+    store.checkpoint(tmp_path / "first")
+    kvemb.restore(tmp_path / "first", tmp_path / "replica", variables=["kept"], memory_budget="8MiB").close()
+    for round in range(2):
+        store.variables["left out"].upsert(np.arange(100), 5 * one)  # all of its rows
+        store.variables["kept"].upsert([1], 7 * one[:1])
+        store.get_variable("new").upsert(np.arange(50), one[:50])
+        store.checkpoint(tmp_path / f"next{round}")
+        with kvemb.open(tmp_path / "replica", memory_budget="8MiB") as replica:
+            replica.apply_delta(tmp_path / f"next{round}")
+            assert list(replica.variables) == ["kept", "new"]
+            assert replica.variables["new"].size() == 50
+            assert replica.variables["kept"].lookup([1])[0, 0] == 7
+            replica.check(deep=True)
+            replica.checkpoint(tmp_path / f"replica{round}")
+    assert json.loads((tmp_path / "replica1/manifest.json").read_text())["left_out"] == ["empty", "left out"]
+    with kvemb.restore(tmp_path / "replica1", tmp_path / "again", memory_budget="8MiB") as again:
+        store.variables["left out"].upsert([7], one[:1])
+        store.checkpoint(tmp_path / "last")
+        again.apply_delta(tmp_path / "last")
+        assert list(again.variables) == ["kept", "new"]
+
+
+def test_a_follower_shows_the_point_it_was_opened_on_until_it_is_refreshed(open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    table = fill(trainer, [1, 2, 3], 1)
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    seen = follower.variables["table"]
+    assert seen.lookup([1, 2, 3])[:, 0].tolist() == [1, 1, 1]
+    assert not follower.refresh()
+    table.remove([1])
+    fill(trainer, [2, 4], 2)
+    fill(trainer, [7], 7, "new")
+    assert not follower.refresh(), "what is not durable does not show"
+    trainer.flush()
+    scan = seen.export_batches(1)
+    next(scan)
+    assert seen.export()[0].tolist() == [1, 2, 3]
+    assert follower.refresh()
+    assert seen.export()[0].tolist() == [2, 3, 4]
+    assert seen.size() == 3
+    assert seen.lookup([1, 2, 3, 4])[:, 0].tolist() == [0, 2, 1, 2]
+    assert follower.variables["new"].lookup([7])[0, 0] == 7
+    with pytest.raises(Closed):
+        list(scan)
+    with pytest.raises(ReadOnly):
+        seen.upsert([1], np.ones((1, DIM), np.float32))
+    follower.close()
+    with pytest.raises(Closed):
+        follower.refresh()
+
+
+def test_another_store_in_the_place_of_the_followed_one_is_refused(open_store, tmp_path):
+    open_store(tmp_path / "store").close()
+    follower = open_store(tmp_path / "store", follow=True)
+    (tmp_path / "store").rename(tmp_path / "old")
+    open_store(tmp_path / "store").close()
+    with pytest.raises(StoreNotFound, match="another store"):
+        follower.refresh()
+    assert len(follower.variables) == 0
+
+
+def test_a_damaged_point_is_an_error_and_the_follower_stays_where_it_is(open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    fill(trainer, [1], 1)
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    fill(trainer, [2], 1)
+    trainer.close()
+    (file,) = (tmp_path / "store").glob("points/*/rows/MANIFEST*")
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-1])
+    with pytest.raises(kvemb.errors.Corruption, match=str(file)):
+        follower.refresh()
+    assert follower.variables["table"].export()[0].tolist() == [1]
+    file.write_bytes(sound)
