@@ -1,5 +1,5 @@
-"""Cold rows in RocksDB: one database a store, one column family a variable. The only module that imports rocksdict,
-whose errors rocks_scan.translated turns into kvemb's.
+"""Cold rows in RocksDB: one database a store, one column family a variable. With rocks_options the only module that
+imports rocksdict, whose errors rocks_scan.translated turns into kvemb's.
 
 Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Concurrent reads are safe;
 writes to one variable must be serialised, by its lock or its spill thread.
@@ -25,9 +25,10 @@ import rocksdict as rd
 
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_files import SortedFile, splits
+from kvemb.backends.rocks_options import PARTITIONED, DatabaseOptions, holding_whole
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
-from kvemb.contracts import Gap, Mask
+from kvemb.contracts import Family, Gap, Mask
 from kvemb.errors import ColdStoreError
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
@@ -40,29 +41,22 @@ READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002
 # Between calls that hold the GIL, so that other threads can take it.
 YIELD_SECONDS = 0.001
-SALVAGE_FILES = 50
 COMPACT_PART_BYTES = 32 << 20
-
-_COMPRESSION = {
-    "none": rd.DBCompressionType.none,
-    "lz4": rd.DBCompressionType.lz4,
-    "zstd": rd.DBCompressionType.zstd,
-    "snappy": rd.DBCompressionType.snappy,
-}
 
 
 class RocksDatabase:
     """One RocksDB directory, opened.
 
-    families: its column families and their options. cache_bytes: the block cache that they share, index and filter
-    blocks included, so that memory does not grow with the table. write_buffer_bytes: all memtables together.
-    compacting: whether automatic compaction is on. salvaging: also open a database that is damaged or lacks files.
+    families: its column families. cache_bytes: half for whole filters and indexes, half for the block cache, which
+    holds what is partitioned (rocks_options), so that memory does not grow with the tables. write_buffer_bytes: all
+    memtables together. compacting: whether automatic compaction is on. salvaging: also open a database that is damaged
+    or lacks files.
     """
 
     def __init__(
         self,
         path: Path,
-        families: dict[str, RocksDBCreator],
+        families: dict[str, Family],
         *,
         cache_bytes: int,
         write_buffer_bytes: int,
@@ -72,15 +66,20 @@ class RocksDatabase:
         limits: Limits = DEFAULT,
     ) -> None:
         self.limits = limits
-        self.path, self._compacting, self._salvaging = path, compacting, salvaging
-        self._cache = rd.Cache(cache_bytes)
-        self._write_buffer_bytes = write_buffer_bytes
-        self._read_only = read_only
+        self.path, self._metadata_bytes = path, cache_bytes // 2
+        self._options = DatabaseOptions(
+            rd.Cache(cache_bytes - self._metadata_bytes), write_buffer_bytes, read_only, compacting, salvaging
+        )
         self._stores: dict[str, RocksStore] = {}
         self.threads = min(8, os.cpu_count() or 1)
         self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="kvemb-read")
-        options = self._options(RocksDBCreator())
-        columns = {name: self._options(creator) for name, creator in families.items()}
+        whole = holding_whole(families, self._metadata_bytes)
+        options = self._options.of_family(RocksDBCreator(), partitioned=True)
+        columns = {
+            name: self._options.of_family(family.creator, partitioned=name not in whole)
+            for name, family in families.items()
+        }
+        self._partitioned = set(families) - whole
         access = rd.AccessType.read_only(False) if read_only else rd.AccessType.read_write()
         # A database that is read in place is opened through links (layout.mirrored): errors name the real directory.
         directory = (path / "CURRENT").resolve().parent
@@ -88,60 +87,16 @@ class RocksDatabase:
             check_config(directory)
             self.db = rd.Rdict(str(path), options, columns or None, access)
 
-    def _options(self, creator: RocksDBCreator) -> rd.Options:
-        table = rd.BlockBasedOptions()
-        table.set_block_cache(self._cache)
-        table.set_block_size(creator.block_bytes)
-        table.set_format_version(5)
-        table.set_checksum_type(rd.ChecksumType.xxh3())
-        if creator.bloom_bits:
-            table.set_bloom_filter(creator.bloom_bits, False)
-        # Partitioned index and filters in the block cache: memory stays bounded for any size of the table.
-        table.set_index_type(rd.BlockBasedIndexType.two_level_index_search())
-        table.set_partition_filters(True)
-        table.set_metadata_block_size(4096)
-        table.set_cache_index_and_filter_blocks(True)
-        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        table.set_pin_top_level_index_and_filter(True)
-        options = rd.Options(raw_mode=True)
-        options.create_if_missing(not self._read_only)
-        options.set_block_based_table_factory(table)
-        if isinstance(creator.compression, str):
-            options.set_compression_type(_COMPRESSION[creator.compression]())
-        else:
-            options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
-        options.set_write_buffer_size(min(creator.write_buffer_bytes, self._write_buffer_bytes // 2))
-        # Every read searches the memtables first; a Bloom filter of a tenth of their size skips most of them.
-        options.set_memtable_prefix_bloom_ratio(0.1)
-        options.set_memtable_whole_key_filtering(True)
-        options.set_db_write_buffer_size(self._write_buffer_bytes)
-        if creator.compaction == "universal":
-            options.set_compaction_style(rd.DBCompactionStyle.universal())
-        else:
-            options.set_level_zero_file_num_compaction_trigger(8)
-        options.set_disable_auto_compactions(not self._compacting)
-        if self._salvaging:
-            # Table files are opened on first use, so that a damaged one does not prevent opening the database.
-            options.set_paranoid_checks(False)
-            options.set_max_open_files(SALVAGE_FILES)
-        options.set_max_background_jobs(creator.background_jobs)
-        options.set_allow_mmap_reads(creator.read_mode == "mmap")
-        options.set_use_direct_reads(creator.read_mode == "direct")
-        options.set_max_log_file_size(1 << 20)
-        options.set_keep_log_file_num(2)
-        options.set_stats_dump_period_sec(0)
-        return options
-
     def create(self, name: str, schema: Schema, creator: RocksDBCreator) -> RocksStore:
         """Create an empty column family."""
         with translated(f"create {name!r}"):
-            self.db.create_column_family(name, self._options(creator))
+            self.db.create_column_family(name, self._options.of_family(creator, partitioned=False))
         return self.attach(name, schema)
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
         """Return the store of an existing column family."""
         with translated(f"open {name!r}"):
-            self._stores[name] = RocksStore(self, name, schema)
+            self._stores[name] = RocksStore(self, name, schema, partitioned=name in self._partitioned)
         return self._stores[name]
 
     def drop(self, name: str) -> None:
@@ -170,7 +125,7 @@ class RocksDatabase:
         Without compaction, which a copy does not need and for which rocksdict would wait with the GIL.
         """
         if drop or files:
-            families = {name: RocksDBCreator() for name in cls.families(path)}
+            families = {name: Family(RocksDBCreator()) for name in cls.families(path)}
             family: rd.Rdict | None = None
             copy = cls(
                 path, families, cache_bytes=1 << 20, write_buffer_bytes=1 << 20, read_only=False, compacting=False
@@ -198,7 +153,9 @@ class RocksDatabase:
 
     def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> SortedFile:
         """See contracts.ColdDatabase."""
-        return SortedFile(path, schema, rd.SstFileWriter(self._options(creator)), self.limits.batch_rows)
+        return SortedFile(
+            path, schema, rd.SstFileWriter(self._options.of_family(creator, partitioned=False)), self.limits.batch_rows
+        )
 
     def ingest(self, name: str, path: Path) -> None:
         """See contracts.ColdDatabase. Costs a hard link, for any size of the file."""
@@ -208,9 +165,17 @@ class RocksDatabase:
             _ingest(self._stores[name].family, link)
 
     def crowded(self, name: str) -> bool:
-        """See contracts.ColdDatabase. RocksDB slows writes down at 20 files in level 0."""
+        """See contracts.ColdDatabase. RocksDB slows writes down at rocks_options.SLOW_FILES in level 0."""
         files = int(self._stores[name].family.property_int_value("rocksdb.num-files-at-level0") or 0)
         return files > self.limits.crowded_files
+
+    def bound_metadata(self) -> None:
+        """Have new files written with partitioned filters and indexes once the whole ones exceed their share."""
+        stores = {name: store for name, store in self._stores.items() if not store.partitioned}
+        if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
+            for name, store in stores.items():
+                store.partition()
+                self._partitioned.add(name)
 
     def close(self) -> None:
         """Close the database. Its lock is released with the last handle."""
@@ -226,7 +191,7 @@ class RocksDatabase:
 class RocksStore:
     """contracts.ColdStore over one column family."""
 
-    def __init__(self, database: RocksDatabase, name: str, schema: Schema) -> None:
+    def __init__(self, database: RocksDatabase, name: str, schema: Schema, *, partitioned: bool) -> None:
         self._readers, self._threads, self._limits = database.readers, database.threads, database.limits
         self._name, self._schema = name, schema
         self.family = database.db.get_column_family(name)
@@ -237,6 +202,25 @@ class RocksStore:
         self._unlogged.memtable_insert_hint_per_batch = True
         self._unlogged.no_slowdown = True
         self._scans: WeakSet[Scan] = WeakSet()
+        self._bound_metadata, self.partitioned = database.bound_metadata, partitioned
+        self._cache_blocks(partitioned)
+
+    def _cache_blocks(self, fill: bool) -> None:
+        """Say whether lookups leave blocks in the cache; partitions are cached only if data blocks are."""
+        options = rd.ReadOptions()
+        options.fill_cache(fill)
+        self.family.set_read_options(options)
+
+    def metadata_bytes(self) -> int:
+        """Bytes of filters and indexes that the readers of its files hold."""
+        return self.family.property_int_value("rocksdb.estimate-table-readers-mem") or 0
+
+    def partition(self) -> None:
+        """Write new files with partitioned filters and indexes."""
+        with translated(f"set the options of {self._name!r}"):
+            self.family.set_options(PARTITIONED)
+        self.partitioned = True
+        self._cache_blocks(True)
 
     def close(self) -> None:
         """End scans and release the handles. After a failed write RocksDB fails here again, which is ignored."""
@@ -272,6 +256,7 @@ class RocksStore:
             with translated(f"write {len(part)} rows of {self._name!r}"):
                 while not self._try_write(deletes, keys, records):
                     time.sleep(STALL_SECONDS)
+        self._bound_metadata()
 
     def _try_write(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> bool:
         """Write one batch; returns False if RocksDB stalls writes.
@@ -299,6 +284,7 @@ class RocksStore:
         """See contracts.ColdStore. Its snapshot's files stay on disk until it is exhausted or deleted."""
         options = rd.ReadOptions()
         options.set_readahead_size(READAHEAD_BYTES)
+        options.fill_cache(False)
         # Both iterators see the state at their creation. rocksdict's Snapshot would not help: its iterators see later
         # writes. Nor would bounds in the options: rocksdict encodes them as if keys were not raw.
         start = first.to_bytes(8, "big")

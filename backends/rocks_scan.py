@@ -30,6 +30,7 @@ def translated(what: str) -> Iterator[None]:
         text = re.sub(r"/\S+/[\w.-]+", lambda path: os.path.realpath(path[0]), str(error))
         # A database with column families that its manifest does not name is damage too, no refusal of the disk.
         damage = text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text
+        damage = damage or "larger than file length" in text  # a truncated file that is mapped
         if damage or "Column families not opened" in text:
             raise Corruption(f"{what}: {text}; run kvemb verify --deep, and restore from a checkpoint") from error
         raise ColdStoreError(f"{what}: {text}") from error

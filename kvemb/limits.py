@@ -24,7 +24,7 @@ class Limits:
     cold_parallel_keys: keys of a batch from which a cold read is split; below it a second thread costs more than it
     gives.
     batch_rows: rows that one RocksDB write takes; rocksdict holds the GIL while it writes.
-    crowded_files: files of RocksDB's level 0 beyond which a checkpoint waits; RocksDB slows writers down at 20.
+    crowded_files: files of RocksDB's level 0 beyond which a checkpoint waits; RocksDB slows writers down at 48.
     change_buffer_keys: changed keys of a variable in memory before they go to a key file. change_files: key files of a
     variable in one epoch before they become one.
     change_epochs, change_bytes: epochs, and bytes of their key files, that are remembered: older ones are forgotten
@@ -40,11 +40,11 @@ class Limits:
     min_spill_rows: int = 64
     max_spill_rows: int = 65_536
     write_rows: int = 65_536
-    snapshot_file_bytes: int = 2 << 20
+    snapshot_file_bytes: int = 8 << 20
     hot_parallel_keys: int = 16_384
     cold_parallel_keys: int = 512
     batch_rows: int = 4096
-    crowded_files: int = 14
+    crowded_files: int = 40
     change_buffer_keys: int = 1 << 18
     change_files: int = 8
     change_epochs: int = 256

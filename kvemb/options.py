@@ -75,10 +75,12 @@ class RocksDBCreator:
     bloom_bits: bits a key of the Bloom filter for missing keys, at most 100; 0 for none.
     compression: one name for every level, or one a level from L0 down, at most 7: "none", "lz4", "zstd", "snappy".
     write_buffer_bytes: size of a memtable, 64 KiB to 64 GiB; two may be in memory.
-    compaction: "level", or "universal": fewer rewrites under a constant spill of large batches, but a full merge takes
-    twice the disk for a while.
-    read_mode: "pread" (through the page cache), "mmap" (faster where the page cache holds the table; its pages count as
-    this process's memory), "direct".
+    compaction: "universal": runs of like size are merged, so a row is rewritten a few times in its life and checkpoints
+    share the large files; a full merge takes twice the disk for a while. Or "level": the least disk, at the price of
+    many rewrites.
+    read_mode: "mmap" (files are mapped; their pages are the page cache's, although the system counts them as this
+    process's file-backed memory), "pread" (each block is copied; a failing disk gives an error, where mapped reads end
+    the process), or "direct" (past the page cache).
     background_jobs: threads that flush and compact, 1 to 256.
 
     Raises TypeError or ValueError.
@@ -90,8 +92,8 @@ class RocksDBCreator:
     bloom_bits: int = 10
     compression: str | tuple[str, ...] = "none"
     write_buffer_bytes: int = 64 << 20
-    compaction: str = "level"
-    read_mode: str = "pread"
+    compaction: str = "universal"
+    read_mode: str = "mmap"
     background_jobs: int = 2
 
     def __post_init__(self) -> None:

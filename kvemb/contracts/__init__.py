@@ -3,13 +3,14 @@
 Keys are int64 (n,) everywhere (schema.as_keys).
 """
 
-from kvemb.contracts.cold import ColdDatabase, ColdStore, Gap, Mask, Recorder, SortedFile, WriteLog
+from kvemb.contracts.cold import ColdDatabase, ColdStore, Family, Gap, Mask, Recorder, SortedFile, WriteLog
 from kvemb.contracts.hot import HOST, HotTable, Memory, RowKernels, Values
 
 __all__ = [
     "HOST",
     "ColdDatabase",
     "ColdStore",
+    "Family",
     "Gap",
     "HotTable",
     "Mask",

@@ -27,6 +27,14 @@ class Gap(NamedTuple):
     last: int
 
 
+class Family(NamedTuple):
+    """A cold store of a database that is about to be opened. record_bytes: of one row on disk, its key included."""
+
+    creator: Any
+    rows: int = 0
+    record_bytes: int = 0
+
+
 class ColdStore(Protocol):
     """Rows of one variable by key, durable only as the store that owns it makes them."""
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from kvemb import registry
 from kvemb.checks.brief import brief
-from kvemb.contracts import ColdDatabase, ColdStore
+from kvemb.contracts import ColdDatabase, ColdStore, Family
 from kvemb.durability import layout
 from kvemb.durability.manifest import NAME, Manifest
 from kvemb.errors import Corruption
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import MemoryCreator, RocksDBCreator
+from kvemb.rows.codec import KEY_BYTES, record_dtype
 from kvemb.rows.schema import Schema
 
 # Sizes for databases that are outside any store's budget.
@@ -103,8 +104,14 @@ def creators_of(described: Manifest) -> dict[str, RocksDBCreator]:
 
 
 def _rocks(path: Path, described: Manifest | None, **options: Any) -> ColdDatabase:
-    creators = {} if described is None else creators_of(described)
+    stores = {}
+    if described is not None:
+        creators = creators_of(described)
+        stores = {
+            name: Family(creators[name], entry.rows, record_dtype(entry.schema).itemsize + KEY_BYTES)
+            for name, entry in described.variables.items()
+        }
     if described is not None:
         check_variables(path, described)
-    database: ColdDatabase = registry.cold_backend(RocksDBCreator.backend)(path, creators, **options)
+    database: ColdDatabase = registry.cold_backend(RocksDBCreator.backend)(path, stores, **options)
     return database

@@ -73,13 +73,13 @@ class Budget:
 class Budgets:
     """The budgets of one store. memory_budget: bytes of the host's.
 
-    The cold store's share of the host's is set aside first: a sixteenth for its block cache, which need hold little
-    more than index and filter blocks, as data that is read once is not read again soon; and an eighth, at most 128 MiB,
-    for its memtables. A device's budget is as large as its tables say (contracts.HotTable.memory).
+    The cold store's share of the host's is set aside first: an eighth for filters and indexes, whole ones and its block
+    cache, which does not hold data that is read once; and an eighth, at most 128 MiB, for its memtables.
+    A device's budget is as large as its tables say (contracts.HotTable.memory).
     """
 
     def __init__(self, memory_budget: int) -> None:
-        self.cache_bytes = memory_budget // 16
+        self.cache_bytes = memory_budget // 8
         self.write_buffer_bytes = min(128 << 20, memory_budget // 8)
         self.host = Budget(memory_budget, set_aside=self.cache_bytes + self.write_buffer_bytes)
         self._of_device: dict[str, Budget] = {}

@@ -12,6 +12,7 @@ import pytest
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.backends.rocks import RocksDatabase
+from kvemb.contracts import Family
 from kvemb.errors import ColdStoreError, Corruption, KvembError
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
@@ -66,7 +67,7 @@ def all_rows(store: Any, batch_rows: int = 1000) -> RowBlock:
 
 def database(path: Path, families: Any = None, **changes: Any) -> RocksDatabase:
     arguments = {"cache_bytes": 1 << 20, "write_buffer_bytes": 4 << 20, "read_only": False, **changes}
-    return RocksDatabase(path, families or {}, **arguments)
+    return RocksDatabase(path, {name: Family(creator) for name, creator in (families or {}).items()}, **arguments)
 
 
 @pytest.fixture(params=["memory", "rocks"])

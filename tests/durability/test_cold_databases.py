@@ -20,6 +20,7 @@ from manifests import entry_of, manifest_of
 
 import kvemb
 from kvemb import registry
+from kvemb.contracts import Family
 from kvemb.durability import cold_databases, layout, manifest
 from kvemb.errors import ColdStoreError, Corruption, UnsupportedFormat
 from kvemb.options import RocksDBCreator
@@ -107,9 +108,9 @@ def test_each_use_has_its_own_options(monkeypatch, tmp_path, use):
     (tmp_path / "CURRENT").write_text("MANIFEST-000001\n")
     opened, expected = USES[use]
     opened(tmp_path)
-    ((path, creators), options) = given[0]
+    ((path, families), options) = given[0]
     assert path == tmp_path
-    assert creators == ({} if use in ("to_repair_into", "to_sort_in") else {"users": CREATOR})
+    assert families == ({} if use in ("to_repair_into", "to_sort_in") else {"users": Family(CREATOR, 0, 33)})
     ways = ("read_only", "salvaging", "compacting")
     assert {name: options[name] for name in ways if name in options} == expected
 

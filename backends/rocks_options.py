@@ -1,0 +1,120 @@
+"""RocksDB's options for a database and its column families: what a cold row costs to read and to keep.
+
+- Filters and indexes of table files are held whole by their readers, outside the block cache, as long as all of them
+  fit a share of memory; a lookup then reads one block of data and nothing else. Beyond that, new files get partitioned
+  ones, of which the block cache holds those in use: memory stays bounded for any size of the table.
+- Data blocks are not cached: a row that was read becomes hot, so its block is not read again soon, and the page cache
+  has it.
+- Universal compaction merges runs of like size, so a row is rewritten a few times in its life, not each time that its
+  neighbours change, and a series of checkpoints shares the large files. It takes twice the disk of a table for a while
+  when everything is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+import rocksdict as rd
+
+from kvemb.contracts import Family
+from kvemb.options import RocksDBCreator
+
+# Sorted runs that may wait to be merged. More of them are merged at once, so each row is rewritten less often; but a
+# lookup asks the filter of every run.
+RUNS = 8
+# Files of level 0 at which RocksDB slows writers down, and stops them. A checkpoint that brings many small files does
+# not make anybody wait for their merging.
+SLOW_FILES, STOP_FILES = 48, 96
+# Of a database that is only salvaged, or only takes files in: it need not keep them open.
+FEW_FILES = 50
+
+_COMPRESSION = {
+    "none": rd.DBCompressionType.none,
+    "lz4": rd.DBCompressionType.lz4,
+    "zstd": rd.DBCompressionType.zstd,
+    "snappy": rd.DBCompressionType.snappy,
+}
+# What new table files of an open column family are written with from then on. The block cache stays.
+PARTITIONED = {
+    "block_based_table_factory": "{index_type=kTwoLevelIndexSearch;partition_filters=true;"
+    "cache_index_and_filter_blocks=true}"
+}
+
+
+@dataclass(frozen=True)
+class DatabaseOptions:
+    """The options of one database. write_buffer_bytes: all its memtables together. See rocks.RocksDatabase."""
+
+    cache: rd.Cache
+    write_buffer_bytes: int
+    read_only: bool
+    compacting: bool
+    salvaging: bool
+
+    def of_family(self, creator: RocksDBCreator, *, partitioned: bool) -> rd.Options:
+        """Return the options of a column family. partitioned: its filters and indexes go through the block cache."""
+        options = rd.Options(raw_mode=True)
+        options.create_if_missing(not self.read_only)
+        options.set_block_based_table_factory(self._table(creator, partitioned))
+        if isinstance(creator.compression, str):
+            options.set_compression_type(_COMPRESSION[creator.compression]())
+        else:
+            options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
+        options.set_write_buffer_size(min(creator.write_buffer_bytes, self.write_buffer_bytes // 2))
+        # Every read searches the memtables first; a Bloom filter of a tenth of their size skips most of them.
+        options.set_memtable_prefix_bloom_ratio(0.1)
+        options.set_memtable_whole_key_filtering(True)
+        options.set_db_write_buffer_size(self.write_buffer_bytes)
+        if creator.compaction == "universal":
+            options.set_compaction_style(rd.DBCompactionStyle.universal())
+        options.set_level_zero_file_num_compaction_trigger(RUNS)
+        options.set_level_zero_slowdown_writes_trigger(SLOW_FILES)
+        options.set_level_zero_stop_writes_trigger(STOP_FILES)
+        options.set_disable_auto_compactions(not self.compacting)
+        if self.salvaging:
+            # Table files are opened on first use, so that a damaged one does not prevent opening the database.
+            options.set_paranoid_checks(False)
+        if self.salvaging or not self.compacting:
+            options.set_max_open_files(FEW_FILES)
+        options.set_max_background_jobs(creator.background_jobs)
+        options.set_allow_mmap_reads(creator.read_mode == "mmap")
+        options.set_use_direct_reads(creator.read_mode == "direct")
+        options.set_max_log_file_size(1 << 20)
+        options.set_keep_log_file_num(2)
+        options.set_stats_dump_period_sec(0)
+        return options
+
+    def _table(self, creator: RocksDBCreator, partitioned: bool) -> rd.BlockBasedOptions:
+        table = rd.BlockBasedOptions()
+        table.set_block_cache(self.cache)
+        table.set_block_size(creator.block_bytes)
+        table.set_format_version(5)
+        table.set_checksum_type(rd.ChecksumType.xxh3())
+        if creator.bloom_bits:
+            table.set_bloom_filter(creator.bloom_bits, False)
+        table.set_metadata_block_size(4096)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        table.set_pin_top_level_index_and_filter(True)
+        table.set_cache_index_and_filter_blocks(partitioned)
+        if partitioned:
+            table.set_index_type(rd.BlockBasedIndexType.two_level_index_search())
+            table.set_partition_filters(True)
+        return table
+
+
+def holding_whole(families: Mapping[str, Family], most_bytes: int) -> set[str]:
+    """Return the families whose filters and indexes are held whole: the smallest first, most_bytes in all."""
+    needed = sorted((_metadata_bytes(family), name) for name, family in families.items())
+    return {
+        name
+        for total, name in zip(accumulate(size for size, _ in needed), (name for _, name in needed), strict=True)
+        if total <= most_bytes
+    }
+
+
+def _metadata_bytes(family: Family) -> int:
+    """Return what its filters and indexes take, roughly: the filter's bits a row, and 24 bytes a block."""
+    blocks = family.rows * family.record_bytes // family.creator.block_bytes
+    return family.rows * family.creator.bloom_bits // 8 + 24 * blocks

@@ -1,0 +1,75 @@
+"""The memory of cold rows: whole filters and indexes up to a share, partitions beyond, no data blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvemb.backends.rocks import RocksDatabase
+from kvemb.backends.rocks_options import holding_whole
+from kvemb.contracts import Family
+from kvemb.options import RocksDBCreator
+from tests.blocks import SCHEMA, rows_of
+
+SHARE = 32 << 10  # of filters and indexes held whole: some 20,000 rows
+
+
+def opened(path: Path, rows: int | None = None) -> RocksDatabase:
+    families = {} if rows is None else {"rows": Family(CREATOR, rows, 42)}
+    return RocksDatabase(path, families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False)
+
+
+CREATOR = RocksDBCreator(write_buffer_bytes=1 << 16)
+
+
+def fill(store: Any, first: int, last: int) -> None:
+    for start in range(first, last, 1000):
+        store.write(rows_of(np.arange(start, start + 1000)))
+    store.family.flush(True)
+
+
+def assert_all_there(store: Any, keys: Any) -> None:
+    rows, found = store.read(keys)
+    assert found.all()
+    np.testing.assert_array_equal(rows.keys, keys)
+    np.testing.assert_array_equal(rows.values, rows_of(keys).values)
+
+
+def test_the_smallest_families_are_held_whole():
+    families = {"large": Family(CREATOR, 10_000, 280), "small": Family(CREATOR, 100, 280), "none": Family(CREATOR)}
+    assert holding_whole(families, 0) == {"none"}
+    assert holding_whole(families, 1000) == {"none", "small"}
+    assert holding_whole(families, 1 << 20) == {"none", "small", "large"}
+
+
+def test_filters_and_indexes_are_whole_while_they_fit_and_stay_bounded_beyond(tmp_path):
+    database = opened(tmp_path / "rows")
+    store = database.create("rows", SCHEMA, CREATOR)
+    fill(store, 0, 10_000)
+    assert not store.partitioned
+    assert store.metadata_bytes() > 10_000
+    fill(store, 10_000, 200_000)
+    assert store.partitioned
+    assert store.metadata_bytes() < 3 * SHARE
+    wanted = np.arange(0, 200_000, 7)
+    assert_all_there(store, wanted)
+    assert not store.read(np.arange(200_000, 201_000))[1].any()
+    database.close()
+    for known, partitioned in ((200_000, True), (10_000, False)):
+        database = opened(tmp_path / "rows", known)
+        store = database.attach("rows", SCHEMA)
+        assert store.partitioned == partitioned
+        assert_all_there(store, wanted)
+        database.close()
+
+
+def test_a_lookup_leaves_no_data_in_the_block_cache(tmp_path):
+    database = opened(tmp_path / "rows")
+    store = database.create("rows", SCHEMA, CREATOR)
+    fill(store, 0, 5000)
+    assert store.read(np.arange(5000))[1].all()
+    assert not store.partitioned
+    assert int(store.family.property_int_value("rocksdb.block-cache-usage")) < 4096
+    database.close()
