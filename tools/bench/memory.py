@@ -1,8 +1,8 @@
 """`kvemb bench memory`: the peak memory of training, in a process of its own for each table size.
 
-What counts is anonymous memory (RssAnon), sampled: the pages of mapped files are the page cache's, which the system takes
-back when it needs them; they are shown beside it. Run as a module with the settings as JSON, this file is that process: it loads the
-table batch by batch, trains, and prints its peaks.
+What counts is anonymous memory (RssAnon), sampled: the pages of mapped files belong to the page cache, and the system
+takes them back when it needs them; they are shown beside it. Run as a module with the settings as JSON, this file is
+that process: it loads the table batch by batch, trains, and prints its peaks.
 """
 
 from __future__ import annotations
