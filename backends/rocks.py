@@ -208,7 +208,7 @@ class RocksStore:
     def _cache_blocks(self, fill: bool) -> None:
         """Say whether lookups leave blocks in the cache; partitions are cached only if data blocks are."""
         options = rd.ReadOptions()
-        options.fill_cache(fill)
+        options.fill_cache(fill)  # type: ignore[call-arg]
         self.family.set_read_options(options)
 
     def metadata_bytes(self) -> int:
@@ -284,7 +284,7 @@ class RocksStore:
         """See contracts.ColdStore. Its snapshot's files stay on disk until it is exhausted or deleted."""
         options = rd.ReadOptions()
         options.set_readahead_size(READAHEAD_BYTES)
-        options.fill_cache(False)
+        options.fill_cache(False)  # type: ignore[call-arg]
         # Both iterators see the state at their creation. rocksdict's Snapshot would not help: its iterators see later
         # writes. Nor would bounds in the options: rocksdict encodes them as if keys were not raw.
         start = first.to_bytes(8, "big")

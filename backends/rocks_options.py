@@ -117,4 +117,4 @@ def holding_whole(families: Mapping[str, Family], most_bytes: int) -> set[str]:
 def _metadata_bytes(family: Family) -> int:
     """Return what its filters and indexes take, roughly: the filter's bits a row, and 24 bytes a block."""
     blocks = family.rows * family.record_bytes // family.creator.block_bytes
-    return family.rows * family.creator.bloom_bits // 8 + 24 * blocks
+    return int(family.rows * family.creator.bloom_bits // 8 + 24 * blocks)
