@@ -73,6 +73,19 @@ def store(open_store: Opener, tmp_path: Path) -> kvemb.Store:
     return open_store(tmp_path / "store")
 
 
+@pytest.fixture(params=["rocks", "memory", "two devices"])
+def make(request: pytest.FixtureRequest, store: kvemb.Store) -> Callable[..., kvemb.Variable]:
+    """A function that makes a variable with 16 hot rows, its cold rows and its devices being one of several kinds."""
+    numbers = iter(range(100))
+    kinds = {"memory": {"kv_creator": kvemb.MemoryCreator()}, "two devices": {"devices": ["cpu", "/CPU:0"]}}
+
+    def factory(**arguments: Any) -> kvemb.Variable:
+        chosen = {"dim": 3, "hot_rows": 16, **kinds.get(request.param, {}), **arguments}
+        return store.get_variable(f"table{next(numbers)}", **chosen)
+
+    return factory
+
+
 @pytest.fixture
 def no_default():
     """No default store, but those that the test makes."""

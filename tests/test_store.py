@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +15,11 @@ import pytest
 
 import kvemb
 from kvemb import GraphKeys
-from kvemb.durability import layout
 from kvemb.errors import (
     CheckpointNotFound,
     Closed,
     Corruption,
     Locked,
-    Poisoned,
     ReadOnly,
     StoreNotFound,
     UnsupportedFormat,
@@ -73,16 +69,6 @@ def test_an_empty_directory_becomes_a_store(open_store, tmp_path):
     (tmp_path / "empty").mkdir()
     open_store(tmp_path / "empty").close()
     assert open_store(str(tmp_path / "empty"), read_only=True).variables == {}
-
-
-def test_a_closed_store_leaves_one_point_and_no_scratch(open_store, tmp_path):
-    store = open_store(tmp_path / "store")
-    fill(store)
-    for _ in range(3):
-        store.flush()
-    store.close()
-    assert sorted(path.name for path in store.path.iterdir()) == ["CURRENT", "LOCK", "points"]
-    assert len(list((store.path / "points").iterdir())) == 1
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -255,92 +241,6 @@ def test_a_closed_store_opens_no_variable(open_store, tmp_path):
 # Durability.
 
 
-def test_after_a_kill_the_store_is_as_it_was_flushed(open_store, tmp_path):
-    done = run_python(
-        """
-        import os, signal, sys
-        import numpy as np
-        import kvemb
-        store = kvemb.open(sys.argv[1], memory_budget="8MiB")
-        users = store.get_variable("users", dim=4, hot_rows=64, optimizer=kvemb.optimizers.Adagrad(0.5))
-        users.upsert(np.arange(1000), np.arange(4000, dtype=np.float32).reshape(1000, 4))
-        users.apply_gradients([1, 2], np.ones((2, 4), np.float32))
-        np.savez(sys.argv[2], *users.export(with_scores=True))
-        store.flush()
-        # Enough for spills to reach the database; none of it may show through.
-        for start in range(0, 200_000, 20_000):
-            users.upsert(np.arange(start, start + 20_000), np.full((20_000, 4), -7, np.float32))
-        users.remove(np.arange(0, 100_000, 3))
-        store.get_variable("later", dim=2).upsert([1], np.ones((1, 2), np.float32))
-        assert users.stats.spills > 100_000
-        os.kill(os.getpid(), signal.SIGKILL)
-        """,
-        tmp_path / "store",
-        tmp_path / "expected.npz",
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    store = open_store(tmp_path / "store")
-    assert list(store.variables) == ["users"]
-    got = store.variables["users"].export(with_scores=True)
-    expected = np.load(tmp_path / "expected.npz")
-    for number, column in enumerate(got):
-        np.testing.assert_array_equal(column, expected[f"arr_{number}"])
-
-
-def test_a_kill_before_the_first_flush_leaves_a_store(open_store, tmp_path):
-    run_python(
-        """
-        import os, sys
-        import kvemb
-        kvemb.open(sys.argv[1]).get_variable("users").upsert([1], [[1.0]])
-        os._exit(9)
-        """,
-        tmp_path / "store",
-    )
-    assert list(open_store(tmp_path / "store").variables) == []
-
-
-def test_a_point_that_was_being_made_is_ignored(open_store, tmp_path):
-    store = open_store(tmp_path / "store")
-    fill(store)
-    store.close()
-    current = (store.path / "CURRENT").read_text().strip()
-    for name in (f"{int(current) + 1:06d}", ".000099.1.tmp"):
-        (store.path / "points" / name).mkdir()
-        (store.path / "points" / name / "junk").write_text("junk")
-    (store.path / "CURRENT.tmp").write_text("")
-    (store.path / "live").mkdir()
-    (store.path / "live" / "CURRENT").write_text("junk")
-    again = open_store(tmp_path / "store")
-    assert again.variables["users"].size() == 1000
-    again.flush()
-    assert len(list((store.path / "points").iterdir())) == 1
-
-
-def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch):
-    store = open_store(tmp_path / "store")
-    users = fill(store)
-    store.flush()
-    users.upsert([1], np.full((1, 4), 9, np.float32))
-
-    def refuse(*arguments: object, **named: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(layout, "set_current", refuse)
-    with pytest.raises(Poisoned, match="No space left"):
-        store.flush()
-    monkeypatch.undo()
-    assert "poisoned" in repr(store)
-    assert users.lookup([1]).tolist() == [[9.0] * 4]
-    with pytest.raises(Poisoned, match="No space left") as caught:
-        users.upsert([1], VALUES[:1])
-    assert isinstance(caught.value.__cause__, kvemb.errors.ColdStoreError)
-    with pytest.raises(Poisoned):
-        store.checkpoint(tmp_path / "checkpoint")
-    store.close()
-    assert open_store(tmp_path / "store").variables["users"].lookup([1]).tolist() == VALUES[1:2].tolist()
-
-
 def test_another_format_is_refused_by_name(open_store, tmp_path):
     store = open_store(tmp_path / "store")
     store.close()
@@ -475,28 +375,11 @@ def test_variables_are_opened_when_they_are_asked_for(open_store, tmp_path):
     assert again.get_collection(GraphKeys.GLOBAL_VARIABLES) == [again.variables["b"]]
 
 
-def test_collections_hold_what_was_made_in_order(store):
-    fixed = store.get_variable("fixed", trainable=False)
-    trained = store.get_variable("trained")
-    assert store.get_collection(GraphKeys.GLOBAL_VARIABLES) == [fixed, trained]
-    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == [trained]
-    assert store.get_collection("other") == []
-    store.get_collection(GraphKeys.TRAINABLE_VARIABLES).clear()
-    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == [trained]
-
-
 def test_stats_are_those_of_all_variables(store):
     fill(store, "a").lookup(KEYS[:10])
     fill(store, "b").lookup(KEYS[:20])
     assert store.stats.rows == 2000
     assert store.stats.hits + store.stats.misses == 30
-
-
-def test_the_budget_is_shared_by_the_variables(store):
-    with pytest.raises(ValueError, match=r"hot_rows of variable 'big' needs .* free"):
-        store.get_variable("big", dim=64, hot_rows=1_000_000)
-    assert list(store.variables) == []
-    assert store.get_variable("big", dim=64, hot_rows=1000).size() == 0
 
 
 def test_a_store_says_what_it_holds(store):
@@ -540,15 +423,6 @@ def test_importing_kvemb_loads_no_machine():
         """
     )
     assert done.stdout == "[]\n", done.stderr
-
-
-def test_no_thread_or_warning_is_left_by_a_store(open_store, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for number in range(3):
-            store = open_store(tmp_path / f"store{number}")
-            fill(store)
-            store.close()
 
 
 def test_a_store_stays_where_it_was_opened_wherever_the_process_goes(monkeypatch, open_store, tmp_path):

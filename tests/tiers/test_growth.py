@@ -77,7 +77,8 @@ def test_a_growing_table_ends_with_all_of_the_budget_but_a_sixteenth(
 ) -> None:
     store = open_store(tmp_path / "store", memory_budget=12_345_678)
     variable = store.get_variable("table", dim=dim, devices=devices, init_size=init_size)
-    for start in range(0, (12 << 20) // (4 * dim), 20_000):
+    # More rows than cells of 4 * dim + 26 bytes fit the budget.
+    for start in range(0, store.budget.total // (4 * dim + 26), 20_000):
         keys = np.arange(start, start + 20_000)
         variable.upsert(keys, np.ones((len(keys), dim), np.float32))
     kept = store.budget.kept_from_growth

@@ -15,7 +15,7 @@ import pytest
 import kvemb
 
 THREADS = 8
-ROUNDS = 40
+ROUNDS = 12
 DIM = 6
 STUCK_AFTER_SECONDS = 120
 

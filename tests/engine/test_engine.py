@@ -1,0 +1,225 @@
+"""The inside of a store: its files while it is open and after, its budget, what a kill and a failure leave."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import GraphKeys
+from kvemb.durability import layout
+from kvemb.errors import Closed, Poisoned, ReadOnly
+from kvemb.handle import inside
+
+KEYS = np.arange(1000)
+VALUES = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+
+
+def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def fill(store: kvemb.Store, name: str = "users") -> kvemb.Variable:
+    variable = store.get_variable(name, dim=4, hot_rows=64, optimizer=kvemb.optimizers.Adagrad(0.5))
+    variable.upsert(KEYS, VALUES)
+    return variable
+
+
+def test_names_are_those_of_open_and_of_stored_variables(open_store, tmp_path):
+    with open_store(tmp_path / "store") as store:
+        fill(store, "b")
+    store = open_store(tmp_path / "store")
+    fill(store, "a")
+    assert inside(store).names() == ["a", "b"]
+    assert list(inside(store).tables) == ["a"]
+    store.close()
+    with pytest.raises(Closed):
+        inside(store).names()
+
+
+def test_calls_in_order_run_one_after_the_other_on_one_thread(store):
+    ran = [inside(store).in_order(lambda at=at: (at, threading.current_thread().name)) for at in range(3)]
+    assert [at for at, _ in ran] == [0, 1, 2]
+    assert {name for _, name in ran} == {"kvemb-spill_0"}
+    with pytest.raises(ZeroDivisionError):
+        inside(store).in_order(divmod, 1, 0)
+
+
+def test_what_is_discarded_is_in_no_collection(store):
+    kept, gone = fill(store, "kept"), fill(store, "gone")
+    engine = inside(store)
+    engine.collect("mine", gone)
+    with engine.lock:
+        engine.discard(inside(gone))
+    assert list(engine.tables) == ["kept"]
+    assert engine.collections["mine"] == []
+    assert engine.collections[GraphKeys.GLOBAL_VARIABLES] == [kept]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_hot_keys_are_told_where_the_store_is_warm(store, tmp_path, warm):
+    fill(store)
+    checkpoint = store.checkpoint(tmp_path / "checkpoint")
+    with kvemb.restore(checkpoint, tmp_path / "restored", warm=warm, memory_budget="8MiB") as restored:
+        found = sum(len(keys) for keys in inside(restored).hot_keys("users"))
+        assert (0 < found <= 64) if warm else found == 0
+        assert list(inside(restored).hot_keys("none")) == []
+
+
+def test_released_without_a_flush_it_forgets_what_came_after_the_last_point(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    users = fill(store)
+    store.flush()
+    users.upsert([1], np.full((1, 4), 9, np.float32))
+    inside(store).release()
+    assert not (store.path / "live").exists()
+    assert open_store(store.path).variables["users"].lookup([1]).tolist() == VALUES[1:2].tolist()
+
+
+def test_a_reader_begins_no_point(open_store, store):
+    fill(store)
+    store.flush()
+    reader = open_store(store.path, read_only=True)
+    with pytest.raises(ReadOnly):
+        inside(reader).flush()
+    assert not hasattr(inside(reader), "points")
+
+
+def test_findings_name_the_variable_and_the_file(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store)
+    store.flush()
+    assert inside(store).findings(deep=True) == []
+    inside(store).tables["users"].storage.size += 1
+    assert [line.partition(":")[0] for line in inside(store).findings(deep=False)] == ["variable 'users'"]
+    inside(store).tables["users"].storage.size -= 1
+
+
+def test_a_closed_store_leaves_one_point_and_no_scratch(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store)
+    for _ in range(3):
+        store.flush()
+    store.close()
+    assert sorted(path.name for path in store.path.iterdir()) == ["CURRENT", "LOCK", "points"]
+    assert len(list((store.path / "points").iterdir())) == 1
+
+
+def test_a_point_that_was_being_made_is_ignored(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store)
+    store.close()
+    current = (store.path / "CURRENT").read_text().strip()
+    for name in (f"{int(current) + 1:06d}", ".000099.1.tmp"):
+        (store.path / "points" / name).mkdir()
+        (store.path / "points" / name / "junk").write_text("junk")
+    (store.path / "CURRENT.tmp").write_text("")
+    (store.path / "live").mkdir()
+    (store.path / "live" / "CURRENT").write_text("junk")
+    again = open_store(tmp_path / "store")
+    assert again.variables["users"].size() == 1000
+    again.flush()
+    assert len(list((store.path / "points").iterdir())) == 1
+
+
+def test_after_a_kill_the_store_is_as_it_was_flushed(open_store, tmp_path):
+    done = run_python(
+        """
+        import os, signal, sys
+        import numpy as np
+        import kvemb
+        store = kvemb.open(sys.argv[1], memory_budget="8MiB")
+        users = store.get_variable("users", dim=4, hot_rows=64, optimizer=kvemb.optimizers.Adagrad(0.5))
+        users.upsert(np.arange(1000), np.arange(4000, dtype=np.float32).reshape(1000, 4))
+        users.apply_gradients([1, 2], np.ones((2, 4), np.float32))
+        np.savez(sys.argv[2], *users.export(with_scores=True))
+        store.flush()
+        # Enough for spills to reach the database; none of it may show through.
+        for start in range(0, 200_000, 20_000):
+            users.upsert(np.arange(start, start + 20_000), np.full((20_000, 4), -7, np.float32))
+        users.remove(np.arange(0, 100_000, 3))
+        store.get_variable("later", dim=2).upsert([1], np.ones((1, 2), np.float32))
+        assert users.stats.spills > 100_000
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        tmp_path / "store",
+        tmp_path / "expected.npz",
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    store = open_store(tmp_path / "store")
+    assert list(store.variables) == ["users"]
+    got = store.variables["users"].export(with_scores=True)
+    expected = np.load(tmp_path / "expected.npz")
+    for number, column in enumerate(got):
+        np.testing.assert_array_equal(column, expected[f"arr_{number}"])
+
+
+def test_a_kill_before_the_first_flush_leaves_a_store(open_store, tmp_path):
+    run_python(
+        """
+        import os, sys
+        import kvemb
+        kvemb.open(sys.argv[1]).get_variable("users").upsert([1], [[1.0]])
+        os._exit(9)
+        """,
+        tmp_path / "store",
+    )
+    assert list(open_store(tmp_path / "store").variables) == []
+
+
+def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch):
+    store = open_store(tmp_path / "store")
+    users = fill(store)
+    store.flush()
+    users.upsert([1], np.full((1, 4), 9, np.float32))
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(layout, "set_current", refuse)
+    with pytest.raises(Poisoned, match="No space left"):
+        store.flush()
+    monkeypatch.undo()
+    assert "poisoned" in repr(store)
+    assert users.lookup([1]).tolist() == [[9.0] * 4]
+    with pytest.raises(Poisoned, match="No space left") as caught:
+        users.upsert([1], VALUES[:1])
+    assert isinstance(caught.value.__cause__, kvemb.errors.ColdStoreError)
+    with pytest.raises(Poisoned):
+        store.checkpoint(tmp_path / "checkpoint")
+    store.close()
+    assert open_store(tmp_path / "store").variables["users"].lookup([1]).tolist() == VALUES[1:2].tolist()
+
+
+def test_the_budget_is_shared_by_the_variables(store):
+    with pytest.raises(ValueError, match=r"hot_rows of variable 'big' needs .* free"):
+        store.get_variable("big", dim=64, hot_rows=1_000_000)
+    assert list(store.variables) == []
+    assert store.get_variable("big", dim=64, hot_rows=1000).size() == 0
+
+
+def test_collections_hold_what_was_made_in_order(store):
+    fixed = store.get_variable("fixed", trainable=False)
+    trained = store.get_variable("trained")
+    assert store.get_collection(GraphKeys.GLOBAL_VARIABLES) == [fixed, trained]
+    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == [trained]
+    assert store.get_collection("other") == []
+    store.get_collection(GraphKeys.TRAINABLE_VARIABLES).clear()
+    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == [trained]
+
+
+def test_no_thread_or_warning_is_left_by_a_store(open_store, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(3):
+            store = open_store(tmp_path / f"store{number}")
+            fill(store)
+            store.close()
