@@ -51,6 +51,21 @@ def test_rows_a_replica_changed_alone_are_told_after_it_was_brought_on(open_stor
     assert sorted(told(mine, first, "table")[0]) == [2, 7]
 
 
+def test_what_a_replica_cleared_alone_is_told_after_it_was_brought_on(open_store, tmp_path):
+    trainer = open_store(tmp_path / "trainer")
+    fill(trainer, [1, 2, 3], 1)
+    first = trainer.checkpoint(tmp_path / "a")
+    replica = open_store_from(first, tmp_path / "replica", open_store)
+    replica.variables["table"].clear()
+    fill(trainer, [2], 2)
+    second = trainer.checkpoint(tmp_path / "b")
+    replica.apply_delta(second)
+    mine = replica.checkpoint(tmp_path / "mine")
+    assert replica.variables["table"].export()[0].tolist() == [2]
+    assert told(mine, second, "table")[1] == [1, 3]
+    assert told(mine, first, "table")[1] == [1, 3]
+
+
 def test_a_replica_with_another_schema_is_refused_before_anything_changes(open_store, tmp_path):
     trainer = open_store(tmp_path / "trainer")
     replica = open_store_from(trainer.checkpoint(tmp_path / "a"), tmp_path / "replica", open_store)

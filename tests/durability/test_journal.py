@@ -90,13 +90,15 @@ def test_every_acknowledged_write_outlives_a_crash(monkeypatch, open_store, tmp_
         elif what == "behind":
             reached, go = halted(monkeypatch)
             pending = store.checkpoint(tmp_path / f"behind-{turn}", block=False)
-            keys = chance.choice(twins["table"].model.universe, 90)
-            twins["table"].upsert(keys, chance.standard_normal((90, DIM)).astype(np.float32))
-            twins["table"].remove(keys[:9])
-            reached.wait()
-            crash = crashed(tmp_path / "store", tmp_path / f"behind-crash-{turn}")
-            check(crash, {name: twin.model for name, twin in twins.items()})
-            go.set()
+            try:
+                keys = chance.choice(twins["table"].model.universe, 90)
+                twins["table"].upsert(keys, chance.standard_normal((90, DIM)).astype(np.float32))
+                twins["table"].remove(keys[:9])
+                reached.wait()
+                crash = crashed(tmp_path / "store", tmp_path / f"behind-crash-{turn}")
+                check(crash, {name: twin.model for name, twin in twins.items()})
+            finally:
+                go.set()
             pending.result()
         crash = crashed(tmp_path / "store", tmp_path / f"crash-{turn}")
         check(crash, {name: twin.model for name, twin in twins.items()})
