@@ -42,8 +42,11 @@ def {name}(_index, _values, _slots, _grads, dim, _step, _steps, _flags, _column,
             for _j in range(0, dim, _line):
                 _prefetch(_values, _index[_i + _AHEAD] * _width + _j)
             _SLOTS_AHEAD
-        _r = _index[_i]
-        if _r >= 0:
+        if _index[_i] >= 0:
+            _r = _row(_index[_i])
+            w = _values[_r, :dim]
+            g = _grads[_row(_i)]
+            _ROWS
             _BODY
             _steps[_r] = _step
             _flags[_r] |= _DIRTY
@@ -71,18 +74,13 @@ class _Elements(ast.NodeTransformer):
         """What goes into the embedding is stored as its values are."""
         (target,) = node.targets
         value = self.visit(node.value)
-        if isinstance(target, ast.Subscript):
-            place = self._place(target)
-            if ast.unparse(target.value) == "w":
-                value = _expression(f"_store({ast.unparse(value)}, {place})")
-            target = _expression(place)
-            target.ctx = ast.Store()
+        if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "w":
+            value = _expression(f"_store({ast.unparse(value)}, {ast.unparse(target)})")
         return ast.Assign([target], value)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         """An element that is read."""
-        place = self._place(node)
-        return _expression(f"_load({place})" if ast.unparse(node.value) == "w" else place)
+        return _expression(f"_load({ast.unparse(node)})") if ast.unparse(node.value) == "w" else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """A row that is named whole says which dtype is meant: all have that of the gradients."""
@@ -99,13 +97,6 @@ class _Elements(ast.NodeTransformer):
         """A literal."""
         return _expression(f"rounded({ast.unparse(node)}, _grads)")
 
-    def _place(self, node: ast.Subscript) -> str:
-        assert isinstance(node.value, ast.Name)
-        row, at = node.value.id, ast.unparse(node.slice)
-        if row == "w":
-            return f"_values[_r, {at}]"
-        return f"_grads[_i, {at}]" if row == "g" else f"_slots[_r, _at_{row} + {at}]"
-
 
 def _expression(text: str) -> Any:
     return ast.parse(text, mode="eval").body
@@ -116,7 +107,9 @@ def source_of(name: str, formula: Formula) -> str:
     parameters = ", ".join([*(f"_at_{slot}" for slot in formula.rows[2:]), *formula.numbers])
     tree = ast.parse(_KERNEL.format(name=name, parameters=parameters))
     statements = [_Elements(formula).visit(ast.parse(ast.unparse(each)).body[0]) for each in formula.body]
-    parts = {"_BODY": statements, "_SLOTS_AHEAD": ast.parse(_SLOTS_AHEAD).body if formula.rows[2:] else []}
+    rows = [ast.parse(f"{slot} = _slots[_r, _at_{slot}:]").body[0] for slot in formula.rows[2:]]
+    ahead = ast.parse(_SLOTS_AHEAD).body if rows else []
+    parts = {"_ROWS": rows, "_BODY": statements, "_SLOTS_AHEAD": ahead}
     for node in ast.walk(tree):
         if isinstance(node, ast.If):
             node.body = [part for each in node.body for part in parts.get(ast.unparse(each), [each])]
@@ -130,7 +123,7 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     source = source_of(name, formula)
     names = {"_load": load, "_store": store, "_prefetch": prefetch, "_AHEAD": AHEAD, "_LINE_BYTES": LINE_BYTES}
     # numba keeps a kernel on disk beside the file that its code names, and knows it by its name.
-    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "__name__": __name__}
+    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "_row": np.uint64, "__name__": __name__}
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
     stamp = source_stamp(Path(__file__).parent) + hashlib.sha256(source.encode()).hexdigest()
