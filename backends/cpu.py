@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends import cpu_insert, cpu_probe
+from kvemb.backends.cpu_formulas import take_step
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.contracts import HOST, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
-from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 
 
@@ -75,7 +76,10 @@ class CpuTable:
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
         cells = np.empty(len(keys), np.int64)
-        cpu_probe.find(keys, self._buckets, self._tags, self._rows.keys, cells)
+        self._in_ranges(
+            len(keys),
+            lambda start, stop: cpu_probe.find(keys, start, stop, self._buckets, self._tags, self._rows.keys, cells),
+        )
         return cells
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
@@ -85,16 +89,13 @@ class CpuTable:
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(rows.schema.kernel_dtype)
 
-        def read(start: int, stop: int, shared: bool) -> None:
+        def read(start: int, stop: int) -> None:
             cpu_probe.lookup(
                 keys, start, stop, self._buckets, self._tags, rows.keys, rows.values, seen, rows.schema.dim,
-                how, now, shared, rows.scores, rows.flags, cells,
+                how, now, stop - start < n, rows.scores, rows.flags, cells,
             )  # fmt: skip
 
-        if self._worth_threads(n):
-            _in_parts(lambda part, parts: read(n * part // parts, n * (part + 1) // parts, shared=True))
-        else:
-            read(0, n, shared=False)
+        self._in_ranges(n, read)
         return np.flatnonzero(cells < 0)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
@@ -171,9 +172,12 @@ class CpuTable:
         """See contracts.HotTable."""
         self._kernels.add(self._rows, cells, old, new, step)
 
-    def apply(self, cells: Positions, optimizer: Optimizer, grads: Any, step: int) -> None:
+    def apply(self, cells: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums | None = None) -> None:
         """See contracts.HotTable."""
-        self._kernels.apply(self._rows, cells, optimizer, grads, step)
+        given = sums or Sums.of_single_rows(len(cells))
+        self._in_ranges(
+            len(cells), lambda start, stop: take_step(optimizer, cells, self._rows, grads, step, given, start, stop)
+        )
 
     def scores(self, cells: Positions) -> Scores:
         """See contracts.HotTable."""
@@ -253,6 +257,13 @@ class CpuTable:
     def release_all(self) -> None:
         """See contracts.HotTable."""
         self._flags_now()[:] &= ~SNAPSHOT_FLAGS
+
+    def _in_ranges(self, count: int, work: Callable[[int, int], None]) -> None:
+        """Run work(start, stop) for ranges that together are 0 to count, on all cores if that is worth it."""
+        if self._worth_threads(count):
+            _in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
+        else:
+            work(0, count)
 
     def _worth_threads(self, keys: int) -> bool:
         return keys >= self._parallel_keys and _cores() > 1

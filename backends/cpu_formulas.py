@@ -18,34 +18,44 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from kvemb.backends.intrinsics import load, prefetch, store
+from kvemb.backends.intrinsics import load, part_of, prefetch, store
 from kvemb.optimizers import Optimizer, arithmetic
 from kvemb.optimizers.formula import FUNCTIONS, Formula, read
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.compiled import compiled
 from kvemb.rows.hash_kernels import source_stamp
-from kvemb.rows.hashing import Positions
+from kvemb.rows.hashing import Positions, Sums
 
 AHEAD = 12
 LINE_BYTES = 64
 
 # Names of its own begin with an underscore; a formula's do not.
 _KERNEL = """
-def {name}(_index, _values, _slots, _grads, dim, _step, _steps, _flags, _column, _end, {parameters}):
-    _n = len(_index)
+def {name}(
+    _index, _start, _stop, _values, _slots, _grads, _first, _following, _sum, dim, _step, _steps, _flags,
+    _column, _end, {parameters}
+):
     _width = _values.shape[1]
     _slot_width = _slots.shape[1]
     _line = max(1, _LINE_BYTES // _values.itemsize)
     _slot_line = max(1, _LINE_BYTES // _slots.itemsize)
-    for _i in range(_n):
-        if _i + _AHEAD < _n and _index[_i + _AHEAD] >= 0:
+    for _i in range(_start, _stop):
+        if _i + _AHEAD < _stop and _index[_i + _AHEAD] >= 0:
             for _j in range(0, dim, _line):
                 _prefetch(_values, _index[_i + _AHEAD] * _width + _j)
             _SLOTS_AHEAD
-        if _index[_i] >= 0:
-            _r = _row(_index[_i])
-            w = _values[_r, :dim]
-            g = _grads[_row(_i)]
+        _r = _index[_i]
+        if _r >= 0:
+            g = _part_of(_grads, _first[_i] * dim, dim)
+            _next = _following[_first[_i]]
+            if _next >= 0:
+                _sum[:] = g
+                while _next >= 0:
+                    for _j in range(dim):
+                        _sum[_j] = _sum[_j] + _grads[_next, _j]
+                    _next = _following[_next]
+                g = _part_of(_sum, 0, dim)
+            w = _part_of(_values, _r * _width, dim)
             _ROWS
             _BODY
             _steps[_r] = _step
@@ -86,16 +96,16 @@ class _Elements(ast.NodeTransformer):
         """A row that is named whole says which dtype is meant: all have that of the gradients."""
         for at, argument in enumerate(node.args):
             whole = isinstance(argument, ast.Name) and argument.id in ("w", "g", *self._slots)
-            node.args[at] = _expression("_grads") if whole else self.visit(argument)
+            node.args[at] = _expression("g") if whole else self.visit(argument)
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:
         """The number of values, where it is calculated with."""
-        return _expression("rounded(dim, _grads)") if node.id == "dim" else node
+        return _expression("rounded(dim, g)") if node.id == "dim" else node
 
     def visit_Constant(self, node: ast.Constant) -> Any:
         """A literal."""
-        return _expression(f"rounded({ast.unparse(node)}, _grads)")
+        return _expression(f"rounded({ast.unparse(node)}, g)")
 
 
 def _expression(text: str) -> Any:
@@ -107,7 +117,9 @@ def source_of(name: str, formula: Formula) -> str:
     parameters = ", ".join([*(f"_at_{slot}" for slot in formula.rows[2:]), *formula.numbers])
     tree = ast.parse(_KERNEL.format(name=name, parameters=parameters))
     statements = [_Elements(formula).visit(ast.parse(ast.unparse(each)).body[0]) for each in formula.body]
-    rows = [ast.parse(f"{slot} = _slots[_r, _at_{slot}:]").body[0] for slot in formula.rows[2:]]
+    rows = [
+        ast.parse(f"{slot} = _part_of(_slots, _r * _slot_width + _at_{slot}, dim)").body[0] for slot in formula.rows[2:]
+    ]
     ahead = ast.parse(_SLOTS_AHEAD).body if rows else []
     parts = {"_ROWS": rows, "_BODY": statements, "_SLOTS_AHEAD": ahead}
     for node in ast.walk(tree):
@@ -123,18 +135,24 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     source = source_of(name, formula)
     names = {"_load": load, "_store": store, "_prefetch": prefetch, "_AHEAD": AHEAD, "_LINE_BYTES": LINE_BYTES}
     # numba keeps a kernel on disk beside the file that its code names, and knows it by its name.
-    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "_row": np.uint64, "__name__": __name__}
+    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "_part_of": part_of, "__name__": __name__}
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
     stamp = source_stamp(Path(__file__).parent) + hashlib.sha256(source.encode()).hexdigest()
     return compiled(made[name], stamp, nogil=True, error_model="numpy")  # type: ignore[no-any-return]
 
 
-def take_step(optimizer: Optimizer, index: Positions, block: RowBlock, grads: Any, step: int) -> None:
-    """Take one step of an optimizer on rows of a block, as contracts.RowKernels.apply."""
+def take_step(
+    optimizer: Optimizer, index: Positions, block: RowBlock, grads: Any, step: int, sums: Sums, start: int, stop: int
+) -> None:
+    """Take one step of an optimizer on the rows index[start:stop] of a block, as contracts.RowKernels.apply.
+
+    Other threads may take other ranges meanwhile.
+    """
     schema, columns = block.schema, block.schema.slot_columns
     _kernel(optimizer.formula)(
-        index, block.values, block.slots, grads, schema.dim, step, block.steps, block.flags,
+        index, start, stop, block.values, block.slots, grads, sums.first, sums.following,
+        np.empty(schema.dim, grads.dtype), schema.dim, step, block.steps, block.flags,
         columns[0], columns[-1], *columns[:-1], *optimizer.numbers(schema.slot_dtype),
     )  # fmt: skip
 

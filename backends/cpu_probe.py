@@ -112,22 +112,24 @@ def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
 
 
 @kernel
-def find(wanted: Any, buckets: int, tags: Any, keys: Any, cells: Any) -> None:
-    """Set cells[i] to the cell of wanted[i], or -1. A pipeline: digests, then the likely cell, then the key's check."""
-    n = len(wanted)
+def find(wanted: Any, start: int, stop: int, buckets: int, tags: Any, keys: Any, cells: Any) -> None:
+    """Set cells[i] to the cell of wanted[i], or -1, for start <= i < stop. Other threads may run other ranges.
+
+    A pipeline: digests, then the likely cell, then the key's check.
+    """
     hashes = np.empty(RING, np.uint64)
-    for t in range(n + FAR + NEAR):
-        if t < n:
+    for t in range(start, stop + FAR + NEAR):
+        if t < stop:
             h = mix(wanted[t])
             hashes[t & RING - 1] = h
             prefetch(tags, 2 * first_bucket(h, buckets))
         i = t - FAR
-        if i >= 0 and i < n:
+        if i >= start and i < stop:
             cells[i] = _likely_cell(hashes[i & RING - 1], buckets, tags)
             if cells[i] >= 0:
                 prefetch(keys, cells[i])
         i = t - FAR - NEAR
-        if i >= 0 and cells[i] >= 0 and keys[cells[i]] != wanted[i]:
+        if i >= start and cells[i] >= 0 and keys[cells[i]] != wanted[i]:
             cells[i] = _cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
 
 

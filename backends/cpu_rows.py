@@ -13,7 +13,7 @@ from kvemb.backends.intrinsics import load, prefetch, store
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hash_kernels import kernel
-from kvemb.rows.hashing import Positions
+from kvemb.rows.hashing import Positions, Sums
 
 
 @kernel
@@ -69,9 +69,11 @@ class CpuRows:
         seen_old, seen_new = _seen(old, block), _seen(new, block)
         _add(index, block.values, seen_old, seen_new, block.schema.dim, step, block.steps, block.flags)
 
-    def apply(self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Any, step: int) -> None:
+    def apply(
+        self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums | None = None
+    ) -> None:
         """See contracts.RowKernels."""
-        take_step(optimizer, index, block, grads, step)
+        take_step(optimizer, index, block, grads, step, sums or Sums.of_single_rows(len(index)), 0, len(index))
 
 
 def _seen(array: Any, block: RowBlock) -> Any:

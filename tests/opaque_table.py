@@ -147,9 +147,9 @@ class OpaqueTable:
         self._kernels.add(rows, index, old, new, step)
         self._write_back(rows)
 
-    def apply(self, cells: Any, optimizer: Any, grads: Any, step: int) -> None:
+    def apply(self, cells: Any, optimizer: Any, grads: Any, step: int, sums: Any = None) -> None:
         rows, index = self._copied(cells)
-        self._kernels.apply(rows, index, optimizer, grads, step)
+        self._kernels.apply(rows, index, optimizer, grads, step, sums)
         self._write_back(rows)
 
     def scores(self, cells: Any) -> Any:

@@ -11,7 +11,7 @@ from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import RowBlock
-from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 
 Values = npt.NDArray[Any]
@@ -43,8 +43,20 @@ class RowKernels(Protocol):
     def add(self, block: RowBlock, index: Positions, old: Values, new: Values, step: int) -> None:
         """Add new - old to embeddings, in the value's dtype (16-bit floats: in float32, rounded once)."""
 
-    def apply(self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Values, step: int) -> None:
-        """Take one step of the optimizer on embeddings and slots; grads (n, dim) in the slot dtype, index distinct."""
+    def apply(
+        self,
+        block: RowBlock,
+        index: Positions,
+        optimizer: Optimizer,
+        grads: Values,
+        step: int,
+        sums: Sums | None = None,
+    ) -> None:
+        """Take one step of the optimizer on embeddings and slots; index distinct.
+
+        grads (·, dim) in the slot dtype: row i for index[i]; with sums, for index[i] the sum of the i-th ones, in their
+        order. A row's new bytes depend on its own gradients alone.
+        """
 
 
 class HotTable(Protocol):
@@ -137,7 +149,7 @@ class HotTable(Protocol):
     def add(self, cells: Positions, old: Values, new: Values, step: int) -> None:
         """See RowKernels.add."""
 
-    def apply(self, cells: Positions, optimizer: Optimizer, grads: Values, step: int) -> None:
+    def apply(self, cells: Positions, optimizer: Optimizer, grads: Values, step: int, sums: Sums | None = None) -> None:
         """See RowKernels.apply."""
 
     def scores(self, cells: Positions) -> Scores:

@@ -53,12 +53,13 @@ def mix(key: int) -> Any:
 
 
 @kernel
-def unique(keys: Any, cells: Any, first: Any, last: Any, counts: Any, inverse: Any) -> int:
+def unique(keys: Any, cells: Any, first: Any, last: Any, counts: Any, inverse: Any, following: Any) -> int:
     """Fill the arrays of kvemb.rows.hashing.Unique, and return how many distinct keys there are."""
     mask = np.uint64(len(cells) - 1)
     found = 0
     for i in range(len(keys)):
         key = keys[i]
+        following[i] = EMPTY
         at = mix(key) & mask
         while True:
             entry = cells[at]
@@ -71,20 +72,13 @@ def unique(keys: Any, cells: Any, first: Any, last: Any, counts: Any, inverse: A
                 found += 1
                 break
             if keys[first[entry]] == key:
+                following[last[entry]] = i
                 last[entry] = i
                 counts[entry] += 1
                 inverse[i] = entry
                 break
             at = (at + np.uint64(1)) & mask
     return found
-
-
-@kernel
-def sum_rows(inverse: Any, values: Any, out: Any) -> None:
-    """Add values (n, dim) to the rows of out (m, dim) at inverse (n,), in order."""
-    for i in range(len(inverse)):
-        for j in range(values.shape[1]):
-            out[inverse[i], j] += values[i, j]
 
 
 @kernel

@@ -5,6 +5,7 @@ The kernels, and numba with them, are loaded at first use. Callers hold the lock
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,33 @@ Positions = npt.NDArray[np.int64]
 EMPTY = -1
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Which rows of an array are summed for each of some keys, in which order.
+
+    first (m,): each key's first row. following (n,): for each row of the array the one that is added after it, -1 after
+    the last.
+    """
+
+    first: Positions
+    following: Positions
+
+    @classmethod
+    def of_single_rows(cls, count: int) -> Sums:
+        """Row i alone for key i."""
+        return cls(np.arange(count), np.full(count, EMPTY, np.int64))
+
+    def of(self, chosen: Any) -> Sums:
+        """Return those of the keys at `chosen`: positions, or a slice."""
+        return Sums(self.first[chosen], self.following)
+
+
 class Unique:
     """The distinct keys of a batch, in order of first occurrence.
 
     keys (m,) int64; inverse (n,): for each key of the batch its position in `keys`; counts (m,): occurrences;
-    last (m,): the position of the last occurrence in the batch. `repeated` says whether any key occurs twice.
+    last (m,): the position of the last occurrence in the batch. `repeated` says whether any key occurs twice. sums: the
+    occurrences of each key, in the order of the batch.
     """
 
     def __init__(self, batch: Keys) -> None:
@@ -30,25 +53,13 @@ class Unique:
         cells = np.full(table_size(n), EMPTY, np.int32)
         first, last, counts = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         self.inverse: Positions = np.empty(n, np.int64)
-        m = kernels.unique(batch, cells, first, last, counts, self.inverse)
+        following = np.empty(n, np.int64)
+        m = kernels.unique(batch, cells, first, last, counts, self.inverse, following)
         self.repeated = m < n
         self.keys: Keys = batch[first[:m]] if self.repeated else batch
         self.last: Positions = last[:m]
         self.counts: Positions = counts[:m]
-
-    def summed(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values (n, dim) of the batch summed for each distinct key (m, dim), in the order of the batch.
-
-        The array itself if no key occurs twice.
-        """
-        if not self.repeated:
-            return values
-        from kvemb.rows import hash_kernels as kernels
-
-        # -0.0 added to any number gives that number, so a key's sum does not depend on the rest of its batch.
-        sums = np.full((len(self.keys), values.shape[1]), -0.0, values.dtype)
-        kernels.sum_rows(self.inverse, values, sums)
-        return sums
+        self.sums = Sums(first[:m], following)
 
 
 def table_size(entries: int) -> int:

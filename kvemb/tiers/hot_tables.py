@@ -16,7 +16,7 @@ from kvemb.contracts import HotTable, Values
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.block import RowBlock
-from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import public_keys
 from kvemb.tiers.budget import Budget
 
@@ -181,10 +181,12 @@ class HotTables:
         for table, positions in self.by_table(owners):
             table.add(cells[positions], old[positions], new[positions], step)
 
-    def apply(self, cells: Positions, owners: Owners, optimizer: Optimizer, grads: Values, step: int) -> None:
-        """Take one step of the optimizer, grads (n, dim), on distinct cells."""
+    def apply(
+        self, cells: Positions, owners: Owners, optimizer: Optimizer, grads: Values, step: int, sums: Sums
+    ) -> None:
+        """Take one step of the optimizer on distinct cells, with these sums of grads (·, dim) for each."""
         for table, positions in self.by_table(owners):
-            table.apply(cells[positions], optimizer, grads[positions], step)
+            table.apply(cells[positions], optimizer, grads, step, sums.of(positions))
 
     def scores(self, cells: Positions, owners: Owners) -> Scores:
         """Return the scores of cells (n,), NaN where an entry is < 0."""

@@ -24,7 +24,7 @@ from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
-from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.locate import Located
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
@@ -199,18 +199,19 @@ class TableOperations:
         optimizer = self.optimizer  # one for all chunks, whatever another thread sets meanwhile
         assert optimizer is not None
         distinct = Unique(keys)
-        grads = distinct.summed(grads)
         with self._storage.acknowledging():
             for chunk in self._chunks(len(distinct.keys)):
-                self._apply(distinct.keys[chunk], optimizer, grads[chunk])
+                self._apply(distinct.keys[chunk], optimizer, grads, distinct.sums.of(chunk))
 
-    def _apply(self, keys: Keys, optimizer: Optimizer, grads: Values) -> None:
+    def _apply(self, keys: Keys, optimizer: Optimizer, grads: Values, sums: Sums) -> None:
         storage = self._storage
         with storage.writing_rows(keys) as at:
             self._create(at, self._scoring.first(storage.step))
             with storage.changing():
-                self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step)
-                self._kernels.apply(at.rows, np.arange(len(at.rows)), optimizer, grads[at.cold], storage.step)
+                self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums)
+                if len(at.rows):
+                    of_cold = np.arange(len(at.rows)), optimizer, grads, storage.step, sums.of(at.cold)
+                    self._kernels.apply(at.rows, *of_cold)
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 

@@ -12,8 +12,10 @@ from opaque_table import OpaqueTable
 
 from kvemb import registry
 from kvemb.errors import BackendUnavailable
+from kvemb.optimizers import Adagrad
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
+from kvemb.rows.hashing import Unique
 from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
@@ -198,6 +200,40 @@ def test_a_large_upsert_takes_duplicates_in_order(kind):
     last = {int(key): at for at, key in enumerate(wanted)}
     expected = values[[last[int(key)] for key in keys]]
     np.testing.assert_array_equal(table.read(table.find(keys)).embeddings(), expected)
+
+
+@pytest.mark.parametrize("dim", [1, 5, 64])
+def test_a_large_step_sums_the_gradients_of_a_key_in_order(kind, dim):
+    optimizer = Adagrad(0.5)
+    schema = schema_of("float32", dim, (dim,))
+    chance = np.random.default_rng(dim)
+    keys = random_keys(20_000)
+    batch = chance.choice(keys, MANY)
+    batch[::7] = keys[3]
+    grads = chance.normal(size=(MANY, dim)).astype(np.float32)
+    grads[:, 0] = -0.0
+    distinct = Unique(batch)
+    totals = [grads[at].copy() for at in distinct.sums.first]
+    seen = set(distinct.sums.first.tolist())
+    for at in (at for at in range(MANY) if at not in seen):
+        totals[distinct.inverse[at]] += grads[at]
+    together, alone = (kind(schema, 2**15, 2**15) for _ in range(2))
+    for table in (together, alone):
+        table.insert(rows_of(schema, keys))
+        rows = table.read(table.occupied())
+        rows.values[:] = 1.0
+        table.put(table.occupied(), rows)
+    cells = together.find(distinct.keys)
+    cells[5:9] = -1
+    together.apply(cells, optimizer, grads, 9, distinct.sums)
+    for at in range(0, len(cells), 10_000):
+        few = slice(at, at + 10_000)
+        alone.apply(cells[few], optimizer, np.array(totals[few]), 9)
+    assert_same(together.read(together.occupied()), alone.read(alone.occupied()))
+    skipped = together.read(together.find(distinct.keys[5:9]))
+    assert (skipped.values == 1.0).all()
+    assert (skipped.steps != 9).all()
+    assert (together.read(cells[9:]).steps == 9).all()
 
 
 # Inserting and evicting.

@@ -36,6 +36,14 @@ def test_the_hash_is_murmurs(keys):
     assert out.tolist() == [mixed(key) for key in keys]
 
 
+def chain_of(sums, number):
+    """The rows that are summed for a key, in order."""
+    chain = [int(sums.first[number])]
+    while (following := int(sums.following[chain[-1]])) >= 0:
+        chain.append(following)
+    return chain
+
+
 @given(KEYS)
 @settings(deadline=None)
 def test_distinct_keys_are_in_order_of_first_occurrence(keys):
@@ -46,6 +54,9 @@ def test_distinct_keys_are_in_order_of_first_occurrence(keys):
     assert unique.repeated == (len(expected) < len(keys))
     assert unique.keys[unique.inverse].tolist() == keys
     assert unique.counts.tolist() == [keys.count(key) for key in expected]
+    for number, key in enumerate(expected):
+        assert chain_of(unique.sums, number) == [at for at, other in enumerate(keys) if other == key]
+        assert chain_of(unique.sums.of(slice(number, None)), 0) == chain_of(unique.sums, number)
     assert unique.last.tolist() == [len(keys) - 1 - keys[::-1].index(key) for key in expected]
 
 
