@@ -209,9 +209,8 @@ class TableOperations:
             self._create(at, self._scoring.first(storage.step))
             with storage.changing():
                 self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums)
-                if len(at.rows):
-                    of_cold = np.arange(len(at.rows)), optimizer, grads, storage.step, sums.of(at.cold)
-                    self._kernels.apply(at.rows, *of_cold)
+                cold = np.arange(len(at.rows))
+                self._kernels.apply(at.rows, cold, optimizer, grads, storage.step, sums.of(at.cold))
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 
