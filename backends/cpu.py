@@ -7,10 +7,7 @@ described in cpu_probe.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,7 @@ import numpy.typing as npt
 from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_formulas import take_step
 from kvemb.backends.cpu_rows import CpuRows
+from kvemb.backends.cpu_threads import cores, in_parts
 from kvemb.contracts import HOST, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
@@ -110,7 +108,7 @@ class CpuTable:
             )  # fmt: skip
 
         if self._worth_threads(len(keys)):
-            _in_parts(part)
+            in_parts(part)
         else:
             part(0, 1)
         return np.flatnonzero(cells < 0)
@@ -261,42 +259,12 @@ class CpuTable:
     def _in_ranges(self, count: int, work: Callable[[int, int], None]) -> None:
         """Run work(start, stop) for ranges that together are 0 to count, on all cores if that is worth it."""
         if self._worth_threads(count):
-            _in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
+            in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
         else:
             work(0, count)
 
     def _worth_threads(self, keys: int) -> bool:
-        return keys >= self._parallel_keys and _cores() > 1
+        return keys >= self._parallel_keys and cores() > 1
 
     def _flags_now(self) -> npt.NDArray[np.uint8]:
         return self._rows.flags[: self.capacity_rows]
-
-
-def _in_parts(part: Callable[[int, int], None]) -> None:
-    """Run part(number, parts) for every number, on all cores.
-
-    There are more parts than cores, a power of two, and each thread takes the next one, so that a busy core does not
-    delay the others.
-    """
-    parts = 2 << (_cores() - 1).bit_length()
-    numbers = iter(range(parts))
-
-    def run() -> None:
-        for number in numbers:
-            part(number, parts)
-
-    others = [_pool().submit(run) for _ in range(_cores() - 1)]
-    run()
-    for other in others:
-        if not other.cancel():
-            other.result()
-
-
-@cache
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_cores(), thread_name_prefix="kvemb-cpu")

@@ -1,0 +1,39 @@
+"""The threads over which the CPU's hot table splits a large batch. Kernels release the GIL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+
+def in_parts(part: Callable[[int, int], None]) -> None:
+    """Run part(number, parts) for every number, on all cores.
+
+    There are more parts than cores, a power of two, and each thread takes the next one, so that a busy core does not
+    delay the others.
+    """
+    parts = 2 << (cores() - 1).bit_length()
+    numbers = iter(range(parts))
+
+    def run() -> None:
+        for number in numbers:
+            part(number, parts)
+
+    others = [_pool().submit(run) for _ in range(cores() - 1)]
+    run()
+    for other in others:
+        if not other.cancel():
+            other.result()
+
+
+@cache
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores(), thread_name_prefix="kvemb-cpu")
