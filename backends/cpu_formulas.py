@@ -15,10 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 from numba.extending import overload
 
-from kvemb.backends.intrinsics import load, part_of, prefetch, store
+from kvemb.backends.intrinsics import load, pointer_to, prefetch, store
 from kvemb.optimizers import Optimizer, arithmetic
 from kvemb.optimizers.formula import FUNCTIONS, Formula, read
 from kvemb.rows.block import DIRTY, RowBlock
@@ -46,7 +47,7 @@ def {name}(
             _SLOTS_AHEAD
         _r = _index[_i]
         if _r >= 0:
-            g = _part_of(_grads, _first[_i] * dim, dim)
+            g = _view(_at(_grads, _first[_i] * dim), dim)
             _next = _following[_first[_i]]
             if _next >= 0:
                 _sum[:] = g
@@ -54,8 +55,8 @@ def {name}(
                     for _j in range(dim):
                         _sum[_j] = _sum[_j] + _grads[_next, _j]
                     _next = _following[_next]
-                g = _part_of(_sum, 0, dim)
-            w = _part_of(_values, _r * _width, dim)
+                g = _view(_at(_sum, 0), dim)
+            w = _view(_at(_values, _r * _width), dim)
             _ROWS
             _BODY
             _steps[_r] = _step
@@ -118,7 +119,8 @@ def source_of(name: str, formula: Formula) -> str:
     tree = ast.parse(_KERNEL.format(name=name, parameters=parameters))
     statements = [_Elements(formula).visit(ast.parse(ast.unparse(each)).body[0]) for each in formula.body]
     rows = [
-        ast.parse(f"{slot} = _part_of(_slots, _r * _slot_width + _at_{slot}, dim)").body[0] for slot in formula.rows[2:]
+        ast.parse(f"{slot} = _view(_at(_slots, _r * _slot_width + _at_{slot}), dim)").body[0]
+        for slot in formula.rows[2:]
     ]
     ahead = ast.parse(_SLOTS_AHEAD).body if rows else []
     parts = {"_ROWS": rows, "_BODY": statements, "_SLOTS_AHEAD": ahead}
@@ -135,7 +137,7 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     source = source_of(name, formula)
     names = {"_load": load, "_store": store, "_prefetch": prefetch, "_AHEAD": AHEAD, "_LINE_BYTES": LINE_BYTES}
     # numba keeps a kernel on disk beside the file that its code names, and knows it by its name.
-    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "_part_of": part_of, "__name__": __name__}
+    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "_view": numba.carray, "_at": pointer_to, "__name__": __name__}
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
     stamp = source_stamp(Path(__file__).parent) + hashlib.sha256(source.encode()).hexdigest()

@@ -13,7 +13,6 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
-from numba.np.arrayobj import populate_array
 
 
 @intrinsic
@@ -34,22 +33,16 @@ def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 @intrinsic
-def _part_of(typingctx: Any, array: Any, offset: Any, length: Any) -> Any:
-    """View `length` elements of a contiguous array from a flat offset on, unchecked. It must not outlive the array.
+def _pointer_to(typingctx: Any, array: Any, offset: Any) -> Any:
+    """Return a pointer to a contiguous array's element at a flat offset, unchecked, for numba.carray.
 
-    A slice would own a share of the array: counting those atomically, row by row, halts a kernel's reads ahead.
+    A slice would own a share of the array, and counting shares is atomic: row by row, that halts reads ahead.
     """
-    part = types.Array(array.dtype, 1, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
-        made = context.make_array(part)(context, builder)
-        pointer = builder.gep(data, [args[1]])
-        populate_array(made, pointer, shape=[args[2]], strides=[itemsize], itemsize=itemsize, meminfo=None)
-        return made._getvalue()
+        return builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
 
-    return part(array, types.intp, types.intp), codegen
+    return types.CPointer(array.dtype)(array, types.intp), codegen
 
 
 @intrinsic
@@ -92,7 +85,7 @@ def _float_of_bits_intrinsic(typingctx: Any, value: Any) -> Any:
 
 # Called without the first argument, typingctx. Typed as Any, because numba's stubs have the signature with it.
 prefetch: Any = _prefetch
-part_of: Any = _part_of
+pointer_to: Any = _pointer_to
 trailing_zeros: Any = _trailing_zeros
 atomic_add: Any = _atomic_add
 _bits_of_float: Any = _bits_of_float_intrinsic
