@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from numba.extending import overload
+from numba.np.numpy_support import carray
 
 from kvemb.backends.intrinsics import load, pointer_to, prefetch, store
 from kvemb.optimizers import Optimizer, arithmetic
@@ -137,7 +137,7 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     source = source_of(name, formula)
     names = {"_load": load, "_store": store, "_prefetch": prefetch, "_AHEAD": AHEAD, "_LINE_BYTES": LINE_BYTES}
     # numba keeps a kernel on disk beside the file that its code names, and knows it by its name.
-    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "_view": numba.carray, "_at": pointer_to, "__name__": __name__}
+    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "_view": carray, "_at": pointer_to, "__name__": __name__}
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
     stamp = source_stamp(Path(__file__).parent) + hashlib.sha256(source.encode()).hexdigest()
