@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.rocks_scan import translated
-from kvemb.rows.block import RowBlock
+from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import encode_keys, encode_records
 from kvemb.rows.schema import LAST_KEY, Schema
 
@@ -36,8 +36,16 @@ class SortedFile:
         with translated(f"write {self.path}"):
             for at in range(0, len(rows), self._batch_rows):
                 part = rows.part(at, min(at + self._batch_rows, len(rows)))
-                records = encode_records(part)
-                deque(map(self._writer.__setitem__, encode_keys(part.keys, self._schema), records), maxlen=0)
+                keys, records = encode_keys(part.keys, self._schema), encode_records(part)
+                removed = part.flags & REMOVED != 0
+                if not removed.any():
+                    deque(map(self._writer.__setitem__, keys, records), maxlen=0)
+                    continue
+                for key, record, gone in zip(keys, records, removed.tolist(), strict=True):
+                    if gone:
+                        del self._writer[key]
+                    else:
+                        self._writer[key] = record
         self.rows += len(rows)
 
     def finish(self) -> None:

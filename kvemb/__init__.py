@@ -24,9 +24,9 @@ from kvemb.initializers import (
     TruncatedNormal,
     Zeros,
 )
+from kvemb.offline.pushing import Transfer
 from kvemb.offline.salvage import Repair, Saved, repair
 from kvemb.offline.series import CheckpointManager
-from kvemb.offline.transfer import Transfer
 from kvemb.offline.verification import Verification, verify
 from kvemb.opening import default_store, open, restore
 from kvemb.options import MemoryCreator, RocksDBCreator

@@ -114,7 +114,9 @@ class SortedFile(Protocol):
     rows: int
 
     def append(self, rows: RowBlock) -> None:
-        """Write rows whose keys ascend, beyond the last one's. Raises ColdStoreError."""
+        """Write rows whose keys ascend, beyond the last one's; those flagged REMOVED are deleted by the cold store that
+        takes them in. Raises ColdStoreError.
+        """
 
     def finish(self) -> None:
         """Complete the file, which must not be empty, and sync it. Raises ColdStoreError."""

@@ -63,6 +63,15 @@ def to_sort_in(path: Path) -> ColdDatabase:
     return _rocks(path, None, **SORTING_BYTES, read_only=False, compacting=False)
 
 
+def to_extend(path: Path) -> ColdDatabase:
+    """Open a copy of a database with any variables, to add and drop some and to take in files: without compaction."""
+    creators = {name: RocksDBCreator() for name in families(path)}
+    database: ColdDatabase = registry.cold_backend(RocksDBCreator.backend)(
+        path, creators, **SORTING_BYTES, read_only=False, compacting=False
+    )
+    return database
+
+
 def families(path: Path) -> list[str]:
     """Return the names of the cold stores in a database, without opening it."""
     names: list[str] = registry.cold_backend(RocksDBCreator.backend).families(path)

@@ -138,14 +138,18 @@ class Manifest:
 
 def write(manifest: Manifest, directory: Path) -> None:
     """Write directory/manifest.json and wait until it is on disk."""
+    fresh_files.write_new(directory / NAME, (json.dumps(data_of(manifest), indent=1) + "\n").encode())
+
+
+def data_of(manifest: Manifest) -> dict[str, Any]:
+    """Return a manifest as JSON, its checksum included; as text it is what parse() takes."""
     data = {"format": FORMAT, **asdict(manifest)}
     if not manifest.left_out:
         del data["left_out"]
     for changed in (changed for epoch in data["changes"] for changed in epoch["variables"].values()):
         if not changed["dropped"]:
             del changed["dropped"]
-    text = json.dumps({"checksum": _checksum(data), **data}, indent=1) + "\n"
-    fresh_files.write_new(directory / NAME, text.encode())
+    return {"checksum": checksum_of(data), **data}
 
 
 def read(directory: Path, *, most_characters: int = MOST_CHARACTERS) -> Manifest:
@@ -178,7 +182,7 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
     try:
         if not text.endswith("}\n"):
             raise ValueError("it ends early")
-        if data.pop("checksum") != _checksum(data):
+        if data.pop("checksum") != checksum_of(data):
             raise ValueError("its checksum is wrong")
         del data["format"]
         check(data, version)
@@ -198,8 +202,8 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
         raise Corruption(f"{path} is damaged: {reason}; restore from another checkpoint") from error
 
 
-def _checksum(data: dict[str, Any]) -> str:
-    """Return the sha256 of the manifest's other fields, as compact JSON with sorted names."""
+def checksum_of(data: dict[str, Any]) -> str:
+    """Return the sha256 of an object's other fields, as compact JSON with sorted names."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
 """Checkpoints at a URL, read-only: the connection, the listing, and the translation of errors (FORMAT.md, "Remote").
 
-    URL/checkpoints/00000042.json    a checkpoint's manifest.json, written last: the checkpoint exists once it does
+    URL/checkpoints/00000042.json    what a checkpoint consists of, written last: the checkpoint exists once it does
     URL/files/3f/3fa9...             a file by the sha256 of its content, shared by the checkpoints that name it
 
 kvemb.offline.transfer copies files. Not thread-safe, except for reading and writing different files.
@@ -16,9 +16,9 @@ from typing import Any
 
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
-from kvemb.durability.manifest import Manifest
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
-from kvemb.offline import streams
+from kvemb.offline import chain, streams
+from kvemb.offline.chain import Pushed
 
 CHECKPOINTS, FILES = "checkpoints", "files"
 # fsspec's protocols of object stores: buckets, with flat names in them.
@@ -83,7 +83,7 @@ class RemoteCheckpoints:
 
     def id_of(self, number: int) -> str:
         """The id of a checkpoint at the URL. Raises CheckpointNotFound, Corruption, TransferError."""
-        return self._read(number)[1].id
+        return self._read(number)[1].described.id
 
     def _found(self, folder: str) -> dict[str, Any]:
         """Return the files of a folder by path, with their metadata; empty if there is no folder."""
@@ -107,8 +107,8 @@ class RemoteCheckpoints:
     def _file_at(self, sha256: str) -> str:
         return f"{self._root}/{FILES}/{sha256[:2]}/{sha256}"
 
-    def _read(self, number: int) -> tuple[str, Manifest]:
-        """Return a checkpoint's manifest, as text and parsed. Raises CheckpointNotFound, Corruption, TransferError."""
+    def _read(self, number: int) -> tuple[str, Pushed]:
+        """Return what a number has, as text and parsed. Raises CheckpointNotFound, Corruption, TransferError."""
         where = f"{self._url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):
             try:
@@ -118,7 +118,7 @@ class RemoteCheckpoints:
                 raise CheckpointNotFound(f"there is no checkpoint {series_name(number)} at {self._url}") from error
             except UnicodeDecodeError as error:
                 raise Corruption(f"{where} is damaged: {error!r}; push it again") from error
-        return text, manifest.parse(text, where, most_characters=self._most_characters)
+        return text, chain.parse(text, where, most_characters=self._most_characters)
 
 
 def _protocols(files: Any) -> tuple[str, ...]:

@@ -30,7 +30,8 @@ from kvemb.durability.lock_file import LockFile
 from kvemb.errors import CheckpointNotFound, KvembError
 from kvemb.handle import inside
 from kvemb.meter import Progress
-from kvemb.offline.transfer import JOBS, Remote, Transfer
+from kvemb.offline.pushing import Transfer
+from kvemb.offline.transfer import JOBS, Remote
 from kvemb.store import Store
 
 # The most numbers of checkpoints that a message lists.
@@ -164,11 +165,16 @@ class CheckpointManager:
         number: int | None = None,
         keep: int | None = None,
         verify: bool = False,
+        whole: bool = False,
         options: Mapping[str, Any] | None = None,
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Transfer:
         """Copy a checkpoint to a URL that fsspec supports. Sends only files that the URL lacks, and the manifest last.
+
+        The first one is sent whole, later ones as a delta: the rows that changed since one that is there. If what
+        changed is not known, or the deltas since the last whole one have as many bytes as its rows, or are 256, or the
+        whole is no larger, the checkpoint is sent whole. whole: in any case.
 
         number: of the checkpoint, None for the newest. keep: how many of the newest are kept at the URL, None for all;
         with it no other process may push there at the same time. options: fsspec's for the filesystem. jobs: concurrent
@@ -176,7 +182,8 @@ class CheckpointManager:
 
         Every file is hashed while it is sent, and a local file that is damaged is not sent. A file at the URL is
         skipped if its size is right, since it was hashed when it was sent, and replaced if not, even if the checkpoint
-        is complete there. verify: the checkpoint's files at the URL are all read, and replaced if they changed.
+        is complete there. verify: the files that the checkpoint needs at the URL are all read, and replaced if they
+        changed; one that is not here any more, such as an old delta, by sending the checkpoint whole.
 
         Raises CheckpointNotFound; FileExistsError if another checkpoint has the number at the URL; TransferError, also
         if the bucket does not exist; Corruption naming a local file; BackendUnavailable; TypeError or ValueError for
@@ -194,7 +201,8 @@ class CheckpointManager:
             )
         number = self._number(number, self.numbers(), str(self.root))
         remote = Remote(url, options)
-        done = remote.push(Checkpoint(self.path(number)), number, verify=bool(verify), jobs=jobs, progress=progress)
+        checkpoint, how = Checkpoint(self.path(number)), {"verify": bool(verify), "whole": bool(whole)}
+        done = remote.push(checkpoint, number, **how, jobs=jobs, progress=progress)
         if keep is not None:
             remote.prune(keep)
         return done
@@ -210,6 +218,8 @@ class CheckpointManager:
     ) -> Checkpoint:
         """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
 
+        What was pushed as a delta is made whole: of the nearest checkpoint of the series that leads to it, or of the
+        base at the URL. Its rows, ids and key files are as pushed, its table files are its own.
         Files that a local checkpoint of the series has, with the right size, are not transferred; the others are
         checked against their checksums, and no more of one is read than its size. A checkpoint that is in the series
         already is returned as it is. Raises Locked, CheckpointNotFound, TransferError; FileExistsError if another

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +19,7 @@ from typing import IO, Any
 from kvemb.durability import fresh_files
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
+from kvemb.interrupts import result_of
 
 PIECE_BYTES = 1 << 20
 # Bytes of a file in memory while it is copied. Object stores transfer parts, of at least 5 MiB.
@@ -82,6 +85,26 @@ def write(files: Any, target: str, data: bytes) -> None:
     with files.open(target, "wb") as remote:
         remote.write(data)
         _sync(remote)
+
+
+def move_all(move: Callable[[Path, FileEntry], None], files: list[tuple[Path, FileEntry]], jobs: int) -> None:
+    """Call move for each file, on `jobs` threads. Raises the first error; no file is begun after it."""
+    failed = threading.Event()
+
+    def unless_failed(path: Path, entry: FileEntry) -> None:
+        if not failed.is_set():
+            try:
+                move(path, entry)
+            except BaseException:
+                failed.set()
+                raise
+
+    with ThreadPoolExecutor(jobs, thread_name_prefix="kvemb-transfer") as pool:
+        try:
+            for moved in [pool.submit(unless_failed, *file) for file in files]:
+                result_of(moved)
+        finally:
+            failed.set()
 
 
 def _opened(files: Any, path: str, entry: FileEntry) -> Any:

@@ -1,0 +1,85 @@
+"""Deltas applied to the rows of a checkpoint's copy, so that they are those of a later one, bit for bit.
+
+All deltas are merged first: however many there are, each variable gets one run of files more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvemb.contracts import ColdDatabase, SortedFile
+from kvemb.durability import cold_databases, layout
+from kvemb.durability.manifest import Manifest, VariableEntry
+from kvemb.limits import DEFAULT
+from kvemb.offline.delta_file import DeltaFile, frame_rows
+from kvemb.offline.merging import merged
+from kvemb.options import RocksDBCreator
+from kvemb.rows.block import REMOVED, RowBlock
+from kvemb.rows.codec import record_dtype
+
+
+def apply(rows: Path, described: Manifest, deltas: list[DeltaFile], scratch: Path) -> None:
+    """Bring the RocksDB directory `rows`, a copy of the first delta's beginning, to the last one's end.
+
+    described: the manifest of that. scratch: a folder on the same filesystem. Raises Corruption, ColdStoreError.
+    """
+    names = set(cold_databases.families(rows))
+    database = cold_databases.to_extend(rows)
+    try:
+        for name in sorted(names - set(described.variables)):
+            database.drop(name)
+        for name, entry in described.variables.items():
+            first, kept = _first(deltas, name)
+            if name in names and not kept:
+                database.drop(name)
+            if name in names and kept:
+                database.attach(name, entry.schema)
+            else:
+                database.create(name, entry.schema, RocksDBCreator.from_json(entry.creator))
+            blocks = _blocks(deltas[first:], name, entry, replaced=not (name in names and kept))
+            _take_in(database, name, entry, blocks, scratch)
+    finally:
+        database.close()
+    for left in (*rows.glob("LOG*"), rows / "LOCK"):
+        left.unlink(missing_ok=True)
+
+
+def _first(deltas: list[DeltaFile], name: str) -> tuple[int, bool]:
+    """Return the first delta whose rows count for a variable, and whether rows from before it do."""
+    for at in reversed(range(len(deltas))):
+        if (part := deltas[at].parts.get(name)) is None:
+            return at + 1, False  # it was dropped, and made again later
+        if part.cleared:
+            return at, False
+    return 0, True
+
+
+def _blocks(deltas: list[DeltaFile], name: str, entry: VariableEntry, *, replaced: bool) -> Iterator[RowBlock]:
+    """Yield the rows of all deltas in key order. replaced: nothing is there that a removal could remove."""
+    window = 2 * frame_rows(record_dtype(entry.schema).itemsize)
+    for block in merged([delta.rows(name, entry.schema) for delta in deltas], entry.schema, window):
+        yield block.select(block.flags & REMOVED == 0) if replaced else block
+
+
+def _take_in(
+    database: ColdDatabase, name: str, entry: VariableEntry, blocks: Iterator[RowBlock], scratch: Path
+) -> None:
+    most_rows = max(1, DEFAULT.table_file_bytes // RowBlock.bytes_per_row(entry.schema))
+    path, file = scratch / "merged.sst", None
+    for block in blocks:
+        if len(block):
+            file = file or database.sorted_file(path, entry.schema, RocksDBCreator.from_json(entry.creator))
+            file.append(block)
+            if file.rows >= most_rows:
+                _ingest(database, name, file)
+                file = None
+    if file is not None:
+        _ingest(database, name, file)
+
+
+def _ingest(database: ColdDatabase, name: str, file: SortedFile) -> None:
+    file.finish()
+    database.ingest(name, file.path)
+    with layout.as_cold_store_error(f"delete {file.path}"):
+        file.path.unlink()

@@ -1,0 +1,155 @@
+"""What is at a URL for one number of a series: a whole checkpoint, or a base and the deltas that lead from it to there.
+
+A whole one is its manifest.json. Else it is an object of another format (FORMAT.md, "Remote") with the checkpoint's
+manifest, in which `files` has the key files of the checkpoint and the rows of the base, and with all deltas. So each
+number says by itself what it needs. Pure values and functions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kvemb.checks.fields import Fields
+from kvemb.checks.ranges import MOST_FILE_BYTES, MOST_SERIES
+from kvemb.durability import layout, manifest
+from kvemb.durability.layout import series_name
+from kvemb.durability.manifest import FileEntry, Manifest
+from kvemb.errors import Corruption
+
+FORMAT = 4  # on disk: an object that is no manifest
+MOST_DELTAS = 256
+_ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
+_SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A delta file: the number and the id of the checkpoint that it leads to, its size and checksum."""
+
+    number: int
+    id: str
+    bytes: int
+    sha256: str
+
+    @property
+    def file(self) -> FileEntry:
+        """Its entry."""
+        return FileEntry(self.bytes, self.sha256)
+
+
+@dataclass(frozen=True)
+class Base:
+    """The whole checkpoint that the first delta begins with."""
+
+    number: int
+    id: str
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """One number at a URL. described: the manifest of the checkpoint; its files are those that are there.
+
+    base, deltas: where the checkpoint is not whole there; the oldest first.
+    """
+
+    described: Manifest
+    base: Base | None = None
+    deltas: tuple[Delta, ...] = ()
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the checkpoints that lead here: the base's, and of each delta; a whole one's own."""
+        return [self.described.id] if self.base is None else [self.base.id, *(delta.id for delta in self.deltas)]
+
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """All files that the checkpoint needs, by checksum."""
+        entries = [*self.described.files.values(), *(delta.file for delta in self.deltas)]
+        return {entry.sha256: entry for entry in entries}
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of the rows of the base."""
+        return sum(entry.bytes for name, entry in self.described.files.items() if is_row_file(name))
+
+    def followed_by(self, number: int, described: Manifest, delta: Delta) -> Pushed:
+        """Return what a later checkpoint is with one more delta. number: of this one, used if it is whole."""
+        rows = {name: entry for name, entry in self.described.files.items() if is_row_file(name)}
+        keys = {name: entry for name, entry in described.files.items() if not is_row_file(name)}
+        base = self.base or Base(number, self.described.id)
+        return Pushed(replace(described, files={**rows, **keys}), base, (*self.deltas, delta))
+
+    def name_of(self, sha256: str, number: int) -> str:
+        """Return what a file is of the checkpoint with this number, for messages."""
+        for delta in self.deltas:
+            if delta.sha256 == sha256:
+                return f"the delta of checkpoint {series_name(delta.number)}"
+        name = next((name for name, entry in self.described.files.items() if entry.sha256 == sha256), "a file")
+        owner = self.base.number if self.base is not None and is_row_file(name) else number
+        return f"{name} of checkpoint {series_name(owner)}"
+
+
+def is_row_file(name: str) -> bool:
+    """Whether a path in a manifest is one of RocksDB's files."""
+    return name.startswith(f"{layout.ROWS}/")
+
+
+def text_of(pushed: Pushed) -> bytes:
+    """Return what is written for a checkpoint that is not whole."""
+    assert pushed.base is not None
+    data = {
+        "format": FORMAT,
+        "base": asdict(pushed.base),
+        "deltas": [asdict(delta) for delta in pushed.deltas],
+        "manifest": manifest.data_of(pushed.described),
+    }
+    return (json.dumps({"checksum": manifest.checksum_of(data), **data}, indent=1) + "\n").encode()
+
+
+def parse(text: str, where: str, *, most_characters: int) -> Pushed:
+    """Parse what is at a URL for a number. where: its name in errors. Raises UnsupportedFormat, Corruption."""
+    if (data := _chained(text, most_characters)) is None:
+        return Pushed(manifest.parse(text, where, most_characters=most_characters))
+    try:
+        if data.pop("checksum", None) != manifest.checksum_of(data):
+            raise ValueError("its checksum is wrong")
+        fields = Fields(data)
+        fields.take("format")
+        described = json.dumps(fields.take("manifest"))
+        base = fields.fields("base")
+        begin = Base(base.integer("number", 0, MOST_SERIES), base.text("id", *_ID))
+        base.done()
+        deltas = [_delta(Fields(each, f"deltas[{at}]")) for at, each in enumerate(fields.elements("deltas"))]
+        fields.done()
+        if not 0 < len(deltas) <= MOST_DELTAS:
+            raise ValueError(f"it must have 1 to {MOST_DELTAS} deltas, got {len(deltas)}")
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"{where} is damaged: {error}; push it again") from error
+    pushed = Pushed(manifest.parse(described + "\n", where, most_characters=most_characters), begin, tuple(deltas))
+    if deltas[-1].id != pushed.described.id:
+        raise Corruption(f"{where} is damaged: its last delta leads to another checkpoint; push it again")
+    return pushed
+
+
+def _chained(text: str, most_characters: int) -> dict[str, Any] | None:
+    """Return the object if it is of the format of this module. Anything else is for manifest.parse to judge."""
+    if len(text) > most_characters:
+        return None
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and type(data.get("format")) is int and data["format"] == FORMAT else None
+
+
+def _delta(fields: Fields) -> Delta:
+    delta = Delta(
+        fields.integer("number", 0, MOST_SERIES),
+        fields.text("id", *_ID),
+        fields.integer("bytes", 0, MOST_FILE_BYTES),
+        fields.text("sha256", *_SHA256),
+    )
+    fields.done()
+    return delta

@@ -1,0 +1,77 @@
+"""Merging of streams of rows in key order, of which later ones replace rows of earlier ones. Not thread-safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import order_keys
+from kvemb.rows.schema import Schema
+
+
+def merged(streams: list[Iterator[RowBlock]], schema: Schema, window: int) -> Iterator[RowBlock]:
+    """Yield the rows of all streams in key order, of equal keys that of the last stream. window: rows held of each."""
+    waiting = [_Head(stream, schema) for stream in streams]
+    while waiting:
+        for head in waiting:
+            head.fill(window)
+        waiting = [head for head in waiting if len(head.ordered)]
+        if not waiting:
+            return
+        ends = [int(head.ordered[-1]) for head in waiting if not head.ended]
+        parts = [head.take(min(ends) if ends else None) for head in waiting]
+        yield _last_of_each(parts, schema)
+
+
+class _Head:
+    """The next rows of a stream."""
+
+    def __init__(self, stream: Iterator[RowBlock], schema: Schema) -> None:
+        self._stream, self._schema = stream, schema
+        self._rows = RowBlock(schema, 0)
+        self.ordered = np.empty(0, np.uint64)
+        self.ended = False
+
+    def fill(self, window: int) -> None:
+        """Read on until there are half as many rows as the window has."""
+        more: list[RowBlock] = []
+        count = len(self._rows)
+        while count < max(1, window // 2) and not self.ended:
+            block = next(self._stream, None)
+            if block is None:
+                self.ended = True
+            else:
+                more.append(block)
+                count += len(block)
+        if more:
+            self._rows = _joined([self._rows, *more], self._schema)
+            self.ordered = order_keys(self._rows.keys, self._schema)
+
+    def take(self, last: int | None) -> RowBlock:
+        """Take the rows up to a key, included; None: all."""
+        stop = len(self._rows) if last is None else int(np.searchsorted(self.ordered, np.uint64(last), "right"))
+        taken, self._rows = self._rows.part(0, stop), self._rows.part(stop, len(self._rows))
+        self.ordered = self.ordered[stop:]
+        return taken
+
+
+def _joined(blocks: list[RowBlock], schema: Schema) -> RowBlock:
+    joined, at = RowBlock(schema, sum(map(len, blocks))), 0
+    for block in blocks:
+        joined.put(slice(at, at + len(block)), block)
+        at += len(block)
+    return joined
+
+
+def _last_of_each(parts: list[RowBlock], schema: Schema) -> RowBlock:
+    """Return the rows in key order, of equal keys that of the last part."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = _joined(parts, schema)
+    ordered = order_keys(rows.keys, schema)
+    order = np.argsort(ordered, kind="stable")
+    ordered = ordered[order]
+    last = np.append(ordered[1:] != ordered[:-1], True) if len(ordered) else np.zeros(0, np.bool_)
+    return rows.select(order[last])

@@ -1,0 +1,241 @@
+"""Push of checkpoints to a URL, whole or as deltas (kvemb.offline.chain), and their removal there.
+
+One process at a time may write to a URL. After an interruption, the next push skips the files already sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from kvemb.durability import layout, manifest
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.layout import series_name
+from kvemb.durability.manifest import FileEntry, Manifest
+from kvemb.durability.scratch import scratch
+from kvemb.errors import CheckpointNotFound, Corruption
+from kvemb.handle import inside
+from kvemb.meter import Meter, Progress
+from kvemb.offline import streams
+from kvemb.offline.chain import MOST_DELTAS, Delta, Pushed, is_row_file, text_of
+from kvemb.offline.delta_file import write_delta
+from kvemb.offline.remote import FILES, RemoteCheckpoints
+
+# The deltas of a base are at most this share of its bytes. So all that is pushed is at most twice what changed, and a
+# pull transfers at most twice what the table has.
+MOST_SHARE = 1.0
+# Earlier checkpoints at a URL that are asked whether a new one follows them.
+MOST_LOOKED_AT = 8
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Result of a push. number: of the checkpoint. files, nbytes: sent. shared: files that were at the URL already.
+
+    deltas: how many deltas lead to it there; 0: it is whole.
+    """
+
+    number: int
+    files: int
+    nbytes: int
+    shared: int
+    deltas: int = 0
+
+
+class _Plan(NamedTuple):
+    """A way to have a checkpoint at the URL. local: files that can be sent, by checksum. text: None if it is there."""
+
+    pushed: Pushed
+    local: dict[str, Path]
+    text: bytes | None
+
+
+class Pushing(RemoteCheckpoints):
+    """Checkpoints at a URL, with push and prune. See RemoteCheckpoints."""
+
+    def push(
+        self,
+        checkpoint: Checkpoint,
+        number: int,
+        *,
+        verify: bool = False,
+        whole: bool = False,
+        jobs: int,
+        progress: Progress | None = None,
+    ) -> Transfer:
+        """Copy a checkpoint to the URL under its number: the files that the URL lacks, then what it consists of.
+
+        It is sent as the delta to an earlier one that is there, if its changes since then are known and the deltas
+        stay small beside their base; else whole, as a new base. whole: always.
+        A remote file of the right size was hashed when it was sent, and is kept; one of another size is replaced.
+        verify: remote files are read too, and replaced if damaged. What cannot be replaced from here is a reason to
+        send the checkpoint whole. Raises FileExistsError if another checkpoint has that number, TransferError;
+        Corruption if a local file does not match the manifest.
+        """
+        self._check_destination()
+        there = self._there(checkpoint, number)
+        with self._translated("list"):
+            found = {path.rpartition("/")[2]: known["size"] for path, known in self._found(FILES).items()}
+        with scratch("kvemb-push-") as folder:
+            for plan in self._plans(checkpoint, number, there, found, folder, whole=whole):
+                if (done := self._send(plan, number, found, verify, jobs, progress)) is not None:
+                    return done
+        raise AssertionError("a whole checkpoint can always be sent")
+
+    def _plans(
+        self,
+        checkpoint: Checkpoint,
+        number: int,
+        there: Pushed | None,
+        found: dict[str, int],
+        folder: Path,
+        *,
+        whole: bool,
+    ) -> Iterator[_Plan]:
+        """Yield the ways to have a checkpoint there: as it is there, as a delta, whole."""
+        local = {entry.sha256: checkpoint.path / name for name, entry in checkpoint.files.items()}
+        if there is not None and not (whole and there.deltas):
+            yield _Plan(there, local, None)
+        if there is None and not whole and (made := self._delta(checkpoint, number, found, folder)) is not None:
+            path, delta = made
+            yield _Plan(delta, {**local, delta.deltas[-1].sha256: path}, text_of(delta))
+        yield _Plan(Pushed(inside(checkpoint)), local, (checkpoint.path / manifest.NAME).read_bytes())
+
+    def _send(
+        self, plan: _Plan, number: int, found: dict[str, int], verify: bool, jobs: int, progress: Progress | None
+    ) -> Transfer | None:
+        """Carry out a plan; returns None if the URL lacks files that are not here."""
+        files = plan.pushed.files
+        present = [entry for sha256, entry in files.items() if found.get(sha256) == entry.bytes]
+        missing = set(files) - {entry.sha256 for entry in present}
+        total = sum(files[sha256].bytes for sha256 in missing) + verify * sum(entry.bytes for entry in present)
+        if missing - set(plan.local):
+            return None
+        meter = Meter(total, progress)
+
+        def check(_: Path, entry: FileEntry) -> None:
+            if streams.matches(self._files, self._file_at(entry.sha256), entry):
+                meter(entry.bytes)
+            else:
+                missing.add(entry.sha256)
+
+        def send(path: Path, entry: FileEntry) -> None:
+            target = self._file_at(entry.sha256)
+            if entry.sha256 in found:
+                self._files.rm_file(target)  # never write through a file that may have other links
+            self._make_folder_of(target)
+            streams.send(path, entry, self._files, target)
+            meter(entry.bytes)
+
+        if verify:
+            with self._translated("read"):
+                streams.move_all(check, [(Path(), entry) for entry in present], jobs)
+            if missing - set(plan.local):
+                return None
+        sent = [(plan.local[sha256], files[sha256]) for sha256 in sorted(missing)]
+        with self._translated("write to", resumable=True):
+            streams.move_all(send, sent, jobs)
+            if plan.text is not None:
+                self._publish(number, plan.text)
+        nbytes = sum(entry.bytes for _, entry in sent)
+        return Transfer(number, len(sent), nbytes, len(files) - len(sent), len(plan.pushed.deltas))
+
+    def _delta(
+        self, checkpoint: Checkpoint, number: int, found: dict[str, int], folder: Path
+    ) -> tuple[Path, Pushed] | None:
+        """Write the delta from an earlier checkpoint at the URL, to a file in folder; returns what is then there.
+
+        None if the checkpoint is better sent whole: nothing earlier is there that it follows, or the deltas outgrow
+        their share of the base, or the whole is no larger than the delta.
+        """
+        if (follows := self._followed(checkpoint, number, found)) is None:
+            return None
+        earlier, before = follows
+        described = inside(checkpoint)
+        rows = {entry.sha256: entry for name, entry in checkpoint.files.items() if is_row_file(name)}
+        whole = sum(entry.bytes for sha256, entry in rows.items() if found.get(sha256) != entry.bytes)
+        deltas = sum(delta.bytes for delta in before.deltas)
+        most = min(int(MOST_SHARE * before.base_bytes) - deltas, whole)
+        path = folder / f"{series_name(number)}.delta"
+        with layout.as_cold_store_error(f"write {path}"):
+            entry = write_delta(checkpoint.path, described, before.described, path, most)
+        if entry is None:
+            return None
+        return path, before.followed_by(earlier, described, Delta(number, checkpoint.id, entry.bytes, entry.sha256))
+
+    def _followed(self, checkpoint: Checkpoint, number: int, found: dict[str, int]) -> tuple[int, Pushed] | None:
+        """Return the newest earlier checkpoint at the URL, complete there, since which changes are known."""
+        known = {epoch.since for epoch in inside(checkpoint).changes}
+        for earlier in [each for each in self.numbers() if each < number][: -MOST_LOOKED_AT - 1 : -1]:
+            with suppress(Corruption, CheckpointNotFound):
+                pushed = self._read(earlier)[1]
+                complete = all(found.get(sha256) == entry.bytes for sha256, entry in pushed.files.items())
+                if pushed.described.id in known and complete and len(pushed.deltas) < MOST_DELTAS:
+                    return earlier, pushed
+        return None
+
+    def _check_destination(self) -> None:
+        """Raise FileExistsError or ValueError if the URL is a local store or checkpoint, or inside a store."""
+        if "file" in self._files.protocol:
+            root = Path(self._root)
+            layout.check_outside_stores(root, "copy")
+            if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:
+                raise FileExistsError(f"{root} is a {kind}; push to another directory")
+
+    def _there(self, checkpoint: Checkpoint, number: int) -> Pushed | None:
+        """Return what the URL has for the number; a damaged manifest counts as missing. Raises FileExistsError."""
+        if number not in self.numbers():
+            return None
+        try:
+            _, pushed = self._read(number)
+        except Corruption:
+            return None
+        if _without_rows(pushed.described) != _without_rows(inside(checkpoint)):
+            raise FileExistsError(
+                f"{self._url} has another checkpoint {series_name(number)}, with the id {pushed.described.id}; "
+                "push elsewhere"
+            )
+        return pushed
+
+    def _publish(self, number: int, text: bytes) -> None:
+        """Write a manifest atomically: object stores show a file once it is complete, elsewhere it is renamed."""
+        target = self._manifest_at(number)
+        self._make_folder_of(target)
+        if self._has_folders:
+            part = f"{target}.part"
+            if self._files.exists(part):
+                self._files.rm_file(part)
+            streams.write(self._files, part, text)
+            self._files.mv(part, target)
+        else:
+            streams.write(self._files, target, text)
+
+    def _make_folder_of(self, path: str) -> None:
+        if self._has_folders:
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+    def prune(self, keep: int) -> list[int]:
+        """Delete all but the newest `keep` checkpoints, then unreferenced files; returns the numbers deleted.
+
+        Bases and deltas of checkpoints that are deleted stay as long as one that is kept needs them.
+
+        REQUIRES: no push to the URL at the same time. Raises TransferError.
+        """
+        numbers = self.numbers()
+        deleted, kept = numbers[:-keep], numbers[-keep:]
+        needed = {sha256 for number in kept for sha256 in self._read(number)[1].files}
+        with self._translated("delete from"):
+            for number in deleted:
+                self._files.rm_file(self._manifest_at(number))
+            for path in self._found(FILES):
+                if path.rpartition("/")[2] not in needed:
+                    self._files.rm_file(path)
+        return deleted
+
+
+def _without_rows(described: Manifest) -> Manifest:
+    """Return a manifest without RocksDB's files, which differ between a checkpoint and one made of its deltas."""
+    return replace(described, files={name: each for name, each in described.files.items() if not is_row_file(name)})

@@ -1,0 +1,323 @@
+"""Checkpoints pushed as deltas: what is pulled is the same table, bit for bit, whatever was pushed and damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import bulk
+from kvemb.durability import layout
+from kvemb.durability.hotset import read_hot
+from kvemb.errors import Corruption, TransferError
+from kvemb.handle import inside
+from kvemb.offline import chain, pushing
+
+fsspec = pytest.importorskip("fsspec")
+DIM = 3
+ROWS = 3000
+
+
+def fill(store: kvemb.Store, keys: Any, version: float, name: str = "table", dim: int = DIM) -> kvemb.Variable:
+    table = store.get_variable(name, dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1), hot_rows=64)
+    table.upsert(keys, np.full((len(keys), dim), version, np.float32))
+    return table
+
+
+def contents(checkpoint: kvemb.Checkpoint) -> dict[str, Any]:
+    """All that a checkpoint has, bit for bit, but the files in which it has it."""
+    described = inside(checkpoint)
+    rows: dict[str, Any] = {}
+    with kvemb.open(checkpoint, read_only=True, memory_budget="4MiB") as store:
+        for name in described.variables:
+            table = store.variables[name]
+            found = [
+                (each.keys, each.values, each.scores, each.steps, *(each.slots or {}).values())
+                for each in bulk.scan(table)
+            ]
+            rows[name] = [[column.tobytes() for column in columns] for columns in found]
+            assert sum(len(columns[0]) for columns in found) == table.size()
+    hot = {
+        name: [keys.tolist() for keys in read_hot(checkpoint.path / layout.HOT, files)]
+        for name, files in described.hot.items()
+    }
+    keys = {name: each for name, each in described.files.items() if not chain.is_row_file(name)}
+    return {"rows": rows, "hot": hot, "described": replace(described, files=keys)}
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[kvemb.CheckpointManager]:
+    with kvemb.CheckpointManager(tmp_path / "series") as manager:
+        yield manager
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"memory://{tmp_path.name}"
+
+
+def pulled(url: str, root: Path, number: int) -> kvemb.Checkpoint:
+    """Pull into a series of its own, or one that has checkpoints already; deep verification included."""
+    with kvemb.CheckpointManager(root) as copy:
+        found = copy.pull(url, number=number)
+    assert kvemb.verify(found, deep=True), kvemb.verify(found, deep=True).findings
+    return found
+
+
+def test_each_number_is_pulled_whole_or_as_it_arrives(store, manager, url, tmp_path):
+    fill(store, np.arange(ROWS), 0)
+    fill(store, np.arange(50), 0, "gone")
+    manager.save(store)
+    assert manager.push(url).deltas == 0
+    for version in range(1, 6):
+        table = fill(store, np.arange(version, ROWS, 100), version)
+        table.remove(np.arange(version * 7, version * 7 + 3))
+        table.lookup(np.arange(version * 10, version * 10 + 9))
+        if version == 2:
+            store.drop_variable("gone")
+            fill(store, np.arange(40), 2, "new")
+        if version == 4:
+            fill(store, np.arange(30), 4, "gone", dim=7)  # another one of that name
+        manager.save(store)
+        done = manager.push(url)
+        assert (done.deltas, done.number) == (version, version + 1)
+        assert done.nbytes < 20_000
+        assert done.shared > 0
+    assert manager.remote_numbers(url) == [1, 2, 3, 4, 5, 6]
+    wanted = {number: contents(kvemb.Checkpoint(manager.path(number))) for number in manager.numbers()}
+    for number in (1, 2, 3, 4, 5, 6, 3):
+        assert contents(pulled(url, tmp_path / f"whole{number}", number)) == wanted[number]
+        assert contents(pulled(url, tmp_path / "arriving", number)) == wanted[number]
+    for number in (2, 6, 4):
+        assert contents(pulled(url, tmp_path / "jumping", number)) == wanted[number]
+
+
+def test_a_pulled_checkpoint_is_the_one_that_was_pushed_to_everybody(store, manager, url, tmp_path, open_store):
+    """It restores, brings replicas along, continues its series, and pushes as the number that it is."""
+    fill(store, np.arange(ROWS), 0)
+    manager.save(store)
+    manager.push(url)
+    fill(store, np.arange(100), 1)
+    made = manager.save(store)
+    manager.push(url)
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        first, second = copy.pull(url, number=1), copy.pull(url)
+        assert (second.id, second.parent) == (made.id, made.parent)
+        assert sum(len(change.keys) for change in second.changes(first)) == 100
+        replica = kvemb.restore(first, tmp_path / "replica", memory_budget="4MiB")
+        replica.apply_delta(second)
+        assert replica.variables["table"].lookup(np.arange(101))[:, 0].tolist() == [1.0] * 100 + [0.0]
+        replica.close()
+        again = copy.push(url)
+        assert (again.files, again.deltas) == (0, 1)
+        restored = kvemb.restore(second, tmp_path / "restored", memory_budget="4MiB")
+        fill(restored, np.arange(5), 3)
+        third = copy.save(restored)
+        restored.close()
+        assert copy.push(url).deltas == 2
+        # To another place the copy goes whole.
+        elsewhere = f"{url}-elsewhere"
+        assert copy.push(elsewhere, number=2).deltas == 0
+        assert copy.push(elsewhere, number=3).deltas == 1
+        assert contents(pulled(elsewhere, tmp_path / "other", 3)) == contents(third)
+    assert contents(pulled(url, tmp_path / "third", 3)) == contents(third)
+
+
+def test_what_is_sent_is_what_changed_and_a_base_when_the_deltas_outgrow_it(store, manager, url, monkeypatch):
+    fill(store, np.arange(ROWS), 0)
+    manager.save(store)
+    base = manager.push(url).nbytes
+    sent, bases = 0, 0
+    chance = np.random.default_rng(1)
+    for version in range(1, 25):
+        fill(store, chance.choice(ROWS, 300, replace=False), version)
+        manager.save(store)
+        done = manager.push(url)
+        sent += done.nbytes
+        bases += done.deltas == 0
+    record = 8 + 17 + 8 * DIM
+    assert bases >= 1
+    assert sent < 2.5 * 24 * 300 * record + base
+    # And by the number of deltas.
+    monkeypatch.setattr(pushing, "MOST_DELTAS", 2)
+    deltas = []
+    for version in range(5):
+        fill(store, [version], version)
+        manager.save(store)
+        deltas.append(manager.push(url).deltas)
+    assert max(deltas) <= 2
+    assert deltas.count(0) >= 1
+
+
+def test_the_whole_is_sent_where_changes_are_not_known_or_it_is_asked_for(store, open_store, manager, url, tmp_path):
+    fill(store, np.arange(ROWS), 0)
+    manager.save(store)
+    manager.push(url)
+    fill(store, [1], 1)
+    manager.save(store)
+    assert manager.push(url, whole=True).deltas == 0
+    assert manager.push(url).files == 0
+    fill(store, [2], 2)
+    manager.save(store)
+    assert manager.push(url).deltas == 1
+    assert manager.push(url, whole=True).deltas == 0
+    assert manager.push(url).deltas == 0
+    # Another store's checkpoint follows none that is there.
+    other = open_store(tmp_path / "other")
+    fill(other, np.arange(ROWS), 5)
+    manager.save(other)
+    assert manager.push(url).deltas == 0
+    # A variable that a restore left out and that was made again is not what it was.
+    fill(other, [1], 5, "more")
+    manager.save(other)
+    assert manager.push(url).deltas == 1
+    with kvemb.restore(manager.latest(), tmp_path / "part", variables=["more"], memory_budget="4MiB") as part:
+        fill(part, [1], 6, "more")
+        without = manager.save(part)
+        assert manager.push(url).deltas == 2
+        assert contents(pulled(url, tmp_path / "without", 6)) == contents(without)
+        fill(part, [7], 7, "table")
+        again = manager.save(part)
+        assert manager.push(url).deltas == 0
+        assert contents(pulled(url, tmp_path / "again", 7)) == contents(again)
+
+
+def test_what_a_kept_number_needs_stays(store, manager, url, tmp_path):
+    fill(store, np.arange(ROWS), 0)
+    manager.save(store)
+    for version in range(1, 8):
+        manager.push(url, keep=2)
+        fill(store, np.arange(version), version)
+        manager.save(store)
+    manager.push(url, keep=2)
+    assert manager.remote_numbers(url) == [7, 8]
+    for number in (7, 8):
+        wanted = contents(kvemb.Checkpoint(manager.path(number)))
+        assert contents(pulled(url, tmp_path / f"{number}", number)) == wanted
+    files, root = fsspec.core.url_to_fs(url)
+    assert manager.push(url, whole=True, keep=1).deltas == 0
+    assert {path.rpartition("/")[2] for path in files.find(f"{root}/files")} == {
+        entry.sha256 for entry in manager.latest().files.values()
+    }
+
+
+def chain_of(manager: kvemb.CheckpointManager, store: kvemb.Store, url: str, count: int) -> list[chain.Pushed]:
+    """Push a base and deltas; returns what is there for each number."""
+    fill(store, np.arange(ROWS), 0)
+    for version in range(1, count + 1):
+        manager.save(store)
+        manager.push(url)
+        fill(store, np.arange(version * 10), version)
+    files, root = fsspec.core.url_to_fs(url)
+    texts = [files.cat_file(f"{root}/checkpoints/{number:08d}.json").decode() for number in range(1, count + 1)]
+    return [chain.parse(text, "there", most_characters=1 << 20) for text in texts]
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
+def test_damage_of_any_link_is_named_and_a_push_mends_it(store, manager, url, tmp_path, how):
+    last = chain_of(manager, store, url, 4)[-1]
+    wanted = contents(manager.latest())
+    files, root = fsspec.core.url_to_fs(url)
+    kinds = set()
+    for at, (sha256, entry) in enumerate(last.files.items()):
+        if entry.bytes == 0 and how != "missing":
+            continue
+        place = f"{url}-{at}"
+        for path in files.find(root):
+            files.pipe_file(fsspec.core.url_to_fs(place)[1] + path.removeprefix(root), files.cat_file(path))
+        path = f"{fsspec.core.url_to_fs(place)[1]}/files/{sha256[:2]}/{sha256}"
+        data = files.cat_file(path)
+        assert len(data) == entry.bytes
+        files.rm_file(path)
+        if how != "missing":
+            files.pipe_file(path, data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+        what = last.name_of(sha256, 4)
+        kinds.add(what.split("/")[0])
+        with pytest.raises(Corruption, match=f"{sha256}, {what}, is (damaged|missing)"):
+            pulled(place, tmp_path / f"broken{at}", 4)
+        done = manager.push(place, number=4, verify=how == "flipped")
+        assert done.files >= 1
+        assert contents(pulled(place, tmp_path / f"mended{at}", 4)) == wanted
+        assert manager.push(place, number=4).files == 0
+    assert kinds == {
+        *("the delta of checkpoint 00000002", "the delta of checkpoint 00000003", "the delta of checkpoint 00000004"),
+        *("rows", "changes", "hot"),
+    }
+
+
+def test_a_new_number_does_not_follow_what_is_damaged(store, manager, url, tmp_path):
+    last = chain_of(manager, store, url, 3)[-1]
+    files, root = fsspec.core.url_to_fs(url)
+    sha256 = last.deltas[0].sha256
+    path = f"{root}/files/{sha256[:2]}/{sha256}"
+    data = files.cat_file(path)
+    files.pipe_file(path, data[:-1] + b"?")
+    manager.save(store)
+    assert manager.push(url, number=4, verify=True).deltas == 0
+    files.rm_file(path)
+    manager.save(store)
+    assert manager.push(url, number=5).deltas == 1, "it follows the whole one"
+    assert contents(pulled(url, tmp_path / "five", 5)) == contents(manager.latest())
+    with pytest.raises(Corruption, match="the delta of checkpoint 00000002, is missing"):
+        pulled(url, tmp_path / "three", 3)
+    assert manager.push(url, number=3).deltas == 0
+    assert contents(pulled(url, tmp_path / "three", 3)) == contents(kvemb.Checkpoint(manager.path(3)))
+
+
+def test_a_push_or_pull_that_ends_at_any_file_is_continued(store, manager, url, tmp_path, monkeypatch):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    real, calls, fails_at = MemoryFileSystem.open, 0, 0
+
+    def failing(self: Any, path: str, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise OSError("the network is gone")
+        return real(self, path, *args, **options)
+
+    def ends(at: int, call: Callable[[], object]) -> bool:
+        """Whether a call ended at the n-th file it opened."""
+        nonlocal calls, fails_at
+        calls, fails_at = 0, at
+        try:
+            call()
+            return False
+        except TransferError:
+            return True
+        finally:
+            fails_at = 0
+
+    chain_of(manager, store, url, 3)
+    manager.save(store)
+    wanted = contents(manager.latest())
+    files, root = fsspec.core.url_to_fs(url)
+    monkeypatch.setattr(MemoryFileSystem, "open", failing)
+    sent = set()
+    for at in range(1, 100):
+        place = f"{url}-{at}"
+        for path in files.find(root):
+            files.pipe_file(fsspec.core.url_to_fs(place)[1] + path.removeprefix(root), files.cat_file(path))
+        if not ends(at, lambda place=place: manager.push(place, jobs=1)):
+            break
+        assert manager.remote_numbers(place) == [1, 2, 3]
+        done = manager.push(place)
+        assert done.deltas == 3
+        sent.add(done.files)
+        assert manager.push(place).files == 0
+    assert len(sent) > 2, "what had been sent was not sent again"
+    received = set()
+    for at in range(1, 100):
+        with kvemb.CheckpointManager(tmp_path / f"copy{at}") as copy:
+            if not ends(at, lambda copy=copy: copy.pull(place, jobs=1)):
+                break
+            assert copy.numbers() == []
+            calls = 0
+            assert contents(copy.pull(place)) == wanted
+            received.add(calls)
+    assert len(received) > 5
