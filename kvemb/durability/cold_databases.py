@@ -65,9 +65,9 @@ def to_sort_in(path: Path) -> ColdDatabase:
 
 def to_extend(path: Path) -> ColdDatabase:
     """Open a copy of a database with any variables, to add and drop some and to take in files: without compaction."""
-    creators = {name: RocksDBCreator() for name in families(path)}
+    found = {name: Family(RocksDBCreator()) for name in families(path)}
     database: ColdDatabase = registry.cold_backend(RocksDBCreator.backend)(
-        path, creators, **SORTING_BYTES, read_only=False, compacting=False
+        path, found, **SORTING_BYTES, read_only=False, compacting=False
     )
     return database
 

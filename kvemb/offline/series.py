@@ -172,9 +172,9 @@ class CheckpointManager:
     ) -> Transfer:
         """Copy a checkpoint to a URL that fsspec supports. Sends only files that the URL lacks, and the manifest last.
 
-        The first one is sent whole, later ones as a delta: the rows that changed since one that is there. If what
-        changed is not known, or the deltas since the last whole one have as many bytes as its rows, or are 256, or the
-        whole is no larger, the checkpoint is sent whole. whole: in any case.
+        The first is sent whole, later ones as a delta: the rows that changed since one that is there. If what changed
+        is not known, the deltas would outgrow the last whole one or be more than 256, or the whole is no larger, the
+        checkpoint is sent whole; whole: always.
 
         number: of the checkpoint, None for the newest. keep: how many of the newest are kept at the URL, None for all;
         with it no other process may push there at the same time. options: fsspec's for the filesystem. jobs: concurrent
@@ -218,8 +218,8 @@ class CheckpointManager:
     ) -> Checkpoint:
         """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
 
-        What was pushed as a delta is made whole: of the nearest checkpoint of the series that leads to it, or of the
-        base at the URL. Its rows, ids and key files are as pushed, its table files are its own.
+        What was pushed as a delta is made whole, beginning with the nearest checkpoint of the series that leads to it,
+        else with the one at the URL. Its rows and its id are as pushed, its table files are its own.
         Files that a local checkpoint of the series has, with the right size, are not transferred; the others are
         checked against their checksums, and no more of one is read than its size. A checkpoint that is in the series
         already is returned as it is. Raises Locked, CheckpointNotFound, TransferError; FileExistsError if another

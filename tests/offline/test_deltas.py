@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,6 @@ def contents(checkpoint: kvemb.Checkpoint) -> dict[str, Any]:
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[kvemb.CheckpointManager]:
-    with kvemb.CheckpointManager(tmp_path / "series") as manager:
-        yield manager
-
-
-@pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"memory://{tmp_path.name}"
 
@@ -67,6 +61,19 @@ def pulled(url: str, root: Path, number: int) -> kvemb.Checkpoint:
         found = copy.pull(url, number=number)
     assert kvemb.verify(found, deep=True), kvemb.verify(found, deep=True).findings
     return found
+
+
+def test_deltas_travel_to_every_place(store, manager, place, tmp_path):
+    url, options = place
+    fill(store, np.arange(ROWS), 0)
+    for version in range(1, 4):
+        manager.save(store)
+        assert manager.push(url, options=options).deltas == version - 1
+        fill(store, np.arange(version), version)
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        for number in (3, 2):
+            found = copy.pull(url, number=number, options=options)
+            assert contents(found) == contents(kvemb.Checkpoint(manager.path(number)))
 
 
 def test_each_number_is_pulled_whole_or_as_it_arrives(store, manager, url, tmp_path):

@@ -28,7 +28,7 @@ def test_a_series_travels_and_only_what_lacks_does(store, manager, tmp_path, pla
     for number, checkpoint in enumerate(made, 1):
         told: builtins.list[tuple[int, int]] = []
         done = manager.push(
-            url, number=number, options=options, progress=lambda *bytes_, told=told: told.append(bytes_)
+            url, number=number, whole=True, options=options, progress=lambda *bytes_, told=told: told.append(bytes_)
         )
         new = {entry.sha256: entry.bytes for entry in checkpoint.files.values() if entry.sha256 not in seen}
         assert (done.number, done.files, done.nbytes) == (number, len(new), sum(new.values()))
@@ -87,7 +87,7 @@ def test_an_interrupted_push_shows_nothing_and_the_next_goes_on(failing, store, 
     make(store, manager, 2)
     manager.push(url, number=1)
     calls = failing("open", 0)
-    whole = manager.push(url).files
+    whole = manager.push(url, whole=True).files
     assert whole > 5
     assert len(calls) == whole + 1, "the manifest is the last"
     for at in range(1, whole + 1):
@@ -95,11 +95,11 @@ def test_an_interrupted_push_shows_nothing_and_the_next_goes_on(failing, store, 
         manager.push(url, number=1)
         calls = failing("open", at)
         with pytest.raises(TransferError, match="the network is gone; files already transferred are kept: call again"):
-            manager.push(url, jobs=1)
+            manager.push(url, whole=True, jobs=1)
         assert len(calls) == at
         assert manager.remote_numbers(url) == [1]
         calls = failing("open", 0)
-        assert manager.push(url).files == whole - at + 1
+        assert manager.push(url, whole=True).files == whole - at + 1
         assert manager.remote_numbers(url) == [1, 2]
     # And with the manifest alone, the last file that is opened there.
     calls = failing("open", 0)
@@ -110,7 +110,7 @@ def test_an_interrupted_push_shows_nothing_and_the_next_goes_on(failing, store, 
         manager.push(url)
     assert manager.remote_numbers(url) == []
     failing("open", 0)
-    assert manager.push(url).files == 0
+    assert manager.push(url, whole=True).files == 0
     assert manager.remote_numbers(url) == [2]
 
 
@@ -177,8 +177,8 @@ def test_pruning_elsewhere_keeps_what_others_need(store, manager, tmp_path, plac
     url, options = place
     made = make(store, manager, 4)
     for number in (1, 2, 3):
-        manager.push(url, number=number, options=options)
-    manager.push(url, keep=2, options=options)
+        manager.push(url, number=number, whole=True, options=options)
+    manager.push(url, keep=2, whole=True, options=options)
     assert manager.remote_numbers(url, options=options) == [3, 4]
     needed = {entry.sha256 for checkpoint in made[2:] for entry in checkpoint.files.values()}
     assert {Path(path).name for path in Remote(url, options)._found("files")} == needed
@@ -255,9 +255,8 @@ def test_what_changed_elsewhere_is_found_and_replaced_when_asked(store, manager,
             with pytest.raises(Corruption, match=r"is damaged.*push checkpoint 1 again with verify=True"):
                 copy.pull(url, number=1, options=options)
             told: builtins.list[tuple[int, int]] = []
-            done = manager.push(
-                url, number=number, options=options, verify=True, progress=lambda *seen, told=told: told.append(seen)
-            )
+            tell = {"options": options, "progress": lambda *seen, told=told: told.append(seen)}
+            done = manager.push(url, number=number, verify=True, whole=True, **tell)
             assert done.files == 1 if number == 1 else done.files > 1
             whole = sum({entry.sha256: entry.bytes for entry in made[number - 1].files.values()}.values())
             assert told[-1] == (whole, whole)

@@ -30,21 +30,23 @@ def push(
     verify: Annotated[
         bool, typer.Option("--verify", help="Also read the files that are there, and replace damaged ones.")
     ] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Send the whole checkpoint, not what changed.")] = False,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a checkpoint to a remote: sends only files that are not there; its manifest is sent last.
+    """Copy a checkpoint to a remote: sends what changed since one that is there, else files that are not there.
 
     Example: kvemb push checkpoints s3://bucket/model
     """
     screen = Screen(quiet, as_json)
     with screen.reading("push") as update:
         series = kvemb.CheckpointManager(root)
-        done = series.push(url, number=number, keep=keep, verify=verify, jobs=jobs, progress=update)
+        done = series.push(url, number=number, keep=keep, verify=verify, whole=whole, jobs=jobs, progress=update)
     lines = [
         ("checkpoint", f"{done.number:08d}"),
         ("sent", f"{done.files:,} files, {size(done.nbytes)}"),
+        ("stored", f"as a whole one and {done.deltas:,} deltas" if done.deltas else "whole"),
         ("there already", f"{done.shared:,} files"),
     ]
     screen.close(f"kvemb push {root} {url}", lines, asdict(done))
