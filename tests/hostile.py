@@ -81,7 +81,7 @@ def manifests(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def signed(data: dict[str, Any]) -> str:
     """Return a manifest's text, with a checksum that fits."""
     data = {name: field for name, field in data.items() if name != "checksum"}
-    return json.dumps({"checksum": manifest._checksum(data), **data}, indent=1) + "\n"
+    return json.dumps({"checksum": manifest.checksum_of(data), **data}, indent=1) + "\n"
 
 
 # Of binary files.

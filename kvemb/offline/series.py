@@ -30,8 +30,7 @@ from kvemb.durability.lock_file import LockFile
 from kvemb.errors import CheckpointNotFound, KvembError
 from kvemb.handle import inside
 from kvemb.meter import Progress
-from kvemb.offline.pushing import Transfer
-from kvemb.offline.transfer import JOBS, Remote
+from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.store import Store
 
 # The most numbers of checkpoints that a message lists.
@@ -172,9 +171,8 @@ class CheckpointManager:
     ) -> Transfer:
         """Copy a checkpoint to a URL that fsspec supports. Sends only files that the URL lacks, and the manifest last.
 
-        The first is sent whole, later ones as a delta: the rows that changed since one that is there. If what changed
-        is not known, the deltas would outgrow the last whole one or be more than 256, or the whole is no larger, the
-        checkpoint is sent whole; whole: always.
+        The first is sent whole, later ones as the rows that changed since one that is there; whole again if what
+        changed is not known, the deltas would outgrow the last whole one, or the whole is no larger. whole: always.
 
         number: of the checkpoint, None for the newest. keep: how many of the newest are kept at the URL, None for all;
         with it no other process may push there at the same time. options: fsspec's for the filesystem. jobs: concurrent
@@ -201,8 +199,8 @@ class CheckpointManager:
             )
         number = self._number(number, self.numbers(), str(self.root))
         remote = Remote(url, options)
-        checkpoint, how = Checkpoint(self.path(number)), {"verify": bool(verify), "whole": bool(whole)}
-        done = remote.push(checkpoint, number, **how, jobs=jobs, progress=progress)
+        how = {"verify": bool(verify), "whole": bool(whole)}
+        done = remote.push(Checkpoint(self.path(number)), number, **how, jobs=jobs, progress=progress)
         if keep is not None:
             remote.prune(keep)
         return done
@@ -218,8 +216,8 @@ class CheckpointManager:
     ) -> Checkpoint:
         """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
 
-        What was pushed as a delta is made whole, beginning with the nearest checkpoint of the series that leads to it,
-        else with the one at the URL. Its rows and its id are as pushed, its table files are its own.
+        What was pushed as a delta is made whole, from the nearest checkpoint of the series that leads to it, else from
+        the base. Its rows and its id are as pushed, its table files are its own.
         Files that a local checkpoint of the series has, with the right size, are not transferred; the others are
         checked against their checksums, and no more of one is read than its size. A checkpoint that is in the series
         already is returned as it is. Raises Locked, CheckpointNotFound, TransferError; FileExistsError if another

@@ -128,7 +128,7 @@ def test_a_damaged_field_is_named(tmp_path, path, value):
         change(data, path, value)
         if fitting and len(path) == 3:
             rest = {name: field for name, field in data.items() if name != "checksum"}
-            data["checksum"] = manifest._checksum(rest)
+            data["checksum"] = manifest.checksum_of(rest)
         (tmp_path / "manifest.json").write_text(json.dumps(data))
         with pytest.raises(Corruption, match=r"manifest\.json is damaged: .+; restore from another checkpoint"):
             manifest.read(tmp_path)
