@@ -3,64 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pushed import DIM, ROWS, chain_of, contents, fill, pulled
+from quick import quick
 
 import kvemb
-from kvemb import bulk
-from kvemb.durability import layout
-from kvemb.durability.hotset import read_hot
 from kvemb.errors import Corruption, TransferError
-from kvemb.handle import inside
-from kvemb.offline import chain, pushing
+from kvemb.offline import pushing
 
 fsspec = pytest.importorskip("fsspec")
-DIM = 3
-ROWS = 3000
-
-
-def fill(store: kvemb.Store, keys: Any, version: float, name: str = "table", dim: int = DIM) -> kvemb.Variable:
-    table = store.get_variable(name, dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1), hot_rows=64)
-    table.upsert(keys, np.full((len(keys), dim), version, np.float32))
-    return table
-
-
-def contents(checkpoint: kvemb.Checkpoint) -> dict[str, Any]:
-    """All that a checkpoint has, bit for bit, but the files in which it has it."""
-    described = inside(checkpoint)
-    rows: dict[str, Any] = {}
-    with kvemb.open(checkpoint, read_only=True, memory_budget="4MiB") as store:
-        for name in described.variables:
-            table = store.variables[name]
-            found = [
-                (each.keys, each.values, each.scores, each.steps, *(each.slots or {}).values())
-                for each in bulk.scan(table)
-            ]
-            rows[name] = [[column.tobytes() for column in columns] for columns in found]
-            assert sum(len(columns[0]) for columns in found) == table.size()
-    hot = {
-        name: [keys.tolist() for keys in read_hot(checkpoint.path / layout.HOT, files)]
-        for name, files in described.hot.items()
-    }
-    keys = {name: each for name, each in described.files.items() if not chain.is_row_file(name)}
-    return {"rows": rows, "hot": hot, "described": replace(described, files=keys)}
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"memory://{tmp_path.name}"
-
-
-def pulled(url: str, root: Path, number: int) -> kvemb.Checkpoint:
-    """Pull into a series of its own, or one that has checkpoints already; deep verification included."""
-    with kvemb.CheckpointManager(root) as copy:
-        found = copy.pull(url, number=number)
-    assert kvemb.verify(found, deep=True), kvemb.verify(found, deep=True).findings
-    return found
 
 
 def test_deltas_travel_to_every_place(store, manager, place, tmp_path):
@@ -74,34 +34,6 @@ def test_deltas_travel_to_every_place(store, manager, place, tmp_path):
         for number in (3, 2):
             found = copy.pull(url, number=number, options=options)
             assert contents(found) == contents(kvemb.Checkpoint(manager.path(number)))
-
-
-def test_each_number_is_pulled_whole_or_as_it_arrives(store, manager, url, tmp_path):
-    fill(store, np.arange(ROWS), 0)
-    fill(store, np.arange(50), 0, "gone")
-    manager.save(store)
-    assert manager.push(url).deltas == 0
-    for version in range(1, 6):
-        table = fill(store, np.arange(version, ROWS, 100), version)
-        table.remove(np.arange(version * 7, version * 7 + 3))
-        table.lookup(np.arange(version * 10, version * 10 + 9))
-        if version == 2:
-            store.drop_variable("gone")
-            fill(store, np.arange(40), 2, "new")
-        if version == 4:
-            fill(store, np.arange(30), 4, "gone", dim=7)  # another one of that name
-        manager.save(store)
-        done = manager.push(url)
-        assert (done.deltas, done.number) == (version, version + 1)
-        assert done.nbytes < 20_000
-        assert done.shared > 0
-    assert manager.remote_numbers(url) == [1, 2, 3, 4, 5, 6]
-    wanted = {number: contents(kvemb.Checkpoint(manager.path(number))) for number in manager.numbers()}
-    for number in (1, 2, 3, 4, 5, 6, 3):
-        assert contents(pulled(url, tmp_path / f"whole{number}", number)) == wanted[number]
-        assert contents(pulled(url, tmp_path / "arriving", number)) == wanted[number]
-    for number in (2, 6, 4):
-        assert contents(pulled(url, tmp_path / "jumping", number)) == wanted[number]
 
 
 def test_a_pulled_checkpoint_is_the_one_that_was_pushed_to_everybody(store, manager, url, tmp_path, open_store):
@@ -213,18 +145,6 @@ def test_what_a_kept_number_needs_stays(store, manager, url, tmp_path):
     }
 
 
-def chain_of(manager: kvemb.CheckpointManager, store: kvemb.Store, url: str, count: int) -> list[chain.Pushed]:
-    """Push a base and deltas; returns what is there for each number."""
-    fill(store, np.arange(ROWS), 0)
-    for version in range(1, count + 1):
-        manager.save(store)
-        manager.push(url)
-        fill(store, np.arange(version * 10), version)
-    files, root = fsspec.core.url_to_fs(url)
-    texts = [files.cat_file(f"{root}/checkpoints/{number:08d}.json").decode() for number in range(1, count + 1)]
-    return [chain.parse(text, "there", most_characters=1 << 20) for text in texts]
-
-
 @pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
 def test_damage_of_any_link_is_named_and_a_push_mends_it(store, manager, url, tmp_path, how):
     last = chain_of(manager, store, url, 4)[-1]
@@ -328,3 +248,43 @@ def test_a_push_or_pull_that_ends_at_any_file_is_continued(store, manager, url, 
             assert contents(copy.pull(place)) == wanted
             received.add(calls)
     assert len(received) > 5
+
+
+@pytest.mark.parametrize("seed", quick(range(6), 2))
+def test_a_random_history_of_pushes_prunes_and_pulls(open_store, manager, url, tmp_path, seed):
+    """The model: what each number held when it was saved. Copies pull at random, and go on from what they have."""
+    chance = np.random.default_rng(seed)
+    store = open_store(tmp_path / "store")
+    wanted: dict[int, Any] = {}
+    kept: set[int] = set()
+    kinds: set[int] = set()
+    for turn in range(30):
+        action = chance.integers(0, 10)
+        name = f"{chance.integers(0, 3)}"
+        if action < 3 or not wanted:
+            fill(store, chance.integers(-500, 500, int(chance.integers(1, 300))), turn, name)
+        elif action == 3 and name in store.variables:
+            store.variables[name].remove(chance.integers(-500, 500, 50))
+        elif action == 4 and name in store.variables:
+            store.drop_variable(name)
+        elif action == 5 and kept:
+            number = int(chance.choice(sorted(kept)))
+            root = tmp_path / f"copy{chance.integers(0, 3)}"
+            assert contents(pulled(url, root, number)) == wanted[number]
+        elif action == 6 and wanted:
+            store.close()
+            store = open_store(tmp_path / "store")
+        if action < 5 and chance.random() < 0.8:
+            made = manager.save(store)
+            number = max(wanted, default=0) + 1
+            wanted[number] = contents(made)
+            keep = int(chance.integers(1, 4)) if chance.random() < 0.3 else None
+            if chance.random() < 0.9:
+                done = manager.push(url, keep=keep, whole=chance.random() < 0.1, verify=chance.random() < 0.2)
+                kinds.add(done.deltas)
+                kept = set(sorted({*kept, number})[-keep:]) if keep else {*kept, number}
+            assert manager.remote_numbers(url) == sorted(kept)
+    for number in sorted(kept):
+        assert contents(pulled(url, tmp_path / f"last{number}", number)) == wanted[number]
+    assert max(kinds) >= 2
+    store.close()
