@@ -19,6 +19,7 @@ from typing import IO
 import numpy as np
 
 from kvemb.checks.fields import Fields
+from kvemb.durability.changes import dropped
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.durability.readable import opened
@@ -46,13 +47,13 @@ class Part:
     record_bytes: int
 
 
-def frame_rows(record_bytes: int) -> int:
+def frame_rows(record_bytes: int, frame_bytes: int = FRAME_BYTES) -> int:
     """Return how many rows a frame has, at most."""
-    return max(1, FRAME_BYTES // (KEY_BYTES + record_bytes))
+    return max(1, frame_bytes // (KEY_BYTES + record_bytes))
 
 
 def write_delta(
-    checkpoint: Path, described: Manifest, before: Manifest, path: Path, most_bytes: int
+    checkpoint: Path, described: Manifest, before: Manifest, path: Path, most_bytes: int, frame_bytes: int = FRAME_BYTES
 ) -> FileEntry | None:
     """Write the delta from the checkpoint `before` to a later one, at `checkpoint`; returns its size and checksum.
 
@@ -61,13 +62,14 @@ def write_delta(
     `before`; Corruption naming a local file; OSError.
     """
     epochs = epochs_since(checkpoint, described, before.id)
+    gone = dropped(epochs)
     with opened(checkpoint, described) as after:
         parts, streams = [], []
         for name, entry in sorted(described.variables.items()):
             earlier = before.variables.get(name)
             record_bytes = record_dtype(entry.schema).itemsize
-            cleared, recorded = after.recorded(epochs, name, frame_rows(record_bytes))
-            cleared = cleared or earlier is None
+            cleared, recorded = after.recorded(epochs, name, frame_rows(record_bytes, frame_bytes))
+            cleared = cleared or earlier is None or name in gone
             if name in described.left_out or (not cleared and earlier is not None and earlier.schema != entry.schema):
                 return None
             parts.append(Part(name, cleared, record_bytes))

@@ -27,6 +27,8 @@ from kvemb.offline.remote import FILES, RemoteCheckpoints
 # The deltas of a base are at most this share of its bytes. So all that is pushed is at most twice what changed, and a
 # pull transfers at most twice what the table has.
 MOST_SHARE = 1.0
+# Files transferred concurrently: for most files the network's latency is longer than the transfer.
+JOBS = 8
 # Earlier checkpoints at a URL that are asked whether a new one follows them.
 MOST_LOOKED_AT = 8
 
@@ -54,7 +56,9 @@ class _Plan(NamedTuple):
 
 
 class Pushing(RemoteCheckpoints):
-    """Checkpoints at a URL, with push and prune. See RemoteCheckpoints."""
+    """Checkpoints at a URL, with push and prune. See RemoteCheckpoints. most_deltas: of a base."""
+
+    most_deltas = MOST_DELTAS
 
     def push(
         self,
@@ -63,7 +67,7 @@ class Pushing(RemoteCheckpoints):
         *,
         verify: bool = False,
         whole: bool = False,
-        jobs: int,
+        jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Transfer:
         """Copy a checkpoint to the URL under its number: the files that the URL lacks, then what it consists of.
@@ -173,7 +177,7 @@ class Pushing(RemoteCheckpoints):
             with suppress(Corruption, CheckpointNotFound):
                 pushed = self._read(earlier)[1]
                 complete = all(found.get(sha256) == entry.bytes for sha256, entry in pushed.files.items())
-                if pushed.described.id in known and complete and len(pushed.deltas) < MOST_DELTAS:
+                if pushed.described.id in known and complete and len(pushed.deltas) < self.most_deltas:
                     return earlier, pushed
         return None
 

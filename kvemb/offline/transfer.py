@@ -21,12 +21,9 @@ from kvemb.offline import streams
 from kvemb.offline.applying import apply
 from kvemb.offline.chain import Delta, Pushed, is_row_file
 from kvemb.offline.delta_file import DeltaFile
-from kvemb.offline.pushing import Pushing, Transfer
+from kvemb.offline.pushing import JOBS, Pushing, Transfer
 
 __all__ = ["JOBS", "Remote", "Transfer"]
-
-# Files transferred concurrently: for most files the network's latency is longer than the transfer.
-JOBS = 8
 
 
 class Remote(Pushing):

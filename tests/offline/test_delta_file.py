@@ -11,7 +11,6 @@ import kvemb
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.handle import inside
-from kvemb.offline import delta_file
 from kvemb.offline.delta_file import DeltaFile, Part, frame_rows, write_delta
 from kvemb.rows.block import REMOVED
 from kvemb.rows.schema import Schema
@@ -36,9 +35,9 @@ def made(store: kvemb.Store, tmp_path: Path) -> tuple[kvemb.Checkpoint, kvemb.Ch
     return first, store.checkpoint(tmp_path / "second")
 
 
-def write(made: tuple[kvemb.Checkpoint, kvemb.Checkpoint], path: Path, most: int = 1 << 20) -> object:
+def write(made: tuple[kvemb.Checkpoint, kvemb.Checkpoint], path: Path, most: int = 1 << 20, **how: int) -> object:
     first, second = made
-    return write_delta(second.path, described(second), described(first), path, most)
+    return write_delta(second.path, described(second), described(first), path, most, **how)
 
 
 def read(path: Path, schemas: dict[str, Schema]) -> None:
@@ -47,17 +46,14 @@ def read(path: Path, schemas: dict[str, Schema]) -> None:
         list(found.rows(name, schema))
 
 
-def test_what_changed_is_there(made, tmp_path, monkeypatch):
+def test_what_changed_is_there(made, tmp_path):
     first, second = made
     entry = write(made, tmp_path / "delta")
     assert write(made, tmp_path / "again") == entry
     assert (tmp_path / "again").read_bytes() == (tmp_path / "delta").read_bytes()
     assert (tmp_path / "delta").stat().st_size == entry.bytes
-    monkeypatch.setattr(delta_file, "FRAME_BYTES", 200)
-    write(made, tmp_path / "small frames")
+    write(made, tmp_path / "small frames", frame_bytes=200)
     for name in ("small frames", "delta"):
-        if name == "delta":
-            monkeypatch.undo()
         found = DeltaFile(tmp_path / name, "it")
         assert (found.since, found.id) == (first.id, second.id)
         assert found.parts == {"new": Part("new", True, 17 + 32), "table": Part("table", False, 17 + 8)}

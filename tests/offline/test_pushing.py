@@ -13,7 +13,6 @@ from quick import quick
 
 import kvemb
 from kvemb.errors import Corruption, TransferError
-from kvemb.offline import pushing
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -67,7 +66,7 @@ def test_a_pulled_checkpoint_is_the_one_that_was_pushed_to_everybody(store, mana
     assert contents(pulled(url, tmp_path / "third", 3)) == contents(third)
 
 
-def test_what_is_sent_is_what_changed_and_a_base_when_the_deltas_outgrow_it(store, manager, url, monkeypatch):
+def test_what_is_sent_is_what_changed_and_a_base_when_the_deltas_outgrow_it(store, manager, url):
     fill(store, np.arange(ROWS), 0)
     manager.save(store)
     base = manager.push(url).nbytes
@@ -83,12 +82,12 @@ def test_what_is_sent_is_what_changed_and_a_base_when_the_deltas_outgrow_it(stor
     assert bases >= 1
     assert sent < 2.5 * 24 * 300 * record + base
     # And by the number of deltas.
-    monkeypatch.setattr(pushing, "MOST_DELTAS", 2)
-    deltas = []
+    remote, deltas = Remote(url), []
+    remote.most_deltas = 2
     for version in range(5):
         fill(store, [version], version)
         manager.save(store)
-        deltas.append(manager.push(url).deltas)
+        deltas.append(remote.push(manager.latest(), manager.numbers()[-1]).deltas)
     assert max(deltas) <= 2
     assert deltas.count(0) >= 1
 
