@@ -13,6 +13,7 @@ from quick import quick
 
 import kvemb
 from kvemb.errors import Corruption, TransferError
+from kvemb.offline.transfer import Remote
 
 fsspec = pytest.importorskip("fsspec")
 
