@@ -370,6 +370,7 @@ def test_a_column_that_is_there_twice_is_refused_where_it_is_needed(tmp_path, fo
         import_table(out, tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_bfloat16_of_others_is_known_in_a_fresh_process(tmp_path):
     make(tmp_path / "store", [1, 2], np.array([[1.5], [-2]], np.float32))
     export(tmp_path / "store", tmp_path / "out", format="tfra", dtype="bfloat16")
@@ -568,6 +569,7 @@ def test_what_an_export_leaves_out_and_an_import_makes_is_told(tmp_path, capsys)
         assert json.loads(capsys.readouterr().out)["made"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["export store - --format csv", "export store - --format arrow", "ls many"])
 def test_a_reader_that_goes_away_is_no_failure_of_the_input(tmp_path, command):
     make(tmp_path / "store", np.arange(100_000), np.ones((100_000, 2), np.float32))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from kvemb.tools.bench import memory
 from kvemb.tools.bench.command import app
 from kvemb.tools.bench.data import Zipf, ids_of, values_of
 from kvemb.tools.bench.hitrate import lru_hit_rate
@@ -36,6 +37,8 @@ FACTS = {
     "memory": {"3,000 rows", "6,000 rows"},
     "spill": {"most_files_in_l0", "longest_write_s", "write_and_read_s", "seconds_to_compact_all"},
 }
+# These start processes, which import everything anew.
+PROCESSES = {"memory"}
 RUNNER = CliRunner()
 
 
@@ -46,7 +49,9 @@ def run(bench: str, folder: Path, *more: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("bench", TINY)
+@pytest.mark.parametrize(
+    "bench", [pytest.param(each, marks=pytest.mark.slow) if each in PROCESSES else each for each in TINY]
+)
 def test_json_has_the_documented_fields(bench: str, tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(run(bench, tmp_path, "--json"))
     assert list(report) == ["bench", "settings", "lines", "facts"]
@@ -77,6 +82,13 @@ def test_ratio_is_the_median_of_the_runs_own_ratios() -> None:
     line = compare("x", "rows/s", [1.0, 20.0, 3.0], "peer", [1.0, 40.0, 1.0], 1.5)
     assert line.ratio == Spread(1.0, 0.5, 3.0)
     assert line.met is False
+
+
+def test_memory_is_measured_while_a_table_is_loaded_and_trained(tmp_path: Path) -> None:
+    seen = memory.measure(3000, 8, 300, 256, 3, 1.0, 32, str(tmp_path))
+    assert 0 < seen["loaded_peak_mb"] <= seen["peak_mb"]
+    assert 0 < max(seen["imported_mb"], seen["trained_mb"]) <= seen["peak_mb"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_without_peers_still_prints(capsys: pytest.CaptureFixture[str]) -> None:

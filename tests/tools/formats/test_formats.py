@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quick import quick
 
 import kvemb
 from kvemb import bulk
@@ -309,7 +310,7 @@ def test_what_changed_since_a_checkpoint_is_written_with_the_keys_that_went(tmp_
     assert export(tmp_path / "2", tmp_path / "less.parquet", since=tmp_path / "1", where="key > 5").rows == 1
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", quick([1, 2]))
 def test_parts_together_are_the_whole(rows, tmp_path, jobs):
     store, keys, _ = rows
     whole: dict[str, Any] = {"with_slots": True, "with_scores": True}

@@ -47,6 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_works(place):
     """One process for all, as each takes half a second to begin; what has a pipe is run by a shell."""
     run = "import sys; from kvemb.tools import main; main()"
