@@ -166,8 +166,15 @@ class RocksDatabase:
 
     def crowded(self, name: str) -> bool:
         """See contracts.ColdDatabase. RocksDB slows writes down at rocks_options.SLOW_FILES in level 0."""
-        files = int(self._stores[name].family.property_int_value("rocksdb.num-files-at-level0") or 0)
-        return files > self.limits.crowded_files
+        family = self._stores[name].family
+
+        def property_of(name: str) -> int:
+            return int(family.property_int_value(f"rocksdb.{name}") or 0)
+
+        if property_of("num-files-at-level0") <= self.limits.crowded_files:
+            return False
+        # On a full disk nothing is merged any more: waiting would never end.
+        return property_of("compaction-pending") + property_of("num-running-compactions") > 0
 
     def bound_metadata(self) -> None:
         """Have new files written with partitioned filters and indexes once the whole ones exceed their share."""

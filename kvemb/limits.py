@@ -14,8 +14,8 @@ class Limits:
 
     call_rows: distinct keys that a call works on at a time; longer calls are processed in parts.
     init_rows: rows the hot tables of a variable hold at first, if neither init_size nor hot_rows is given.
-    min_spill_rows, max_spill_rows: rows of a pile of the spill buffer. 65,536 is enough for RocksDB to take in one run;
-    beyond that nothing is gained.
+    min_slot_rows, max_slot_rows: rows of a slot of the spill buffer. spill_rows: rows of all its slots.
+    ahead_rows: rows that one read ahead brings. copied_rows: rows that are copied for a snapshot before callers wait.
     write_rows: dirty rows that one write to the cold store takes.
     snapshot_file_bytes: rows of a snapshot taken at a time: one sorted file each, whose writing is what callers may
     have to wait for.
@@ -37,8 +37,11 @@ class Limits:
 
     call_rows: int = 65_536
     init_rows: int = 8192
-    min_spill_rows: int = 64
-    max_spill_rows: int = 65_536
+    min_slot_rows: int = 64
+    max_slot_rows: int = 4096
+    spill_rows: int = 1 << 20
+    ahead_rows: int = 32_768
+    copied_rows: int = 65_536
     write_rows: int = 65_536
     snapshot_file_bytes: int = 8 << 20
     hot_parallel_keys: int = 16_384

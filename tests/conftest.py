@@ -41,7 +41,7 @@ def _foreground() -> None:
 def limits(request: pytest.FixtureRequest) -> Limits:
     """The limits of stores of a test: those that the marker `limits` gives, else the usual ones.
 
-    With small ones, so many files in level 0 as small piles make hold no checkpoint up.
+    With small ones, so many files in level 0 as small slots make hold no checkpoint up.
     """
     marker = request.node.get_closest_marker("limits")
     return Limits(**{"crowded_files": 10_000, **marker.kwargs}) if marker else Limits()

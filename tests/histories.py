@@ -10,8 +10,20 @@ import kvemb
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
-# Piles, files and a snapshot's buffer so small that every wait and every file boundary is met: for the marker `limits`.
-SMALL_PILES = {"min_spill_rows": 24, "max_spill_rows": 24, "snapshot_file_bytes": 1200}
+
+def small_spill(rows: int) -> dict[str, int]:
+    """Limits of two slots of so many rows, and as little of all else that waits for the disk."""
+    return {
+        "min_slot_rows": rows,
+        "max_slot_rows": rows,
+        "spill_rows": 2 * rows,
+        "copied_rows": rows,
+        "ahead_rows": rows // 2,
+    }
+
+
+# Slots, files and a snapshot's buffer so small that every wait and every file boundary is met: for the marker `limits`.
+SMALL_PILES = {**small_spill(24), "snapshot_file_bytes": 1200}
 DIM = 3
 KEYS = np.arange(900)
 _WEIGHTS = {

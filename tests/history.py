@@ -19,9 +19,10 @@ from kvemb.errors import KvembError, Poisoned
 from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import Difference, LockstepChecker
 from kvemb.tools.stress.model import Model
+from tests.histories import small_spill
 
 BUDGET = "4MiB"
-LIMITS = Limits(min_spill_rows=32, max_spill_rows=32)
+LIMITS = Limits(**small_spill(32))
 KEYS = np.arange(200)
 # Every call that changes a store, and everything that makes a durable point, in most orders that differ.
 STEPS = [

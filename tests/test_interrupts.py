@@ -17,6 +17,7 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.point_writer import PointWriter
 from kvemb.interrupts import result_of, uninterrupted, wait_for
 from kvemb.limits import Limits
+from tests.histories import small_spill
 
 KEYS, DIM, BATCH, ROUNDS = 600, 4, 40, 25
 
@@ -70,7 +71,7 @@ class Writer:
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_no_acknowledged_row_is_lost_to_ctrl_c(seed: int, tmp_path: Path) -> None:
     chance = np.random.default_rng(seed)
-    small = Limits(min_spill_rows=32, max_spill_rows=32)
+    small = Limits(**small_spill(32))
     with kvemb.open(tmp_path / "store", memory_budget="4MiB", limits=small) as store:
         var = store.get_variable("rows", dim=DIM, hot_rows=32, kv_creator=kvemb.MemoryCreator())
         var.upsert(np.arange(KEYS), np.zeros((KEYS, DIM), np.float32))

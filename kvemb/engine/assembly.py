@@ -20,6 +20,7 @@ from kvemb.errors import ColdStoreError
 from kvemb.handle import Handle
 from kvemb.interrupts import uninterrupted
 from kvemb.rows.codec import order_keys, unordered_keys
+from kvemb.tiers.budget import Lease
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.row_factory import RowFactory
@@ -79,7 +80,8 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         sized.budgets,
         growing=specification.hot_rows is None,
     )
-    undo.callback(give_back, engine, specification, hot_tables, sized.spill_rows)
+    lease = engine.budgets.host.lease()
+    undo.callback(give_back, engine, specification, hot_tables, sized.slot_rows, lease)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:
         _record_whole(engine, specification, cold)
@@ -90,7 +92,8 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         state=engine.state,
         executor=engine.spiller,
         readers=engine.readers,
-        spill_rows=sized.spill_rows,
+        slot_rows=sized.slot_rows,
+        lease=lease,
         limits=engine.limits,
         recorder=engine.changes.of(specification.name) if recorded else None,
         log=engine.log.of(specification.name) if recorded and engine.log else None,
@@ -148,10 +151,13 @@ def _sized(engine: Engine, specification: Specification) -> Sized:
     )
 
 
-def give_back(engine: Engine, specification: Specification, hot_tables: HotTables, spill_rows: int) -> None:
+def give_back(
+    engine: Engine, specification: Specification, hot_tables: HotTables, slot_rows: int, lease: Lease
+) -> None:
     """Return the memory of a table to the budgets. REQUIRES: nobody uses the table after this."""
     hot_tables.give_back()
-    engine.budgets.host.give_back(spill_bytes(specification.schema, spill_rows))
+    lease.end()
+    engine.budgets.host.give_back(spill_bytes(specification.schema, slot_rows))
 
 
 def _register(engine: Engine, table: Table, undo: ExitStack) -> None:

@@ -71,6 +71,6 @@ def _why(engine: Engine, name: str) -> str:
 def _forget(engine: Engine, table: Table) -> None:
     """Return a variable's memory to the budgets; from now on it raises Closed. REQUIRES: its storage has ended."""
     engine.discard(table)
-    hot_tables, spill_rows = table.hot_tables, table.storage.spill_rows
+    hot_tables, storage = table.hot_tables, table.storage
     table.forget(_why(engine, table.name))
-    give_back(engine, table.specification, hot_tables, spill_rows)
+    give_back(engine, table.specification, hot_tables, storage.slot_rows, storage.lease)

@@ -107,6 +107,35 @@ class RowBlock:
         self.scores[index], self.steps[index], self.flags[index] = rows.scores, rows.steps, rows.flags
 
 
+class ReservedBlock(RowBlock):
+    """A block of which the process has only the memory of rows that were written, until it releases them."""
+
+    def __init__(self, schema: Schema, length: int) -> None:
+        self.schema, self.length = schema, length
+        self._maps: list[tuple[mmap.mmap, int]] = []
+        self.keys, self.scores = self._reserve(length, np.int64), self._reserve(length, np.float64)
+        self.steps, self.flags = self._reserve(length, np.int64), self._reserve(length, np.uint8)
+        words = self._reserve(length * schema.row_words, np.uint64)
+        self.words = words.reshape(length, schema.row_words)
+        self.values, self.slots = _seen(words, schema, schema.kernel_dtype), _seen(words, schema, schema.slot_dtype)
+
+    def _reserve(self, count: int, dtype: Any) -> npt.NDArray[Any]:
+        nbytes = max(1, count * np.dtype(dtype).itemsize)
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # a slot of a few rows must not take 2 MiB of each column
+        self._maps.append((memory, nbytes // max(1, self.length)))
+        return np.frombuffer(memory, dtype, count)
+
+    def release(self, start: int, stop: int) -> None:
+        """Give the memory of rows start to stop back, in whole pages. Their contents are undefined from here on."""
+        for memory, row_bytes in self._maps:
+            first = -(-start * row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            last = stop * row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            if last > first:
+                memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 def _seen(words: npt.NDArray[np.uint64], schema: Schema, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The same memory as rows of another dtype."""
     return words.view(dtype).reshape(-1, schema.row_bytes // dtype.itemsize)

@@ -93,6 +93,18 @@ def index_put(cells: Any, keys: Any, start: int, stop: int) -> None:
 
 
 @kernel
+def index_put_at(cells: Any, keys: Any, positions: Any) -> None:
+    """Record positions, of keys[positions], in the cells of a kvemb.rows.hashing.KeyIndex."""
+    mask = np.uint64(len(cells) - 1)
+    for i in range(len(positions)):
+        position = positions[i]
+        at = mix(keys[position]) & mask
+        while cells[at] >= 0 and keys[cells[at]] != keys[position]:
+            at = (at + np.uint64(1)) & mask
+        cells[at] = position
+
+
+@kernel
 def index_find(cells: Any, keys: Any, wanted: Any, positions: Any) -> int:
     """Write the position of each wanted key, or EMPTY, to positions, and return how many are missing."""
     mask = np.uint64(len(cells) - 1)

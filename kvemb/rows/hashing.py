@@ -68,13 +68,19 @@ def table_size(entries: int) -> int:
 
 
 class KeyIndex:
-    """The position of each key in a growing array `keys`; of equal keys, the latest.
+    """The position of each key in an array `keys`; of equal keys, the one put last.
 
-    Holds up to `capacity` entries; the array stays the caller's. Not thread-safe.
+    Takes up to `capacity` puts; the array stays the caller's. A position may be put again for another key: the entry of
+    the old key then finds a key that is not its own, and is skipped. Not thread-safe.
     """
 
     def __init__(self, capacity: int) -> None:
         self._cells = np.full(table_size(capacity), EMPTY, np.int32)
+        self._room = capacity
+
+    def has_room(self, puts: int) -> bool:
+        """Whether so many more positions may be put."""
+        return puts <= self._room
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +92,14 @@ class KeyIndex:
         from kvemb.rows import hash_kernels as kernels
 
         kernels.index_put(self._cells, keys, start, stop)
+        self._room -= stop - start
+
+    def put_at(self, keys: Keys, positions: Positions) -> None:
+        """Record keys[positions]."""
+        from kvemb.rows import hash_kernels as kernels
+
+        kernels.index_put_at(self._cells, keys, positions)
+        self._room -= len(positions)
 
     def find(self, keys: Keys, wanted: Keys) -> Positions:
         """Return each wanted key's position (n,) int64, -1 where there is none."""
@@ -94,7 +108,3 @@ class KeyIndex:
         positions = np.empty(len(wanted), np.int64)
         kernels.index_find(self._cells, keys, wanted, positions)
         return positions
-
-    def clear(self) -> None:
-        """Forget every key."""
-        self._cells.fill(EMPTY)

@@ -51,6 +51,17 @@ class TableAccess:
                     return
 
     @contextmanager
+    def held_if_free(self) -> Iterator[bool]:
+        """The same without waiting: yields whether it is held. For a thread that must not wait."""
+        if not self._lock.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._lock.release()
+
+    @contextmanager
     def given_up(self) -> Iterator[None]:
         """Let others in while the block runs. REQUIRES: held()."""
         self._lock.release()

@@ -1,14 +1,20 @@
-"""How much hot tables, spill piles and caches may take of each memory: a budget for the host, and one for each device.
+"""What hot tables, spill buffers and caches may take of each memory: a budget for the host, and one for each device.
 
-Thread-safe.
+Hot cells are reserved for as long as their table is open. What waits for the disk is leased: a lessee takes memory that
+nobody else wants at the moment, and gives it back when somebody does. Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from kvemb.contracts import HOST, Memory
 from kvemb.options import format_bytes
+
+# How long reserve() waits for lessees to write what they hold to disk, and how often it looks.
+WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
 
 
 class Budget:
@@ -29,6 +35,7 @@ class Budget:
         self._whose, self._advice = whose, advice
         self._free = total - set_aside
         self._lock = threading.Lock()
+        self._leases: list[Lease] = []
 
     @property
     def kept_from_growth(self) -> int:
@@ -37,8 +44,14 @@ class Budget:
 
     @property
     def free(self) -> int:
-        """Bytes nobody has reserved."""
-        return self._free
+        """Bytes nobody has reserved; leased ones are among them."""
+        with self._lock:
+            return self._free + self._leased()
+
+    @property
+    def unused(self) -> int:
+        """Bytes that are neither reserved nor leased."""
+        return max(0, self._free)
 
     def try_reserve(self, nbytes: int) -> bool:
         """Take nbytes if they are free."""
@@ -49,12 +62,62 @@ class Budget:
             return True
 
     def try_grow(self, nbytes: int) -> bool:
-        """Take nbytes for growth, if that leaves kept_from_growth free."""
+        """Take nbytes for growth, if that leaves kept_from_growth free or leased.
+
+        If it would, but lessees have the memory, they are asked for it, and a later call finds it.
+        """
         with self._lock:
-            if nbytes > self._free - self.kept_from_growth:
-                return False
-            self._free -= nbytes
-            return True
+            if nbytes <= self._free and nbytes <= self._free + self._leased() - self.kept_from_growth:
+                self._free -= nbytes
+                return True
+            asked = self._ask(nbytes) if nbytes <= self._free + self._leased() - self.kept_from_growth else []
+        _tell(asked)
+        return False
+
+    def lease(self) -> Lease:
+        """Return a new lease, of no bytes yet."""
+        lease = Lease(self)
+        with self._lock:
+            self._leases.append(lease)
+        return lease
+
+    def lend(self, lease: Lease, nbytes: int, *, beyond: bool = False) -> bool:
+        """Lease.take, or overdraw if beyond."""
+        with self._lock:
+            if beyond or (lease.owed == 0 and nbytes <= self._free):
+                self._free -= nbytes
+                lease.held += nbytes
+                return True
+            largest = max(self._leases, key=lambda other: other.held - other.owed)
+            fairer = lease.owed == 0 and largest.held - largest.owed > 2 * (lease.held + nbytes)
+            asked = self._ask(nbytes, [largest]) if fairer else []
+        _tell(asked)
+        return False
+
+    def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
+        """Lease.give_back, or end."""
+        with self._lock:
+            self._free += nbytes
+            lease.held -= nbytes
+            lease.owed = max(0, lease.owed - nbytes)
+            if end:
+                self._leases.remove(lease)
+
+    def _leased(self) -> int:
+        return sum(lease.held for lease in self._leases)
+
+    def _ask(self, nbytes: int, lessees: Sequence[Lease] | None = None) -> list[Lease]:
+        """Have the largest lessees owe what is not free of nbytes. Returns those to tell. REQUIRES: the lock."""
+        asked = []
+        missing = nbytes - self._free - sum(lease.owed for lease in self._leases)
+        for lease in sorted(self._leases if lessees is None else lessees, key=lambda lease: -lease.held):
+            if missing > 0 and lease.held > lease.owed:
+                # At least a quarter, so that memory does not change hands slot by slot.
+                more = min(lease.held - lease.owed, max(missing, lease.held // 4))
+                lease.owed += more
+                missing -= more
+                asked.append(lease)
+        return asked
 
     def give_back(self, nbytes: int) -> None:
         """Free what was reserved."""
@@ -62,12 +125,61 @@ class Budget:
             self._free += nbytes
 
     def reserve(self, nbytes: int, what: str) -> None:
-        """Take nbytes, or raise ValueError saying for what."""
-        if not self.try_reserve(nbytes):
+        """Take nbytes, or raise ValueError saying for what. Waits for lessees that have the memory."""
+        until = time.monotonic() + WAIT_SECONDS
+        while not self.try_reserve(nbytes):
+            with self._lock:
+                if nbytes <= self._free + self._leased() and time.monotonic() < until:
+                    self._ask(nbytes)
+                    asked = [lease for lease in self._leases if lease.owed]
+                else:
+                    asked = []
+            if asked:
+                _tell(asked)
+                time.sleep(PAUSE_SECONDS)
+                continue
             raise ValueError(
-                f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self._free)} of {self._whose} budget of "
+                f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "
                 f"{format_bytes(self.total)} are free; {self._advice}"
             )
+
+
+class Lease:
+    """Memory of a budget that its holder gives back on demand. held: bytes; owed: of these, bytes asked back.
+
+    pay: set by the holder; called, on any thread, when the lease owes memory. It must not wait.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.held = self.owed = 0
+        self.pay: Callable[[], None] = lambda: None
+
+    @property
+    def available(self) -> int:
+        """Bytes that take() would give now."""
+        return 0 if self.owed else self._budget.unused
+
+    def take(self, nbytes: int) -> bool:
+        """Take nbytes if they are free and nothing is owed; if not, a lessee that has much more is asked for them."""
+        return self._budget.lend(self, nbytes)
+
+    def overdraw(self, nbytes: int) -> None:
+        """Take nbytes whether they are free or not."""
+        self._budget.lend(self, nbytes, beyond=True)
+
+    def give_back(self, nbytes: int) -> None:
+        """Free nbytes of what is held."""
+        self._budget.take_back(self, nbytes)
+
+    def end(self) -> None:
+        """Give everything back. The lease is not used after."""
+        self._budget.take_back(self, self.held, end=True)
+
+
+def _tell(asked: Iterable[Lease]) -> None:
+    for lease in asked:
+        lease.pay()
 
 
 class Budgets:

@@ -18,6 +18,7 @@ from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.stats import Stats
 from kvemb.tiers.access import TableAccess
+from kvemb.tiers.budget import Lease
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.spill import SpillBuffer
@@ -85,13 +86,14 @@ class Locator:
         cold: ColdStore,
         access: TableAccess,
         readers: Executor,
+        lease: Lease,
         ahead_rows: int,
         stats: Stats,
     ) -> None:
         self._hot_tables, self._spill, self._cold = hot_tables, spill, cold
         self._access, self._stats = access, stats
         self._schema = hot_tables.tables[0].schema
-        self._readers, self._ahead_rows = readers, ahead_rows
+        self._readers, self._lease, self._ahead_rows = readers, lease, ahead_rows
         self._reads: list[Fetch] = []
         self._ahead: list[Fetch] = []
 
@@ -161,10 +163,25 @@ class Locator:
             return
         found = self._look(keys, self._hot_tables.owners(keys))
         wanted = found.rows.keys[~found.known][: self._ahead_rows]
-        if len(wanted):
+        while len(self._ahead) >= READS_AHEAD:
+            self._drop_ahead()
+        if len(wanted) and self._lease.take(self._bytes_of(len(wanted))):
             fetch = self._fetch(wanted)
-            self._ahead = [*self._ahead[1 - READS_AHEAD :], fetch]
+            self._ahead.append(fetch)
             self._readers.submit(self._read_or_give_up, fetch)
+
+    def _bytes_of(self, rows: int) -> int:
+        return rows * RowBlock.bytes_per_row(self._schema)
+
+    def _drop_ahead(self) -> None:
+        """Forget the oldest read ahead, which nobody waits for."""
+        fetch = self._ahead.pop(0)
+        self._lease.give_back(self._bytes_of(len(fetch.keys)))
+
+    def pay(self) -> None:
+        """Forget reads ahead that have ended while the lease owes memory."""
+        while self._lease.owed and self._ahead and not self._ahead[0].reading:
+            self._drop_ahead()
 
     def forget(self, keys: Keys | None) -> None:
         """Rows of these keys (None: all) changed in the cold store: what reads saw of them must not be used."""

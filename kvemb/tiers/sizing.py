@@ -1,6 +1,7 @@
 """How much of which budget a variable takes, and the hot tables made with it.
 
-Cells are paid for by the memory they are in; spill piles are the host's.
+Cells are paid for by the memory they are in. What waits for the disk is the host's: a few slots of it are the
+variable's own, the others are leased as they are needed (kvemb.tiers.budget).
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_ROWS
 from kvemb.contracts import HOST, HotTable
 from kvemb.limits import Limits
-from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Budget, Budgets
+from kvemb.tiers.spill import OWN_SLOTS, slot_bytes
 
-# Two piles that wait to be written, two reads ahead of half a pile each, and a pile of a snapshot's copies.
-_SPILL_BLOCKS = 4
+# The slots of the spill buffer that are the variable's own, and one of a snapshot's copies.
+_OWN_SLOTS = OWN_SLOTS + 1
+# A slot is at most this share of the budget, so that many variables can have theirs.
+_SLOT_SHARE = 2048
 
 
 @dataclass(frozen=True)
 class Sized:
-    """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of one spill pile."""
+    """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of a spill slot."""
 
     tables: list[HotTable]
     budgets: list[Budget]
-    spill_rows: int
+    slot_rows: int
 
 
 def make_tables(
@@ -47,7 +50,7 @@ def make_tables(
     """
     kinds = [registry.hot_table(device) for device in devices]
     memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
-    spill_rows = _spill_rows(schema, budgets.host, limits)
+    slot_rows = _slot_rows(schema, budgets.host, limits)
     if hot_rows is not None:
         what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1, MOST_ROWS) // len(devices))
         first = most = [_buckets(wanted, kind) for kind in kinds]
@@ -56,7 +59,7 @@ def make_tables(
         sizes = []
         for kind, memory in zip(kinds, memories, strict=True):
             budget, sharing = budgets.of(memory), memories.count(memory)
-            spills = spill_bytes(schema, spill_rows) if memory == HOST else 0
+            spills = spill_bytes(schema, slot_rows) if memory == HOST else 0
             free = max(0, budget.free - spills) // sharing
             rows = wanted if init_size else min(wanted, free // (32 * kind.bytes_per_cell(schema)))
             sizes.append(_sizes(kind, schema, rows, max(0, free - budget.kept_from_growth // sharing)))
@@ -66,7 +69,7 @@ def make_tables(
         needed = [count * _bucket_bytes(kind, schema) for count, kind in zip(first, kinds, strict=True)]
         for memory in dict.fromkeys([HOST, *memories]):
             nbytes = sum(size for size, used in zip(needed, memories, strict=True) if used == memory)
-            nbytes += spill_bytes(schema, spill_rows) if memory == HOST else 0
+            nbytes += spill_bytes(schema, slot_rows) if memory == HOST else 0
             budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}")
             undo.callback(budgets.of(memory).give_back, nbytes)
         tables = [
@@ -74,18 +77,18 @@ def make_tables(
             for kind, start, limit in zip(kinds, first, most, strict=True)
         ]
         undo.pop_all()
-    return Sized(tables, paying, spill_rows)
+    return Sized(tables, paying, slot_rows)
 
 
-def spill_bytes(schema: Schema, spill_rows: int) -> int:
-    """Bytes of the host that a variable's spill piles take, beside its hot tables."""
-    return spill_rows * _SPILL_BLOCKS * RowBlock.bytes_per_row(schema)
+def spill_bytes(schema: Schema, slot_rows: int) -> int:
+    """Bytes of the host that a variable's own slots take, beside its hot tables."""
+    return _OWN_SLOTS * slot_bytes(schema, slot_rows)
 
 
-def _spill_rows(schema: Schema, host: Budget, limits: Limits) -> int:
-    """Rows of one spill pile: all of them together take at most a sixteenth of what is free."""
-    affordable = host.free // 16 // spill_bytes(schema, 1)
-    return max(limits.min_spill_rows, min(limits.max_spill_rows, affordable))
+def _slot_rows(schema: Schema, host: Budget, limits: Limits) -> int:
+    """Rows of one slot of the spill buffer."""
+    affordable = host.total // _SLOT_SHARE // slot_bytes(schema, 1)
+    return max(limits.min_slot_rows, min(limits.max_slot_rows, affordable))
 
 
 def _sizes(kind: type[HotTable], schema: Schema, rows: int, for_growth: int) -> tuple[int, int]:

@@ -1,196 +1,266 @@
 """Dirty rows on their way from the hot tier to the cold store.
 
-Evicted rows gather in a pile. A full pile is frozen and written in the background, in one large sorted batch, while the
-next one fills. Rows stay readable here until the cold store has taken them. The variable's lock guards every method;
-the writing thread reads the frozen pile, which nobody changes.
+Rows wait in slots, in the order in which they left, as long as memory can be had for them (kvemb.tiers.budget, Lease):
+a row that becomes hot again meanwhile is never written. When most of what can be had is taken, the oldest slots are
+written in the background, in one sorted run. Rows stay readable here until the cold store has them. The variable's lock
+guards every method; the writing thread reads slots that nobody changes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from kvemb.rows.block import REMOVED, RowBlock
+from kvemb.rows.block import REMOVED, ReservedBlock, RowBlock
+from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.schema import Schema
+from kvemb.tiers.budget import Lease
 
-# Rows that are moved at a time where a pile is compacted.
-MOVE_ROWS = 1024
+# Slots that a buffer has from the start: one that fills and one that is written.
+OWN_SLOTS = 2
+# Rows handed to the cold store at a time.
+WRITE_ROWS = 16_384
+# Bytes a row beside its block: whether it is live, and at most two index cells at half load.
+_INDEX_BYTES = 1 + 16
 
 
-class Pile:
-    """Up to `capacity` rows with distinct live keys, and where each key stands."""
+def slot_bytes(schema: Schema, slot_rows: int) -> int:
+    """Bytes of memory that a slot takes."""
+    return slot_rows * (RowBlock.bytes_per_row(schema) + _INDEX_BYTES)
 
-    def __init__(self, schema: Schema, capacity: int) -> None:
-        self.block = RowBlock(schema, capacity)
-        self.live = np.zeros(capacity, np.bool_)
-        self.count = 0
-        self._index = KeyIndex(capacity)
 
-    @property
-    def room(self) -> int:
-        """Rows that still fit."""
-        return len(self.block) - self.count
+@dataclass(frozen=True)
+class _Writing:
+    """Slots that are being written, the oldest ones; keys: of the rows in them that were live."""
 
-    def append(self, rows: RowBlock) -> None:
-        """Add rows; a key that is here already is superseded."""
-        self.discard(rows.keys)
-        start, stop = self.count, self.count + len(rows)
-        self.block.put(slice(start, stop), rows)
-        self.live[start:stop] = True
-        self._index.put(self.block.keys, start, stop)
-        self.count = stop
-
-    def find(self, keys: Keys) -> Positions:
-        """Return each key's position, -1 if it is not live here."""
-        if self.count == 0:
-            return np.full(len(keys), -1, np.int64)
-        positions = self._index.find(self.block.keys, keys)
-        positions[(positions >= 0) & ~self.live[positions]] = -1
-        return positions
-
-    def discard(self, keys: Keys) -> None:
-        """Forget rows by key; others are ignored."""
-        positions = self.find(keys)
-        self.live[positions[positions >= 0]] = False
-
-    def enlarged(self, more: int) -> Pile:
-        """Return a pile of the same rows with room for `more`."""
-        rows = self.compacted()
-        larger = Pile(self.block.schema, len(rows) + more)
-        larger.append(rows)
-        return larger
-
-    def compacted(self) -> RowBlock:
-        """Move the live rows together, in place, and return a view of them: a copy would double a pile's memory."""
-        live = np.flatnonzero(self.live[: self.count])
-        if len(live) < self.count:
-            for start in range(0, len(live), MOVE_ROWS):
-                part = live[start : start + MOVE_ROWS]
-                self.block.put(slice(start, start + len(part)), self.block.select(part))
-            self.live[: len(live)], self.live[len(live) : self.count] = True, False
-            self.count = len(live)
-            self._index.clear()
-            self._index.put(self.block.keys, 0, self.count)
-        return self.block.part(0, self.count)
-
-    def clear(self) -> None:
-        """Forget every row."""
-        self.live[: self.count] = False
-        self.count = 0
-        self._index.clear()
+    slots: list[int]
+    keys: Keys
+    done: Future[None]
 
 
 class SpillBuffer:
-    """Two piles that take turns.
+    """Rows that wait to be written, at most one of each key, in at most `slots` slots of slot_rows.
 
-    write: puts rows into the cold store, on a thread of `executor`, one call at a time.
-    written: called with the keys of a frozen pile when its rows are in the cold store and leave memory, under the lock.
+    lease: pays for all but OWN_SLOTS. write: puts rows into the cold store, on a thread of `executor`, one call at a
+    time. written: called with the keys of rows that the cold store has taken and that leave memory, under the lock.
     """
 
     def __init__(
         self,
         schema: Schema,
-        capacity_rows: int,
+        slot_rows: int,
+        slots: int,
+        lease: Lease,
         executor: Executor,
         write: Callable[[RowBlock], None],
         written: Callable[[Keys], None],
     ) -> None:
-        self._active, self._spare = Pile(schema, capacity_rows), Pile(schema, capacity_rows)
-        self._frozen: Pile | None = None
-        self._writing: Future[None] | None = None
+        self._schema, self._slot_rows, self._slots = schema, slot_rows, max(OWN_SLOTS, slots)
+        self._lease, self._slot_bytes = lease, slot_bytes(schema, slot_rows)
         self._executor, self._write, self._written = executor, write, written
+        self._block = ReservedBlock(schema, self._slots * slot_rows)
+        self._live = np.zeros(len(self._block), np.bool_)
+        self._index = KeyIndex(slot_rows)
+        self._free = list(range(OWN_SLOTS))
+        self._leased = OWN_SLOTS  # slots below this number have memory
+        self._held: deque[int] = deque()  # the oldest first; the last one fills
+        self._filled = slot_rows  # rows in the last one
+        self._writing: _Writing | None = None
 
     @property
     def rows(self) -> int:
         """Rows that wait or are being written, removals included."""
-        return int(self._active.live.sum()) + (int(self._frozen.live.sum()) if self._frozen else 0)
+        return int(self._live[: self._leased * self._slot_rows].sum())
+
+    # Rows in and out.
 
     def append(self, blocks: list[RowBlock]) -> None:
-        """Take over rows that left the hot tier, or removals (flagged REMOVED). Waits when both piles are full.
+        """Take over rows that left the hot tier, or removals (flagged REMOVED). Waits when no slot can be had.
 
         When a write fails its error is raised, and these rows are kept all the same.
         """
         failure: Exception | None = None
         for rows in blocks:
+            self.discard(rows.keys)
             at = 0
             while at < len(rows):
-                if self._active.room == 0:
+                if self._filled == self._slot_rows:
                     try:
-                        self._freeze()
+                        self._begin_slot()
                     except Exception as error:
                         failure = error
-                        self._active = self._active.enlarged(len(rows) - at)
-                stop = min(len(rows), at + self._active.room)
-                self._active.append(rows.part(at, stop))
+                        self._begin_slot_beyond()
+                stop = min(len(rows), at + self._slot_rows - self._filled)
+                self._put(rows.part(at, stop))
                 at = stop
         if failure is not None:
             raise failure
+
+    def _put(self, rows: RowBlock) -> None:
+        start = self._held[-1] * self._slot_rows + self._filled
+        stop = start + len(rows)
+        self._block.put(slice(start, stop), rows)
+        if not self._index.has_room(len(rows)):
+            self._index = KeyIndex(2 * (self.rows + self._slot_rows))
+            self._index.put_at(self._block.keys, np.flatnonzero(self._live))
+        self._live[start:stop] = True
+        self._index.put(self._block.keys, start, stop)
+        self._filled += len(rows)
+
+    def _find(self, keys: Keys) -> Positions:
+        """Return where each key's row is, -1 if it is not here."""
+        if not self._held:
+            return np.full(len(keys), -1, np.int64)
+        positions = self._index.find(self._block.keys, keys)
+        positions[(positions >= 0) & ~self._live[positions]] = -1
+        return positions
 
     def read(self, keys: Keys, into: RowBlock) -> tuple[np.ndarray, np.ndarray]:
         """Copy the rows of keys that are here to the same positions of `into`.
 
         Returns known (n,) bool: the key's latest row is here, or its removal; and exists (n,) bool: it is a row.
         """
-        known, exists = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
-        for pile in (self._active, self._frozen):
-            if pile is None or pile.count == 0:
-                continue
-            positions = pile.find(keys)
-            fresh = np.flatnonzero((positions >= 0) & ~known)
-            if len(fresh):
-                source = positions[fresh]
-                into.put(fresh, pile.block.select(source))
-                known[fresh] = True
-                exists[fresh] = pile.block.flags[source] & REMOVED == 0
+        positions = self._find(keys)
+        known = positions >= 0
+        exists = np.zeros(len(keys), np.bool_)
+        if known.any():
+            source = positions[known]
+            into.put(np.flatnonzero(known), self._block.select(source))
+            exists[known] = self._block.flags[source] & REMOVED == 0
         return known, exists
 
     def discard(self, keys: Keys) -> None:
-        """Forget rows that are back in the hot tier, where they are dirty. A frozen pile is written all the same."""
-        self._active.discard(keys)
+        """Forget rows by key, as they are back in the hot tier, or superseded. One that is being written is written."""
+        positions = self._find(keys)
+        self._live[positions[positions >= 0]] = False
+
+    def clear(self) -> None:
+        """Forget every row, after a write under way has ended."""
+        self.wait_for_write()
+        for slot in self._held:
+            self._release(slot)
+        self._held.clear()
+        self._filled = self._slot_rows
+        self._pay()
+
+    # Slots.
+
+    def _begin_slot(self) -> None:
+        """Have a slot with room; begin to write the oldest ones when few more can be had. Raises a write's error."""
+        self.poll()
+        while not self._free and not self._add_slot():
+            if self._writing is None:
+                self._start_write(self._oldest())
+            self._finish()
+        self._fill_next()
+        available = len(self._free) + min(self._slots - self._leased, self._lease.available // self._slot_bytes)
+        if self._writing is None and len(self._held) > 1 and available < max(1, len(self._held) // 4):
+            self._start_write(self._oldest())
+
+    def _oldest(self) -> int:
+        """How many slots are written at a time."""
+        return max(1, len(self._held) // 4)
+
+    def _add_slot(self) -> bool:
+        if self._leased == self._slots or not self._lease.take(self._slot_bytes):
+            return False
+        self._free.append(self._leased)
+        self._leased += 1
+        return True
+
+    def _begin_slot_beyond(self) -> None:
+        """Have a slot with room although none can be had and none can be written: rows are never dropped."""
+        if not self._free:
+            if self._leased == self._slots:
+                larger, used = ReservedBlock(self._schema, 2 * len(self._block)), len(self._block)
+                larger.put(slice(0, used), self._block)
+                self._live = np.concatenate([self._live, np.zeros(used, np.bool_)])
+                self._block, self._slots = larger, 2 * self._slots
+            self._lease.overdraw(self._slot_bytes)
+            self._free.append(self._leased)
+            self._leased += 1
+        self._fill_next()
+
+    def _fill_next(self) -> None:
+        """Fill the first free slot: the last ones are given back first."""
+        slot = min(self._free)
+        self._free.remove(slot)
+        self._held.append(slot)
+        self._filled = 0
+
+    def _release(self, slot: int) -> None:
+        self._live[slot * self._slot_rows : (slot + 1) * self._slot_rows] = False
+        self._free.append(slot)
+
+    def _pay(self) -> None:
+        """Give slots back that hold no row, as far as the lease owes them: the last ones."""
+        while self._lease.owed > 0 and self._leased > OWN_SLOTS and self._leased - 1 in self._free:
+            self._leased -= 1
+            self._free.remove(self._leased)
+            self._block.release(self._leased * self._slot_rows, (self._leased + 1) * self._slot_rows)
+            self._lease.give_back(self._slot_bytes)
+
+    # Writing.
 
     def poll(self) -> None:
-        """Release the frozen pile if its rows are in the cold store. Raises the error of its write."""
-        if self._writing is not None and self._writing.done():
+        """Release slots whose rows are in the cold store; write all where memory is owed. Raises a write's error."""
+        if self._writing is not None and self._writing.done.done():
             self._finish()
+        if self._lease.owed > 0:
+            self._pay()
+            if self._lease.owed > 0 and self._writing is None and self._held:
+                self._start_write(len(self._held))
 
     def drain(self) -> None:
         """Write everything and wait for it. Raises the error of a write; then the rows stay here."""
         self.wait_for_write()
-        if self._active.count:
-            self._freeze()
+        if self._held:
+            self._start_write(len(self._held))
             self._finish()
 
     def start_write(self) -> Future[None] | None:
         """Begin to write everything that is here; returns what to wait for, None when there is nothing.
 
-        Waits itself only where a pile is being written already. Raises the error of that write.
+        Waits itself only where rows are being written already. Raises the error of that write.
         """
-        if self._active.count:
-            self._freeze()
-        return self._writing
+        if self._held and (self._writing is None or len(self._writing.slots) < len(self._held)):
+            self.wait_for_write()
+            self._start_write(len(self._held))
+        return None if self._writing is None else self._writing.done
 
     def wait_for_write(self) -> None:
         """Wait until a write under way has ended. Raises its error."""
         if self._writing is not None:
             self._finish()
 
-    def clear(self) -> None:
-        """Forget every row, after a write under way has ended."""
-        self.wait_for_write()
-        self._active.clear()
+    def _start_write(self, count: int) -> None:
+        """Begin to write the rows of the oldest slots, in key order."""
+        slots = list(islice(self._held, count))
+        if count == len(self._held):
+            self._filled = self._slot_rows  # what comes goes to another slot
+        places = (np.array(slots)[:, None] * self._slot_rows + np.arange(self._slot_rows)).reshape(-1)
+        places = places[self._live[places]]
+        keys = self._block.keys[places]
+        order = np.argsort(order_keys(keys, self._schema))
+        done = self._executor.submit(self._write_rows, self._block, places[order])
+        self._writing = _Writing(slots, keys, done)
 
-    def _freeze(self) -> None:
-        self.wait_for_write()
-        self._writing = self._executor.submit(self._write, self._active.compacted())
-        self._frozen, self._active = self._active, self._spare
+    def _write_rows(self, block: RowBlock, places: Positions) -> None:
+        for start in range(0, len(places), WRITE_ROWS):
+            self._write(block.select(places[start : start + WRITE_ROWS]))
 
     def _finish(self) -> None:
-        assert self._frozen is not None
         assert self._writing is not None
-        self._writing.result()
-        self._written(self._frozen.block.keys[: self._frozen.count])
-        self._frozen.clear()
-        self._spare, self._frozen, self._writing = self._frozen, None, None
+        self._writing.done.result()
+        self._written(self._writing.keys)
+        for slot in self._writing.slots:
+            self._held.popleft()
+            self._release(slot)
+        self._writing = None
+        self._pay()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 
 from kvemb.contracts import ColdStore, Recorder, WriteLog
@@ -26,6 +26,7 @@ from kvemb.rows.schema import LAST_KEY, Schema
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
+from kvemb.tiers.budget import Lease
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tiers.hot_tables import HotTables, Owners
@@ -37,9 +38,10 @@ from kvemb.tiers.write_logging import WriteLogging
 class TieredStorage:
     """One variable's rows over its hot tables, its spill buffer and its cold store.
 
-    executor: the one thread that writes spills, in the background. readers: threads that read ahead. spill_rows: of a
-    spill pile. recorder: keeps which rows change in the cold store. log: makes each write durable before its call
-    returns. size: rows in both tiers, exact. step: calls that recorded uses, ever.
+    executor: the one thread that writes spills, in the background. readers: threads that read ahead. slot_rows: of a
+    slot of the spill buffer; lease: pays for more of them. recorder: keeps which rows change in the cold store. log:
+    makes each write durable before its call returns. size: rows in both tiers, exact. step: calls that recorded uses,
+    ever.
     """
 
     def __init__(
@@ -51,7 +53,8 @@ class TieredStorage:
         state: StoreState,
         executor: Executor,
         readers: Executor,
-        spill_rows: int,
+        slot_rows: int,
+        lease: Lease,
         limits: Limits,
         recorder: Recorder | None = None,
         log: WriteLog | None = None,
@@ -62,11 +65,16 @@ class TieredStorage:
         self.size, self.step, self.limits = size, step, limits
         self.counts = Stats()
         self.log, self._recorder = WriteLogging(log, hot_tables), recorder
-        self._executor, self.spill_rows = executor, spill_rows
+        self._executor, self.slot_rows, self.lease = executor, slot_rows, lease
         self._access = TableAccess(state)
         self._snapshot: DirtySnapshot | None = None
-        self._spill = SpillBuffer(schema, spill_rows, executor, self._write, self._forget_reads)
-        self._locator = Locator(hot_tables, self._spill, cold, self._access, readers, spill_rows // 2, self.counts)
+        slots = limits.spill_rows // slot_rows
+        self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
+        self._locator = Locator(
+            hot_tables, self._spill, cold, self._access, readers, lease, limits.ahead_rows, self.counts
+        )
+        self._paying = False
+        lease.pay = self._pay_soon
 
     # Entering. What follows REQUIRES one of these, unless it says otherwise.
 
@@ -235,6 +243,24 @@ class TieredStorage:
             raise ColdStoreError(f"the cold store did not take {len(rows)} rows: {error}") from error
         self.counts.spills += len(rows)
 
+    # Memory that somebody else wants.
+
+    def _pay_soon(self) -> None:
+        """Give back what the lease owes, on the executor's thread if nobody uses the variable; else its user does."""
+        if not self._paying:
+            self._paying = True
+            with suppress(RuntimeError):  # the store is being closed
+                self._executor.submit(self._pay)
+
+    def _pay(self) -> None:
+        self._paying = False
+        with self._access.held_if_free() as held, suppress(ColdStoreError):
+            if held and not self.state.closed and self.state.cause is None:
+                self._locator.pay()
+                self._spill.poll()
+                if self.lease.owed:
+                    self._pay_soon()
+
     def _forget_reads(self, keys: Keys) -> None:
         self._locator.forget(keys)
 
@@ -268,11 +294,18 @@ class TieredStorage:
             self._access,
             self._executor,
             self._forget_reads,
-            self.spill_rows,
+            self._room_for_copies(),
             self.limits.snapshot_file_bytes,
         )
         self._snapshot.begin()
         return self._snapshot
+
+    def _room_for_copies(self) -> int:
+        """Rows that may be copied for a snapshot: a slot of the variable's own, and what can be leased."""
+        row_bytes = RowBlock.bytes_per_row(self.schema)
+        wanted = max(0, min(self.limits.copied_rows - self.slot_rows, self.lease.available // 2 // row_bytes))
+        self._leased_for_copies = wanted * row_bytes if wanted and self.lease.take(wanted * row_bytes) else 0
+        return self.slot_rows + self._leased_for_copies // row_bytes
 
     def end_snapshot(self) -> None:
         """Forget the snapshot, if there is one."""
@@ -280,6 +313,7 @@ class TieredStorage:
             if self._snapshot is not None:
                 self._snapshot.end()
                 self._snapshot = None
+                self.lease.give_back(self._leased_for_copies)
 
     def hot_keys(self) -> Ordered:
         """Return the keys of all hot rows, in no order. REQUIRES: held()."""

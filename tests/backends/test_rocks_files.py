@@ -9,6 +9,7 @@ import pytest
 
 from kvemb.backends.rocks_files import splits
 from kvemb.errors import ColdStoreError
+from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import order_keys
 from kvemb.rows.schema import LAST_KEY
@@ -47,6 +48,18 @@ def test_a_sorted_file_replaces_rows_in_the_database_and_in_a_copy_of_it(tmp_pat
         assert_same(found.part(60, 70), changed)
         assert_same(found.part(70, 150), newer.part(20, 100))
     assert not opened.crowded("a")
+
+
+def test_files_that_nobody_merges_are_not_waited_for(tmp_path):
+    # On a full disk a checkpoint once waited for ever for a merge that had failed.
+    limits, schema = Limits(crowded_files=3), schema_of(dim=3)
+    opened = database(tmp_path / "rows", limits=limits, compacting=False)
+    opened.create("a", schema, RocksDBCreator())
+    for number in range(6):
+        opened.ingest("a", sorted_file_of(opened, tmp_path / f"{number}.sst", rows_of(schema, np.arange(9), number)))
+    assert int(opened.attach("a", schema).family.property_int_value("rocksdb.num-files-at-level0")) == 6
+    assert not opened.crowded("a")
+    opened.close()
 
 
 def test_a_sorted_file_that_cannot_be_written_is_an_error_of_ours(tmp_path):

@@ -107,7 +107,7 @@ def test_memory_that_is_short_while_rows_go_hot(
 
 
 def change(variable: kvemb.Variable, call: str) -> None:
-    """Fill piles with one kind of change."""
+    """Fill slots with one kind of change."""
     for start in range(100, 2000, 100):
         if call == "upsert":
             variable.upsert(KEYS + start, np.ones((80, 1), np.float32))
@@ -117,14 +117,14 @@ def change(variable: kvemb.Variable, call: str) -> None:
 
 @pytest.mark.limits(**SMALL_PILES)
 @pytest.mark.parametrize("call", ["upsert", "remove"])
-def test_memory_that_is_short_for_a_pile_that_is_written(
+def test_memory_that_is_short_for_slots_that_are_written(
     open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     store = open_store(tmp_path / "store")
     variable = filled(store)
     store.flush()
     with monkeypatch.context() as patched:
-        short_of_memory(patched, spill.Pile, "compacted")
+        short_of_memory(patched, spill.SpillBuffer, "_start_write")
         with pytest.raises(MemoryError):
             change(variable, call)
     check_nothing_is_wrong(store, open_store)

@@ -14,6 +14,7 @@ from kvemb.rows.block import DIRTY, REMOVED
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
+from kvemb.tiers.budget import Budget
 from kvemb.tiers.locate import READS_AHEAD, Locator
 from kvemb.tiers.spill import SpillBuffer
 
@@ -37,12 +38,12 @@ class Place:
 
     def __init__(self, readers=None):
         self.hot, self.cold, self.state = hot_tables_of(), Watched(), StoreState("test")
-        self.access = TableAccess(self.state)
-        self.spill = SpillBuffer(SCHEMA, 8, Now(), self.cold.write, lambda keys: None)
+        self.access, lease = TableAccess(self.state), Budget(1 << 20).lease()
+        self.spill = SpillBuffer(SCHEMA, 8, 2, lease, Now(), self.cold.write, lambda keys: None)
         list(self.hot.insert(rows_of([1], 1.0), None))
         self.spill.append([rows_of([2], 2.0, flags=DIRTY), rows_of([4], flags=DIRTY | REMOVED)])
         self.cold.write(rows_of([2, 3, 4], 3.0))
-        self.locator = Locator(self.hot, self.spill, self.cold, self.access, readers or Now(), 8, Stats())
+        self.locator = Locator(self.hot, self.spill, self.cold, self.access, readers or Now(), lease, 8, Stats())
 
     def found(self, keys):
         with self.access.held(), self.locator.located(np.array(keys)) as at:

@@ -11,10 +11,12 @@ from kvemb import registry
 from kvemb.backends.memory import MemoryStore
 from kvemb.limits import Limits
 from kvemb.store_state import StoreState
+from kvemb.tiers.budget import Budget
 from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.storage import TieredStorage
+from tests.histories import small_spill
 
 
 @pytest.fixture(params=[65_536, 2], ids=["whole", "in chunks"])
@@ -22,8 +24,8 @@ def table(request):
     """Operations on a table of 16 hot rows; missing keys read as 0.5."""
     hot, kernels = hot_tables_of(16), registry.row_kernels()
     storage = TieredStorage(
-        SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Now(), readers=Now(), spill_rows=8,
-        limits=Limits(call_rows=request.param),
+        SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Now(), readers=Now(), slot_rows=8,
+        lease=Budget(1 << 24).lease(), limits=Limits(**small_spill(8), call_rows=request.param),
     )  # fmt: skip
     optimizer = kvemb.optimizers.SGD(0.5)
     factory = RowFactory(SCHEMA, kvemb.Constant(0.5), optimizer, kernels)

@@ -19,6 +19,7 @@ from kvemb.limits import Limits
 from kvemb.rows.block import RowBlock
 from kvemb.tools.stress.lockstep import LockstepChecker, check_same
 from kvemb.tools.stress.model import Model
+from tests.histories import small_spill
 
 DIM = 4
 KEYS = np.arange(600)
@@ -85,7 +86,7 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(registry, "cold_backend", backend)
     fail("", 0)
-    small = Limits(min_spill_rows=32, max_spill_rows=32)
+    small = Limits(**small_spill(32))
     store = kvemb.open(tmp_path / "store", memory_budget="4MiB", limits=small)
     creator = kvemb.MemoryCreator() if request.param == "memory" else kvemb.RocksDBCreator()
     optimizer, policy = kvemb.optimizers.Adagrad(0.5), kvemb.FrequencyRestrictPolicy()

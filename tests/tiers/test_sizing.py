@@ -38,7 +38,7 @@ def test_a_devices_cells_do_not_count_against_the_hosts_budget():
     budgets = Budgets(BUDGET)
     free = budgets.host.free
     made = sized(budgets, "gpu:0", hot_rows=1000)
-    assert budgets.host.free == free - spill_bytes(SCHEMA, made.spill_rows)
+    assert budgets.host.free == free - spill_bytes(SCHEMA, made.slot_rows)
     assert on_device(budgets) == DEVICE_BYTES - made.tables[0].nbytes < DEVICE_BYTES
     assert on_device(budgets, "gpu:1") == DEVICE_BYTES
 
@@ -48,7 +48,7 @@ def test_tables_of_one_variable_draw_on_the_budget_of_their_own_memory():
     free = budgets.host.free
     made = sized(budgets, "cpu", "gpu:0", "gpu:1", "gpu:0", hot_rows=400)
     host, first, second, third = (table.nbytes for table in made.tables)
-    assert budgets.host.free == free - host - spill_bytes(SCHEMA, made.spill_rows)
+    assert budgets.host.free == free - host - spill_bytes(SCHEMA, made.slot_rows)
     assert on_device(budgets, "gpu:0") == DEVICE_BYTES - first - third
     assert on_device(budgets, "gpu:1") == DEVICE_BYTES - second
 

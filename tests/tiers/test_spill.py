@@ -5,20 +5,36 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from blocks import SCHEMA, Later, Now, rows_of, values_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import ColdStoreError
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
-from kvemb.tiers.spill import Pile, SpillBuffer
+from kvemb.tiers.budget import Budget
+from kvemb.tiers.spill import SpillBuffer, slot_bytes
+
+
+class WhenWaitedFor(Later):
+    """Runs what it was given when it is told to, or when a result is waited for."""
+
+    def submit(self, call, /, *args, **named):
+        future = super().submit(call, *args, **named)
+        result = future.result
+        future.result = lambda timeout=None: (self.go(), result(timeout))[1]
+        return future
 
 
 class Spilled:
-    """A buffer of piles of four rows over a cold store. told: keys of piles that the cold store has taken."""
+    """A buffer of slots of four rows over a cold store. told: keys whose rows the cold store has taken."""
 
-    def __init__(self, executor=None):
+    def __init__(self, executor=None, slots=2, budget=None):
         self.cold, self.told, self.failure = MemoryStore(SCHEMA), [], None
         self.executor = executor or Now()
-        self.buffer = SpillBuffer(SCHEMA, 4, self.executor, self.write, lambda keys: self.told.extend(keys.tolist()))
+        self.lease = (budget or Budget(1 << 20)).lease()
+        self.buffer = SpillBuffer(
+            SCHEMA, 4, slots, self.lease, self.executor, self.write, lambda keys: self.told.extend(keys.tolist())
+        )
 
     def write(self, rows):
         if self.failure is not None:
@@ -37,7 +53,7 @@ class Spilled:
 def test_rows_can_be_read_from_memory_before_they_are_written():
     spilled = Spilled(Later())
     spilled.append([1, 2, 3, 4], 1.0)
-    spilled.append([5, 2], 2.0)  # the first pile is being written
+    spilled.append([5, 2], 2.0)  # the first slot is being written
     assert spilled.read([1, 2, 5, 6]) == (
         [True, True, True, False],
         [True, True, True, False],
@@ -64,12 +80,12 @@ def test_what_is_drained_is_in_the_cold_store_and_told():
     assert set(spilled.told) == {1, 2, 3}
 
 
-def test_a_row_that_is_hot_again_is_forgotten_unless_it_is_being_written():
+def test_a_row_that_is_hot_again_is_forgotten_even_if_it_is_written():
     spilled = Spilled(Later())
     spilled.append([1, 2, 3, 4])
     spilled.append([5])
     spilled.buffer.discard(np.array([1, 5, 77]))
-    assert spilled.read([1, 5])[0] == [True, False]
+    assert spilled.read([1, 5])[0] == [False, False]
     spilled.executor.go()
     spilled.buffer.poll()
     assert spilled.buffer.rows == 0
@@ -110,15 +126,81 @@ def test_what_is_cleared_never_reaches_the_cold_store():
     assert not spilled.cold.read(np.array([1]))[1].any()
 
 
-def test_a_pile_is_compacted_in_place_and_keeps_what_is_live():
-    pile = Pile(SCHEMA, 3000)  # more than are moved at a time
-    pile.append(rows_of(np.arange(3000)))
-    pile.discard(np.arange(0, 3000, 2))
-    rows = pile.compacted()
-    assert rows.keys.tolist() == list(range(1, 3000, 2))
-    assert np.shares_memory(rows.keys, pile.block.keys)
-    assert pile.room == 1500
-    assert pile.find(np.array([0, 1, 2999])).tolist() == [-1, 0, 1499]
-    larger = pile.enlarged(10)
-    assert larger.room == 10
-    assert larger.find(np.array([2999])).tolist() == [1499]
+def test_rows_that_come_back_soon_are_never_written():
+    spilled = Spilled(slots=20)
+    for start in range(0, 40, 4):
+        spilled.append(range(start, start + 4))
+        spilled.buffer.discard(np.arange(start, start + 4))
+    spilled.buffer.drain()
+    assert spilled.told == []
+
+
+def test_as_many_rows_wait_as_memory_can_be_had_for_and_the_oldest_are_written_first():
+    slot = slot_bytes(SCHEMA, 4)
+    budget = Budget(6 * slot)
+    spilled = Spilled(slots=100, budget=budget)
+    spilled.append(range(24))
+    assert spilled.told == []
+    spilled.append(range(24, 28))
+    spilled.buffer.poll()
+    assert spilled.told == []
+    spilled.append(range(28, 32))  # the last slot of eight: a quarter of them is written
+    spilled.buffer.poll()
+    assert sorted(spilled.told) == list(range(8))
+    assert budget.unused == 0
+    assert spilled.read([7, 8, 31])[0] == [False, True, True]
+    spilled.append(range(32, 200))
+    assert spilled.lease.held == 6 * slot
+    assert spilled.buffer.rows <= 32
+
+
+def test_memory_that_another_wants_is_written_and_given_back():
+    slot = slot_bytes(SCHEMA, 4)
+    budget = Budget(6 * slot)
+    spilled = Spilled(slots=100, budget=budget)
+    spilled.append(range(20))
+    assert spilled.lease.held == 3 * slot
+    spilled.lease.pay = spilled.buffer.poll
+    other = budget.lease()
+    assert other.take(3 * slot)
+    assert not other.take(slot)  # this one has no less than its share
+    assert not budget.try_grow(3 * slot)  # asked for, and written meanwhile
+    spilled.buffer.poll()
+    assert sorted(spilled.told) == list(range(20))
+    assert spilled.lease.held == spilled.lease.owed == 0
+    assert budget.try_grow(3 * slot)
+    spilled.append(range(40))
+    spilled.buffer.drain()
+    assert spilled.cold.read(np.arange(40))[1].all()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 30), max_size=12, unique=True)), max_size=60),
+    st.integers(2, 9),
+    st.integers(0, 6),
+)
+def test_any_history_equals_its_model(history, slots, leasable):
+    executor = WhenWaitedFor()
+    spilled = Spilled(executor, slots=slots, budget=Budget(leasable * slot_bytes(SCHEMA, 4)))
+    hot, model = set(), {}
+    for number, (act, keys) in enumerate(history):
+        if act <= 2:
+            flags = DIRTY | (REMOVED if act == 2 else 0)
+            spilled.append(keys, float(number), flags)
+            hot -= set(keys)
+            model.update(dict.fromkeys(keys, None if act == 2 else float(number)))
+        elif act == 3:
+            spilled.buffer.discard(np.array(keys, np.int64))
+            hot |= set(keys)  # where they are dirty, so that nobody asks for them here
+        elif act == 4:
+            executor.go()
+            spilled.buffer.poll()
+        else:
+            spilled.buffer.start_write()
+        wanted = [key for key in range(31) if key not in hot]
+        known, exists, values = spilled.read(wanted)
+        cold, _ = spilled.cold.read(np.array(wanted, np.int64))
+        beneath = values_of(cold)
+        for key, is_known, is_row in zip(wanted, known, exists, strict=True):
+            found = (values.get(key) if is_row else None) if is_known else beneath.get(key)
+            assert found == model.get(key), key

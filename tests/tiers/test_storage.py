@@ -11,7 +11,9 @@ from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
 from kvemb.limits import Limits
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
+from kvemb.tiers.budget import Budget
 from kvemb.tiers.storage import TieredStorage
+from tests.histories import small_spill
 
 
 class Told:
@@ -31,7 +33,8 @@ def storage_of(cold=None, cells=16, **arguments):
     state = arguments.pop("state", StoreState("test"))
     cold = cold or MemoryStore(SCHEMA)
     return TieredStorage(
-        SCHEMA, hot_tables_of(cells), cold, state=state, executor=Now(), readers=Now(), spill_rows=8, limits=Limits(),
+        SCHEMA, hot_tables_of(cells), cold, state=state, executor=Now(), readers=Now(), slot_rows=8,
+        lease=Budget(1 << 24).lease(), limits=Limits(**small_spill(8)),
         **arguments,
     )  # fmt: skip
 
@@ -58,7 +61,7 @@ def test_rows_that_do_not_fit_are_spilled_and_none_is_lost():
     assert storage.size == 100
     stats = storage.stats()
     assert (stats.rows, stats.rows_hot) == (100, 16)
-    assert stats.spills >= 100 - 16 - 16, "two piles of eight may wait"
+    assert stats.spills >= 100 - 16 - 16, "two slots of eight may wait"
     assert 0 < stats.rows_waiting <= 16
     assert rows(storage, range(100)) == {key: float(key // 10 * 10) for key in range(100)}
     assert storage.check() == []

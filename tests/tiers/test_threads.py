@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import kvemb
+from tests.histories import small_spill
 
 THREADS = 8
 ROUNDS = 12
@@ -29,7 +30,7 @@ HOT_ROWS = 32
 
 
 # Small piles and chunks, so that rows move all the time.
-pytestmark = pytest.mark.limits(min_spill_rows=48, max_spill_rows=48, call_rows=100)
+pytestmark = pytest.mark.limits(**small_spill(48), call_rows=100)
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from kvemb.limits import Limits
 from kvemb.rows.schema import value_dtype
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
+from tests.histories import small_spill
 
 KEYS = 160
 EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", "20"))
@@ -291,7 +292,7 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Piles of a few rows, so that rows spill all the time; and calls cut in chunks, batches split among threads."""
     few = {"call_rows": 7, "hot_parallel_keys": 4, "cold_parallel_keys": 4, "batch_rows": 5}
     pieces = few if request.param == "in pieces" else {}
-    monkeypatch.setattr(Tiering, "limits", Limits(min_spill_rows=8, max_spill_rows=8, **pieces))
+    monkeypatch.setattr(Tiering, "limits", Limits(**small_spill(8), **pieces))
 
 
 @pytest.mark.usefixtures("_sizes")
