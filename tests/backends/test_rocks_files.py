@@ -54,10 +54,11 @@ def test_files_that_nobody_merges_are_not_waited_for(tmp_path):
     # On a full disk a checkpoint once waited for ever for a merge that had failed.
     limits, schema = Limits(crowded_files=3), schema_of(dim=3)
     opened = database(tmp_path / "rows", limits=limits, compacting=False)
-    opened.create("a", schema, RocksDBCreator())
+    store = opened.create("a", schema, RocksDBCreator())
     for number in range(6):
-        opened.ingest("a", sorted_file_of(opened, tmp_path / f"{number}.sst", rows_of(schema, np.arange(9), number)))
-    assert int(opened.attach("a", schema).family.property_int_value("rocksdb.num-files-at-level0")) == 6
+        store.write(rows_of(schema, np.arange(9), number))
+        opened.flush()
+    assert int(store.family.property_int_value("rocksdb.num-files-at-level0")) == 6
     assert not opened.crowded("a")
     opened.close()
 
