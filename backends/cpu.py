@@ -74,10 +74,8 @@ class CpuTable:
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
         cells = np.empty(len(keys), np.int64)
-        self._in_ranges(
-            len(keys),
-            lambda start, stop: cpu_probe.find(keys, start, stop, self._buckets, self._tags, self._rows.keys, cells),
-        )
+        table = self._buckets, self._tags, self._rows.keys, cells
+        self._in_ranges(len(keys), lambda start, stop: cpu_probe.find(keys, start, stop, cpu_probe.ring(), *table))
         return cells
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
@@ -89,7 +87,8 @@ class CpuTable:
 
         def read(start: int, stop: int) -> None:
             cpu_probe.lookup(
-                keys, start, stop, self._buckets, self._tags, rows.keys, rows.values, seen, rows.schema.dim,
+                keys, start, stop, cpu_probe.ring(), self._buckets, self._tags,
+                rows.keys, rows.values, seen, rows.schema.dim,
                 how, now, stop - start < n, rows.scores, rows.flags, cells,
             )  # fmt: skip
 
@@ -103,7 +102,8 @@ class CpuTable:
 
         def part(number: int, parts: int) -> None:
             cpu_probe.upsert(
-                keys, number, parts, self._buckets, self._tags, rows.keys, rows.values, seen, rows.schema.dim,
+                keys, number, parts, np.empty(len(keys) + 1, np.int64), cpu_probe.ring(), self._buckets, self._tags,
+                rows.keys, rows.values, seen, rows.schema.dim,
                 step, rows.steps, rows.flags, cells,
             )  # fmt: skip
 

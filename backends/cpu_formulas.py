@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 from numba.extending import overload
-from numba.np.numpy_support import carray
 
-from kvemb.backends.intrinsics import load, pointer_to, prefetch, store
+from kvemb.backends.intrinsics import item_bytes, load, prefetch, store
 from kvemb.optimizers import Optimizer, arithmetic
 from kvemb.optimizers.formula import FUNCTIONS, Formula, read
 from kvemb.rows.block import DIRTY, RowBlock
@@ -38,8 +37,8 @@ def {name}(
 ):
     _width = _values.shape[1]
     _slot_width = _slots.shape[1]
-    _line = max(1, _LINE_BYTES // _values.itemsize)
-    _slot_line = max(1, _LINE_BYTES // _slots.itemsize)
+    _line = _LINE_BYTES // _item_bytes(_values)
+    _slot_line = _LINE_BYTES // _item_bytes(_slots)
     for _i in range(_start, _stop):
         if _i + _AHEAD < _stop and _index[_i + _AHEAD] >= 0:
             for _j in range(0, dim, _line):
@@ -47,16 +46,17 @@ def {name}(
             _SLOTS_AHEAD
         _r = _index[_i]
         if _r >= 0:
-            g = _view(_at(_grads, _first[_i] * dim), dim)
+            g = _grads[_first[_i]]
             _next = _following[_first[_i]]
             if _next >= 0:
-                _sum[:] = g
+                for _j in range(dim):
+                    _sum[_j] = g[_j]
                 while _next >= 0:
                     for _j in range(dim):
                         _sum[_j] = _sum[_j] + _grads[_next, _j]
                     _next = _following[_next]
-                g = _view(_at(_sum, 0), dim)
-            w = _view(_at(_values, _r * _width), dim)
+                g = _sum
+            w = _values[_r, :dim]
             _ROWS
             _BODY
             _steps[_r] = _step
@@ -118,10 +118,7 @@ def source_of(name: str, formula: Formula) -> str:
     parameters = ", ".join([*(f"_at_{slot}" for slot in formula.rows[2:]), *formula.numbers])
     tree = ast.parse(_KERNEL.format(name=name, parameters=parameters))
     statements = [_Elements(formula).visit(ast.parse(ast.unparse(each)).body[0]) for each in formula.body]
-    rows = [
-        ast.parse(f"{slot} = _view(_at(_slots, _r * _slot_width + _at_{slot}), dim)").body[0]
-        for slot in formula.rows[2:]
-    ]
+    rows = [ast.parse(f"{slot} = _slots[_r, _at_{slot}:]").body[0] for slot in formula.rows[2:]]
     ahead = ast.parse(_SLOTS_AHEAD).body if rows else []
     parts = {"_ROWS": rows, "_BODY": statements, "_SLOTS_AHEAD": ahead}
     for node in ast.walk(tree):
@@ -135,13 +132,20 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     formula = read(function)
     name = "step_" + re.sub(r"\W+", "_", formula.name)
     source = source_of(name, formula)
-    names = {"_load": load, "_store": store, "_prefetch": prefetch, "_AHEAD": AHEAD, "_LINE_BYTES": LINE_BYTES}
+    names = {
+        "_load": load,
+        "_store": store,
+        "_prefetch": prefetch,
+        "_item_bytes": item_bytes,
+        "_AHEAD": AHEAD,
+        "_LINE_BYTES": LINE_BYTES,
+    }
     # numba keeps a kernel on disk beside the file that its code names, and knows it by its name.
-    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "_view": carray, "_at": pointer_to, "__name__": __name__}
+    made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "__name__": __name__}
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
     stamp = source_stamp(Path(__file__).parent) + hashlib.sha256(source.encode()).hexdigest()
-    return compiled(made[name], stamp, nogil=True, error_model="numpy")  # type: ignore[no-any-return]
+    return compiled(made[name], stamp, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[no-any-return]
 
 
 def take_step(

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.cpu_probe import CELLS, HIGHS, ONES, digest_of, first_bucket, matches, second_bucket
-from kvemb.backends.intrinsics import prefetch, trailing_zeros
+from kvemb.backends.cpu_probe import CELLS, digest_of, first_bucket, second_bucket
+from kvemb.backends.intrinsics import bits_set, equal_bytes, prefetch, trailing_zeros
 from kvemb.rows.block import DIRTY
 from kvemb.rows.hash_kernels import inlined, kernel, mix
 
@@ -21,41 +21,19 @@ NEARLY_FULL = 3
 
 
 @inlined
-def _count_bytes(mask: Any) -> Any:
-    return (((mask >> np.uint64(7)) * ONES) >> np.uint64(56)) & np.uint64(0xFF)
-
-
-@inlined
-def _empty_cells(bucket: Any, tags: Any) -> Any:
-    """Return the number of empty cells of a bucket. A byte is in use if its high bit is set after adding 127 to its low
-    bits, or was set before: digests are 2 to 255, so this is exact.
-    """
-    count = np.uint64(0)
-    for half in range(2):
-        word = tags[2 * bucket + half]
-        used = ((word & ~HIGHS) + ~HIGHS) | word
-        count += _count_bytes(~used & HIGHS)
-    return count
-
-
-@inlined
 def _empty_cell(h: Any, buckets: Any, tags: Any) -> Any:
     """Return an empty cell for a hash, -1 for none: in the first bucket, unless that is nearly full and the second one
     has more room. So most lookups end in the first bucket, and the table fills to nine tenths before both are full.
     """
     bucket = first_bucket(h, buckets)
-    room = _empty_cells(bucket, tags)
+    empty = equal_bytes(tags, 2 * bucket, np.uint8(0))
+    room = bits_set(empty)
     if room <= NEARLY_FULL:
         second = second_bucket(h, buckets)
-        second_room = _empty_cells(second, tags)
-        if second_room > room:
-            bucket, room = second, second_room
-    if room == 0:
-        return np.int64(-1)
-    mask = matches(tags[2 * bucket], np.uint8(0))
-    if mask != 0:
-        return bucket * CELLS + (trailing_zeros(mask) >> 3)
-    return bucket * CELLS + 8 + (trailing_zeros(matches(tags[2 * bucket + 1], np.uint8(0))) >> 3)
+        empty_there = equal_bytes(tags, 2 * second, np.uint8(0))
+        if bits_set(empty_there) > room:
+            bucket, empty = second, empty_there
+    return bucket * CELLS + trailing_zeros(empty) if empty != 0 else np.int64(-1)
 
 
 @inlined

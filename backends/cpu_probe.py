@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.intrinsics import atomic_add, prefetch, trailing_zeros
+from kvemb.backends.intrinsics import atomic_add, equal_bytes, item_bytes, prefetch, trailing_zeros
+from kvemb.backends.row_copies import copy_row
 from kvemb.rows.block import DIRTY
 from kvemb.rows.hash_kernels import inlined, kernel, mix
 
@@ -31,8 +32,11 @@ COUNT = 1
 
 _U32 = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
-ONES = np.uint64(0x0101010101010101)
-HIGHS = np.uint64(0x8080808080808080)
+
+
+def ring() -> Any:
+    """Return what a pipeline keeps its hashes in; its caller gives it to the kernel."""
+    return np.empty(RING, np.uint64)
 
 
 @inlined
@@ -49,34 +53,19 @@ def second_bucket(h: Any, buckets: Any) -> Any:
 
 @inlined
 def digest_of(h: Any) -> Any:
-    """Return one byte of the hash, from 2 to 255. Independent of the buckets while there are fewer than 2^24 of them.
-
-    Not 1 either: `matches` may falsely report a byte equal to digest ^ 1, which must not be 0, an empty cell.
-    """
+    """Return one byte of the hash, not 0. Independent of the buckets while there are fewer than 2^24 of them."""
     d = np.uint8((h >> _U32) & np.uint64(0xFF))
-    return d if d > 1 else d | np.uint8(2)
-
-
-@inlined
-def matches(word: Any, digest: Any) -> Any:
-    """Return a mask with the high bit of each byte of word that equals digest. May have false positives: check the key.
-
-    A false positive is digest ^ 1, above a true match, so the lowest bit set is always true (Mycroft's zero-byte test,
-    "Bit Twiddling Hacks").
-    """
-    x = word ^ (np.uint64(digest) * ONES)
-    return (x - ONES) & ~x & HIGHS
+    return d if d > 0 else np.uint8(1)
 
 
 @inlined
 def _in_bucket(key: Any, digest: Any, bucket: Any, tags: Any, keys: Any) -> Any:
-    for half in range(2):
-        mask = matches(tags[2 * bucket + half], digest)
-        while mask != 0:
-            cell = bucket * CELLS + half * 8 + (trailing_zeros(mask) >> 3)
-            if keys[cell] == key:
-                return cell
-            mask &= mask - np.uint64(1)
+    mask = equal_bytes(tags, 2 * bucket, digest)
+    while mask != 0:
+        cell = bucket * CELLS + trailing_zeros(mask)
+        if keys[cell] == key:
+            return cell
+        mask &= mask - np.uint64(1)
     return np.int64(-1)
 
 
@@ -91,33 +80,22 @@ def _cell_of(key: Any, h: Any, buckets: Any, tags: Any, keys: Any) -> Any:
 
 
 @inlined
-def _likely_in(digest: Any, bucket: Any, tags: Any) -> Any:
-    mask = matches(tags[2 * bucket], digest)
-    if mask != 0:
-        return bucket * CELLS + (trailing_zeros(mask) >> 3)
-    mask = matches(tags[2 * bucket + 1], digest)
-    if mask != 0:
-        return bucket * CELLS + 8 + (trailing_zeros(mask) >> 3)
-    return np.int64(-1)
-
-
-@inlined
 def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
     """Return the first cell whose digest matches, -1 for none. Reads no keys; wrong for about one key in 16."""
-    digest = digest_of(h)
-    cell = _likely_in(digest, first_bucket(h, buckets), tags)
-    if cell < 0:
-        cell = _likely_in(digest, second_bucket(h, buckets), tags)
-    return cell
+    digest, bucket = digest_of(h), first_bucket(h, buckets)
+    mask = equal_bytes(tags, 2 * bucket, digest)
+    if mask == 0:
+        bucket = second_bucket(h, buckets)
+        mask = equal_bytes(tags, 2 * bucket, digest)
+    return bucket * CELLS + trailing_zeros(mask) if mask != 0 else np.int64(-1)
 
 
 @kernel
-def find(wanted: Any, start: int, stop: int, buckets: int, tags: Any, keys: Any, cells: Any) -> None:
+def find(wanted: Any, start: int, stop: int, hashes: Any, buckets: int, tags: Any, keys: Any, cells: Any) -> None:
     """Set cells[i] to the cell of wanted[i], or -1, for start <= i < stop. Other threads may run other ranges.
 
     A pipeline: digests, then the likely cell, then the key's check.
     """
-    hashes = np.empty(RING, np.uint64)
     for t in range(start, stop + FAR + NEAR):
         if t < stop:
             h = mix(wanted[t])
@@ -156,6 +134,7 @@ def lookup(
     wanted: Any,
     start: int,
     stop: int,
+    hashes: Any,
     buckets: int,
     tags: Any,
     keys: Any,
@@ -173,9 +152,8 @@ def lookup(
 
     shared: other threads run other ranges of the batch, which may have the same keys; uses are counted atomically.
     """
-    hashes = np.empty(RING, np.uint64)
     width = values.shape[1]
-    line = max(1, LINE_BYTES // values.itemsize)
+    line = LINE_BYTES // item_bytes(values)
     for t in range(start, stop + FAR + NEAR):
         if t < stop:
             h = mix(wanted[t])
@@ -198,8 +176,7 @@ def lookup(
                 c = _cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
                 cells[i] = c
             if c >= 0:
-                for j in range(dim):
-                    out[i, j] = values[c, j]
+                copy_row(out, i * dim, values, c * width, dim)
                 if rule >= 0:
                     if rule == LAST_USE:
                         scores[c] = now
@@ -215,6 +192,8 @@ def upsert(
     wanted: Any,
     part: int,
     parts: int,
+    chosen: Any,
+    hashes: Any,
     buckets: int,
     tags: Any,
     keys: Any,
@@ -228,13 +207,12 @@ def upsert(
 ) -> None:
     """Find the keys of one part of the batch, and overwrite their embeddings in order. The pipeline is lookup's.
 
-    Threads may run the parts, a power of two, concurrently: they have different keys, so different rows.
+    Threads may run the parts, a power of two, concurrently: they have different keys, so different rows. chosen: room
+    for the position of every key and one more.
     """
-    chosen = np.empty(len(wanted) + 1, np.int64)
     n = _choose(wanted, part, parts, chosen)
-    hashes = np.empty(RING, np.uint64)
     width = values.shape[1]
-    line = max(1, LINE_BYTES // values.itemsize)
+    line = LINE_BYTES // item_bytes(values)
     for t in range(n + FAR + NEAR):
         if t < n:
             h = mix(wanted[chosen[t]])
@@ -250,14 +228,12 @@ def upsert(
                 prefetch(steps, c)
                 prefetch(flags, c)
         if t >= FAR + NEAR:
-            i = np.uint64(chosen[t - FAR - NEAR])
+            i = chosen[t - FAR - NEAR]
             c = cells[i]
             if c >= 0 and keys[c] != wanted[i]:
                 c = _cell_of(wanted[i], mix(wanted[i]), buckets, tags, keys)
                 cells[i] = c
             if c >= 0:
-                row = np.uint64(c)
-                for j in range(dim):
-                    values[row, j] = given[i, j]
-                steps[row] = step
-                flags[row] |= DIRTY
+                copy_row(values, c * width, given, i * dim, dim)
+                steps[c] = step
+                flags[c] |= DIRTY

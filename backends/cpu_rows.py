@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvemb.backends.cpu_formulas import AHEAD, LINE_BYTES, take_step
-from kvemb.backends.intrinsics import load, prefetch, store
+from kvemb.backends.intrinsics import item_bytes, load, prefetch, store
+from kvemb.backends.row_copies import copy_row
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hash_kernels import kernel
@@ -19,7 +20,7 @@ from kvemb.rows.hashing import Positions, Sums
 @kernel
 def _gather(index: Any, values: Any, out: Any, dim: int) -> None:
     width = values.shape[1]
-    line = max(1, LINE_BYTES // values.itemsize)
+    line = LINE_BYTES // item_bytes(values)
     n = len(index)
     for i in range(n):
         if i + AHEAD < n and index[i + AHEAD] >= 0:
@@ -27,17 +28,16 @@ def _gather(index: Any, values: Any, out: Any, dim: int) -> None:
                 prefetch(values, index[i + AHEAD] * width + j)
         r = index[i]
         if r >= 0:
-            for j in range(dim):
-                out[i, j] = values[r, j]
+            copy_row(out, i * dim, values, r * width, dim)
 
 
 @kernel
 def _assign(index: Any, values: Any, given: Any, dim: int, step: int, steps: Any, flags: Any) -> None:
+    width = values.shape[1]
     for i in range(len(index)):
         r = index[i]
         if r >= 0:
-            for j in range(dim):
-                values[r, j] = given[i, j]
+            copy_row(values, r * width, given, i * dim, dim)
             steps[r] = step
             flags[r] |= DIRTY
 

@@ -1,4 +1,4 @@
-"""Operations that numba lacks: prefetch, atomic add, trailing zeros, and loads and stores of 16-bit floats.
+"""Operations that numba lacks: on bytes, bits and cache lines, atomic add, and loads and stores of 16-bit floats.
 
 Kernels see float16 as uint16 and bfloat16 as int16 (kvemb.rows.block); arithmetic is done in float32, and the result is
 rounded once, to nearest even, as NumPy and ml_dtypes do.
@@ -33,16 +33,65 @@ def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 @intrinsic
-def _pointer_to(typingctx: Any, array: Any, offset: Any) -> Any:
-    """Return a pointer to a contiguous array's element at a flat offset, unchecked, for numba.carray.
-
-    A slice would own a share of the array, and counting shares is atomic: row by row, that halts reads ahead.
-    """
+def _equal_bytes(typingctx: Any, words: Any, offset: Any, byte: Any) -> Any:
+    """Return a mask, as uint64, of those of the 16 bytes from words[offset] on that equal a byte; lowest bit first."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
+        sixteen = ir.VectorType(ir.IntType(8), 16)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), sixteen.as_pointer())
+        one = builder.insert_element(ir.Constant(sixteen, ir.Undefined), args[2], ir.IntType(32)(0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), 16), None)
+        wanted = builder.shuffle_vector(one, ir.Constant(sixteen, ir.Undefined), zeros)
+        equal = builder.icmp_unsigned("==", builder.load(pointer, align=8), wanted)
+        return builder.zext(builder.bitcast(equal, ir.IntType(16)), ir.IntType(64))
 
-    return types.CPointer(array.dtype)(array, types.intp), codegen
+    return types.uint64(words, types.intp, types.uint8), codegen
+
+
+def _copier(nbytes: int) -> Any:
+    """Return an intrinsic that copies nbytes from an array's flat offset to another's, unchecked.
+
+    Both are contiguous and of one dtype, or it does not compile.
+    """
+
+    @intrinsic
+    def copy(typingctx: Any, to: Any, to_offset: Any, source: Any, offset: Any) -> Any:
+        if (to.layout, source.layout, to.dtype) != ("C", "C", source.dtype):
+            return None
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            block = ir.VectorType(ir.IntType(8), nbytes).as_pointer()
+            places = []
+            for array, at in ((0, 1), (2, 3)):
+                data = context.make_array(signature.args[array])(context, builder, args[array]).data
+                places.append(builder.bitcast(builder.gep(data, [args[at]]), block))
+            builder.store(builder.load(places[1], align=1), places[0], align=1)
+            return context.get_dummy_value()
+
+        return types.void(to, types.intp, source, types.intp), codegen
+
+    return copy
+
+
+@intrinsic
+def _item_bytes(typingctx: Any, array: Any) -> Any:
+    """Return an array's itemsize as a constant, which numba reads from memory."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_constant(types.intp, array.dtype.bitwidth // 8)
+
+    return types.intp(array), codegen
+
+
+@intrinsic
+def _bits_set(typingctx: Any, word: Any) -> Any:
+    """Count the bits that are set in a uint64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
 
 
 @intrinsic
@@ -85,8 +134,11 @@ def _float_of_bits_intrinsic(typingctx: Any, value: Any) -> Any:
 
 # Called without the first argument, typingctx. Typed as Any, because numba's stubs have the signature with it.
 prefetch: Any = _prefetch
-pointer_to: Any = _pointer_to
 trailing_zeros: Any = _trailing_zeros
+equal_bytes: Any = _equal_bytes
+bits_set: Any = _bits_set
+item_bytes: Any = _item_bytes
+copy_64, copy_32, copy_16, copy_8, copy_4, copy_2, copy_1 = (_copier(1 << bit) for bit in range(6, -1, -1))
 atomic_add: Any = _atomic_add
 _bits_of_float: Any = _bits_of_float_intrinsic
 _float_of_bits: Any = _float_of_bits_intrinsic

@@ -21,11 +21,22 @@ from kvemb.rows.hashing import EMPTY
 def kernel(function: Any) -> Any:
     """Compile a nogil kernel and cache it on disk, if possible (kvemb.rows.compiled). Division by zero is IEEE 754's.
 
-    No fastmath, so that no multiply-add is fused: results must not depend on the machine.
+    No fastmath, so that no multiply-add is fused: results must not depend on the machine. No reference counts either:
+    the arrays given to inlined functions would be counted for every row, and an atomic operation waits for all reads
+    before it. So a kernel makes no arrays.
     """
+    return _compiled(function, _nrt=False)
+
+
+def kernel_with_arrays(function: Any) -> Any:
+    """The same for a kernel that makes arrays of its own."""
+    return _compiled(function)
+
+
+def _compiled(function: Any, **options: Any) -> Any:
     # numba notices changes of the kernel's own file only, but a kernel contains functions of other files too.
     stamp = source_stamp(Path(function.__code__.co_filename).parent)
-    return compiled(function, stamp, nogil=True, error_model="numpy")
+    return compiled(function, stamp, nogil=True, error_model="numpy", **options)
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from kvemb.rows.hash_kernels import kernel
+from kvemb.rows.hash_kernels import kernel, kernel_with_arrays
 
 # The golden ratio times 2**64: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). On disk; do not change.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -159,7 +159,7 @@ def fill_uniform(out: Any, keys: Any, seed: Any, minval: float, width: float) ->
             out[i, j] = minval + width * (np.float64(_mix(state) >> _S11) * 1.1102230246251565e-16)
 
 
-@kernel
+@kernel_with_arrays
 def fill_normal(out: Any, keys: Any, seed: Any, mean: float, stddev: float, mass: float, cut: float) -> None:
     """Write normal draws, conditioned on the central probability `mass` (|z| <= cut), to out as fill_uniform does.
 

@@ -18,8 +18,8 @@ def test_an_element_is_one_of_its_row_and_a_row_of_values_is_stored_as_its_dtype
     source = source_of("step", read(Adagrad.formula))
     assert isinstance(ast.parse(source).body[0], ast.FunctionDef)
     assert "w[j] = _store(_load(w[j])" in source
-    assert "w = _view(_at(_values, " in source
-    assert "accumulator = _view(_at(_slots, _r * _slot_width + _at_accumulator), dim)" in source
+    assert "w = _values[_r, :dim]" in source
+    assert "accumulator = _slots[_r, _at_accumulator:]" in source
 
 
 def test_only_a_formula_with_slots_reads_them_ahead():

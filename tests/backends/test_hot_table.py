@@ -211,6 +211,7 @@ def test_a_large_step_sums_the_gradients_of_a_key_in_order(kind, dim):
     batch[::7] = keys[3]
     grads = chance.normal(size=(count, dim)).astype(np.float32)
     grads[:, 0] = -0.0
+    grads.flags.writeable = False  # as an array that a caller maps from a file
     distinct = Unique(batch)
     firsts = set(distinct.sums.first.tolist())
     totals = grads[distinct.sums.first]
