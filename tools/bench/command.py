@@ -32,6 +32,8 @@ Folder = Annotated[
 ]
 Rows = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows in the table.")]
 Dim = Annotated[int, typer.Option(min=1, max=MOST_DIM, help="Numbers in a row, float32.")]
+Dims = Annotated[list[int] | None, typer.Option(min=1, max=MOST_DIM, help="Numbers in a row, one --dim each.")]
+DIMS = [8, 16, 32, 64, 128]
 HotRows = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows in the hot tier.")]
 Batch = Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Keys per call.")]
 Batches = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Calls per run.")]
@@ -44,7 +46,7 @@ BudgetMib = Annotated[int, typer.Option(min=4, max=MOST_MIB, help="Memory budget
 @app.command()
 def lookup(
     rows: Rows = 4_000_000,
-    dim: Dim = 64,
+    dim: Dims = None,
     batch: Batch = 65_536,
     batches: Batches = 10,
     runs: Runs = 9,
@@ -54,13 +56,13 @@ def lookup(
     """Look up random rows, all hot, beside np.take."""
     from kvemb.tools.bench.lookup import run
 
-    run(rows, dim, batch, batches, runs, folder).show(json)
+    run(rows, dim or DIMS, batch, batches, runs, folder).show(json)
 
 
 @app.command()
 def upsert(
     rows: Rows = 4_000_000,
-    dim: Dim = 64,
+    dim: Dims = None,
     batch: Batch = 65_536,
     batches: Batches = 10,
     runs: Runs = 9,
@@ -70,7 +72,7 @@ def upsert(
     """Upsert random rows, all hot, beside array[index] = rows."""
     from kvemb.tools.bench.upsert import run
 
-    run(rows, dim, batch, batches, runs, folder).show(json)
+    run(rows, dim or DIMS, batch, batches, runs, folder).show(json)
 
 
 @app.command()
@@ -90,6 +92,22 @@ def train(
     from kvemb.tools.bench.train import run
 
     run(rows, dim, hot_rows, batch, steps, runs, zipf, budget_mib, folder).show(json)
+
+
+@app.command()
+def torch(
+    rows: Rows = 1_000_000,
+    dim: Dim = 64,
+    batch: Batch = 65_536,
+    steps: Steps = 5,
+    runs: Runs = 9,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Take training steps with all rows hot, beside PyTorch's sparse EmbeddingBag and Adagrad, if it is installed."""
+    from kvemb.tools.bench.torch import run
+
+    run(rows, dim, batch, steps, runs, folder).show(json)
 
 
 @app.command()

@@ -1,23 +1,30 @@
-"""`kvemb bench lookup`: lookups of random rows of a table that is all hot, beside np.take on an array."""
+"""`kvemb bench lookup`: lookups of random rows of a table that is all hot, beside np.take on an array, by dim."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from kvemb.tools.bench.data import ids_of
-from kvemb.tools.bench.measure import compile_seconds, take_turns
-from kvemb.tools.bench.resident import assert_same, resident
-from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.measure import compile_seconds, take_timed_turns
+from kvemb.tools.bench.resident import assert_same, least_ratio, resident
+from kvemb.tools.bench.results import Line, Report, compare, compare_cost
 
-LEAST_RATIO = 0.6
+PEER = "np.take, one thread"
 
 
-def run(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Report:
-    """Time `runs` runs of `batches` lookups each, with and without recording uses."""
-    report = Report("lookup", {"rows": rows, "dim": dim, "batch": batch, "batches": batches, "runs": runs})
-    report.facts["compile_s"] = compile_seconds(dim)
+def run(rows: int, dims: list[int], batch: int, batches: int, runs: int, folder: Path | None) -> Report:
+    """Time `runs` runs of `batches` lookups each for each dim, with and without recording uses."""
+    report = Report("lookup", {"rows": rows, "dims": dims, "batch": batch, "batches": batches, "runs": runs})
+    report.facts["compile_s"] = compile_seconds(dims[0])
+    for dim in dims:
+        report.lines += _lines(rows, dim, batch, batches, runs, folder)
+    return report
+
+
+def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Iterator[Line]:
     with resident(rows, dim, folder) as pair:
         work = [pair.positions(i, batches, batch) for i in range(runs)]
         keys = [[ids_of(positions) for positions in run] for run in work]
@@ -34,15 +41,14 @@ def run(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path |
             for positions in work[i]:
                 np.take(pair.array, positions, axis=0)
 
-        take_turns((touching, untouching, array), 1, batch)  # warm up
+        take_timed_turns((touching, untouching, array), 1)  # warm up
         hits, misses = pair.var.stats.hits, pair.var.stats.misses
-        touched, untouched, peer = take_turns((touching, untouching, array), runs, batches * batch)
-        report.facts["misses"] = pair.var.stats.misses - misses
+        taken = take_timed_turns((touching, untouching, array), runs)
         if pair.var.stats.misses != misses or pair.var.stats.hits == hits:
             raise AssertionError("some rows were not hot, so the measurement is not valid")
         assert_same(pair, work[0][0])
-    report.lines = [
-        compare("lookup", "rows/s", touched, "np.take, one thread", peer, LEAST_RATIO),
-        compare("lookup, touch=False", "rows/s", untouched, "np.take, one thread", peer),
-    ]
-    return report
+    touched, untouched, peer = ([batches * batch / each.wall for each in side] for side in taken)
+    cpu, _, peer_cpu = ([each.cpu / batches / batch * 1e9 for each in side] for side in taken)
+    yield compare(f"lookup, dim {dim}", "rows/s", touched, PEER, peer, least_ratio(dim))
+    yield compare(f"lookup, touch=False, dim {dim}", "rows/s", untouched, PEER, peer)
+    yield compare_cost(f"CPU of a lookup, dim {dim}", "ns a row", cpu, PEER, peer_cpu)

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +28,29 @@ def seconds(work: Work, run: int) -> float:
     return time.perf_counter() - start
 
 
-def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[list[float], ...]:
-    """Return rows per second of each side in each run. Each side is called with the run's number, from 0."""
-    rates: tuple[list[float], ...] = tuple([] for _ in sides)
+@dataclass(frozen=True)
+class Taken:
+    """What one run took: seconds of time, and CPU seconds of all threads of this process."""
+
+    wall: float
+    cpu: float
+
+
+def take_timed_turns(sides: tuple[Work, ...], runs: int) -> tuple[list[Taken], ...]:
+    """Return what each side took in each run. Each side is called with the run's number, from 0."""
+    taken: tuple[list[Taken], ...] = tuple([] for _ in sides)
     for run in range(runs):
         order = range(len(sides)) if run % 2 == 0 else reversed(range(len(sides)))
         for side in order:
-            rates[side].append(rows_per_run / seconds(sides[side], run))
-    return rates
+            before = time.process_time()
+            wall = seconds(sides[side], run)
+            taken[side].append(Taken(wall, time.process_time() - before))
+    return taken
+
+
+def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[list[float], ...]:
+    """Return rows per second of each side in each run."""
+    return tuple([rows_per_run / each.wall for each in side] for side in take_timed_turns(sides, runs))
 
 
 def until_idle() -> None:

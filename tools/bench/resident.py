@@ -16,6 +16,11 @@ from kvemb.tools.bench.measure import scratch
 LOAD_BATCH = 65_536
 
 
+def least_ratio(dim: int) -> float:
+    """Return the least share of an array's rows/s that counts as near an array."""
+    return 0.6 if dim >= 16 else 0.4
+
+
 @dataclass(frozen=True)
 class Resident:
     """var and array hold the same rows; row r of array is that of the id of rank r."""

@@ -56,6 +56,16 @@ def compare(
     return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
 
 
+def compare_cost(
+    name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], most_ratio: float | None = None
+) -> Line:
+    """The same for costs; the bar is a ratio of at most most_ratio."""
+    ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
+    bar = "" if most_ratio is None else f"ratio ≤ {most_ratio:g}"
+    met = None if most_ratio is None else ratio.median <= most_ratio
+    return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
+
+
 @dataclass
 class Report:
     """The results of a benchmark. settings: the options; facts: other figures, such as the compile time."""

@@ -1,23 +1,30 @@
-"""`kvemb bench upsert`: upserts of random rows of a table that is all hot, beside `array[index] = rows`."""
+"""`kvemb bench upsert`: upserts of random rows of a table that is all hot, beside `array[index] = rows`, by dim."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from kvemb.tools.bench.data import Ids, ids_of
-from kvemb.tools.bench.measure import compile_seconds, take_turns
-from kvemb.tools.bench.resident import assert_same, resident
-from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.measure import compile_seconds, take_timed_turns
+from kvemb.tools.bench.resident import assert_same, least_ratio, resident
+from kvemb.tools.bench.results import Line, Report, compare, compare_cost
 
-LEAST_RATIO = 0.5
+PEER = "array[index] = rows"
 
 
-def run(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Report:
-    """Time `runs` runs of `batches` upserts each; on both sides the last of duplicate keys wins."""
-    report = Report("upsert", {"rows": rows, "dim": dim, "batch": batch, "batches": batches, "runs": runs})
-    report.facts["compile_s"] = compile_seconds(dim)
+def run(rows: int, dims: list[int], batch: int, batches: int, runs: int, folder: Path | None) -> Report:
+    """Time `runs` runs of `batches` upserts each for each dim; on both sides the last of duplicate keys wins."""
+    report = Report("upsert", {"rows": rows, "dims": dims, "batch": batch, "batches": batches, "runs": runs})
+    report.facts["compile_s"] = compile_seconds(dims[0])
+    for dim in dims:
+        report.lines += _lines(rows, dim, batch, batches, runs, folder)
+    return report
+
+
+def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Iterator[Line]:
     with resident(rows, dim, folder) as pair:
         work = [pair.positions(i, batches, batch) for i in range(runs)]
         keys = [[ids_of(positions) for positions in run] for run in work]
@@ -32,12 +39,14 @@ def run(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path |
             for positions, rows_in in zip(work[i], values, strict=True):
                 pair.array[positions] = rows_in
 
-        take_turns((ours, array), 1, batch)  # warm up
+        take_timed_turns((ours, array), 1)  # warm up
         promotions, spills = pair.var.stats.promotions, pair.var.stats.spills
-        rates, peer = take_turns((ours, array), runs, batches * batch)
+        taken = take_timed_turns((ours, array), runs)
         if (pair.var.stats.promotions, pair.var.stats.spills) != (promotions, spills):
             raise AssertionError("some rows were not hot, so the measurement is not valid")
         touched: Ids = np.concatenate([positions for run in work for positions in run])[:1_000_000]
         assert_same(pair, touched)
-    report.lines = [compare("upsert", "rows/s", rates, "array[index] = rows", peer, LEAST_RATIO)]
-    return report
+    rates, peer = ([batches * batch / each.wall for each in side] for side in taken)
+    cpu, peer_cpu = ([each.cpu / batches / batch * 1e9 for each in side] for side in taken)
+    yield compare(f"upsert, dim {dim}", "rows/s", rates, PEER, peer, least_ratio(dim))
+    yield compare_cost(f"CPU of an upsert, dim {dim}", "ns a row", cpu, PEER, peer_cpu)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from kvemb.tools.bench.command import app
 from kvemb.tools.bench.data import Zipf, ids_of, values_of
 from kvemb.tools.bench.hitrate import lru_hit_rate
 from kvemb.tools.bench.results import Report, Spread, compare
+from kvemb.tools.bench.torch import run as run_torch
 from kvemb.tools.bench.train_by_hand import RocksLoop
+from kvemb.tools.failures import BadInput
 
 TABLE = ["--rows", "3000", "--dim", "8", "--batch", "256"]
 TIERED = [*TABLE, "--hot-rows", "300", "--budget-mib", "32"]
@@ -28,10 +32,13 @@ TINY = {
     "memory": [*TIERED, "--rows", "6000", "--steps", "3"],
     "spill": ["--rows", "3000", "--batch", "500", "--batches", "3", "--reads", "200", "--cache-mib", "8"],
 }
-LINES = {"lookup": 2, "upsert": 1, "train": 2, "hitrate": 2, "memory": 3, "spill": 4}
+if find_spec("torch"):
+    TINY["torch"] = [*TABLE, "--steps", "2", "--runs", "2"]
+LINES = {"lookup": 3, "upsert": 2, "torch": 2, "train": 2, "hitrate": 2, "memory": 3, "spill": 4}
 FACTS = {
-    "lookup": {"compile_s", "misses"},
+    "lookup": {"compile_s"},
     "upsert": {"compile_s"},
+    "torch": {"compile_s", "torch", "torch_threads", "rows_compared"},
     "train": {"compile_s", "hit_rate", "spills_per_step", "rows_compared"},
     "hitrate": {"compile_s", "promotions", "hit_rate_by_eighth"},
     "memory": {"3,000 rows", "6,000 rows"},
@@ -71,6 +78,20 @@ def test_without_json_a_table_is_printed(bench: str, tmp_path: Path) -> None:
     assert f"bench {bench}:" in output
     assert "ours" in output
     assert "ratio" in output
+
+
+def test_lookup_and_upsert_tell_of_each_dim(tmp_path: Path) -> None:
+    for bench, lines in (("lookup", 6), ("upsert", 4)):
+        report = json.loads(run(bench, tmp_path, "--dim", "16", "--json"))
+        assert report["settings"]["dims"] == [8, 16]
+        assert len(report["lines"]) == lines
+        assert {line["name"].rpartition("dim ")[2] for line in report["lines"]} == {"8", "16"}
+
+
+def test_without_pytorch_its_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BadInput, match=r"needs PyTorch; install it: pip install 'kvemb\[torch\]'"):
+        run_torch(100, 4, 10, 1, 1, tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

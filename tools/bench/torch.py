@@ -1,0 +1,99 @@
+"""`kvemb bench torch`: training steps on a table that is all hot, beside PyTorch's EmbeddingBag and Adagrad, sparse.
+
+A step looks up a batch of ids, takes the gradient that pulls every row towards one target, and updates. PyTorch's bags
+hold one id each, so a lookup gives one row for each id on both sides. Both take the same steps, in turns, and the rows
+are compared at the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.measure import compile_seconds, scratch, take_timed_turns
+from kvemb.tools.bench.results import Report, compare, compare_cost
+from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH, target, train_step
+from kvemb.tools.failures import BadInput
+
+LEAST_RATIO = 3.0
+MOST_CPU = 0.3
+
+
+def run(rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None) -> Report:
+    """Time `runs` runs of `steps` steps each. Raises BadInput if PyTorch is not installed."""
+    try:
+        import torch
+    except ImportError as error:
+        raise BadInput("kvemb bench torch needs PyTorch; install it: pip install 'kvemb[torch]'") from error
+    report = Report("torch", {"rows": rows, "dim": dim, "batch": batch, "steps": steps, "runs": runs})
+    report.facts["compile_s"] = compile_seconds(dim)
+    report.facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
+    chance = np.random.default_rng(6)
+    work = [[chance.integers(0, rows, batch) for _ in range(steps)] for _ in range(runs)]
+    pull = target(dim)
+    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=_budget(rows, dim)) as store:
+        optimizer = kvemb.optimizers.Adagrad(LEARNING_RATE, 0.0, EPSILON)
+        var = store.get_variable("trained", dim=dim, optimizer=optimizer, init_size=rows)
+        start = np.concatenate([values_of(ids, dim) for ids in batches_of_ids(rows, LOAD_BATCH)])
+        for at, ids in zip(range(0, rows, LOAD_BATCH), batches_of_ids(rows, LOAD_BATCH), strict=True):
+            var.upsert(ids, start[at : at + len(ids)])
+        peer = TorchTable(torch, start, pull)
+        ids_of_run = [[ids_of(positions) for positions in run] for run in work]
+
+        def ours(i: int) -> None:
+            for ids in ids_of_run[i]:
+                train_step(var, ids, None, pull)
+
+        def theirs(i: int) -> None:
+            for positions in work[i]:
+                peer.train(positions)
+
+        take_timed_turns((ours, theirs), 1)  # warm up
+        before = var.stats
+        mine, other = take_timed_turns((ours, theirs), runs)
+        if var.stats.misses != before.misses:
+            raise AssertionError("some rows were not hot, so the measurement is not valid")
+        seen = np.unique(work[-1][-1])
+        np.testing.assert_allclose(var.lookup(ids_of(seen), touch=False), peer.rows(seen), rtol=1e-4, atol=1e-5)
+        report.facts["rows_compared"] = len(seen)
+    name, count = "EmbeddingBag(sparse=True) + optim.Adagrad", steps * batch
+    rates = [[count / each.wall for each in side] for side in (mine, other)]
+    cpu = [[each.cpu / count * 1e9 for each in side] for side in (mine, other)]
+    report.lines = [
+        compare("step", "rows/s", rates[0], name, rates[1], LEAST_RATIO),
+        compare_cost("CPU of a step", "ns a row", cpu[0], name, cpu[1], MOST_CPU),
+    ]
+    return report
+
+
+def _budget(rows: int, dim: int) -> int:
+    """Bytes in which all rows are hot, with room for empty cells."""
+    return 3 * rows * (8 * dim + 64) + (256 << 20)
+
+
+class TorchTable:
+    """The same rows and steps in PyTorch. start (rows, dim): the first rows, copied; pull (dim,): see train_step."""
+
+    def __init__(self, torch: Any, start: Floats, pull: Floats) -> None:
+        self._torch, self._pull = torch, torch.from_numpy(pull)
+        weight = torch.from_numpy(start.copy())
+        self._table = torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", sparse=True)
+        parameters = self._table.parameters()
+        self._optimizer = torch.optim.Adagrad(parameters, lr=LEARNING_RATE, initial_accumulator_value=0.0, eps=EPSILON)
+
+    def train(self, positions: Ids) -> None:
+        """Take one step on the rows at these positions."""
+        offsets = self._torch.arange(len(positions))
+        self._optimizer.zero_grad()
+        values = self._table(self._torch.from_numpy(positions), offsets)
+        values.backward(values.detach() - self._pull)
+        self._optimizer.step()
+
+    def rows(self, positions: Ids) -> Floats:
+        """Return the rows at these positions, a copy."""
+        found: Floats = self._table.weight.detach().numpy()[positions]
+        return found
