@@ -49,7 +49,7 @@ class Limits:
     batch_rows: int = 4096
     crowded_files: int = 40
     change_buffer_keys: int = 1 << 18
-    change_files: int = 8
+    change_files: int = 16
     change_epochs: int = 256
     change_bytes: int = 256 << 20
     scan_rows: int = 65_536

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import numpy as np
+
 from kvemb.catalog import open_stored
 from kvemb.catalog import opened as opened_variable
-from kvemb.durability import changes
+from kvemb.durability import changes, layout
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
-from kvemb.durability.manifest import Epoch
+from kvemb.durability.keyfile import distinct, read_keys
+from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.points import reading
 from kvemb.durability.readable import Readable, opened
 from kvemb.engine.dropping import drop, end, is_one_with
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import stored_optimizer
 from kvemb.engine.table import Table
-from kvemb.errors import SchemaMismatch, StoreNotFound
+from kvemb.errors import Corruption, SchemaMismatch, StoreNotFound
 from kvemb.handle import Handle, inside
 from kvemb.rows.codec import unordered_keys
+from kvemb.rows.hashing import Keys
+from kvemb.tiers.hot_tables import Owners
 
 
 def apply_delta(store: Handle[Engine], taken: Checkpoint) -> None:
@@ -93,6 +98,7 @@ def refresh(engine: Engine) -> bool:
                 return False
             if described.store != engine.described.store:
                 raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
+            changed = {name: _changed(engine, described, table) for name, table in engine.tables.items()}
             gone: list[Table] = []
             # Without a record of drops that reaches back, every variable may be another one.
             dropped = changes.dropped_after(engine.described.changes, described.changes)
@@ -105,7 +111,8 @@ def refresh(engine: Engine) -> bool:
                         gone.append(table)
                         continue
                     entry = described.variables[name]
-                    table.storage.show(database.attach(name, entry.schema), entry.rows, entry.step)
+                    cold = database.attach(name, entry.schema)
+                    table.storage.show(cold, entry.rows, entry.step, changed[name])
                     table.operations.optimizer = stored_optimizer(entry)
             for table in gone:
                 end(engine, table)
@@ -113,3 +120,25 @@ def refresh(engine: Engine) -> bool:
             before, engine.view = engine.view, view.pop_all()
         before.close()
         return True
+
+
+def _changed(engine: Engine, described: Manifest, table: Table) -> tuple[Keys, Owners] | None:
+    """Return the keys that changed from the point that is shown to this one, which is open, and their owners.
+
+    None if they are not known, or no fewer than what is hot: then nothing is gained by keeping any.
+    """
+    files = changes.files_between(engine.described.changes, described.changes, table.name)
+    if files is None:
+        return None
+    most, count = table.hot_tables.size, 0
+    found = [np.empty(0, np.uint64)]
+    try:
+        for file in files:
+            for ordered in read_keys(layout.point(engine.path, described.point) / layout.CHANGES / file):
+                found.append(ordered)
+                if (count := count + len(ordered)) > most:
+                    return None
+    except (FileNotFoundError, Corruption):  # the point has been replaced, or its rows are sound and this file is not
+        return None
+    keys = unordered_keys(distinct(np.concatenate(found)), table.schema)
+    return keys, table.hot_tables.owners(keys)

@@ -45,6 +45,25 @@ def dropped_after(shown: list[Epoch], epochs: list[Epoch]) -> set[str] | None:
     return None if later is None else (dropped(later[:1]) - dropped(shown[-1:])) | dropped(later[1:])
 
 
+def files_between(shown: list[Epoch], epochs: list[Epoch], variable: str) -> list[str] | None:
+    """Return the key files that have all keys of a variable that changed between two durable points of a store.
+
+    shown, epochs: those of each point. None if the later one does not say: its epochs do not reach back, or the
+    variable was cleared.
+    """
+    later = since(epochs, shown[-1].since)
+    if later is None:
+        return None
+    known = shown[-1].variables.get(variable, Changed()).files
+    changes = [epoch.variables[variable] for epoch in later if variable in epoch.variables]
+    if any(changed.cleared or changed.dropped for changed in changes):
+        return None
+    files = [file for changed in changes for file in changed.files]
+    # A file that is listed before a known one was joined of known ones.
+    first = max((at + 1 for at, file in enumerate(files) if file in known), default=0)
+    return list(dict.fromkeys(files[first:]))
+
+
 def recorded(folder: Path, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
     """Return whether a variable was cleared in these epochs, and the keys recorded since then, ascending.
 
@@ -131,8 +150,10 @@ class ChangeLog:
             path = self._new_path()
         write_keys(path, [keys])
         with self._lock:
-            for epochs in (sealed, self._epochs):
-                epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
+            files = sealed[-1].variables.setdefault(variable, Changed()).files
+            # What a point lists is the beginning of what later ones do: files_between() relies on it.
+            self._epochs[-1].variables.setdefault(variable, Changed()).files.insert(len(files), path.name)
+            files.append(path.name)
 
     def begin(self, checkpoint: str, sealed: list[Epoch]) -> None:
         """Begin the epoch after a checkpoint that was made of `sealed`, at the time of that seal_epoch() call."""
@@ -188,9 +209,11 @@ class ChangeLog:
         self._epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
 
     def _join_files(self, changed: Changed) -> None:
-        path = self._new_path()
-        write_keys(path, merged(read_keys(self._directory / file) for file in changed.files))
-        old, changed.files = changed.files, [path.name]
+        """Make one file of the older half: readers of a recent point have read these already."""
+        path, at = self._new_path(), len(changed.files) - self._limits.change_files // 2
+        old, recent = changed.files[:at], changed.files[at:]
+        write_keys(path, merged(read_keys(self._directory / file) for file in old))
+        changed.files = [path.name, *recent]
         self._drop(old)
 
     def _forget_oldest(self) -> None:

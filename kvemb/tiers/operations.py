@@ -9,10 +9,11 @@ values contiguous (n, dim).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,22 @@ from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.selection import Spool
 from kvemb.tiers.storage import TieredStorage
+
+Read = TypeVar("Read", bound=Callable[..., Any])
+
+
+def _of_one_point(read: Read) -> Read:
+    """Return a method that repeats read if the store that is shown changed meanwhile, which Store.refresh does."""
+
+    @wraps(read)
+    def reading(self: TableOperations, *args: Any, **options: Any) -> Any:
+        while True:
+            shown = self._storage.shown
+            result = read(self, *args, **options)
+            if shown == self._storage.shown:
+                return result
+
+    return cast(Read, reading)
 
 
 class TableOperations:
@@ -55,6 +72,7 @@ class TableOperations:
 
     # Reading.
 
+    @_of_one_point
     def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
         """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
         storage, rule = self._storage, self._scoring.rule
@@ -110,6 +128,7 @@ class TableOperations:
                     storage.admit(cold, by_score=now is None)
         return values, there
 
+    @_of_one_point
     def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
         """Return each key's score, NaN where it is absent. Does not count as a use; promotes nothing."""
         distinct = Unique(keys)

@@ -41,7 +41,7 @@ class TieredStorage:
     executor: the one thread that writes spills, in the background. readers: threads that read ahead. slot_rows: of a
     slot of the spill buffer; lease: pays for more of them. recorder: keeps which rows change in the cold store. log:
     makes each write durable before its call returns. size: rows in both tiers, exact. step: calls that recorded uses,
-    ever.
+    ever. shown: calls of show().
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TieredStorage:
     ) -> None:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.limits = size, step, limits
-        self.counts = Stats()
+        self.counts, self.shown = Stats(), 0
         self.log, self._recorder = WriteLogging(log, hot_tables), recorder
         self._executor, self.slot_rows, self.lease = executor, slot_rows, lease
         self._access = TableAccess(state)
@@ -360,10 +360,18 @@ class TieredStorage:
         with self.closing():
             self.state = self._access.state = state
 
-    def show(self, cold: ColdStore, size: int, step: int) -> None:
-        """Go over to the rows of another cold store. REQUIRES: closing(), and that no row is dirty."""
-        self._empty_hot()
+    def show(self, cold: ColdStore, size: int, step: int, changed: tuple[Keys, Owners] | None) -> None:
+        """Go over to the rows of another cold store.
+
+        changed: distinct keys, with their owners, of all rows that differ there; None: not known. REQUIRES: closing(),
+        and that no row is dirty.
+        """
+        if changed is None:
+            self._empty_hot()
+        else:
+            self.hot_tables.remove(*changed)
         self.cold, self.size, self.step = cold, size, step
+        self.shown += 1
         self._locator.read_from(cold)
 
     def advance(self, step: int) -> None:

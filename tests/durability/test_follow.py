@@ -15,6 +15,7 @@ from histories import DIM
 
 import kvemb
 from kvemb.errors import Locked, StoreNotFound
+from kvemb.limits import Limits
 
 
 def test_only_stores_can_be_followed(open_store, tmp_path):
@@ -46,7 +47,7 @@ def test_refreshing_beside_lookups_never_shows_a_mixture(open_store, tmp_path):
                 some = chance.choice(keys, 300)
                 seen.prefetch(some)
                 rows = seen.lookup(some)
-                assert (rows >= last).all()
+                assert float(rows.min()) == float(rows.max()) >= last
                 last = float(rows.min())
         except BaseException as error:
             failures.append(error)
@@ -64,6 +65,85 @@ def test_refreshing_beside_lookups_never_shows_a_mixture(open_store, tmp_path):
         reader.join()
     assert failures == []
     assert (seen.lookup(keys) == 24).all()
+
+
+def test_only_rows_that_changed_leave_the_hot_tier(open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    table = fill(trainer, np.arange(1000), 0)
+    fill(trainer, np.arange(1000), 0, "other")
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    seen, other = follower.variables["table"], follower.variables["other"]
+    seen.lookup(np.arange(1000))
+    other.lookup(np.arange(1000))
+    changes = [
+        (lambda: fill(trainer, np.arange(10), 1), 10),
+        (lambda: table.remove(np.arange(5, 15)), 10),
+        (lambda: fill(trainer, np.arange(2000, 2010), 3), 0),
+        (lambda: (fill(trainer, [20], 4), trainer.checkpoint(tmp_path / "one"), fill(trainer, [21], 4)), 2),
+        *((lambda each=each: fill(trainer, [each], 5), 1) for each in range(30, 55)),
+        (lambda: [(fill(trainer, [each], 6), trainer.flush()) for each in range(30, 34)], 4),
+        (lambda: None, 0),
+        (table.clear, 1000),
+    ]
+    for change, gone in changes:
+        assert follower.stats.rows_hot == seen.size() + 1000
+        before = follower.stats.rows_hot
+        change()
+        trainer.flush()
+        assert follower.refresh()
+        assert follower.stats.rows_hot == max(1000, before - gone)
+        keys = np.arange(2010)
+        np.testing.assert_array_equal(seen.lookup(keys), table.lookup(keys, touch=False))
+    # A reader that was away for long: more leaves than had to, never less.
+    for turn in range(25):
+        fill(trainer, [turn], 7)
+        trainer.flush()
+    assert follower.refresh()
+    assert follower.stats.rows_hot >= 1000
+    np.testing.assert_array_equal(seen.lookup(keys), table.lookup(keys, touch=False))
+
+
+def test_a_random_history_of_points_and_refreshes(open_store, tmp_path):
+    """The model: each point's rows. Followers of their own pace, warm throughout, show the point they refreshed to."""
+    chance, path = np.random.default_rng(7), tmp_path / "store"
+    keys, names = np.arange(400), ("a", "b")
+    trainer = open_store(path, limits=Limits(change_files=3, change_buffer_keys=37, change_epochs=6))
+    for name in names:
+        fill(trainer, keys, 0, name)
+    trainer.flush()
+    followers = [open_store(path, follow=True) for _ in range(3)]
+    warm = 0
+    for turn in range(150):
+        name = str(chance.choice(names))
+        action = chance.integers(0, 12)
+        some = chance.choice(keys, int(chance.integers(1, 60)), replace=False)
+        table = trainer.variables[name]
+        if action < 5:
+            fill(trainer, some, turn, name)
+        elif action == 5:
+            table.remove(some)
+        elif action == 6:
+            table.lookup(some)
+        elif action == 7 and chance.random() < 0.2:
+            table.clear()
+        elif action == 8 and chance.random() < 0.3:
+            trainer.drop_variable(name)
+            fill(trainer, some, turn, name)
+        elif action == 9:
+            trainer.checkpoint(tmp_path / f"{turn}")
+        elif action == 10 and chance.random() < 0.3:
+            trainer.close()
+            trainer = open_store(path, limits=Limits(change_files=3, change_buffer_keys=37, change_epochs=6))
+        if chance.random() < 0.5:
+            trainer.flush()
+            wanted = {each: trainer.variables[each].lookup(keys, touch=False) for each in names}
+            for follower in followers[: int(chance.integers(0, 4))]:
+                follower.refresh()
+                warm += follower.stats.rows_hot
+                for each in names:
+                    np.testing.assert_array_equal(follower.variables[each].lookup(keys), wanted[each])
+    assert warm > 5000
 
 
 WRITER = """
