@@ -1,19 +1,17 @@
 """What each call does to the rows of one variable, wherever they are: looked up, changed, trained, scored, bounded.
 
 Every method finds its rows through kvemb.tiers.storage, works on hot ones in their cells and on the others in a block,
-and offers that block to the hot tier. A call is taken in chunks of limits.call_rows distinct keys, so that its memory
-is bounded beside the caller's own arrays; each chunk is atomic, and one that raises leaves the chunks before it as they
-are. Safe from several threads; each call is atomic per key. Arguments are checked (kvemb.variable): keys int64 (n,),
-values contiguous (n, dim).
+and offers that block to the hot tier. A call is taken in chunks of limits.call_rows distinct keys, each atomic; one
+that raises leaves the chunks before it as they are. Safe from several threads. Arguments are checked (kvemb.variable):
+keys int64 (n,), values contiguous (n, dim).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,26 +25,11 @@ from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.locate import Located
+from kvemb.tiers.one_point import of_one_point
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.selection import Spool
 from kvemb.tiers.storage import TieredStorage
-
-Read = TypeVar("Read", bound=Callable[..., Any])
-
-
-def _of_one_point(read: Read) -> Read:
-    """Return a method that repeats read if the store that is shown changed meanwhile, which Store.refresh does."""
-
-    @wraps(read)
-    def reading(self: TableOperations, *args: Any, **options: Any) -> Any:
-        while True:
-            shown = self._storage.shown
-            result = read(self, *args, **options)
-            if shown == self._storage.shown:
-                return result
-
-    return cast(Read, reading)
 
 
 class TableOperations:
@@ -67,12 +50,12 @@ class TableOperations:
 
     def _chunks(self, count: int) -> Iterator[slice]:
         """The parts of `count` keys that are worked on one after the other."""
-        size = self._storage.limits.call_rows
+        size = self._storage.limits.call_rows  # so that memory is bounded
         return (slice(start, start + size) for start in range(0, count, size))
 
     # Reading.
 
-    @_of_one_point
+    @of_one_point
     def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
         """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
         storage, rule = self._storage, self._scoring.rule
@@ -128,7 +111,7 @@ class TableOperations:
                     storage.admit(cold, by_score=now is None)
         return values, there
 
-    @_of_one_point
+    @of_one_point
     def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
         """Return each key's score, NaN where it is absent. Does not count as a use; promotes nothing."""
         distinct = Unique(keys)
@@ -172,8 +155,8 @@ class TableOperations:
     def _upsert_missing(self, keys: Keys, values: Values, score: float) -> None:
         """Upsert keys that were not hot; by now some may be."""
         storage, distinct = self._storage, Unique(keys)
-        values = values[distinct.last]
         with storage.writing_rows(distinct.keys) as at:
+            values = values[distinct.last]
             self._create(at, score)
             with storage.changing():
                 self._hot_tables.assign(at.cells, at.owners, values, storage.step)
@@ -188,8 +171,8 @@ class TableOperations:
                 self._accum(keys[chunk], old[chunk], new[chunk], exists[chunk])
 
     def _accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
-        storage, distinct = self._storage, Unique(keys)
-        inverse, n = distinct.inverse, len(keys)
+        storage, distinct, n = self._storage, Unique(keys), len(keys)
+        inverse = distinct.inverse
         with storage.writing_rows(distinct.keys) as at:
             score = self._scoring.first(storage.step)
             present = at.present
@@ -199,15 +182,13 @@ class TableOperations:
             inserted_at[inverse[inserting][::-1]] = inserting[::-1]
             inserted_at[present] = -1
             adding = np.flatnonzero(exists & (np.arange(n) > inserted_at[inverse]))
-            added = inverse[adding]
-            at = at.only(at.exists | (inserted_at[at.cold] < n))
+            at, added = at.only(at.exists | (inserted_at[at.cold] < n)), inverse[adding]
             made = np.flatnonzero(~at.exists)
             self._create(at, score)
             row_of = np.full(len(at.keys), -1, np.int64)
             row_of[at.cold] = np.arange(len(at.cold))
             with storage.changing():
-                owners = at.owners_of(added)
-                self._hot_tables.add(at.cells[added], owners, old[adding], new[adding], storage.step)
+                self._hot_tables.add(at.cells[added], at.owners_of(added), old[adding], new[adding], storage.step)
                 self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], storage.step)
                 self._kernels.add(at.rows, row_of[added], old[adding], new[adding], storage.step)
                 storage.log.located(at, storage.step)
