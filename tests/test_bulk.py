@@ -23,6 +23,7 @@ def edges(dtype: str) -> Any:
     return st.one_of(st.integers(int(limits.min), int(limits.max)), st.integers(0, 20))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(sorted(KEY_DTYPES)), conflict=st.sampled_from(["replace", "keep"]))
 def test_any_rows_in_any_order_come_back(tmp_path_factory, data, dtype, conflict):

@@ -39,6 +39,7 @@ def test_as_default_leaves_the_store_open(no_default, store):
     assert DEFAULTS.stores == []
 
 
+@pytest.mark.slow
 def test_without_a_default_a_temporary_store_warns_once_and_is_deleted(tmp_path):
     done = run_python(
         """

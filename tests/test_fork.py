@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
     import os, sys, warnings
     import numpy as np
@@ -51,6 +53,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_forked_is_told_and_harms_nothing(tmp_path: Path) -> None:
     """It ends as multiprocessing's workers do: what RocksDB does at exit() joins threads that a fork has not."""
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store")]

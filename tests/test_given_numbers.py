@@ -212,6 +212,7 @@ def state(place: Any) -> Any:
     return rows, list(place.store.variables), place.store.budget.free, place.series.numbers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_numbers_that_cannot_be_are_refused_in_one_line(place, name):
     wrong = []

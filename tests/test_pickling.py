@@ -32,6 +32,7 @@ def users(store):
     return table
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_reads_what_it_is_given(users):
     spawning = multiprocessing.get_context("spawn")
     answers = spawning.Queue()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,7 +82,7 @@ class PointWriter:
         self._hot: dict[str, Ordered] = {}
         self._last = False
         self._described: Manifest
-        self._base: Future[list[Epoch]]
+        self._base: Future[list[Epoch]] | None = None
 
     def take_snapshots(self, in_order: Executor, state: StoreState, closing: Callable[[], None] | None) -> None:
         """Take a snapshot of all variables. Raises Closed, ReadOnly, Poisoned."""
@@ -126,6 +126,7 @@ class PointWriter:
         return None if self._target is None else Checkpoint(self._target)
 
     def _write(self) -> None:
+        assert self._base is not None
         epochs = self._base.result()
         # Before the rows change in the open database: if a later step fails, the next delta must name them.
         for part, snapshot in self._snapshots:
@@ -202,4 +203,6 @@ class PointWriter:
 
     def _abandon(self) -> None:
         self._end_snapshots()
+        if self._base is not None and not self._base.cancel():
+            wait([self._base])  # it writes into the draft
         self._draft.discard()

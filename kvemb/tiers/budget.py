@@ -156,6 +156,11 @@ class Lease:
         self.pay: Callable[[], None] = lambda: None
 
     @property
+    def most(self) -> int:
+        """Bytes that it may ever hold."""
+        return self._budget.total
+
+    @property
     def available(self) -> int:
         """Bytes that take() would give now."""
         return 0 if self.owed else self._budget.unused

@@ -31,7 +31,7 @@ from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located, Locator
-from kvemb.tiers.spill import SpillBuffer
+from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
 
@@ -68,7 +68,7 @@ class TieredStorage:
         self._executor, self.slot_rows, self.lease = executor, slot_rows, lease
         self._access = TableAccess(state)
         self._snapshot: DirtySnapshot | None = None
-        slots = limits.spill_rows // slot_rows
+        slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
         self._locator = Locator(
             hot_tables, self._spill, cold, self._access, readers, lease, limits.ahead_rows, self.counts

@@ -37,6 +37,7 @@ def check_checkpoint(checkpoint: Checkpoint, models: dict[str, Model]) -> None:
     assert list(inventory.damages(checkpoint.path, inside(checkpoint), deep=True)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.limits(**SMALL_PILES)
 @pytest.mark.parametrize("seed", quick(range(int(os.environ.get("KVEMB_SEEDS", "4")))))
 @pytest.mark.parametrize("hot_rows", [32, 640])
@@ -83,6 +84,7 @@ def test_a_checkpoint_has_the_state_of_its_instant(monkeypatch, open_store, tmp_
             LockstepChecker(again.variables[name], twin.model).check_export()
 
 
+@pytest.mark.slow
 @pytest.mark.limits(**SMALL_PILES)
 def test_rows_change_from_many_threads_while_a_checkpoint_is_written(open_store, tmp_path):
     """Each row's columns are equal and only grow, so a torn or a later row shows."""

@@ -68,6 +68,7 @@ def attempt(way: Callable[[], Any]) -> tuple[Any, str]:
         return None, str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick(["manifest.json", "rows/*.sst", "changes/*", "hot/*", "rows/[!0-9]*"]))
 def test_a_damaged_file_of_a_checkpoint_is_named_and_no_row_is_wrong(made, tmp_path, kind):
     checkpoint = tmp_path / "checkpoint"

@@ -29,6 +29,7 @@ def test_only_stores_can_be_followed(open_store, tmp_path):
         open_store(tmp_path / "store", read_only=True).refresh()
 
 
+@pytest.mark.slow
 def test_refreshing_beside_lookups_never_shows_a_mixture(open_store, tmp_path):
     """Every point holds one value throughout; a reader may see only one in a call."""
     trainer = open_store(tmp_path / "store")
@@ -159,6 +160,7 @@ WRITER = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_one_writes_others_read(tmp_path):
     """A second writer is told at once; readers of a checkpoint see it unchanged; followers see whole points."""
     with kvemb.open(tmp_path / "store") as store:

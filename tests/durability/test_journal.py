@@ -63,6 +63,7 @@ def halted(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.
     return reached, go
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", quick(range(int(os.environ.get("KVEMB_SEEDS", "4")))))
 @pytest.mark.limits(**SMALL_PILES)
 def test_every_acknowledged_write_outlives_a_crash(monkeypatch, open_store, tmp_path, seed):
@@ -147,6 +148,7 @@ def with_head(path: Path, head: bytes) -> None:
     path.write_bytes(head + path.read_bytes()[HEAD_BYTES:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noted", [False, True])
 def test_an_entry_that_was_not_wholly_written_is_dropped_unless_it_is_known_to_be_synced(open_store, tmp_path, noted):
     store = filled(open_store, tmp_path)
@@ -362,6 +364,7 @@ WRITER = """
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path / "store")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:

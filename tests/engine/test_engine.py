@@ -130,6 +130,7 @@ def test_a_point_that_was_being_made_is_ignored(open_store, tmp_path):
     assert len(list((store.path / "points").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_store_is_as_it_was_flushed(open_store, tmp_path):
     done = run_python(
         """
@@ -162,6 +163,7 @@ def test_after_a_kill_the_store_is_as_it_was_flushed(open_store, tmp_path):
         np.testing.assert_array_equal(column, expected[f"arr_{number}"])
 
 
+@pytest.mark.slow
 def test_a_kill_before_the_first_flush_leaves_a_store(open_store, tmp_path):
     run_python(
         """

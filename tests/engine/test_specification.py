@@ -15,6 +15,7 @@ from kvemb.handle import inside
 RANDOM = [kvemb.RandomUniform, kvemb.RandomNormal, kvemb.TruncatedNormal, kvemb.GlorotUniform]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RANDOM)
 def test_equal_keys_of_two_variables_begin_with_different_rows(open_store, tmp_path, kind):
     store = open_store(tmp_path / "store")

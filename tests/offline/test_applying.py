@@ -11,6 +11,7 @@ import kvemb
 fsspec = pytest.importorskip("fsspec")
 
 
+@pytest.mark.slow
 def test_each_number_is_pulled_whole_or_as_it_arrives(store, manager, tmp_path):
     url = f"memory://{tmp_path.name}"
     fill(store, np.arange(ROWS), 0)
@@ -40,6 +41,7 @@ def test_each_number_is_pulled_whole_or_as_it_arrives(store, manager, tmp_path):
         assert contents(pulled(url, tmp_path / "jumping", number)) == wanted[number]
 
 
+@pytest.mark.slow
 def test_each_kind_of_variable_comes_back(store, manager, tmp_path):
     """Every dtype and width of record, extreme keys, and rows that are replaced by later deltas again and again."""
     url, chance = f"memory://{tmp_path.name}", np.random.default_rng(5)

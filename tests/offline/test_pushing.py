@@ -67,6 +67,7 @@ def test_a_pulled_checkpoint_is_the_one_that_was_pushed_to_everybody(store, mana
     assert contents(pulled(url, tmp_path / "third", 3)) == contents(third)
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_what_changed_and_a_base_when_the_deltas_outgrow_it(store, manager, url):
     fill(store, np.arange(ROWS), 0)
     manager.save(store)
@@ -145,6 +146,7 @@ def test_what_a_kept_number_needs_stays(store, manager, url, tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
 def test_damage_of_any_link_is_named_and_a_push_mends_it(store, manager, url, tmp_path, how):
     last = chain_of(manager, store, url, 4)[-1]
@@ -196,6 +198,7 @@ def test_a_new_number_does_not_follow_what_is_damaged(store, manager, url, tmp_p
     assert contents(pulled(url, tmp_path / "three", 3)) == contents(kvemb.Checkpoint(manager.path(3)))
 
 
+@pytest.mark.slow
 def test_a_push_or_pull_that_ends_at_any_file_is_continued(store, manager, url, tmp_path, monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
@@ -250,6 +253,7 @@ def test_a_push_or_pull_that_ends_at_any_file_is_continued(store, manager, url, 
     assert len(received) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", quick(range(6), 2))
 def test_a_random_history_of_pushes_prunes_and_pulls(open_store, manager, url, tmp_path, seed):
     """The model: what each number held when it was saved. Copies pull at random, and go on from what they have."""

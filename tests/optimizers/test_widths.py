@@ -117,6 +117,7 @@ def test_the_log_brings_them_back(tmp_path, kind):
     assert any((before[name] != after[name]).any() for name in kind[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".safetensors", ".npy"])
 def test_they_come_back_from_files(place, tmp_path, suffix):
     out = tmp_path / f"out{suffix}"

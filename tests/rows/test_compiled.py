@@ -34,6 +34,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("since", ["from the start", "since it was imported"])
 def test_where_nothing_can_be_kept_kernels_are_compiled_and_that_is_told_once(tmp_path: Path, since: str) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}

@@ -69,6 +69,7 @@ def test_a_table_of_wide_rows_stops_growing_at_its_budget_and_still_equals_its_m
     twin.check_export()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", quick([["cpu"], ["cpu"] * 3]))
 @pytest.mark.parametrize("dim", quick([3, 100]))
 @pytest.mark.parametrize("init_size", [0, 10_000])
@@ -96,6 +97,7 @@ def test_a_second_variable_finds_memory_after_the_first_has_grown(store: kvemb.S
     first.check_export()
 
 
+@pytest.mark.slow
 def test_stored_variables_open_after_the_first_of_them_has_grown(open_store: Opener, tmp_path: Path) -> None:
     names = [f"table{number:02}" for number in range(16)]
     with open_store(tmp_path / "store", memory_budget="64MiB") as store:

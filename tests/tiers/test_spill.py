@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from blocks import SCHEMA, Later, Now, rows_of, values_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvemb.backends.memory import MemoryStore
@@ -179,6 +179,7 @@ def test_memory_that_another_wants_is_written_and_given_back():
     st.integers(2, 9),
     st.integers(0, 6),
 )
+@settings(deadline=None)
 def test_any_history_equals_its_model(history, slots, leasable):
     executor = WhenWaitedFor()
     spilled = Spilled(executor, slots=slots, budget=Budget(leasable * slot_bytes(SCHEMA, 4)))

@@ -102,6 +102,19 @@ def test_a_scan_has_every_row_in_order_also_those_that_were_only_hot():
     assert [block.keys.tolist() for block in storage.scan(2)] == [[3, 5], [9]]
 
 
+def test_what_was_read_ahead_is_forgotten_when_the_row_is_written():
+    storage = storage_of()
+    storage.cold.write(rows_of([7], 1.0))
+    storage.size = 1
+    storage.read_ahead(np.array([7]))
+    put(storage, [7], 2.0)
+    with storage.writing():
+        storage.write_dirty()
+    put(storage, range(100, 200), 50.0)  # the row is clean now: it leaves memory without being written
+    assert storage.hot_tables.find(np.array([7]), None).tolist() == [-1]
+    assert rows(storage, [7]) == {7: 2.0}
+
+
 def test_a_snapshot_keeps_what_is_dirty_and_ends():
     storage = storage_of()
     put(storage, [1, 2])

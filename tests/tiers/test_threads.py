@@ -180,6 +180,7 @@ def run_workers(store: kvemb.Store, variable: kvemb.Variable) -> list[Worker]:
     return workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cold", [kvemb.RocksDBCreator, kvemb.MemoryCreator])
 def test_no_update_is_lost_and_no_row_torn(open_store: Any, tmp_path: Path, cold: Any) -> None:
     store = open_store(tmp_path / "store")
@@ -202,6 +203,7 @@ def test_no_update_is_lost_and_no_row_torn(open_store: Any, tmp_path: Path, cold
     assert variable.size() == wanted == len(variable.export()[0]) == variable.size(0) + variable.size(1)
 
 
+@pytest.mark.slow
 def test_restrict_beside_eight_threads_leaves_an_exact_size(open_store: Any, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     variable = table(store, kvemb.RocksDBCreator)

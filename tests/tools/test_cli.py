@@ -48,6 +48,7 @@ def triples(path: Path, text: str = "".join(f"{i}\tnext\t{i + 1}\n" for i in ran
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_demo_prints_json_and_leaves_nothing(tmp_path: Path) -> None:
     done = kvemb(tmp_path, "demo", "--json", *TINY)
     assert (done.returncode, done.stderr) == (0, "")
@@ -115,6 +116,7 @@ def test_keep_leaves_a_store_that_opens(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "checkpoint").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["clicks", "triples"])
 def test_what_the_demo_says_to_type_next_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
@@ -236,6 +238,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: int, code: i
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_more_is_told_in_one_line(tmp_path: Path) -> None:
     def limit_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -262,6 +265,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "demo" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_commands_load_only_what_they_use(tmp_path: Path) -> None:
     """numba and pyarrow take half a second to load, longer than all else that these commands do."""
     with library.open(tmp_path / "store", memory_budget="8MiB") as store:

@@ -45,6 +45,7 @@ def rows_of(path: Path, name: str = "table") -> tuple[list[int], Any]:
         return keys.tolist(), values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "dtype"),
     [
@@ -276,6 +277,7 @@ def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys)
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_rows_that_became_nan_stand_first_among_those_that_moved_most_and_hide_no_other(tmp_path):
     rows = np.full((40, 1), 1.5, np.float32)
     rows[[5, 30], 0], rows[31:34, 0], rows[39, 0], rows[38, 0] = np.nan, [1000, 2000, 3000], 9000, np.inf
@@ -404,6 +406,7 @@ def test_a_condition_with_a_number_without_end_is_one_line(tmp_path, capsys, con
     assert len(told) < 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "dtype", "to"),
     [

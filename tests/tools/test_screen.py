@@ -74,6 +74,7 @@ def widest() -> dict[str, str]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", quick([40, 80]))
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0]}-{command[-1][:8]}")
 def test_figures_stand_whole_and_names_fold(place, widest, monkeypatch, capsys, command, width):

@@ -153,6 +153,7 @@ def test_diff_reads_what_was_recorded_and_finds_the_same_without(place, tmp_path
     assert "more: 1" in told, "the row that was replaced moved further than it was long"
 
 
+@pytest.mark.slow
 def test_diff_writes_the_rows_that_differ(place, tmp_path, capsys):
     import pyarrow.parquet as pq
 
@@ -174,6 +175,7 @@ def test_diff_writes_the_rows_that_differ(place, tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_diff_of_any_two_tables(tmp_path_factory, data):

@@ -71,6 +71,7 @@ def test_the_size_of_the_hot_tier_changes_no_bit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[0], found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"the WN18RR files are not at {REAL}")
 def test_a_few_hundred_batches_of_wn18rr_are_learned(tmp_path: Path) -> None:
     graph = load_graph([REAL / f"{split}.txt.gz" for split in ("train", "valid", "test")], seed=0)

@@ -73,6 +73,7 @@ def random_rows(chance: np.random.Generator, variable: kvemb.Variable, count: in
     return Rows(keys, bits(variable.value_dtype), slots, scores, chance.integers(0, 2**61, count))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     format=st.sampled_from(WHOLE),
@@ -179,6 +180,7 @@ def test_safetensors_and_npy_are_read_by_their_libraries(rows, tmp_path):
     np.testing.assert_array_equal(mapped, values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "binary"), [("word2vec", False), ("word2vec-binary", True)])
 def test_word2vec_is_read_by_gensim(rows, tmp_path, format, binary):
     gensim = pytest.importorskip("gensim.models")
@@ -369,6 +371,7 @@ def test_a_trainer_does_not_notice(tmp_path):
 # Bad input.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

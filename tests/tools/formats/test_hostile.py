@@ -53,6 +53,7 @@ def write_arrow(path: Path, rows: Any, *, stream: bool = False) -> Path:
 OUTSIDE = ([0, -2, -4, -6], [-2, 0, 2, 4], [0, 5, 2, 7], [0, 10, 20, 30], [9, 11, 13, 15])
 
 
+@pytest.mark.slow
 def test_offsets_of_lists_that_point_outside_are_refused(tmp_path):
     """In a process of its own: what is read out of bounds may end it."""
     names = []
@@ -239,6 +240,7 @@ def limited(arguments: list[str], cwd: Path, most_bytes: int) -> subprocess.Comp
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mapped memory on Linux alone")
 @pytest.mark.parametrize("line", quick([b"x" * 1023 + b"\n", b"x", b"a\tb\tc\n"], first=2))
 def test_a_small_gzip_does_not_exhaust_the_memory(tmp_path, line):

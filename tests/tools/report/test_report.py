@@ -112,6 +112,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_a_page_is_whole_and_needs_no_network(text):
     page = Page(text)
     assert page.open == []
@@ -169,6 +170,7 @@ def test_scores_of_a_clock_are_dates(text):
     assert "G<" not in chart
 
 
+@pytest.mark.slow
 def test_what_says_nothing_is_left_out_with_a_word(text):
     bias = section(text, "bias")
     for word in ("scores (no policy)", "ages (no calls recorded uses)", "one column only"):
@@ -218,6 +220,7 @@ def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", quick([broken_tables, broken_manifest, lost_table]), ids=lambda each: each.__name__)
 def test_one_damaged_checkpoint_is_named_and_the_others_are_told(made, tmp_path, capsys, damage):
     series = shutil.copytree(made / "series", tmp_path / "series")
@@ -232,6 +235,7 @@ def test_one_damaged_checkpoint_is_named_and_the_others_are_told(made, tmp_path,
     assert sum(bars(section(text, "users"), "norms")) == 507
 
 
+@pytest.mark.slow
 def test_a_newest_checkpoint_whose_tables_are_damaged_leaves_what_its_manifest_says(made, tmp_path, capsys):
     series = shutil.copytree(made / "series", tmp_path / "series")
     broken_tables(series / "00000005")
