@@ -12,6 +12,7 @@ import numpy as np
 
 from kvemb.catalog import open_stored
 from kvemb.catalog import opened as opened_variable
+from kvemb.contracts import ColdDatabase
 from kvemb.durability import changes, layout
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
@@ -26,8 +27,10 @@ from kvemb.engine.table import Table
 from kvemb.errors import Corruption, SchemaMismatch, StoreNotFound
 from kvemb.handle import Handle, inside
 from kvemb.rows.codec import unordered_keys
-from kvemb.rows.hashing import Keys
-from kvemb.tiers.hot_tables import Owners
+from kvemb.tiers.storage import Renewed
+
+# Rows of a refresh that are read at a time.
+READ_ROWS = 256
 
 
 def apply_delta(store: Handle[Engine], taken: Checkpoint) -> None:
@@ -98,7 +101,7 @@ def refresh(engine: Engine) -> bool:
                 return False
             if described.store != engine.described.store:
                 raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
-            changed = {name: _changed(engine, described, table) for name, table in engine.tables.items()}
+            renewed = {name: _renewed(engine, database, described, table) for name, table in engine.tables.items()}
             gone: list[Table] = []
             # Without a record of drops that reaches back, every variable may be another one.
             dropped = changes.dropped_after(engine.described.changes, described.changes)
@@ -111,8 +114,9 @@ def refresh(engine: Engine) -> bool:
                         gone.append(table)
                         continue
                     entry = described.variables[name]
-                    cold = database.attach(name, entry.schema)
-                    table.storage.show(cold, entry.rows, entry.step, changed[name])
+                    changed = renewed[name]
+                    cold = database.attach(name, entry.schema) if changed is None else changed.cold
+                    table.storage.show(cold, entry.rows, entry.step, changed)
                     table.operations.optimizer = stored_optimizer(entry)
             for table in gone:
                 end(engine, table)
@@ -122,13 +126,13 @@ def refresh(engine: Engine) -> bool:
         return True
 
 
-def _changed(engine: Engine, described: Manifest, table: Table) -> tuple[Keys, Owners] | None:
-    """Return the keys that changed from the point that is shown to this one, which is open, and their owners.
+def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> Renewed | None:
+    """Return what changed from the point that is shown to this one, which is open, with the new rows of what is hot.
 
-    None if they are not known, or no fewer than what is hot: then nothing is gained by keeping any.
+    None if it is not known, or no less than what is hot: then nothing is gained by keeping any.
     """
     files = changes.files_between(engine.described.changes, described.changes, table.name)
-    if files is None:
+    if files is None or (entry := described.variables.get(table.name)) is None:
         return None
     most, count = table.hot_tables.size, 0
     found = [np.empty(0, np.uint64)]
@@ -141,4 +145,9 @@ def _changed(engine: Engine, described: Manifest, table: Table) -> tuple[Keys, O
     except (FileNotFoundError, Corruption):  # the point has been replaced, or its rows are sound and this file is not
         return None
     keys = unordered_keys(distinct(np.concatenate(found)), table.schema)
-    return keys, table.hot_tables.owners(keys)
+    owners, cold = table.hot_tables.owners(keys), database.attach(table.name, entry.schema)
+    with table.storage.held():
+        hot = keys[table.hot_tables.find(keys, owners) >= 0][: engine.limits.scan_rows]
+    # A few at a time: lookups go on meanwhile, and reading holds the GIL for a part of its time.
+    blocks = [cold.read(hot[at : at + READ_ROWS])[0] for at in range(0, len(hot), READ_ROWS)]
+    return Renewed(cold, keys, owners, [(rows, table.hot_tables.owners(rows.keys)) for rows in blocks])

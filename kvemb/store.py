@@ -172,10 +172,10 @@ class Store(Handle[Engine]):
     def refresh(self) -> bool:
         """Show the last durable point of the store that this one follows; returns whether it is a newer one.
 
-        All variables move at once, and a lookup under way begins again. Rows that changed leave the hot tier, others
-        stay; all leave it where the point does not say what changed. A scan under way raises Closed, and so does every
-        use of a variable that was dropped there, even if a new one has its name. Raises ValueError unless opened with
-        follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
+        All variables move at once, and a lookup under way begins again. Hot rows stay hot, and those that changed are
+        read again; where the point does not say what changed, no row is hot. A scan under way raises Closed, and so
+        does every use of a variable that was dropped there, even if a new one has its name. Raises ValueError unless
+        opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
         """
         return refresh(self._inside)
 

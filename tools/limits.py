@@ -21,6 +21,7 @@ MOST_SEED = 2**63 - 1
 MOST_MIB = 1 << 26
 MOST_RECORD_BYTES = 1 << 24
 MOST_ZIPF = 10.0
+MOST_PAUSE_S = 3600.0
 
 
 def no_nan(value: float | None) -> float | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from kvemb.contracts import ColdStore, Recorder, WriteLog
 from kvemb.errors import ColdStoreError
@@ -33,6 +34,17 @@ from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located, Locator
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
+
+
+class Renewed(NamedTuple):
+    """A later state of the rows. cold: where they are. keys, owners: all that may differ. rows: some of these as they
+    are now, with their owners, to stay hot.
+    """
+
+    cold: ColdStore
+    keys: Keys
+    owners: Owners
+    rows: list[tuple[RowBlock, Owners]]
 
 
 class TieredStorage:
@@ -360,16 +372,18 @@ class TieredStorage:
         with self.closing():
             self.state = self._access.state = state
 
-    def show(self, cold: ColdStore, size: int, step: int, changed: tuple[Keys, Owners] | None) -> None:
+    def show(self, cold: ColdStore, size: int, step: int, renewed: Renewed | None) -> None:
         """Go over to the rows of another cold store.
 
-        changed: distinct keys, with their owners, of all rows that differ there; None: not known. REQUIRES: closing(),
-        and that no row is dirty.
+        renewed: what differs there; None: not known. REQUIRES: closing(), and that no row is dirty.
         """
-        if changed is None:
+        if renewed is None:
             self._empty_hot()
         else:
-            self.hot_tables.remove(*changed)
+            self.hot_tables.remove(renewed.keys, renewed.owners)
+            for rows, owners in renewed.rows:
+                for _, leaving in self.hot_tables.insert(rows, owners):
+                    assert len(leaving) == 0
         self.cold, self.size, self.step = cold, size, step
         self.shown += 1
         self._locator.read_from(cold)

@@ -16,7 +16,7 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, seconds, until_idle
+from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, seconds, until_idle
 from kvemb.tools.bench.results import Line, Report, Spread, compare
 
 LOAD_BATCH = 65_536
@@ -63,14 +63,14 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
             ids = ids_of(chance.choice(rows, changed_rows, replace=False))
             table.apply_gradients(ids, values_of(ids, dim))
             after = store.checkpoint(folder_path / f"{number}")
-            written.append(_new_bytes(after, before))
+            written.append(new_bytes(after, before))
             began = time.perf_counter()
             reported = sum(len(part.keys) for part in after.changes(before))
             delta_seconds.append(time.perf_counter() - began)
             if reported != changed_rows:
                 raise AssertionError(f"{changed_rows} rows changed, but the delta has {reported}")
             again = store.checkpoint(folder_path / f"{number}-again")
-            unchanged.append(_new_bytes(again, after))
+            unchanged.append(new_bytes(again, after))
             shutil.rmtree(before)
             shutil.rmtree(after)
             before = again
@@ -88,13 +88,6 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
     rate, all_rate = [changed_rows / taken for taken in delta_seconds], [rows / export_seconds] * runs
     report.lines.append(compare("delta of what changed", "rows/s", rate, "export of the whole table", all_rate))
     _restores(report, folder_path, before, dim, runs)
-
-
-def _new_bytes(checkpoint: kvemb.Checkpoint, before: kvemb.Checkpoint) -> int:
-    """Return the bytes of a checkpoint's files, its manifest included, that the previous one does not share."""
-    known = {path.stat().st_ino for path in Path(before).rglob("*")}
-    new = [path for path in Path(checkpoint).rglob("*") if path.is_file() and path.stat().st_ino not in known]
-    return sum(path.stat().st_size for path in new)
 
 
 def _restores(report: Report, folder_path: Path, large: kvemb.Checkpoint, dim: int, runs: int) -> None:

@@ -17,6 +17,7 @@ from kvemb.tools.limits import (
     MOST_DIM,
     MOST_KEYS_DRAWN,
     MOST_MIB,
+    MOST_PAUSE_S,
     MOST_RECORD_BYTES,
     MOST_ROWS,
     MOST_RUNS,
@@ -182,6 +183,50 @@ def checkpoint(
     from kvemb.tools.bench.checkpoint import run
 
     run(rows, dim, share, hot_mib, batch, runs, folder).show(json)
+
+
+@app.command()
+def series(
+    rows: Rows = 4_000_000,
+    dim: Dim = 32,
+    checkpoints: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Checkpoints after the first.")] = 64,
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes between two.")
+    ] = 0.01,
+    flush_mib: Annotated[int, typer.Option(min=1, max=MOST_MIB, help="Rewritten rows of a flush, in MiB.")] = 75,
+    flushes: Annotated[int, typer.Option(min=2, max=MOST_RUNS, help="Flushes that are timed.")] = 4,
+    budget_mib: BudgetMib = 512,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Measure a series of checkpoints: bytes pushed and bytes written on disk, beside the bytes that changed."""
+    from kvemb.tools.bench.series import run
+
+    run(rows, dim, checkpoints, share, flush_mib, flushes, budget_mib, folder).show(json)
+
+
+@app.command()
+def follow(
+    rows: Rows = 4_000_000,
+    dim: Dim = 32,
+    hot_rows: HotRows = 400_000,
+    batch: Batch = 1_024,
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes each time.")
+    ] = 0.01,
+    every: Annotated[
+        float, typer.Option(min=0.01, max=MOST_PAUSE_S, callback=no_nan, help="Seconds between two points.")
+    ] = 1.0,
+    points: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Points per run.")] = 5,
+    runs: Runs = 3,
+    budget_mib: BudgetMib = 512,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Look up hot rows in a follower that refreshes, beside one that does not, while a process trains."""
+    from kvemb.tools.bench.follow import run
+
+    run(rows, dim, hot_rows, batch, share, every, points, runs, budget_mib, folder).show(json)
 
 
 @app.command()

@@ -62,6 +62,13 @@ def until_idle() -> None:
         quiet = quiet + 1 if time.process_time() - before < IDLE_SHARE * IDLE_SECONDS else 0
 
 
+def new_bytes(checkpoint: kvemb.Checkpoint, before: kvemb.Checkpoint) -> int:
+    """Return the bytes of a checkpoint's files, its manifest included, that the previous one does not share."""
+    known = {path.stat().st_ino for path in Path(before).rglob("*")}
+    new = [path for path in Path(checkpoint).rglob("*") if path.is_file() and path.stat().st_ino not in known]
+    return sum(path.stat().st_size for path in new)
+
+
 @contextmanager
 def scratch(folder: Path | None) -> Iterator[Path]:
     """Yield an empty directory in folder (None: the system's temporary one) that is deleted afterwards."""

@@ -30,11 +30,23 @@ TINY = {
     "train": [*TIERED, "--steps", "3", "--runs", "2"],
     "hitrate": [*TIERED, "--accesses", "3000"],
     "memory": [*TIERED, "--rows", "6000", "--steps", "3"],
+    "series": ["--rows", "3000", "--dim", "8", "--checkpoints", "3", "--flush-mib", "1", "--flushes", "2"],
+    "follow": [*TABLE, "--hot-rows", "1000", "--every", "0.05", "--points", "2", "--runs", "1"],
     "spill": ["--rows", "3000", "--batch", "500", "--batches", "3", "--reads", "200", "--cache-mib", "8"],
 }
 if find_spec("torch"):
     TINY["torch"] = [*TABLE, "--steps", "2", "--runs", "2"]
-LINES = {"lookup": 3, "upsert": 2, "torch": 2, "train": 2, "hitrate": 2, "memory": 3, "spill": 4}
+LINES = {
+    "lookup": 3,
+    "upsert": 2,
+    "torch": 2,
+    "train": 2,
+    "hitrate": 2,
+    "memory": 3,
+    "series": 3,
+    "follow": 2,
+    "spill": 4,
+}
 FACTS = {
     "lookup": {"compile_s"},
     "upsert": {"compile_s"},
@@ -42,10 +54,20 @@ FACTS = {
     "train": {"compile_s", "hit_rate", "spills_per_step", "rows_compared"},
     "hitrate": {"compile_s", "promotions", "hit_rate_by_eighth"},
     "memory": {"3,000 rows", "6,000 rows"},
+    "series": {
+        "compile_s",
+        "changed_bytes",
+        "first_push_bytes",
+        "bases_after_the_first",
+        "push_s",
+        "pull_s",
+        "flush_s",
+    },
+    "follow": {"compile_s", "refresh_s", "refreshes"},
     "spill": {"most_files_in_l0", "longest_write_s", "write_and_read_s", "seconds_to_compact_all"},
 }
 # These start processes, which import everything anew.
-PROCESSES = {"memory"}
+PROCESSES = {"memory", "follow"}
 RUNNER = CliRunner()
 
 

@@ -1,0 +1,125 @@
+"""`kvemb bench series`: what a series of checkpoints costs over time, on disk and at the place it is pushed to.
+
+Between two checkpoints a share of the rows takes a step. What is pushed and what is new on disk is set beside the
+changed bytes: for each changed row 8 bytes of key and its record. Then rows are rewritten again and again, each time
+with a flush that is timed; nothing waits for compaction in between.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+
+import kvemb
+from kvemb.tools.bench.checkpoint import RECORD_OVERHEAD_BYTES
+from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, until_idle
+from kvemb.tools.bench.results import Line, Report, Spread
+
+MOST_PUSHED, MOST_ON_DISK, MOST_LATER_FLUSH = 2.5, 6.0, 1.3
+KEY_BYTES = 8
+LOAD_BATCH = 100_000
+
+
+def run(
+    rows: int,
+    dim: int,
+    checkpoints: int,
+    share: float,
+    flush_mib: int,
+    flushes: int,
+    budget_mib: int,
+    folder: Path | None,
+) -> Report:
+    """Make, push and pull a series, and time flushes; raises AssertionError if what is pulled has other rows."""
+    settings: dict[str, object] = {"rows": rows, "dim": dim, "checkpoints": checkpoints, "share": share}
+    report = Report("series", {**settings, "flush_mib": flush_mib, "budget_mib": budget_mib})
+    report.facts["compile_s"] = compile_seconds(dim)
+    record = KEY_BYTES + RECORD_OVERHEAD_BYTES + 8 * dim  # the row and its slot, float32
+    with scratch(folder) as place, kvemb.open(place / "store", memory_budget=f"{budget_mib}MiB") as store:
+        table = store.get_variable("table", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1))
+        for ids in batches_of_ids(rows, LOAD_BATCH):
+            table.upsert(ids, values_of(ids, dim))
+        store.flush()
+        until_idle()
+        _checkpoints(report, store, place, checkpoints, max(1, int(rows * share)), record)
+        _flushes(report, store, max(1, min(rows, (flush_mib << 20) // record)), flushes)
+    return report
+
+
+def _checkpoints(report: Report, store: kvemb.Store, place: Path, count: int, changing: int, record: int) -> None:
+    table, chance, url = store.variables["table"], np.random.default_rng(7), str(place / "pushed")
+    changed, pushed, written, push_seconds, bases = record * changing, [], [], [], 0
+    with kvemb.CheckpointManager(place / "series", keep=2) as series:
+        before = series.save(store)
+        first = series.push(url).nbytes
+        for _ in range(count):
+            ids = ids_of(chance.choice(table.size(), changing, replace=False))
+            table.apply_gradients(ids, values_of(ids, table.dim))
+            after = series.save(store)
+            written.append(new_bytes(after, before))
+            began = time.perf_counter()
+            done = series.push(url, keep=1)
+            push_seconds.append(time.perf_counter() - began)
+            # The manifest is not among the files of a Transfer.
+            pushed.append(done.nbytes + (Path(url) / "checkpoints" / f"{done.number:08d}.json").stat().st_size)
+            bases += done.deltas == 0
+            before = after
+    report.lines.append(_mean("pushed by a checkpoint", pushed, changed, MOST_PUSHED))
+    report.lines.append(_mean("new on disk by a checkpoint", written, changed, MOST_ON_DISK))
+    began = time.perf_counter()
+    with kvemb.CheckpointManager(place / "pulled") as copy:
+        found = copy.pull(url)
+    report.facts |= {
+        "changed_bytes": changed,
+        "first_push_bytes": first,
+        "bases_after_the_first": bases,
+        "push_s": float(np.median(push_seconds)),
+        "pull_s": time.perf_counter() - began,
+    }
+    _compare(found, before)
+    shutil.rmtree(place / "pulled")
+
+
+def _compare(found: kvemb.Checkpoint, wanted: kvemb.Checkpoint) -> None:
+    """Raise AssertionError if two checkpoints have other rows."""
+    with (
+        kvemb.open(found, read_only=True, memory_budget="64MiB") as one,
+        kvemb.open(wanted, read_only=True, memory_budget="64MiB") as other,
+    ):
+        batches = zip(one.variables["table"].export_batches(), other.variables["table"].export_batches(), strict=True)
+        for (keys, rows), (wanted_keys, wanted_rows) in batches:
+            if not (np.array_equal(keys, wanted_keys) and np.array_equal(rows, wanted_rows)):
+                raise AssertionError("what was pulled has other rows than what was pushed")
+
+
+def _flushes(report: Report, store: kvemb.Store, changing: int, count: int) -> None:
+    table, chance, seconds = store.variables["table"], np.random.default_rng(9), []
+    until_idle()
+    for _ in range(count):
+        for ids in np.array_split(
+            ids_of(chance.choice(table.size(), changing, replace=False)), -(-changing // LOAD_BATCH)
+        ):
+            table.upsert(ids, values_of(ids, table.dim))
+        began = time.perf_counter()
+        store.flush()
+        seconds.append(time.perf_counter() - began)
+    ratio = Spread.of(each / seconds[0] for each in seconds[1:])
+    bar, met = f"ratio ≤ {MOST_LATER_FLUSH:g}", ratio.median <= MOST_LATER_FLUSH
+    first = Spread.of(seconds[:1])
+    report.lines.append(
+        Line("second and later flush", "s", Spread.of(seconds[1:]), "the first", first, ratio, bar, met)
+    )
+    report.facts["flush_s"] = seconds
+
+
+def _mean(name: str, ours: list[int], changed: int, most: float) -> Line:
+    """Return the line of a mean, with the least and the most."""
+    mean = sum(ours) / len(ours)
+    spread = Spread(mean, float(min(ours)), float(max(ours)))
+    ratio = Spread(mean / changed, spread.min / changed, spread.max / changed)
+    bar, met = f"mean ratio ≤ {most:g}", ratio.median <= most
+    return Line(name, "bytes", spread, "the bytes that changed", Spread.of([changed]), ratio, bar, met)
