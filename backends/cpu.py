@@ -25,6 +25,8 @@ from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 
+NO_POSITIONS: Positions = np.empty(0, np.int64)
+
 
 class CpuTable:
     """contracts.HotTable in NumPy memory."""
@@ -85,14 +87,15 @@ class CpuTable:
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(rows.schema.kernel_dtype)
 
-        def read(start: int, stop: int) -> None:
-            cpu_probe.lookup(
+        def read(start: int, stop: int) -> int:
+            return cpu_probe.lookup(  # type: ignore[no-any-return]
                 keys, start, stop, cpu_probe.ring(), self._buckets, self._tags,
                 rows.keys, rows.values, seen, rows.schema.dim,
                 how, now, stop - start < n, rows.scores, rows.flags, cells,
             )  # fmt: skip
 
-        self._in_ranges(n, read)
+        if self._in_ranges(n, read) == 0:
+            return NO_POSITIONS
         return np.flatnonzero(cells < 0)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
@@ -100,8 +103,8 @@ class CpuTable:
         rows, cells = self._rows, np.empty(len(keys), np.int64)
         seen = values.view(rows.schema.kernel_dtype)
 
-        def part(number: int, parts: int) -> None:
-            cpu_probe.upsert(
+        def part(number: int, parts: int) -> int:
+            return cpu_probe.upsert(  # type: ignore[no-any-return]
                 keys, number, parts, np.empty(len(keys) + 1, np.int64), cpu_probe.ring(), self._buckets, self._tags,
                 rows.keys, rows.values, seen, rows.schema.dim,
                 step, rows.steps, rows.flags, cells,
@@ -109,8 +112,8 @@ class CpuTable:
 
         if self._worth_threads(len(keys)):
             in_parts(part)
-        else:
-            part(0, 1)
+        elif part(0, 1) == 0:
+            return NO_POSITIONS
         return np.flatnonzero(cells < 0)
 
     def insert(
@@ -256,12 +259,15 @@ class CpuTable:
         """See contracts.HotTable."""
         self._flags_now()[:] &= ~SNAPSHOT_FLAGS
 
-    def _in_ranges(self, count: int, work: Callable[[int, int], None]) -> None:
-        """Run work(start, stop) for ranges that together are 0 to count, on all cores if that is worth it."""
-        if self._worth_threads(count):
-            in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
-        else:
-            work(0, count)
+    def _in_ranges(self, count: int, work: Callable[[int, int], Any]) -> Any:
+        """Run work(start, stop) for ranges that together are 0 to count, on all cores if that is worth it.
+
+        Returns what work returned where it was run once, else None.
+        """
+        if not self._worth_threads(count):
+            return work(0, count)
+        in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
+        return None
 
     def _worth_threads(self, keys: int) -> bool:
         return keys >= self._parallel_keys and cores() > 1

@@ -147,11 +147,13 @@ def lookup(
     scores: Any,
     flags: Any,
     cells: Any,
-) -> None:
-    """Find wanted[start:stop], copy the rows out and record the uses. A pipeline: digests, key and row, copy.
+) -> int:
+    """Find wanted[start:stop], copy the rows out and record the uses; returns how many are missing.
 
+    A pipeline: digests, key and row, copy.
     shared: other threads run other ranges of the batch, which may have the same keys; uses are counted atomically.
     """
+    missing = 0
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
     for t in range(start, stop + FAR + NEAR):
@@ -185,6 +187,9 @@ def lookup(
                     else:
                         scores[c] += 1.0
                     flags[c] |= DIRTY
+            else:
+                missing += 1
+    return missing
 
 
 @kernel
@@ -204,12 +209,13 @@ def upsert(
     steps: Any,
     flags: Any,
     cells: Any,
-) -> None:
-    """Find the keys of one part of the batch, and overwrite their embeddings in order. The pipeline is lookup's.
+) -> int:
+    """Find the keys of one part of the batch, and overwrite their embeddings in order; returns how many are missing.
 
-    Threads may run the parts, a power of two, concurrently: they have different keys, so different rows. chosen: room
-    for the position of every key and one more.
+    The pipeline is lookup's. Threads may run the parts, a power of two, concurrently: they have different keys, so
+    different rows. chosen: room for the position of every key and one more.
     """
+    missing = 0
     n = _choose(wanted, part, parts, chosen)
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
@@ -237,3 +243,6 @@ def upsert(
                 copy_row(values, c * width, given, i * dim, dim)
                 steps[c] = step
                 flags[c] |= DIRTY
+            else:
+                missing += 1
+    return missing

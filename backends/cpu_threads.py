@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 
-def in_parts(part: Callable[[int, int], None]) -> None:
+def in_parts(part: Callable[[int, int], object]) -> None:
     """Run part(number, parts) for every number, on all cores.
 
     There are more parts than cores, a power of two, and each thread takes the next one, so that a busy core does not

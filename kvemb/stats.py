@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
 from kvemb.options import format_bytes
@@ -60,12 +58,22 @@ class Stats:
             f"cold reads {self.seconds_cold_read:.2f}, spills {self.seconds_spill:.2f}"
         )
 
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
+    def timed(self, what: str) -> Timed:
         """Add the seconds that the block takes to the field seconds_<what>."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            name = f"seconds_{what}"
-            setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+        return Timed(self, f"seconds_{what}")
+
+
+class Timed:
+    """The block of Stats.timed()."""
+
+    __slots__ = ("_field", "_start", "_stats")
+
+    def __init__(self, stats: Stats, field: str) -> None:
+        self._stats, self._field = stats, field
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *failure: object) -> None:
+        seconds = time.perf_counter() - self._start
+        setattr(self._stats, self._field, getattr(self._stats, self._field) + seconds)

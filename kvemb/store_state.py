@@ -8,13 +8,18 @@ import os
 
 from kvemb.errors import Closed, Poisoned, ReadOnly
 
+# The process that runs this, kept, because every call asks for it and the system takes a while to tell.
+_here = [os.getpid()]
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _here.__setitem__(0, os.getpid()))
+
 
 class StoreState:
     """The state of a store. Attributes are set once each, so reading them needs no lock."""
 
     def __init__(self, name: str, *, read_only: bool = False) -> None:
         self.name, self.read_only = name, read_only
-        self._process = os.getpid()
+        self._process = _here[0]
         self.closed = False
         self._why = f"the store {name} is closed; open it again with kvemb.open"
         self.cause: BaseException | None = None
@@ -22,7 +27,7 @@ class StoreState:
     @property
     def forked(self) -> bool:
         """Whether this process was forked from the one that opened the store; it has none of its threads."""
-        return os.getpid() != self._process
+        return _here[0] != self._process
 
     @property
     def gone(self) -> bool:
@@ -31,7 +36,7 @@ class StoreState:
 
     def check_here(self) -> None:
         """Raise Closed in a forked process. Called before a lock is taken: one held at the fork stays locked."""
-        if self.forked:
+        if _here[0] != self._process:
             raise Closed(
                 f"the store {self.name} was opened by process {self._process}, and does not survive a fork; open it in "
                 "this process with follow=True, or start workers by spawn"

@@ -170,11 +170,12 @@ class Variable(Handle[Table]):
         With return_exists also a bool array of keys.shape. Inserts nothing. Each occurrence counts as a use for the
         policy unless touch=False. Raises TypeError for keys of a dtype that would lose information; Closed, Corruption.
         """
-        wanted, flat = self._inside.flat(keys)
-        out = np.empty((len(flat), self.dim), self.value_dtype)
+        table, schema = self._inside, self._inside.schema
+        wanted, flat = table.flat(keys)
+        out = np.empty((len(flat), schema.dim), schema.value_dtype)
         exists = np.empty(len(flat), np.bool_) if return_exists else None
-        self._inside.operations.lookup(flat, out, exists, touch=bool(touch))
-        rows = out.reshape(*wanted, self.dim)
+        table.operations.lookup(flat, out, exists, touch=bool(touch))
+        rows = out.reshape(*wanted, schema.dim)
         return rows if exists is None else (rows, exists.reshape(wanted))
 
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:

@@ -38,6 +38,35 @@ def test_ctrl_c_waits_for_the_end_of_the_outermost_block() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_handler_of_the_users_own_is_called_once_after_the_block_and_stays() -> None:
+    caught: list[int] = []
+
+    def own(number: int, frame: object) -> None:
+        caught.append(number)
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert caught == []
+        assert caught == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_where_no_function_handles_it_nothing_is_changed(handler: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with uninterrupted():
+            assert signal.getsignal(signal.SIGINT) is handler
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_other_threads_are_left_alone() -> None:
     done = []
 

@@ -26,18 +26,18 @@ CELL_OVERHEAD_BYTES = 8 + 8 + 8 + 1
 
 # Below this, the largest that malloc keeps for reuse, an ordinary allocation is cheaper than a mapping of its own.
 _MAPPED_BYTES = 32 << 20
+_INT64, _FLOAT64, _UINT8, _UINT64 = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.uint8), np.dtype(np.uint64)
 
 
-def _allocate(count: int, dtype: Any) -> npt.NDArray[Any]:
+def _allocate(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Zeroed memory, page-aligned and given to the process only as it is touched, where it is large."""
-    kind = np.dtype(dtype)
-    nbytes = count * kind.itemsize
+    nbytes = count * dtype.itemsize
     if nbytes < _MAPPED_BYTES:
-        return np.zeros(count, kind)
+        return np.zeros(count, dtype)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, kind, count)
+    return np.frombuffer(memory, dtype, count)
 
 
 class RowBlock:
@@ -51,13 +51,14 @@ class RowBlock:
 
     def __init__(self, schema: Schema, length: int) -> None:
         self.schema, self.length = schema, length
-        self.keys: npt.NDArray[np.int64] = _allocate(length, np.int64)
-        self.scores: npt.NDArray[np.float64] = _allocate(length, np.float64)
-        self.steps: npt.NDArray[np.int64] = _allocate(length, np.int64)
-        self.flags: npt.NDArray[np.uint8] = _allocate(length, np.uint8)
-        words = _allocate(length * schema.row_words, np.uint64)
-        self.words: npt.NDArray[np.uint64] = words.reshape(length, schema.row_words)
-        self.values, self.slots = _seen(words, schema, schema.kernel_dtype), _seen(words, schema, schema.slot_dtype)
+        self.keys: npt.NDArray[np.int64] = _allocate(length, _INT64)
+        self.scores: npt.NDArray[np.float64] = _allocate(length, _FLOAT64)
+        self.steps: npt.NDArray[np.int64] = _allocate(length, _INT64)
+        self.flags: npt.NDArray[np.uint8] = _allocate(length, _UINT8)
+        words = _allocate(length * schema.row_words, _UINT64).reshape(length, schema.row_words)
+        self.words: npt.NDArray[np.uint64] = words
+        self.values: npt.NDArray[Any] = words.view(schema.kernel_dtype)
+        self.slots: npt.NDArray[Any] = words.view(schema.slot_dtype)
 
     def __len__(self) -> int:
         return self.length
@@ -70,14 +71,15 @@ class RowBlock:
     @staticmethod
     def column(count: int, dtype: Any) -> npt.NDArray[Any]:
         """Return one more zeroed column, allocated as a block's own are."""
-        return _allocate(count, dtype)
+        return _allocate(count, np.dtype(dtype))
 
     def part(self, start: int, stop: int) -> RowBlock:
         """Return rows start to stop as a view of this block's memory."""
         view = object.__new__(RowBlock)
         view.schema, view.length = self.schema, stop - start
-        for name in ("keys", "scores", "steps", "flags", "words", "values", "slots"):
-            setattr(view, name, getattr(self, name)[start:stop])
+        view.keys, view.scores, view.steps = self.keys[start:stop], self.scores[start:stop], self.steps[start:stop]
+        view.flags, view.words = self.flags[start:stop], self.words[start:stop]
+        view.values, view.slots = self.values[start:stop], self.slots[start:stop]
         return view
 
     def embeddings(self) -> npt.NDArray[Any]:
@@ -115,9 +117,8 @@ class ReservedBlock(RowBlock):
         self._maps: list[tuple[mmap.mmap, int]] = []
         self.keys, self.scores = self._reserve(length, np.int64), self._reserve(length, np.float64)
         self.steps, self.flags = self._reserve(length, np.int64), self._reserve(length, np.uint8)
-        words = self._reserve(length * schema.row_words, np.uint64)
-        self.words = words.reshape(length, schema.row_words)
-        self.values, self.slots = _seen(words, schema, schema.kernel_dtype), _seen(words, schema, schema.slot_dtype)
+        self.words = self._reserve(length * schema.row_words, np.uint64).reshape(length, schema.row_words)
+        self.values, self.slots = self.words.view(schema.kernel_dtype), self.words.view(schema.slot_dtype)
 
     def _reserve(self, count: int, dtype: Any) -> npt.NDArray[Any]:
         nbytes = max(1, count * np.dtype(dtype).itemsize)
@@ -134,8 +135,3 @@ class ReservedBlock(RowBlock):
             last = stop * row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
             if last > first:
                 memory.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
-def _seen(words: npt.NDArray[np.uint64], schema: Schema, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The same memory as rows of another dtype."""
-    return words.view(dtype).reshape(-1, schema.row_bytes // dtype.itemsize)

@@ -10,7 +10,7 @@ import numbers
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from kvemb.rows.tensors import plain
 KEY_DTYPES = ("int64", "int32", "uint64")
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 WORD_BYTES = 8
+_INT64 = np.dtype(np.int64)
 LAST_KEY = 2**64 - 1  # of codec.order_keys
 
 
@@ -125,6 +126,8 @@ def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
     uint64 keys keep their bits, so large ones appear negative. Raises TypeError for a dtype that would lose
     information.
     """
+    if type(keys) is np.ndarray and keys.dtype == dtype == _INT64 and keys.flags.c_contiguous:
+        return keys
     array = _checked_array(keys, dtype, "keys")
     if dtype == np.uint64:
         return np.ascontiguousarray(array).view(np.int64).reshape(array.shape)
@@ -142,7 +145,8 @@ def as_values(
 
     what, shape: how messages call the values and the shape. Raises TypeError or ValueError.
     """
-    array = _checked_array(values, dtype, what)
+    plainly = type(values) is np.ndarray and values.dtype == dtype
+    array = cast(npt.NDArray[Any], values) if plainly else _checked_array(values, dtype, what)
     if array.shape != expected:
         raise ValueError(f"{what} must have shape {shape} = {expected}, got {array.shape}")
     return np.ascontiguousarray(array).reshape(-1, expected[-1])

@@ -1,51 +1,50 @@
 """Who may work on a variable's rows, and when: the variable's lock, the state of its store, the room of a snapshot.
 
 One lock a variable. The thread that has entered held() works alone on its rows until the block ends or it enters
-given_up().
+given_up(). The blocks that every call enters are classes: a generator would take as long as the call of one key.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self
 
 from kvemb.errors import ColdStoreError
-from kvemb.interrupts import uninterrupted, wait_for
+from kvemb.interrupts import TURN_SECONDS, Deferral, wait_for
 from kvemb.store_state import StoreState
 
 
 class TableAccess:
     """The lock of one variable, and what has to be asked before it is taken. Thread-safe.
 
-    state: of the store; a failure while rows move poisons it.
+    state: of the store; a failure while rows move poisons it. turns: how often the lock was taken.
     """
 
     def __init__(self, state: StoreState) -> None:
         self.state = state
+        self.turns = 0
         self._lock = threading.Lock()
         self._room = threading.Event()
         self._room.set()
         self._no_snapshot = threading.Event()
         self._no_snapshot.set()
 
-    @contextmanager
-    def held(self, *, interruptible: bool = False) -> Iterator[None]:
+    def held(self) -> Held:
         """Keep all other calls of this variable out while the block runs.
 
-        Ctrl-C waits for its end, unless interruptible. Raises Closed where the process was forked.
+        Ctrl-C waits for its end. Raises Closed where the process was forked.
         """
-        self.state.check_here()
-        with self._lock, nullcontext() if interruptible else uninterrupted():
-            yield
+        return Held(self)
 
     @contextmanager
     def held_without_snapshot(self, *, interruptible: bool = False) -> Iterator[None]:
-        """The same, while no snapshot is being written: waits for the one under way."""
+        """The same, while no snapshot is being written: waits for the one under way. interruptible: Ctrl-C ends it."""
         while True:
             self.state.check_here()
             wait_for(self._no_snapshot)
-            with self.held(interruptible=interruptible):
+            with self._held_interruptibly() if interruptible else self.held():
                 if self._no_snapshot.is_set():
                     yield
                     return
@@ -53,37 +52,41 @@ class TableAccess:
     @contextmanager
     def held_if_free(self) -> Iterator[bool]:
         """The same without waiting: yields whether it is held. For a thread that must not wait."""
-        if not self._lock.acquire(blocking=False):
+        if not self.take(0):
             yield False
             return
         try:
             yield True
         finally:
-            self._lock.release()
+            self.leave()
 
     @contextmanager
-    def given_up(self) -> Iterator[None]:
-        """Let others in while the block runs. REQUIRES: held()."""
-        self._lock.release()
-        try:
+    def _held_interruptibly(self) -> Iterator[None]:
+        with self._lock:
+            self.turns += 1
             yield
-        finally:
-            self._lock.acquire()
 
-    @contextmanager
-    def poisoning(self) -> Iterator[None]:
+    def take(self, seconds: float = -1) -> bool:
+        """Take the lock within so many seconds (-1: whenever it is free); returns whether it was. See held()."""
+        if not self._lock.acquire(timeout=seconds):
+            return False
+        self.turns += 1
+        return True
+
+    def leave(self) -> None:
+        """Release the lock. See held()."""
+        self._lock.release()
+
+    def given_up(self) -> GivenUp:
+        """Let others in while the block runs. REQUIRES: held()."""
+        return GivenUp(self)
+
+    def poisoning(self) -> Poisoning:
         """Turn a failed write into Poisoned, for this call and all later ones; whatever else fails, for later ones.
 
         Every statement that moves or changes rows is in such a block, because a row may be half-way between two tiers.
         """
-        try:
-            yield
-        except ColdStoreError as error:
-            self.state.poison(error)
-            self.state.check_writable()
-        except Exception as error:
-            self.state.poison(error)
-            raise
+        return Poisoning(self.state)
 
     # What a snapshot under way allows.
 
@@ -106,3 +109,87 @@ class TableAccess:
         else:
             self._no_snapshot.set()
             self._room.set()
+
+
+class Held(Deferral):
+    """The block of TableAccess.held()."""
+
+    __slots__ = ("_access",)
+
+    def __init__(self, access: TableAccess) -> None:
+        self._access = access
+
+    def __enter__(self) -> None:
+        self._access.state.check_here()
+        # Deferred first: Ctrl-C between taking the lock and deferring would leave it taken.
+        super().__enter__()
+        while not self._access.take(TURN_SECONDS):
+            super().__exit__()
+            super().__enter__()
+
+    def __exit__(self, *failure: object) -> None:
+        self._access.leave()
+        super().__exit__()
+
+
+class Entry:
+    """A held() block, or one like it, for one call on the rows.
+
+    begin: what to do first, under the lock; where it raises, the lock is released. timed: counts its seconds.
+    """
+
+    __slots__ = ("_begin", "_held", "_timed")
+
+    def __init__(
+        self, held: AbstractContextManager[None], begin: Callable[[], None], timed: AbstractContextManager[None]
+    ) -> None:
+        self._held, self._begin, self._timed = held, begin, timed
+
+    def __enter__(self) -> None:
+        self._held.__enter__()
+        self._timed.__enter__()
+        try:
+            self._begin()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(self, *failure: Any) -> None:
+        self._timed.__exit__(*failure)
+        self._held.__exit__(*failure)
+
+
+class GivenUp:
+    """The block of TableAccess.given_up(). alone: after it, whether nobody else had the lock meanwhile."""
+
+    __slots__ = ("_access", "_turns", "alone")
+
+    def __init__(self, access: TableAccess) -> None:
+        self._access = access
+
+    def __enter__(self) -> Self:
+        self._turns = self._access.turns
+        self._access.leave()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._access.take()
+        self.alone = self._access.turns == self._turns + 1
+
+
+class Poisoning:
+    """The block of TableAccess.poisoning()."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            self._state.poison(error)
+            if isinstance(error, ColdStoreError):
+                self._state.check_writable()

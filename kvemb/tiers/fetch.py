@@ -7,43 +7,53 @@ then calls invalidate(), and that row is read again. All but read() and wait() r
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 
 import numpy as np
 
-from kvemb.contracts import ColdStore
+from kvemb.contracts import ColdStore, Mask
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 
 
 class Fetch:
-    """The cold rows of some distinct keys, ascending by codec.order_keys, none of them in memory when it began."""
+    """The cold rows of some distinct keys, ascending by codec.order_keys, none of them in memory when it began.
+
+    reading: whether read() has not ended.
+    """
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
-        self._index = KeyIndex(len(keys))
-        self._index.put(keys, 0, len(keys))
-        self._fresh = np.ones(len(keys), np.bool_)
-        self._row_of = np.full(len(keys), -1, np.int64)
         self._block: RowBlock | None = None
-        self._done = threading.Event()
+        self._found: Mask | None = None
+        self.reading = True
+        self._under_way = threading.Lock()
+        self._under_way.acquire()
+
+    # What only a read needs that others meet: most end before anybody asks.
+
+    @cached_property
+    def _index(self) -> KeyIndex:
+        index = KeyIndex(len(self.keys))
+        index.put(self.keys, 0, len(self.keys))
+        return index
+
+    @cached_property
+    def _fresh(self) -> Mask:
+        return np.ones(len(self.keys), np.bool_)
 
     def read(self, cold: ColdStore) -> None:
         """Read the rows, without the lock."""
         try:
-            block, found = cold.read(self.keys)
-            self._row_of[found] = np.arange(len(block))
-            self._block = block
+            self._block, self._found = cold.read(self.keys)
         finally:
-            self._done.set()
+            self.reading = False
+            self._under_way.release()
 
     def wait(self) -> None:
         """Wait until read() has ended, well or not."""
-        self._done.wait()
-
-    @property
-    def reading(self) -> bool:
-        """Whether read() has not ended."""
-        return not self._done.is_set()
+        with self._under_way:
+            pass
 
     def invalidate(self, keys: Keys | None = None) -> None:
         """Rows of these keys (None: of all) have changed in the cold store."""
@@ -61,10 +71,19 @@ class Fetch:
         positions[(positions >= 0) & ~self._fresh[positions]] = -1
         return positions
 
-    def copy(self, positions: Positions, into: RowBlock, to: Positions) -> np.ndarray:
+    def copy(self, positions: Positions, into: RowBlock, to: Positions) -> Mask:
         """Copy the rows at positions to rows `to` of into; returns exists (n,) bool."""
         assert self._block is not None
-        rows = self._row_of[positions]
-        exists = rows >= 0
-        into.put(to[exists], self._block.select(rows[exists]))
+        assert self._found is not None
+        exists = self._found[positions]
+        rows = (np.cumsum(self._found) - 1)[positions[exists]]
+        into.put(to[exists], self._block.select(rows))
         return exists
+
+    def copy_all(self, into: RowBlock, to: Positions) -> Mask:
+        """Copy all rows, of which none changed, to rows `to` of into, in the order of keys; returns exists (n,)."""
+        assert self._block is not None
+        assert self._found is not None
+        if len(self._block):
+            into.put(to[self._found], self._block)
+        return self._found

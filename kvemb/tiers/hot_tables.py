@@ -23,6 +23,8 @@ from kvemb.tiers.budget import Budget
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
 # Each key's table number (n,); None: all belong to the first.
 Owners = npt.NDArray[np.int64] | None
+ALL = slice(None)
+_NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 
 def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[Any]:
@@ -49,6 +51,7 @@ class HotTables:
         self.tables = tables
         self._partitioner, self._public_dtype = partitioner, public_dtype
         self._budget_of, self._growing = dict(zip(tables, budgets, strict=True)), growing
+        self._all_in_one = [(tables[0], ALL)]
 
     @property
     def size(self) -> int:
@@ -83,18 +86,15 @@ class HotTables:
         """Return the tables of the keys at these positions."""
         return None if owners is None else owners[positions]
 
-    def by_table(self, owners: Owners) -> Iterator[tuple[HotTable, Any]]:
-        """Yield each table with the positions of its own keys: a slice when there is one table, else indexes.
+    def by_table(self, owners: Owners) -> list[tuple[HotTable, Any]]:
+        """Return each table with the positions of its own keys: ALL when there is one table, else indexes.
 
         Asks no partitioner, so it cannot fail half-way through a call.
         """
         if owners is None or len(self.tables) == 1:
-            yield self.tables[0], slice(None)
-            return
-        for number, table in enumerate(self.tables):
-            positions = np.flatnonzero(owners == number)
-            if len(positions):
-                yield table, positions
+            return self._all_in_one
+        found = [(table, np.flatnonzero(owners == number)) for number, table in enumerate(self.tables)]
+        return [(table, positions) for table, positions in found if len(positions)]
 
     # By key.
 
@@ -102,14 +102,16 @@ class HotTables:
         """Return each key's cell in its own table, -1 where it is not hot."""
         cells = np.empty(len(keys), np.int64)
         for table, positions in self.by_table(owners):
+            if positions is ALL:
+                return table.find(keys)
             cells[positions] = table.find(keys[positions])
         return cells
 
     def lookup(self, keys: Keys, owners: Owners, out: Values, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.HotTable.lookup."""
-        missing = [np.empty(0, np.int64)]
+        missing = [_NO_POSITIONS]
         for table, positions in self.by_table(owners):
-            if isinstance(positions, slice):
+            if positions is ALL:
                 return table.lookup(keys, out, rule, now)
             part = np.empty((len(positions), out.shape[1]), out.dtype)
             absent = table.lookup(keys[positions], part, rule, now)
@@ -120,9 +122,9 @@ class HotTables:
 
     def upsert(self, keys: Keys, owners: Owners, values: Values, step: int) -> Positions:
         """See contracts.HotTable.upsert."""
-        missing = [np.empty(0, np.int64)]
+        missing = [_NO_POSITIONS]
         for table, positions in self.by_table(owners):
-            if isinstance(positions, slice):
+            if positions is ALL:
                 return table.upsert(keys, values, step)
             missing.append(positions[table.upsert(keys[positions], values[positions], step)])
         return np.sort(np.concatenate(missing))
@@ -164,7 +166,7 @@ class HotTables:
     def gather(self, cells: Positions, owners: Owners, out: Values) -> None:
         """Copy the embeddings of cells to out (n, dim)."""
         for table, positions in self.by_table(owners):
-            if isinstance(positions, slice):
+            if positions is ALL:
                 table.gather(cells, out)
             else:
                 part = out[positions]
@@ -214,4 +216,4 @@ class HotTables:
 
 
 def _part(rows: RowBlock, positions: Any) -> RowBlock:
-    return rows if isinstance(positions, slice) else rows.select(positions)
+    return rows if positions is ALL else rows.select(positions)

@@ -1,13 +1,11 @@
 """Where the rows of some keys are: hot, waiting to be spilled, or cold.
 
-The variable's lock guards everything here; located() gives it up while cold rows are read, and looks again after.
+The variable's lock guards everything here; locate() gives it up while cold rows are read, and looks again after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +23,7 @@ from kvemb.tiers.spill import SpillBuffer
 
 # Reads ahead that are kept: the one for the call under way and the one for the call after it.
 READS_AHEAD = 2
+_NONE: Mask = np.empty(0, np.bool_)
 
 
 @dataclass
@@ -54,7 +53,7 @@ class Located:
     @property
     def hot(self) -> Positions:
         """The positions in keys of those that are hot."""
-        return np.flatnonzero(self.cells >= 0)
+        return (self.cells >= 0).nonzero()[0]
 
     def owners_of(self, positions: Positions) -> Owners:
         """The tables of the keys at these positions."""
@@ -93,14 +92,14 @@ class Locator:
         self._hot_tables, self._spill, self._cold = hot_tables, spill, cold
         self._access, self._stats = access, stats
         self._schema = hot_tables.tables[0].schema
+        self._no_rows = RowBlock(self._schema, 0)
         self._readers, self._lease, self._ahead_rows = readers, lease, ahead_rows
         self._reads: list[Fetch] = []
         self._ahead: list[Fetch] = []
 
-    @contextmanager
-    def located(self, keys: Keys) -> Iterator[Located]:
-        """Find distinct keys. REQUIRES: access.held(), which is given up while cold rows are read; held again when
-        it yields.
+    def locate(self, keys: Keys) -> Located:
+        """Find distinct keys. REQUIRES: access.held(), which is given up while cold rows are read, and held again
+        when it returns.
         """
         own: list[Fetch] = []
         owners = self._hot_tables.owners(keys)
@@ -111,28 +110,42 @@ class Locator:
                 if awaited is not None:
                     with self._access.given_up():
                         awaited.wait()
-                elif len(unknown):
-                    fetch = self._fetch(found.rows.keys[unknown])
-                    own.append(fetch)
-                    self._reads.append(fetch)
-                    # Others may change these rows meanwhile; the second read keeps them out.
-                    if len(own) == 1:
-                        with self._access.given_up():
-                            self._read(fetch)
-                    else:
-                        self._read(fetch)
-                else:
-                    break
+                elif len(unknown) == 0:
+                    return found
+                elif self._read_unknown(found, unknown, own):
+                    self._access.state.check_open()
+                    return found
                 self._access.state.check_open()
-            yield found
         finally:
             for fetch in own:
                 self._reads.remove(fetch)
 
+    def _read_unknown(self, found: Located, unknown: Positions, own: list[Fetch]) -> bool:
+        """Read the rows that are unknown. Returns whether nobody else worked on rows meanwhile, so that they are known.
+
+        Others may change these rows during the first read; the second one keeps them out.
+        """
+        unknown = self._ascending(found.rows.keys, unknown)
+        fetch = Fetch(found.rows.keys[unknown])
+        own.append(fetch)
+        self._reads.append(fetch)
+        if len(own) == 1:
+            with self._access.given_up() as given_up:
+                self._read(fetch)
+            if not given_up.alone:
+                return False
+        else:
+            self._read(fetch)
+        found.exists[unknown] = fetch.copy_all(found.rows, unknown)
+        found.known[unknown] = True
+        return True
+
     def _look(self, keys: Keys, owners: Owners) -> Located:
         """Look in the hot tier and in the spill buffer; what is in neither is left unknown."""
         cells = self._hot_tables.find(keys, owners)
-        cold = np.flatnonzero(cells < 0)
+        cold = (cells < 0).nonzero()[0]
+        if len(cold) == 0:
+            return Located(keys, owners, cells, cold, self._no_rows, _NONE, _NONE)
         rows = RowBlock(self._schema, len(cold))
         rows.keys[:] = keys[cold]
         known, exists = self._spill.read(rows.keys, rows)
@@ -140,8 +153,8 @@ class Locator:
 
     def _take_fetched(self, found: Located, own: list[Fetch]) -> tuple[Positions, Fetch | None]:
         """Fill in what reads have brought. Returns what is still unknown, and a read under way to wait for, if any."""
+        unknown = (~found.known).nonzero()[0]
         for fetch in (*own, *self._ahead):
-            unknown = np.flatnonzero(~found.known)
             if len(unknown) == 0:
                 break
             reading = fetch.reading
@@ -153,7 +166,8 @@ class Locator:
                 return unknown, fetch
             found.exists[unknown[covered]] = fetch.copy(positions[covered], found.rows, unknown[covered])
             found.known[unknown[covered]] = True
-        return np.flatnonzero(~found.known), None
+            unknown = unknown[~covered]
+        return unknown, None
 
     def read_ahead(self, keys: Keys) -> None:
         """Start reading the cold rows of distinct keys on another thread, unless as many reads are under way
@@ -166,7 +180,7 @@ class Locator:
         while len(self._ahead) >= READS_AHEAD:
             self._drop_ahead()
         if len(wanted) and self._lease.take(self._bytes_of(len(wanted))):
-            fetch = self._fetch(wanted)
+            fetch = Fetch(wanted[self._ascending(wanted, np.arange(len(wanted)))])
             self._ahead.append(fetch)
             self._readers.submit(self._read_or_give_up, fetch)
 
@@ -198,8 +212,11 @@ class Locator:
         self._cold = cold
         self.forget(None)
 
-    def _fetch(self, keys: Keys) -> Fetch:
-        return Fetch(keys[np.argsort(order_keys(keys, self._schema))])
+    def _ascending(self, keys: Keys, positions: Positions) -> Positions:
+        """Return positions in keys in the order of their keys."""
+        if len(positions) < 2:
+            return positions
+        return positions[np.argsort(order_keys(keys[positions], self._schema))]
 
     def _read(self, fetch: Fetch) -> None:
         with self._stats.timed("cold_read"):

@@ -11,24 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import Mask, RowKernels, Values
 from kvemb.errors import Poisoned
-from kvemb.meter import Meter, Progress
+from kvemb.meter import Progress
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.locate import Located
 from kvemb.tiers.one_point import of_one_point
+from kvemb.tiers.restricting import keep_highest
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
-from kvemb.tiers.selection import Spool
 from kvemb.tiers.storage import TieredStorage
 
 
@@ -58,17 +56,17 @@ class TableOperations:
     @of_one_point
     def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
         """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
-        storage, rule = self._storage, self._scoring.rule
-        with storage.reading() as uses_kept:
-            touch = touch and uses_kept and self._scoring.records_uses
+        storage, scoring = self._storage, self._scoring
+        with storage.reading():
+            touch = touch and storage.state.keeps_uses and scoring.records_uses
             owners = self._hot_tables.owners(keys)
             if touch:
                 storage.step += 1
                 storage.copy_before_change(keys, owners)
-            now = self._scoring.now(storage.step)
-            missing = self._hot_tables.lookup(keys, owners, out, rule if touch else None, now)
-            if touch and rule is ScoreRule.CUSTOM:
-                self._scoring.use_hot(np.delete(keys, missing), now)
+            now = scoring.now(storage.step)
+            missing = self._hot_tables.lookup(keys, owners, out, scoring.rule if touch else None, now)
+            if touch and scoring.rule is ScoreRule.CUSTOM:
+                scoring.use_hot(np.delete(keys, missing), now)
             storage.counts.hits += len(keys) - len(missing)
             storage.counts.misses += len(missing)
         if exists is not None:
@@ -80,35 +78,38 @@ class TableOperations:
         """Fill in what lookup did not find hot. now None: uses are not recorded."""
         distinct = Unique(keys[missing])
         for chunk in self._chunks(len(distinct.keys)):
-            values, there = self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], out.dtype, now)
-            chosen = np.flatnonzero((distinct.inverse >= chunk.start) & (distinct.inverse < chunk.stop))
-            positions, source = missing[chosen], distinct.inverse[chosen] - chunk.start
+            values, there = self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now)
+            positions, source = missing, distinct.inverse
+            if len(values) < len(distinct.keys):
+                chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
+                positions, source = missing[chosen], source[chosen] - chunk.start
             out[positions] = values[source]
             if exists is not None:
                 exists[positions] = there[source]
 
-    def _look_up_chunk(
-        self, keys: Keys, counts: Positions, dtype: np.dtype[Any], now: float | None
-    ) -> tuple[Values, Mask]:
+    def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None) -> tuple[Values, Mask]:
         """Return the rows of distinct keys, used so often each, and which of them exist."""
-        storage, values = self._storage, np.empty((len(keys), self._schema.dim), dtype)
-        with storage.reading_rows(keys) as at:
+        storage, values = self._storage, np.empty((len(keys), self._schema.dim), self._schema.value_dtype)
+        with storage.reading():
+            at = storage.locate(keys)
             if now is not None and storage.state.keeps_uses:  # it may have been poisoned since
                 self._scoring.use(at, counts, now)
             else:
                 now = None
-            self._hot_tables.gather(at.cells, at.owners, values)
-            absent, cold = at.cold[~at.exists], at.only(at.exists)
-            found = np.empty((len(cold.rows), self._schema.dim), dtype)
-            self._kernels.gather(cold.rows, np.arange(len(cold.rows)), found)
-            values[cold.cold] = found
-            values[absent] = self._factory.embeddings(keys[absent])
-            storage.counts.absent += int(counts[absent].sum())
+            if len(at.cold) < len(keys):
+                self._hot_tables.gather(at.cells, at.owners, values)
+            absent = at.cold[~at.exists]
+            if len(absent):
+                values[absent] = self._factory.embeddings(keys[absent])
+                storage.counts.absent += int(counts[absent].sum())
             there = at.present
-            if storage.state.cause is None:
-                # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
-                with suppress(Poisoned):
-                    storage.admit(cold, by_score=now is None)
+            if len(absent) < len(at.cold):
+                cold = at.only(at.exists)
+                values[cold.cold] = cold.rows.embeddings()
+                if storage.state.cause is None:
+                    # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
+                    with suppress(Poisoned):
+                        storage.admit(cold, by_score=now is None)
         return values, there
 
     @of_one_point
@@ -117,7 +118,8 @@ class TableOperations:
         distinct = Unique(keys)
         scores = np.empty(len(distinct.keys))
         for chunk in self._chunks(len(distinct.keys)):
-            with self._storage.reading_rows(distinct.keys[chunk]) as at:
+            with self._storage.reading():
+                at = self._storage.locate(distinct.keys[chunk])
                 part = self._hot_tables.scores(at.cells, at.owners)
                 part[at.cold[at.exists]] = at.rows.scores[at.exists]
                 scores[chunk] = part
@@ -130,16 +132,17 @@ class TableOperations:
     def warm(self, keys: Keys) -> None:
         """Make rows hot, as far as they outscore what is. Keys are distinct; those that do not exist are ignored."""
         for chunk in self._chunks(len(keys)):
-            with self._storage.reading_rows(keys[chunk]) as at:
+            with self._storage.reading():
+                at = self._storage.locate(keys[chunk])
                 self._storage.admit(at.only(at.exists), by_score=True)
 
     # Writing.
 
     def upsert(self, keys: Keys, values: Values) -> None:
         """Insert rows or replace their embeddings; of duplicate keys the last wins."""
-        with self._storage.acknowledging():
-            for chunk in self._chunks(len(keys)):
-                self._upsert(keys[chunk], values[chunk])
+        for chunk in self._chunks(len(keys)):
+            self._upsert(keys[chunk], values[chunk])
+        self._storage.acknowledge()
 
     def _upsert(self, keys: Keys, values: Values) -> None:
         storage = self._storage
@@ -155,8 +158,9 @@ class TableOperations:
     def _upsert_missing(self, keys: Keys, values: Values, score: float) -> None:
         """Upsert keys that were not hot; by now some may be."""
         storage, distinct = self._storage, Unique(keys)
-        with storage.writing_rows(distinct.keys) as at:
-            values = values[distinct.last]
+        values = values[distinct.last]
+        with storage.writing():
+            at = storage.locate(distinct.keys)
             self._create(at, score)
             with storage.changing():
                 self._hot_tables.assign(at.cells, at.owners, values, storage.step)
@@ -166,14 +170,15 @@ class TableOperations:
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         """Add new - old to keys that exist as the caller believes; insert new where both say absent; else ignore."""
-        with self._storage.acknowledging():
-            for chunk in self._chunks(len(keys)):
-                self._accum(keys[chunk], old[chunk], new[chunk], exists[chunk])
+        for chunk in self._chunks(len(keys)):
+            self._accum(keys[chunk], old[chunk], new[chunk], exists[chunk])
+        self._storage.acknowledge()
 
     def _accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         storage, distinct, n = self._storage, Unique(keys), len(keys)
         inverse = distinct.inverse
-        with storage.writing_rows(distinct.keys) as at:
+        with storage.writing():
+            at = storage.locate(distinct.keys)
             score = self._scoring.first(storage.step)
             present = at.present
             # An absent key is inserted by its first occurrence with exists False; later ones add to it.
@@ -199,18 +204,20 @@ class TableOperations:
         optimizer = self.optimizer  # one for all chunks, whatever another thread sets meanwhile
         assert optimizer is not None
         distinct = Unique(keys)
-        with self._storage.acknowledging():
-            for chunk in self._chunks(len(distinct.keys)):
-                self._apply(distinct.keys[chunk], optimizer, grads, distinct.sums.of(chunk))
+        for chunk in self._chunks(len(distinct.keys)):
+            self._apply(distinct.keys[chunk], optimizer, grads, distinct.sums.of(chunk))
+        self._storage.acknowledge()
 
     def _apply(self, keys: Keys, optimizer: Optimizer, grads: Values, sums: Sums) -> None:
         storage = self._storage
-        with storage.writing_rows(keys) as at:
+        with storage.writing():
+            at = storage.locate(keys)
             self._create(at, self._scoring.first(storage.step))
             with storage.changing():
                 self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums)
-                cold = np.arange(len(at.rows))
-                self._kernels.apply(at.rows, cold, optimizer, grads, storage.step, sums.of(at.cold))
+                if len(at.rows):
+                    cold = np.arange(len(at.rows))
+                    self._kernels.apply(at.rows, cold, optimizer, grads, storage.step, sums.of(at.cold))
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 
@@ -224,7 +231,7 @@ class TableOperations:
 
     def _create(self, at: Located, score: float) -> None:
         """Make the absent rows of `at` new ones: initial embedding and slots, and this score."""
-        absent = np.flatnonzero(~at.exists)
+        absent = (~at.exists).nonzero()[0]
         if len(absent):
             keys = at.rows.keys[absent]
             at.rows.put(absent, self._factory.rows(keys, self._factory.embeddings(keys), score, self._storage.step))
@@ -234,25 +241,27 @@ class TableOperations:
 
         Rows that are not hot go to the spill buffer and stay cold. The caller's block is marked dirty.
         """
-        with self._storage.acknowledging():
-            for chunk in self._chunks(len(rows)):
-                part = rows.part(chunk.start, min(chunk.stop, len(rows)))
-                part.flags[:] = DIRTY
-                with self._storage.writing_rows(part.keys) as at:
-                    self._storage.replace(at, part, step)
+        for chunk in self._chunks(len(rows)):
+            part = rows.part(chunk.start, min(chunk.stop, len(rows)))
+            part.flags[:] = DIRTY
+            with self._storage.writing():
+                self._storage.replace(self._storage.locate(part.keys), part, step)
+        self._storage.acknowledge()
 
     def remove(self, keys: Keys) -> None:
         """Drop rows with their slots and scores; missing keys are ignored."""
         distinct = Unique(keys).keys
-        with self._storage.acknowledging():
-            for chunk in self._chunks(len(distinct)):
-                with self._storage.writing_rows(distinct[chunk]) as at:
-                    self._storage.remove(at.keys[at.present])
+        for chunk in self._chunks(len(distinct)):
+            with self._storage.writing():
+                at = self._storage.locate(distinct[chunk])
+                self._storage.remove(at.keys[at.present])
+        self._storage.acknowledge()
 
     def clear(self) -> None:
         """Drop every row."""
-        with self._storage.acknowledging(), self._storage.writing(without_snapshot=True):
+        with self._storage.writing(without_snapshot=True):
             self._storage.clear()
+        self._storage.acknowledge()
 
     def use(self, keys: Keys) -> None:
         """Record one use of each occurrence of keys that exist."""
@@ -260,38 +269,29 @@ class TableOperations:
         storage.state.check_writable()
         with storage.held():
             storage.step += 1
-        with storage.acknowledging():
-            for chunk in self._chunks(len(distinct.keys)):
-                with storage.writing_rows(distinct.keys[chunk]) as at:
-                    self._scoring.use(at, distinct.counts[chunk], self._scoring.now(storage.step))
-                    with storage.changing():
-                        there = at.only(at.exists)
-                        storage.log.located(there, storage.step)
-                        storage.admit(there)
+        for chunk in self._chunks(len(distinct.keys)):
+            with storage.writing():
+                at = storage.locate(distinct.keys[chunk])
+                self._scoring.use(at, distinct.counts[chunk], self._scoring.now(storage.step))
+                with storage.changing():
+                    there = at.only(at.exists)
+                    storage.log.located(there, storage.step)
+                    storage.admit(there)
+        storage.acknowledge()
 
     def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:
         """Keep the `keep_rows` highest scores over both tiers, ties to the larger key; returns how many rows left.
 
-        Does nothing unless there are more than trigger_rows. Dirty rows are written first, so that one scan of the cold
-        store sees every score. The scan spools 16 bytes a row to a temporary file, from which the limit is found;
-        memory does not depend on the number of rows.
+        Does nothing unless there are more than trigger_rows.
         """
         storage = self._storage
-        with storage.acknowledging(), storage.writing(without_snapshot=True):
+        with storage.writing(without_snapshot=True):
             before = storage.size
-            if keep_rows >= before or (trigger_rows is not None and before <= trigger_rows):
-                return 0
-            storage.write_dirty()
-            with Spool(self._scratch) as spool:
-                meter = Meter(2 * before - keep_rows, progress)
-                for rows in storage.cold.scan(storage.limits.call_rows):
-                    spool.append(rows.scores, order_keys(rows.keys, self._schema))
-                    meter(len(rows))
-                for ordered in spool.below_limit(keep_rows):
-                    storage.remove(unordered_keys(ordered, self._schema))
-                    meter(len(ordered))
-            storage.write_dirty()
-            return before - storage.size
+            if keep_rows < before and (trigger_rows is None or before > trigger_rows):
+                keep_highest(storage, keep_rows, self._scratch, progress)
+            removed = before - storage.size
+        storage.acknowledge()
+        return removed
 
     def new_rows(self, keys: Keys, values: Values) -> RowBlock:
         """Return rows as they would be made now, clean and in no tier."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvemb.contracts import RowKernels, Values
 from kvemb.initializers import Initializer
+from kvemb.initializers.base import Fixed
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
@@ -19,6 +20,9 @@ class RowFactory:
         self, schema: Schema, initializer: Initializer, optimizer: Optimizer | None, kernels: RowKernels
     ) -> None:
         self._schema, self._initializer, self._kernels = schema, initializer, kernels
+        self._every_row: Values | None = None
+        if isinstance(initializer, Fixed):
+            self._every_row = initializer.rows(np.zeros(1, np.int64), schema.dim, schema.value_dtype)
         self.set_optimizer(optimizer)
 
     def set_optimizer(self, optimizer: Optimizer | None) -> None:
@@ -27,6 +31,8 @@ class RowFactory:
 
     def embeddings(self, keys: Keys) -> Values:
         """Return (n, dim): what missing keys read as."""
+        if self._every_row is not None:
+            return np.repeat(self._every_row, len(keys), axis=0)
         return self._initializer.rows(keys, self._schema.dim, self._schema.value_dtype)
 
     def rows(self, keys: Keys, values: Values, score: float, step: int) -> RowBlock:

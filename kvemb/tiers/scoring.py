@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvemb.restrict import FrequencyRestrictPolicy, MissingPolicy, RestrictPolicy, ScoreRule
+from kvemb.restrict import FrequencyRestrictPolicy, MissingPolicy, RestrictPolicy, ScoreRule, Scores
 from kvemb.rows.block import DIRTY
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located
 
+_ONCE = np.ones(1, np.int64)
+
 
 class Scoring:
     """A variable's policy over its rows.
+
+    rule: what a kernel may do by itself; CUSTOM: nothing. records_uses: whether uses change scores; they do not while a
+    user-defined policy is missing.
 
     Without a policy the hot tier still needs an order to evict by: the number of uses, which keeps the highest hit rate
     (`kvemb bench hitrate`).
@@ -24,16 +29,8 @@ class Scoring:
 
     def __init__(self, policy: RestrictPolicy | None, hot_tables: HotTables) -> None:
         self._policy, self._hot_tables = policy or FrequencyRestrictPolicy(), hot_tables
-
-    @property
-    def rule(self) -> ScoreRule:
-        """What a kernel may do by itself; CUSTOM: nothing."""
-        return self._policy.rule
-
-    @property
-    def records_uses(self) -> bool:
-        """Whether uses change scores; they do not while a user-defined policy is missing."""
-        return not isinstance(self._policy, MissingPolicy)
+        self.rule = self._policy.rule
+        self.records_uses = not isinstance(self._policy, MissingPolicy)
 
     def now(self, step: int) -> float:
         """Return the time of a use, by the policy's clock."""
@@ -42,16 +39,18 @@ class Scoring:
     def first(self, step: int) -> float:
         """Return the score of a row that is made now: making it is its first use."""
         start = np.array([self._policy.initial_score], np.float64)
-        return float(self._policy.checked_score(start, np.ones(1, np.int64), self.now(step))[0])
+        return float(self._used(start, _ONCE, self.now(step))[0])
 
     def use(self, at: Located, counts: Positions, now: float) -> None:
         """Record counts (n,) uses of located keys, hot or not; keys that do not exist are ignored."""
-        hot, there = at.hot, np.flatnonzero(at.exists)
+        there = at.exists.nonzero()[0]
         if len(there):
             used = counts[at.cold[there]]
-            at.rows.scores[there] = self._policy.checked_score(at.rows.scores[there], used, now)
+            at.rows.scores[there] = self._used(at.rows.scores[there], used, now)
             at.rows.flags[there] |= DIRTY
-        self._use_cells(at.cells[hot], at.owners_of(hot), counts[hot], now)
+        if len(at.cold) < len(at.keys):
+            hot = at.hot
+            self._use_cells(at.cells[hot], at.owners_of(hot), counts[hot], now)
 
     def use_hot(self, keys: Keys, now: float) -> None:
         """Record one use of each occurrence of keys that are hot."""
@@ -61,5 +60,11 @@ class Scoring:
 
     def _use_cells(self, cells: Positions, owners: Owners, counts: Positions, now: float) -> None:
         if len(cells):
-            scores = self._policy.checked_score(self._hot_tables.scores(cells, owners), counts, now)
+            scores = self._used(self._hot_tables.scores(cells, owners), counts, now)
             self._hot_tables.set_scores(cells, owners, scores)
+
+    def _used(self, scores: Scores, counts: Positions, now: float) -> Scores:
+        """Return scores (n,) after counts (n,) uses."""
+        if self.rule is ScoreRule.COUNT:
+            return scores + counts
+        return self._policy.checked_score(scores, counts, now)

@@ -137,8 +137,9 @@ class SpillBuffer:
 
     def discard(self, keys: Keys) -> None:
         """Forget rows by key, as they are back in the hot tier, or superseded. One that is being written is written."""
-        positions = self._find(keys)
-        self._live[positions[positions >= 0]] = False
+        if self._held:
+            positions = self._find(keys)
+            self._live[positions[positions >= 0]] = False
 
     def clear(self) -> None:
         """Forget every row, after a write under way has ended."""

@@ -26,7 +26,7 @@ from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import LAST_KEY, Schema
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
-from kvemb.tiers.access import TableAccess
+from kvemb.tiers.access import Entry, TableAccess
 from kvemb.tiers.budget import Lease
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
@@ -90,49 +90,42 @@ class TieredStorage:
 
     # Entering. What follows REQUIRES one of these, unless it says otherwise.
 
-    @contextmanager
-    def reading(self) -> Iterator[bool]:
-        """Hold the lock for a call that reads; yields whether uses are kept. Raises Closed."""
+    def reading(self) -> AbstractContextManager[None]:
+        """Hold the lock for a call that reads. Raises Closed."""
         self._access.wait_for_room()
-        with self._access.held(), self.counts.timed("lookup"):
-            self.state.check_open()
-            if self.state.keeps_uses:
-                try:
-                    self._spill.poll()
-                except ColdStoreError as error:
-                    self.state.poison(error)
-            yield self.state.keeps_uses
+        return Entry(self._access.held(), self._begin_reading, self.counts.timed("lookup"))
 
-    @contextmanager
-    def writing(self, *, without_snapshot: bool = False) -> Iterator[None]:
+    def _begin_reading(self) -> None:
+        self.state.check_open()
+        if self.state.keeps_uses:
+            try:
+                self._spill.poll()
+            except ColdStoreError as error:
+                self.state.poison(error)
+
+    def writing(self, *, without_snapshot: bool = False) -> AbstractContextManager[None]:
         """Hold the lock for a call that changes rows. without_snapshot: while none is being written.
 
         Raises Closed, ReadOnly, Poisoned.
         """
         self._access.wait_for_room()
         held = self._access.held_without_snapshot() if without_snapshot else self._access.held()
-        with held, self.counts.timed("update"):
-            self.state.check_writable()
-            with self.changing():
-                self._spill.poll()
-            yield
+        return Entry(held, self._begin_writing, self.counts.timed("update"))
 
-    @contextmanager
-    def reading_rows(self, keys: Keys) -> Iterator[Located]:
-        """Hold the lock and find distinct keys. The lock is given up while their cold rows are read, before it yields.
+    def _begin_writing(self) -> None:
+        self.state.check_writable()
+        with self.changing():
+            self._spill.poll()
+
+    def locate(self, keys: Keys) -> Located:
+        """Find distinct keys, whose rows may change now. The lock is given up while their cold rows are read.
 
         Raises Closed, Corruption, ColdStoreError.
         """
-        with self.reading(), self._locator.located(keys) as at:
-            self._copy_before_change(at)
-            yield at
-
-    @contextmanager
-    def writing_rows(self, keys: Keys) -> Iterator[Located]:
-        """The same for a call that changes the rows it finds. Raises ReadOnly, Poisoned too."""
-        with self.writing(), self._locator.located(keys) as at:
-            self._copy_before_change(at)
-            yield at
+        at = self._locator.locate(keys)
+        if self._snapshot is not None:
+            self._snapshot.copy_before_change(at.keys, at.cells, at.owners)
+        return at
 
     def held(self) -> AbstractContextManager[None]:
         """Keep all other calls of this variable out while the block runs."""
@@ -149,10 +142,8 @@ class TieredStorage:
         """Poison the store if the block fails: rows may be half-way between two tiers, or half changed."""
         return self._access.poisoning()
 
-    @contextmanager
-    def acknowledging(self) -> Iterator[None]:
-        """With a log, what the block wrote is durable when it has ended. Not under the lock. Raises Poisoned."""
-        yield
+    def acknowledge(self) -> None:
+        """With a log, what was written is durable when this returns. Not under the lock. Raises Poisoned."""
         if self.log.active:
             with self.changing():
                 self.log.commit()
@@ -221,10 +212,6 @@ class TieredStorage:
         """These rows may change now where they are hot: a snapshot that has not written them copies them first."""
         if self._snapshot is not None:
             self._snapshot.copy_before_change(keys, None, owners)
-
-    def _copy_before_change(self, at: Located) -> None:
-        if self._snapshot is not None:
-            self._snapshot.copy_before_change(at.keys, at.cells, at.owners)
 
     def read_ahead(self, keys: Keys) -> None:
         """Start reading the cold ones of distinct keys on another thread. Takes the lock itself."""

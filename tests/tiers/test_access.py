@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,8 +11,9 @@ from contextlib import AbstractContextManager
 import pytest
 
 from kvemb.errors import Closed, ColdStoreError, Poisoned
+from kvemb.stats import Stats
 from kvemb.store_state import StoreState
-from kvemb.tiers.access import TableAccess
+from kvemb.tiers.access import Entry, TableAccess
 
 PATIENCE = 30.0
 SOON = 0.05
@@ -46,6 +49,62 @@ def test_a_lock_that_is_given_up_lets_others_in_and_is_held_again_after(access):
         with access.given_up():
             assert Caller(access.held).entered.wait(PATIENCE)
         assert not Caller(access.held).entered.wait(SOON)
+
+
+def test_who_gave_it_up_knows_whether_others_were_in(access):
+    with access.held():
+        with access.given_up() as given_up:
+            pass
+        assert given_up.alone
+        with access.given_up() as given_up:
+            assert Caller(access.held).entered.wait(PATIENCE)
+        assert not given_up.alone
+
+
+def test_ctrl_c_ends_the_waiting_for_the_lock_and_leaves_it_as_it_was(access):
+    release = threading.Event()
+
+    class Holder(Caller):
+        def run(self):
+            with self.block():
+                self.entered.set()
+                release.wait(PATIENCE)
+
+    holder = Holder(access.held)
+    holder.entered.wait(PATIENCE)
+    threading.Timer(SOON, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt), access.held():
+        pass
+    assert not Caller(access.held).entered.wait(SOON), "it is not freed by who does not hold it"
+    release.set()
+    with access.held():
+        pass
+
+
+def test_ctrl_c_while_it_is_held_comes_when_it_is_free(access):
+    steps = []
+
+    def work():
+        with access.held():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("end")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == ["end"]
+    assert Caller(access.held).entered.wait(PATIENCE)
+
+
+def test_a_call_whose_beginning_fails_leaves_the_lock_free(access):
+    stats = Stats()
+
+    def begin():
+        raise Closed("gone")
+
+    with pytest.raises(Closed, match="gone"), Entry(access.held(), begin, stats.timed("lookup")):
+        pytest.fail("the block must not run")
+    assert Caller(access.held).entered.wait(PATIENCE)
+    assert stats.seconds_lookup > 0
 
 
 def test_who_needs_no_snapshot_waits_for_its_end(access):

@@ -46,7 +46,8 @@ class Place:
         self.locator = Locator(self.hot, self.spill, self.cold, self.access, readers or Now(), lease, 8, Stats())
 
     def found(self, keys):
-        with self.access.held(), self.locator.located(np.array(keys)) as at:
+        with self.access.held():
+            at = self.locator.locate(np.array(keys))
             there = at.only(at.exists)
             return at, values_of(there.rows)
 
@@ -73,7 +74,8 @@ def test_the_lock_is_free_while_cold_rows_are_read_and_held_again_after():
             place.access._lock.release()
 
     place.cold.meanwhile = look
-    with place.access.held(), place.locator.located(np.array([3])):
+    with place.access.held():
+        place.locator.locate(np.array([3]))
         look()
     assert free == [True, False]
 
@@ -83,8 +85,9 @@ def test_rows_that_changed_during_the_read_are_read_again():
 
     def change():
         place.cold.meanwhile = lambda: None
-        place.cold.write(rows_of([3], 8.0))
-        place.locator.forget(np.array([3]))
+        with place.access.held():
+            place.cold.write(rows_of([3], 8.0))
+            place.locator.forget(np.array([3]))
 
     place.cold.meanwhile = change
     assert place.found([3])[1] == {3: 8.0}
@@ -93,10 +96,45 @@ def test_rows_that_changed_during_the_read_are_read_again():
 
 def test_rows_that_went_hot_during_the_read_are_hot():
     place = Place()
-    place.cold.meanwhile = lambda: list(place.hot.insert(rows_of([3], 9.0), None))
+
+    def promote():
+        with place.access.held():
+            list(place.hot.insert(rows_of([3], 9.0), None))
+
+    place.cold.meanwhile = promote
     at, rows = place.found([3])
     assert at.hot.tolist() == [0]
     assert rows == {}
+
+
+@pytest.mark.parametrize("others", ["nobody", "somebody"])
+def test_rows_are_looked_for_again_only_where_somebody_was_in_during_the_read(others):
+    place, looks = Place(), []
+    find = place.hot.find
+
+    def counted(keys, owners):
+        looks.append(keys.tolist())
+        return find(keys, owners)
+
+    def enter():
+        with place.access.held():
+            pass
+
+    place.hot.find = counted
+    place.cold.meanwhile = enter if others == "somebody" else lambda: None
+    at, rows = place.found([3, 5, 1])
+    assert (at.present.tolist(), rows) == ([True, False, True], {3: 3.0})
+    assert len(looks) == (2 if others == "somebody" else 1)
+    assert place.cold.reads == [[3, 5]]
+
+
+def test_no_read_is_kept_once_rows_are_found():
+    place = Place()
+    place.found([3, 5])
+    place.cold.meanwhile = place.state.close
+    with pytest.raises(Closed):
+        place.found([3])
+    assert place.locator._reads == []
 
 
 def test_a_store_that_was_closed_during_the_read_is_told():

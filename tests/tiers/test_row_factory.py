@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from blocks import SCHEMA
 
 import kvemb
@@ -20,6 +21,15 @@ def test_missing_keys_read_as_the_initializer_says():
     keys = np.array([7, -1, 7])
     got = factory(initializer).embeddings(keys)
     assert got.tobytes() == initializer.rows(keys, SCHEMA.dim, SCHEMA.value_dtype).tobytes()
+
+
+@pytest.mark.parametrize("initializer", [kvemb.Constant(2.5), kvemb.RandomUniform(seed=4)])
+def test_what_is_given_is_the_callers_own(initializer):
+    made, keys = factory(initializer), np.array([7, -1])
+    first = made.embeddings(keys)
+    expected = first.copy()
+    first[:] = 9.0
+    assert made.embeddings(keys).tobytes() == expected.tobytes()
 
 
 def test_a_new_row_is_dirty_and_has_its_values_score_and_step():

@@ -41,13 +41,15 @@ def storage_of(cold=None, cells=16, **arguments):
 
 def put(storage, keys, value=1.0):
     """Make rows, which go hot."""
-    with storage.writing_rows(np.array(keys)) as at:
+    with storage.writing():
+        at = storage.locate(np.array(keys))
         at.rows.put(slice(None), rows_of(at.rows.keys, value, flags=DIRTY, score=value))
         storage.admit(at)
 
 
 def rows(storage, keys):
-    with storage.reading_rows(np.array(keys)) as at:
+    with storage.reading():
+        at = storage.locate(np.array(keys))
         found = values_of(at.only(at.exists).rows)
         for block in storage.hot_tables.read(at.cells, at.owners):
             found |= values_of(block)
@@ -81,8 +83,8 @@ def test_whole_rows_replace_what_is_there_and_new_ones_stay_cold():
     storage = storage_of(step=5)
     put(storage, [1, 2])
     given = rows_of([1, 7], 9.0, flags=DIRTY)
-    with storage.writing_rows(given.keys) as at:
-        storage.replace(at, given, 3)
+    with storage.writing():
+        storage.replace(storage.locate(given.keys), given, 3)
     assert rows(storage, [1, 2, 7]) == {1: 9.0, 2: 1.0, 7: 9.0}
     assert (storage.size, storage.step, storage.stats().rows_hot) == (3, 5, 2)
 
@@ -121,8 +123,8 @@ def test_a_snapshot_keeps_what_is_dirty_and_ends():
     with storage.held():
         snapshot = storage.begin_snapshot()
     assert len(snapshot.keys()) == 2
-    with storage.writing_rows(np.array([1])) as at:
-        storage.replace(at, rows_of([1], 2.0, flags=DIRTY), 1)
+    with storage.writing():
+        storage.replace(storage.locate(np.array([1])), rows_of([1], 2.0, flags=DIRTY), 1)
     storage.end_snapshot()
     storage.end_snapshot()
     assert rows(storage, [1, 2]) == {1: 2.0, 2: 1.0}
@@ -132,13 +134,13 @@ def test_a_snapshot_keeps_what_is_dirty_and_ends():
 def test_every_change_is_told_to_the_log_and_acknowledged_after():
     log = Told()
     storage = storage_of(log=log)
-    with storage.acknowledging():
-        with storage.writing_rows(np.array([1])) as at, storage.changing():
-            storage.log.located(at, 1)
-        with storage.writing():
-            storage.remove(np.array([], np.int64))
-        with storage.writing(without_snapshot=True):
-            storage.clear()
+    with storage.writing(), storage.changing():
+        storage.log.located(storage.locate(np.array([1])), 1)
+    with storage.writing():
+        storage.remove(np.array([], np.int64))
+    with storage.writing(without_snapshot=True):
+        storage.clear()
+    storage.acknowledge()
     assert log.lines == ["rows", "removed", "cleared", "commit"]
 
 

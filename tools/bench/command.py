@@ -77,6 +77,21 @@ def upsert(
 
 
 @app.command()
+def small(
+    rows: Rows = 200_000,
+    dim: Dim = 64,
+    calls: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Calls of each kind per run.")] = 500,
+    runs: Runs = 7,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Call with one key and with a hundred, all hot, beside np.take; and with one that is absent or cold."""
+    from kvemb.tools.bench.small import run
+
+    run(rows, dim, calls, runs, folder).show(json)
+
+
+@app.command()
 def train(
     rows: Rows = 4_000_000,
     dim: Dim = 32,

@@ -27,6 +27,7 @@ TIERED = [*TABLE, "--hot-rows", "300", "--budget-mib", "32"]
 TINY = {
     "lookup": [*TABLE, "--batches", "2", "--runs", "3"],
     "upsert": [*TABLE, "--batches", "2", "--runs", "3"],
+    "small": ["--rows", "3000", "--dim", "8", "--calls", "5", "--runs", "2"],
     "train": [*TIERED, "--steps", "3", "--runs", "2"],
     "hitrate": [*TIERED, "--accesses", "3000"],
     "memory": [*TIERED, "--rows", "6000", "--steps", "3"],
@@ -39,6 +40,7 @@ if find_spec("torch"):
 LINES = {
     "lookup": 3,
     "upsert": 2,
+    "small": 10,
     "torch": 2,
     "train": 2,
     "hitrate": 2,
@@ -50,6 +52,7 @@ LINES = {
 FACTS = {
     "lookup": {"compile_s"},
     "upsert": {"compile_s"},
+    "small": {"compile_s", "cold_read_us", "cpu_us"},
     "torch": {"compile_s", "torch", "torch_threads", "rows_compared"},
     "train": {"compile_s", "hit_rate", "spills_per_step", "rows_compared"},
     "hitrate": {"compile_s", "promotions", "hit_rate_by_eighth"},

@@ -1,0 +1,126 @@
+"""`kvemb bench small`: what a call costs that has few keys, beside np.take of as many rows; and what one key more costs
+that is not hot.
+
+Every call is timed by itself, so that a busy machine moves the median little. What the cold store itself takes to read
+the key is counted by the variable (Stats.seconds_cold_read) and taken off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import kvemb
+from kvemb.tools.bench.data import Ids, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
+from kvemb.tools.bench.results import Line, Report, Spread
+
+LOAD_BATCH = 65_536
+KEYS = 100
+HOT_USES = 1000
+BARS = {"lookup": 15.0, "apply_gradients": 30.0, "upsert": 20.0, "absent": 60.0, "cold": 60.0}
+
+
+class Cost(NamedTuple):
+    """Microseconds a call: its wall time without the cold store's, a median; its thread's CPU time, a mean; the cold
+    store's wall time, a median.
+    """
+
+    wall: float
+    cpu: float
+    cold: float = 0.0
+
+
+def run(rows: int, dim: int, calls: int, runs: int, folder: Path | None) -> Report:
+    """Time `runs` runs of `calls` calls each of every kind, in turns."""
+    report = Report("small", {"rows": rows, "dim": dim, "calls": calls, "runs": runs})
+    report.facts["compile_s"] = compile_seconds(dim)
+    with scratch(folder) as path, kvemb.open(path / "store", memory_budget="256MiB") as store:
+        var = store.get_variable(
+            "small", dim=dim, hot_rows=max(16 * KEYS, rows // 10), optimizer=kvemb.optimizers.Adagrad(0.01)
+        )
+        for ids in batches_of_ids(rows, LOAD_BATCH):
+            var.upsert(ids, values_of(ids, dim))
+        store.flush()
+        costs = _measure(var, rows, dim, calls, runs)
+    for name, keys in (("lookup", 1), ("apply_gradients", 1), ("upsert", 1), ("lookup", KEYS)):
+        what, taken = f"{name}, {keys} {'key' if keys == 1 else 'keys'}", f"np.take, {keys}"
+        ours, peer = costs[f"{name} {keys}"], costs[f"take {keys}"]
+        bar = BARS[name] if keys == 1 else None
+        report.lines.append(_line(what, [cost.wall for cost in ours], taken, [cost.wall for cost in peer], bar))
+        report.lines.append(_line(f"{what}, CPU", [cost.cpu for cost in ours], taken, [cost.cpu for cost in peer]))
+    hot = [cost.wall for cost in costs[f"lookup {KEYS}"]]
+    for name in ("absent", "cold"):
+        more = [cost.wall - before for cost, before in zip(costs[name], hot, strict=True)]
+        report.lines.append(_line(f"one of them {name}: more", more, "all hot", hot, BARS[name]))
+    report.facts["cold_read_us"] = {name: Spread.of(c.cold for c in costs[name]).median for name in ("absent", "cold")}
+    report.facts["cpu_us"] = {name: Spread.of(c.cpu for c in costs[name]).median for name in ("absent", "cold")}
+    return report
+
+
+def _measure(var: kvemb.Variable, rows: int, dim: int, calls: int, runs: int) -> dict[str, list[Cost]]:
+    one, hot, array = ids_of(np.arange(1)), ids_of(np.arange(KEYS)), np.ones((rows, dim), np.float32)
+    row, at_one, at_hot = np.ones((1, dim), np.float32), np.arange(1), np.arange(KEYS)
+    for _ in range(HOT_USES):
+        var.lookup(hot)  # so often that they stay hot
+    known = iter(range(KEYS, rows))
+    unknown = iter(range(rows, rows + 2 * runs * calls + 100))
+    sides: dict[str, Callable[[], Cost]] = {
+        "take 1": lambda: _calls(lambda: np.take(array, at_one, axis=0), calls),
+        "lookup 1": lambda: _calls(lambda: var.lookup(one), calls),
+        "apply_gradients 1": lambda: _calls(lambda: var.apply_gradients(one, row), calls),
+        "upsert 1": lambda: _calls(lambda: var.upsert(one, row), calls),
+        f"take {KEYS}": lambda: _calls(lambda: np.take(array, at_hot, axis=0), calls),
+        f"lookup {KEYS}": lambda: _calls(lambda: var.lookup(hot), calls),
+        "absent": lambda: _missing(var, hot, lambda: ids_of(np.array([next(unknown)])), calls, absent=1),
+        "cold": lambda: _missing(var, hot, lambda: ids_of(np.array([next(known)])), calls, absent=0),
+    }
+    costs: dict[str, list[Cost]] = {name: [] for name in sides}
+    until_idle()
+    for number in range(runs + 1):
+        for name, side in sides.items():
+            cost = side()
+            if number:  # the first run warms up
+                costs[name].append(cost)
+    return costs
+
+
+def _calls(call: Callable[[], object], count: int) -> Cost:
+    wall, cpu = np.empty(count), np.empty(count)
+    for i in range(count):
+        start, used = time.perf_counter(), time.thread_time()
+        call()
+        cpu[i] = time.thread_time() - used
+        wall[i] = time.perf_counter() - start
+    return Cost(1e6 * float(np.median(wall)), 1e6 * float(np.mean(cpu)))
+
+
+def _missing(var: kvemb.Variable, hot: Ids, draw: Callable[[], Ids], count: int, *, absent: int) -> Cost:
+    """Time lookups of hot keys with one that is drawn in the place of the first, counting those where it is not hot."""
+    wall: list[float] = []
+    cpu: list[float] = []
+    cold: list[float] = []
+    keys = hot.copy()
+    before = var.stats
+    while len(wall) < count:
+        keys[:1] = draw()
+        start, used = time.perf_counter(), time.thread_time()
+        var.lookup(keys)
+        used, seconds = time.thread_time() - used, time.perf_counter() - start
+        after = var.stats
+        if after.misses - before.misses == 1 and after.absent - before.absent == absent:
+            cold.append(after.seconds_cold_read - before.seconds_cold_read)
+            wall.append(seconds - cold[-1])
+            cpu.append(used)
+        before = after
+    return Cost(1e6 * float(np.median(wall)), 1e6 * float(np.mean(cpu)), 1e6 * float(np.median(cold)))
+
+
+def _line(name: str, ours: list[float], peer_name: str, peer: list[float], most: float | None = None) -> Line:
+    spread, ratio = Spread.of(ours), Spread.of(a / b for a, b in zip(ours, peer, strict=True))
+    bar, met = ("", None) if most is None else (f"≤ {most:g} us", spread.median <= most)
+    return Line(name, "us", spread, peer_name, Spread.of(peer), ratio, bar, met)
