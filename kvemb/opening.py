@@ -32,6 +32,7 @@ def open(
     memory_budget: int | str = "1GiB",
     read_only: bool = False,
     follow: bool = False,
+    warm: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
@@ -40,14 +41,15 @@ def open(
     memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
     follow: the same for a store that another process trains; refresh() moves to its newest point.
-    No row is hot at first; only restore(..., warm=True) loads hot rows.
+    warm: load the rows that were hot when the store was closed, or its last checkpoint made, for each variable when it
+    is opened; otherwise no row is hot at first.
     durability: the state after a crash. "checkpoint": the last completed flush() or checkpoint(). "write": the last
     call that changed rows and returned; each waits for an fsync, which concurrent calls share. Uses that lookups
     record become durable with the next flush() in both modes.
     limits: how much one internal step processes at a time (kvemb.limits).
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
-    return _opened(path, memory_budget, bool(read_only), bool(follow), durability, limits)
+    return _opened(path, memory_budget, bool(read_only), bool(follow), durability, limits, bool(warm))
 
 
 def _opened(

@@ -97,7 +97,7 @@ class PointWriter:
                 self._described = self._points.describe(self._number, entries, self._without)
                 for part in self._parts:
                     self._snapshots.append((part, part.storage.begin_snapshot()))
-                    if self._target is not None:
+                    if self._target is not None or self._last:
                         self._hot[part.name] = part.storage.hot_keys()
                 self._base = in_order.submit(self._copy_database)
                 if closing is not None:

@@ -26,6 +26,7 @@ from kvemb.durability.manifest import Manifest
 from kvemb.durability.points import Points, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
+from kvemb.errors import Corruption
 from kvemb.interrupts import result_of
 from kvemb.limits import Limits
 from kvemb.options import parse_budget
@@ -75,7 +76,7 @@ class Engine:
             if read_only:
                 self.view = ExitStack()
                 undo.callback(lambda: self.view.close())
-                self.database, self.described = self.view.enter_context(reading(self.path, self.open_database))
+                self._open_view()
             else:
                 self.points = Points(self.path, undo)
                 self.described = self.points.current
@@ -93,6 +94,23 @@ class Engine:
                     self.points.begin_log()
                 self.checkpointer = self._checkpointer_with(self.log)
             self._undo = undo.pop_all()
+
+    def _open_view(self) -> None:
+        """Open what a read-only store shows, and read which rows were hot, before its owner replaces the point."""
+        self._hot: dict[str, list[Ordered]] = {}
+        while True:
+            self.database, self.described = self.view.enter_context(reading(self.path, self.open_database))
+            if not self.warm:
+                return
+            place = self.path if layout.is_checkpoint(self.path) else layout.point(self.path, self.described.point)
+            try:
+                for name, files in self.described.hot.items():
+                    self._hot[name] = list(read_hot(place / layout.HOT, files))
+                return
+            except FileNotFoundError as error:
+                if place == self.path or layout.current_point(self.path) == place:
+                    raise Corruption(f"{error.filename} is missing; open it without warm=True") from error
+                self.view.close()
 
     def open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
         """Open a database with the store's share of memory for it."""
@@ -134,7 +152,9 @@ class Engine:
 
     def hot_keys(self, name: str) -> Iterator[Ordered]:
         """Yield the keys of a variable to load into the hot tier when it is opened."""
-        if self.warm and name in self.described.hot:
+        if self.state.read_only:
+            yield from self._hot.pop(name, [])
+        elif self.warm and name in self.described.hot:
             yield from read_hot(self.points.live / layout.HOT, self.described.hot[name])
 
     def collect(self, collection: str, variable: Any) -> None:

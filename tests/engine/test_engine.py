@@ -8,6 +8,8 @@ import sys
 import textwrap
 import threading
 import warnings
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ import pytest
 import kvemb
 from kvemb import GraphKeys
 from kvemb.durability import layout
-from kvemb.errors import Closed, Poisoned, ReadOnly
+from kvemb.engine import engine
+from kvemb.errors import Closed, Corruption, Poisoned, ReadOnly
 from kvemb.handle import inside
 
 KEYS = np.arange(1000)
@@ -225,3 +228,50 @@ def test_no_thread_or_warning_is_left_by_a_store(open_store, tmp_path):
             store = open_store(tmp_path / f"store{number}")
             fill(store)
             store.close()
+
+
+@pytest.mark.parametrize("how", [{}, {"read_only": True}, {"follow": True}], ids=repr)
+def test_a_store_that_is_opened_warm_has_what_was_hot_at_its_close(open_store, tmp_path, how):
+    store = open_store(tmp_path / "store")
+    table = fill(store)
+    some = np.arange(0, 200, 7)
+    table.lookup(some)
+    hot = inside(table).hot_tables.keys().tolist()
+    store.close()
+    for warm in (True, False):
+        with kvemb.open(tmp_path / "store", warm=warm, memory_budget="8MiB", **how) as again:
+            found = inside(again.variables["users"]).hot_tables.keys().tolist()
+            assert sorted(found) == (sorted(hot) if warm else [])
+            misses = again.stats.misses
+            again.variables["users"].lookup(np.array(hot), touch=False)
+            assert again.stats.misses == misses + (0 if warm else len(hot))
+
+
+def test_a_checkpoint_is_opened_warm_and_a_missing_hot_set_is_damage(store, tmp_path):
+    table = fill(store)
+    hot = inside(table).hot_tables.keys().tolist()
+    checkpoint = store.checkpoint(tmp_path / "checkpoint")
+    with kvemb.open(checkpoint, read_only=True, warm=True, memory_budget="8MiB") as reader:
+        assert sorted(inside(reader.variables["users"]).hot_tables.keys().tolist()) == sorted(hot)
+    next((checkpoint.path / "hot").iterdir()).unlink()
+    with pytest.raises(Corruption, match=r"hot.*is missing"):
+        kvemb.open(checkpoint, read_only=True, warm=True, memory_budget="8MiB")
+
+
+def test_a_follower_is_opened_warm_though_the_point_is_replaced_meanwhile(open_store, tmp_path, monkeypatch):
+    store = open_store(tmp_path / "store")
+    table = fill(store)
+    hot = inside(table).hot_tables.keys().tolist()
+    store.checkpoint(tmp_path / "one")
+    real, turns = engine.read_hot, iter(range(100))
+
+    def replaced(folder: Path, files: list[str]) -> Any:
+        if next(turns) < 2:
+            table.upsert([1], np.zeros((1, table.dim), np.float32))
+            store.flush()
+        return real(folder, files)
+
+    monkeypatch.setattr(engine, "read_hot", replaced)
+    with kvemb.open(tmp_path / "store", follow=True, warm=True, memory_budget="8MiB") as follower:
+        assert next(turns) == 3
+        assert sorted(inside(follower.variables["users"]).hot_tables.keys().tolist()) == sorted(hot)
