@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvemb.backends import cpu_insert, cpu_probe
 from kvemb.backends.cpu_formulas import take_step
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.backends.cpu_threads import cores, in_parts
+from kvemb.backends.cpu_threads import cores, in_parts, part_count
 from kvemb.contracts import HOST, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
@@ -77,44 +77,49 @@ class CpuTable:
         """See contracts.HotTable."""
         cells = np.empty(len(keys), np.int64)
         table = self._buckets, self._tags, self._rows.keys, cells
-        self._in_ranges(len(keys), lambda start, stop: cpu_probe.find(keys, start, stop, cpu_probe.ring(), *table))
+        self._in_ranges(len(keys), lambda start, stop: cpu_probe.find(keys, start, stop, cpu_probe.rings()[0], *table))
         return cells
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.HotTable."""
         rows, n = self._rows, len(keys)
-        cells = np.empty(n, np.int64)
+        missing: Positions = np.empty(n, np.int64)
+        told: list[Positions] = []
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(rows.schema.kernel_dtype)
 
-        def read(start: int, stop: int) -> int:
-            return cpu_probe.lookup(  # type: ignore[no-any-return]
-                keys, start, stop, cpu_probe.ring(), self._buckets, self._tags,
+        def read(start: int, stop: int) -> None:
+            absent = cpu_probe.lookup(
+                keys, start, stop, *cpu_probe.rings(), self._buckets, self._tags,
                 rows.keys, rows.values, seen, rows.schema.dim,
-                how, now, stop - start < n, rows.scores, rows.flags, cells,
+                how, now, stop - start < n, rows.scores, rows.flags, missing,
             )  # fmt: skip
+            if absent:
+                told.append(missing[start : start + absent])
 
-        if self._in_ranges(n, read) == 0:
-            return NO_POSITIONS
-        return np.flatnonzero(cells < 0)
+        self._in_ranges(n, read)
+        return np.sort(np.concatenate(told)) if told else NO_POSITIONS
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
-        rows, cells = self._rows, np.empty(len(keys), np.int64)
-        seen = values.view(rows.schema.kernel_dtype)
+        rows, seen = self._rows, values.view(self._rows.schema.kernel_dtype)
+        told: list[Positions] = []
 
-        def part(number: int, parts: int) -> int:
-            return cpu_probe.upsert(  # type: ignore[no-any-return]
-                keys, number, parts, np.empty(len(keys) + 1, np.int64), cpu_probe.ring(), self._buckets, self._tags,
-                rows.keys, rows.values, seen, rows.schema.dim,
-                step, rows.steps, rows.flags, cells,
+        def write(chosen: Positions) -> None:
+            absent = cpu_probe.upsert(
+                keys, chosen, *cpu_probe.rings(), self._buckets, self._tags,
+                rows.keys, rows.values, seen, rows.schema.dim, step, rows.steps, rows.flags,
             )  # fmt: skip
+            if absent:
+                told.append(chosen[:absent])
 
         if self._worth_threads(len(keys)):
-            in_parts(part)
-        elif part(0, 1) == 0:
-            return NO_POSITIONS
-        return np.flatnonzero(cells < 0)
+            chosen, counts = np.empty((part_count(), len(keys)), np.int64), np.empty(part_count(), np.int64)
+            cpu_probe.split(keys, chosen, counts)
+            in_parts(lambda number, parts: write(chosen[number, : counts[number]]))
+        else:
+            write(np.arange(len(keys)))
+        return np.sort(np.concatenate(told)) if told else NO_POSITIONS
 
     def insert(
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
@@ -259,15 +264,12 @@ class CpuTable:
         """See contracts.HotTable."""
         self._flags_now()[:] &= ~SNAPSHOT_FLAGS
 
-    def _in_ranges(self, count: int, work: Callable[[int, int], Any]) -> Any:
-        """Run work(start, stop) for ranges that together are 0 to count, on all cores if that is worth it.
-
-        Returns what work returned where it was run once, else None.
-        """
-        if not self._worth_threads(count):
-            return work(0, count)
-        in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
-        return None
+    def _in_ranges(self, count: int, work: Callable[[int, int], None]) -> None:
+        """Run work(start, stop) for ranges that together are 0 to count, on all cores if that is worth it."""
+        if self._worth_threads(count):
+            in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
+        else:
+            work(0, count)
 
     def _worth_threads(self, keys: int) -> bool:
         return keys >= self._parallel_keys and cores() > 1

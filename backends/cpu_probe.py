@@ -34,9 +34,9 @@ _U32 = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-def ring() -> Any:
-    """Return what a pipeline keeps its hashes in; its caller gives it to the kernel."""
-    return np.empty(RING, np.uint64)
+def rings() -> Any:
+    """Return what a pipeline keeps its hashes and its likely cells in; its caller gives them to the kernel."""
+    return np.empty(RING, np.uint64), np.empty(RING, np.int64)
 
 
 @inlined
@@ -111,22 +111,17 @@ def find(wanted: Any, start: int, stop: int, hashes: Any, buckets: int, tags: An
             cells[i] = _cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
 
 
-@inlined
-def _mine(key: Any, part: Any, parts: Any) -> Any:
-    """Whether a part of the batch has a key: by the hash, so that equal keys are handled by one thread, in order.
+@kernel
+def split(wanted: Any, chosen: Any, counts: Any) -> None:
+    """Write the positions of the keys of each part to chosen (parts, n), in order, and how many they are to counts.
 
-    parts is a power of two.
+    By the hash, so that equal keys are in one part. The number of parts is a power of two.
     """
-    return np.int64(mix(key) >> np.uint64(16)) & parts - 1 == part
-
-
-@inlined
-def _choose(wanted: Any, part: Any, parts: Any, chosen: Any) -> Any:
-    m = 0
+    counts[:] = 0
     for i in range(len(wanted)):
-        chosen[m] = i
-        m += _mine(wanted[i], part, parts)
-    return m
+        part = np.int64(mix(wanted[i]) >> np.uint64(16)) & len(counts) - 1
+        chosen[part, counts[part]] = i
+        counts[part] += 1
 
 
 @kernel
@@ -135,6 +130,7 @@ def lookup(
     start: int,
     stop: int,
     hashes: Any,
+    places: Any,
     buckets: int,
     tags: Any,
     keys: Any,
@@ -146,16 +142,16 @@ def lookup(
     shared: bool,
     scores: Any,
     flags: Any,
-    cells: Any,
+    missing: Any,
 ) -> int:
-    """Find wanted[start:stop], copy the rows out and record the uses; returns how many are missing.
+    """Find wanted[start:stop], copy the rows out and record the uses. A pipeline: digests, key and row, copy.
 
-    A pipeline: digests, key and row, copy.
     shared: other threads run other ranges of the batch, which may have the same keys; uses are counted atomically.
+    Writes the positions of keys that are not there to missing[start:], and returns how many they are.
     """
-    missing = 0
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
+    absent = 0
     for t in range(start, stop + FAR + NEAR):
         if t < stop:
             h = mix(wanted[t])
@@ -163,7 +159,7 @@ def lookup(
             prefetch(tags, 2 * first_bucket(h, buckets))
         if t - FAR >= start and t - FAR < stop:
             c = _likely_cell(hashes[t - FAR & RING - 1], buckets, tags)
-            cells[t - FAR] = c
+            places[t - FAR & RING - 1] = c
             if c >= 0:
                 prefetch(keys, c)
                 for j in range(0, dim, line):
@@ -173,10 +169,9 @@ def lookup(
                     prefetch(flags, c)
         i = t - FAR - NEAR
         if i >= start:
-            c = cells[i]
+            c = places[i & RING - 1]
             if c >= 0 and keys[c] != wanted[i]:
                 c = _cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
-                cells[i] = c
             if c >= 0:
                 copy_row(out, i * dim, values, c * width, dim)
                 if rule >= 0:
@@ -188,17 +183,17 @@ def lookup(
                         scores[c] += 1.0
                     flags[c] |= DIRTY
             else:
-                missing += 1
-    return missing
+                missing[start + absent] = i
+                absent += 1
+    return absent
 
 
 @kernel
 def upsert(
     wanted: Any,
-    part: int,
-    parts: int,
     chosen: Any,
     hashes: Any,
+    places: Any,
     buckets: int,
     tags: Any,
     keys: Any,
@@ -208,25 +203,26 @@ def upsert(
     step: int,
     steps: Any,
     flags: Any,
-    cells: Any,
 ) -> int:
-    """Find the keys of one part of the batch, and overwrite their embeddings in order; returns how many are missing.
+    """Find the keys at the positions `chosen`, and overwrite their embeddings in order. The pipeline is lookup's.
 
-    The pipeline is lookup's. Threads may run the parts, a power of two, concurrently: they have different keys, so
-    different rows. chosen: room for the position of every key and one more.
+    Threads may run parts with different keys concurrently. On return `chosen` begins with the positions of keys that
+    are not there, whose number is returned.
     """
-    missing = 0
-    n = _choose(wanted, part, parts, chosen)
+    n = len(chosen)
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
+    absent = 0
     for t in range(n + FAR + NEAR):
         if t < n:
             h = mix(wanted[chosen[t]])
             hashes[t & RING - 1] = h
             prefetch(tags, 2 * first_bucket(h, buckets))
+            for j in range(0, dim, line):
+                prefetch(given, chosen[t] * dim + j)
         if t >= FAR and t - FAR < n:
             c = _likely_cell(hashes[t - FAR & RING - 1], buckets, tags)
-            cells[chosen[t - FAR]] = c
+            places[t - FAR & RING - 1] = c
             if c >= 0:
                 prefetch(keys, c)
                 for j in range(0, dim, line):
@@ -234,15 +230,16 @@ def upsert(
                 prefetch(steps, c)
                 prefetch(flags, c)
         if t >= FAR + NEAR:
+            at = t - FAR - NEAR & RING - 1
             i = chosen[t - FAR - NEAR]
-            c = cells[i]
+            c = places[at]
             if c >= 0 and keys[c] != wanted[i]:
-                c = _cell_of(wanted[i], mix(wanted[i]), buckets, tags, keys)
-                cells[i] = c
+                c = _cell_of(wanted[i], hashes[at], buckets, tags, keys)
             if c >= 0:
                 copy_row(values, c * width, given, i * dim, dim)
                 steps[c] = step
                 flags[c] |= DIRTY
             else:
-                missing += 1
-    return missing
+                chosen[absent] = i
+                absent += 1
+    return absent

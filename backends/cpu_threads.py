@@ -11,10 +11,9 @@ from functools import cache
 def in_parts(part: Callable[[int, int], object]) -> None:
     """Run part(number, parts) for every number, on all cores.
 
-    There are more parts than cores, a power of two, and each thread takes the next one, so that a busy core does not
-    delay the others.
+    Each thread takes the next one, so that a busy core does not delay the others.
     """
-    parts = 2 << (cores() - 1).bit_length()
+    parts = part_count()
     numbers = iter(range(parts))
 
     def run() -> None:
@@ -26,6 +25,11 @@ def in_parts(part: Callable[[int, int], object]) -> None:
     for other in others:
         if not other.cancel():
             other.result()
+
+
+def part_count() -> int:
+    """Return into how many parts a batch is split: more than there are cores, and a power of two."""
+    return 2 << (cores() - 1).bit_length()
 
 
 @cache
