@@ -119,7 +119,7 @@ def split(wanted: Any, chosen: Any, counts: Any) -> None:
     """
     counts[:] = 0
     for i in range(len(wanted)):
-        part = np.int64(mix(wanted[i]) >> np.uint64(16)) & len(counts) - 1
+        part = np.int64(mix(wanted[i]) >> np.uint64(16)) & np.int64(len(counts) - 1)
         chosen[part, counts[part]] = i
         counts[part] += 1
 
