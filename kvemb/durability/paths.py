@@ -17,6 +17,11 @@ from kvemb.errors import Corruption, StoreNotFound
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether this is a URL, not a local path."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
 def local(path: str | os.PathLike[str], what: str = "path") -> Path:
     """Return a local path. what: its name in errors. Raises TypeError; ValueError for a URL."""
     text = _text(path, what)

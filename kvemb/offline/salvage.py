@@ -10,10 +10,11 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
@@ -22,11 +23,14 @@ from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
 from kvemb.durability.journal_segments import Entry
+from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.recovery import replay
 from kvemb.durability.scratch import scratch
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.meter import Meter, Progress
+from kvemb.offline.remote_checking import RemoteChecking, is_pushed
+from kvemb.offline.transfer import Remote
 from kvemb.rows.codec import key_at, record_dtype
 from kvemb.rows.schema import Schema
 
@@ -45,31 +49,43 @@ class Saved:
 
 @dataclass
 class Repair:
-    """Result of repair(). source: the checkpoint or durable point that was read. out: the new store.
+    """Result of repair(). source: the checkpoint or durable point that was read, or its number and URL.
 
-    damages: one line for each damage found. variables: by name, what was saved. logged: rows added from the log.
+    out: the new store. damages: one line for each damage found. variables: by name, what was saved. logged: rows added
+    from the log.
     """
 
-    source: Path
+    source: Path | str
     out: Path
     damages: list[str] = field(default_factory=list)
     variables: dict[str, Saved] = field(default_factory=dict)
     logged: int = 0
 
 
-def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress | None = None) -> Repair:
+def repair(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Repair:
     """Write what can be read of a checkpoint or of a closed store to a new store at out; returns what is lost.
 
     path is not changed. The new store has its own identity and follows no checkpoint. It does not keep which rows were
     hot, nor which keys changed since which checkpoint. progress(done, total): called with bytes as they are read.
 
+    Of checkpoints at a URL, options for fsspec, the newest that lacks nothing is taken, and all damage is listed.
+
     Raises StoreNotFound, FileExistsError, Locked, ColdStoreError; Corruption if the manifest, or RocksDB's own, is
     damaged: without them the contents of the files are unknown.
     """
-    path, out = paths.local(path), paths.local(out, "out")
+    out = paths.local(out, "out")
     paths.check_not_in_series(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not empty; name a new directory to repair to")
+    if paths.is_url(path) or is_pushed(paths.local(path)):
+        return _repair_remote(str(path), out, options, progress)
+    path = paths.local(path)
     if layout.is_checkpoint(path):
         return _repair(path, None, out, progress, [])
     if not (path / layout.POINTS).is_dir():
@@ -77,6 +93,18 @@ def repair(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     with layout.locked_for_reading(path):
         point, logged, damages = _point_of(path)
         return _repair(point, (path / layout.LOG, logged), out, progress, damages)
+
+
+def _repair_remote(url: str, out: Path, options: Mapping[str, Any] | None, progress: Progress | None) -> Repair:
+    checked = RemoteChecking(url, options).check(deep=True)
+    if not checked.sound:
+        raise Corruption(f"no checkpoint at {url} is without damage: {checked.findings[0]}")
+    with scratch("kvemb-repair-") as place:
+        number = max(checked.sound)
+        Remote(url, options).pull(number, place / series_name(number), [], place / layout.PULLED)
+        done = _repair(place / series_name(number), None, out, progress, list(checked.findings))
+    done.source = f"checkpoint {number} at {url}"
+    return done
 
 
 def _point_of(store: Path) -> tuple[Path, bool, list[str]]:

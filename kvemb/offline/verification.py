@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvemb.durability import journal_segments, layout, log_entries, manifest, paths
 from kvemb.durability.checking import checkpoint_findings
@@ -13,17 +15,19 @@ from kvemb.durability.checkpoint import describe_path
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
 from kvemb.meter import Progress
+from kvemb.offline.remote_checking import RemoteChecking, is_pushed
 
 
 @dataclass
 class Verification:
     """Result of verify(). It is true if nothing is wrong.
 
-    path: what was verified. findings: one line for each error, naming the file. notes: remarks that are no errors.
-    rows: by variable. files, nbytes: of the checkpoint or of the store's durable point.
+    path: what was verified, a str if it is a URL. findings: one line for each error, naming the file. notes: remarks
+    that are no errors. rows: by variable, at a URL of the newest checkpoint. files, nbytes: of the checkpoint, of the
+    store's durable point, or of all checkpoints at the URL.
     """
 
-    path: Path
+    path: Path | str
     deep: bool
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -35,14 +39,24 @@ class Verification:
         return not self.findings
 
 
-def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progress | None = None) -> Verification:
-    """Return what is wrong with a checkpoint, or with a store that no process has open for writing.
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Return what is wrong with a checkpoint, with a store that no process has open for writing, or at a URL.
 
     Checks every file's name and size, the manifest, and the checksums of all files except tables and key files;
     deep: reads everything, and checks all checksums, records and keys, their order and their counts.
     progress(done, total): called with bytes as they are read. Memory does not grow with the table. Changes nothing.
-    Raises StoreNotFound if path is neither, Locked, UnsupportedFormat.
+    At a URL, or in a directory, to which checkpoints were pushed, all of them are checked: what each consists of, and
+    the files that it needs, deltas included; deep: every byte of them. options: fsspec's for the filesystem.
+    Raises StoreNotFound if path is neither, Locked, UnsupportedFormat; CheckpointNotFound, TransferError for a URL.
     """
+    if paths.is_url(path) or is_pushed(paths.local(path)):
+        return _verify_remote(str(path), bool(deep), options, progress)
     path = paths.local(path)
     found = Verification(path, bool(deep))
     if layout.is_checkpoint(path):
@@ -56,6 +70,18 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: Progre
         found.findings.append(f"{path / layout.CURRENT} is missing")
     else:
         raise StoreNotFound(describe_path(path))
+    return found
+
+
+def _verify_remote(url: str, deep: bool, options: Mapping[str, Any] | None, progress: Progress | None) -> Verification:
+    checked = RemoteChecking(url, options).check(deep=deep, progress=progress)
+    found = Verification(url, deep, checked.findings, files=checked.files, nbytes=checked.nbytes)
+    if checked.described:
+        newest = max(checked.described)
+        found.rows = {name: entry.rows for name, entry in checked.described[newest].described.variables.items()}
+    if not found:
+        whole = ", ".join(map(str, checked.sound)) or "none"
+        found.notes.append(f"of {len(checked.described)} checkpoints at {url} these lack nothing: {whole}")
     return found
 
 

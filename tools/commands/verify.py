@@ -18,13 +18,13 @@ LISTED_GAPS = 5
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(parser=local_path, help="A checkpoint, or a store that no process has open for writing.")
+        str, typer.Argument(help="A checkpoint, a store that no process has open for writing, or a URL of push.")
     ],
     deep: Annotated[bool, typer.Option("--deep", help="Read every file, record and key.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a checkpoint or a closed store, and name every damaged file; exits with 1 if there is any.
+    """Check a checkpoint, a closed store or a URL, and name every damaged file; exits with 1 if there is any.
 
     Example: kvemb verify checkpoints/00000042 --deep
     """
@@ -43,7 +43,7 @@ def verify(
 
 
 def repair(
-    path: Annotated[Path, typer.Argument(parser=local_path, help="A damaged checkpoint or store; it is not changed.")],
+    path: Annotated[str, typer.Argument(help="A damaged checkpoint, store or URL of push; it is not changed.")],
     out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory for the store.")],
     quiet: Quiet = False,
     as_json: AsJson = False,

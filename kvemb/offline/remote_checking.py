@@ -1,0 +1,95 @@
+"""What is wrong with the checkpoints at a URL: each with its base and its deltas, file by file. Reads only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvemb.durability.layout import series_name
+from kvemb.durability.manifest import FileEntry
+from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
+from kvemb.meter import Meter, Progress
+from kvemb.offline import streams
+from kvemb.offline.chain import Pushed
+from kvemb.offline.pushing import JOBS
+from kvemb.offline.remote import CHECKPOINTS, FILES, RemoteCheckpoints
+
+# The most numbers of checkpoints that a finding lists.
+_MOST_LISTED = 10
+
+
+@dataclass
+class Checked:
+    """Result of check(). findings: a line for each damaged file. sound: the numbers that lack nothing.
+
+    described: what each number that could be read consists of. files, nbytes: needed by all of them together.
+    """
+
+    findings: list[str] = field(default_factory=list)
+    sound: list[int] = field(default_factory=list)
+    described: dict[int, Pushed] = field(default_factory=dict)
+    files: int = 0
+    nbytes: int = 0
+
+
+class RemoteChecking(RemoteCheckpoints):
+    """Checkpoints at a URL, with check."""
+
+    def check(self, *, deep: bool, progress: Progress | None = None, jobs: int = JOBS) -> Checked:
+        """Check all numbers, and the size of each file that one needs; deep: read every file, and compare its checksum.
+
+        progress(done, total): called with bytes as they are read. Raises CheckpointNotFound if there is no number;
+        TransferError.
+        """
+        done = Checked()
+        if not (numbers := self.numbers()):
+            raise CheckpointNotFound(f"there is no checkpoint at {self._url}")
+        needed: dict[str, FileEntry] = {}
+        users: dict[str, list[int]] = defaultdict(list)
+        for number in numbers:
+            try:
+                done.described[number] = self._read(number)[1]
+            except (Corruption, UnsupportedFormat) as error:
+                done.findings.append(str(error))
+                continue
+            for sha256, entry in done.described[number].files.items():
+                needed[sha256] = entry
+                users[sha256].append(number)
+        done.files, done.nbytes = len(needed), sum(entry.bytes for entry in needed.values())
+        harmed = self._harmed(needed, deep, progress, jobs)
+        for sha256 in sorted(harmed, key=lambda each: (users[each], each)):
+            what = done.described[users[sha256][0]].name_of(sha256, users[sha256][0])
+            listed = ", ".join(map(series_name, users[sha256][:_MOST_LISTED]))
+            more = f" and {len(users[sha256]) - _MOST_LISTED:,} more" if len(users[sha256]) > _MOST_LISTED else ""
+            done.findings.append(
+                f"{self._file_at(sha256)}, {what}, {harmed[sha256]}: needed by {listed}{more}; push with verify=True"
+            )
+        done.sound = [number for number, pushed in done.described.items() if not harmed.keys() & pushed.files.keys()]
+        return done
+
+    def _harmed(self, needed: dict[str, FileEntry], deep: bool, progress: Progress | None, jobs: int) -> dict[str, str]:
+        """Return what is wrong with each file that is not as it must be, by checksum."""
+        with self._translated("list"):
+            sizes = {path.rpartition("/")[2]: known["size"] for path, known in self._found(FILES).items()}
+        harmed = {sha256: "is missing" for sha256 in needed if sha256 not in sizes}
+        for sha256, entry in needed.items():
+            if sizes.get(sha256, entry.bytes) != entry.bytes:
+                harmed[sha256] = f"has {sizes[sha256]:,} bytes and should have {entry.bytes:,}"
+        if deep:
+            present = [entry for sha256, entry in needed.items() if sha256 not in harmed]
+            meter = Meter(sum(entry.bytes for entry in present), progress)
+
+            def read(_: Path, entry: FileEntry) -> None:
+                if not streams.matches(self._files, self._file_at(entry.sha256), entry):
+                    harmed[entry.sha256] = "is damaged: it is not what was pushed"
+                meter(entry.bytes)
+
+            with self._translated("read"):
+                streams.move_all(read, [(Path(), entry) for entry in present], jobs)
+        return harmed
+
+
+def is_pushed(path: Path) -> bool:
+    """Whether checkpoints were pushed to this local directory."""
+    return any((path / CHECKPOINTS).glob("[0-9]*.json"))
