@@ -590,7 +590,7 @@ def test_a_reader_that_goes_away_is_no_failure_of_the_input(tmp_path, command):
     "arguments",
     [
         *(["info", "URL"], ["ls", "URL"], ["peek", "URL"], ["stats", "URL"], ["diff", "store", "URL"]),
-        *(["report", "URL"], ["verify", "URL"], ["repair", "store", "URL"], ["restore", "store", "URL"]),
+        *(["report", "URL"], ["repair", "store", "URL"], ["restore", "store", "URL"]),
         *(["migrate", "store", "URL"], ["import", "in.npy", "URL"], ["export", "URL", "out.csv"]),
         *(["push", "URL", "there"], ["pull", "there", "URL"], ["compact", "URL"], ["restrict", "URL", "5"]),
         *(["demo", "--dir", "URL"], ["demo", "--triples", "URL"], ["export", "store", "o.csv", "--since", "URL"]),
