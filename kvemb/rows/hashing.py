@@ -5,8 +5,7 @@ The kernels, and numba with them, are loaded at first use. Callers hold the lock
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,7 @@ Positions = npt.NDArray[np.int64]
 EMPTY = -1
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(NamedTuple):
     """Which rows of an array are summed for each of some keys, in which order.
 
     first (m,): each key's first row. following (n,): for each row of the array the one that is added after it, -1 after

@@ -80,10 +80,15 @@ class Fetch:
         into.put(to[exists], self._block.select(rows))
         return exists
 
-    def copy_all(self, into: RowBlock, to: Positions) -> Mask:
-        """Copy all rows, of which none changed, to rows `to` of into, in the order of keys; returns exists (n,)."""
+    def fill(self, into: RowBlock, to: Positions) -> tuple[RowBlock, Mask]:
+        """Return `into` with all rows, of which none changed, at `to` in the order of keys, and exists (n,) bool.
+
+        Where these are all of its rows, in their order, the block that was read takes its place.
+        """
         assert self._block is not None
         assert self._found is not None
+        if len(self._block) == len(into) and (self._block.keys == into.keys).all():
+            return self._block, self._found
         if len(self._block):
             into.put(to[self._found], self._block)
-        return self._found
+        return into, self._found

@@ -66,7 +66,7 @@ class Located:
 
     def only(self, chosen: Mask) -> Located:
         """Return the same without some of the keys that are not hot; chosen (m,): those that stay."""
-        if chosen.all():
+        if np.count_nonzero(chosen) == len(chosen):
             return self
         cold, rows = self.cold[chosen], self.rows.select(chosen)
         return Located(self.keys, self.owners, self.cells, cold, rows, self.exists[chosen], self.known[chosen])
@@ -136,7 +136,7 @@ class Locator:
                 return False
         else:
             self._read(fetch)
-        found.exists[unknown] = fetch.copy_all(found.rows, unknown)
+        found.rows, found.exists[unknown] = fetch.fill(found.rows, unknown)
         found.known[unknown] = True
         return True
 

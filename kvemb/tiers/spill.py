@@ -129,7 +129,7 @@ class SpillBuffer:
         positions = self._find(keys)
         known = positions >= 0
         exists = np.zeros(len(keys), np.bool_)
-        if known.any():
+        if np.count_nonzero(known):
             source = positions[known]
             into.put(np.flatnonzero(known), self._block.select(source))
             exists[known] = self._block.flags[source] & REMOVED == 0

@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from kvemb.contracts import ColdStore, Recorder, WriteLog
 from kvemb.errors import ColdStoreError
 from kvemb.interrupts import uninterrupted
@@ -164,7 +166,7 @@ class TieredStorage:
                 for keys, leaving in self.hot_tables.insert(at.rows, at.cold_owners, by_score=by_score):
                     left.append(leaving)
                     self._spill.discard(keys)  # only now that they are hot, or leave
-                self.size += len(at.exists) - int(at.exists.sum())
+                self.size += len(at.exists) - int(np.count_nonzero(at.exists))
                 self.counts.promotions += len(at.rows)
                 if self._snapshot is not None:
                     for leaving in left:
@@ -177,7 +179,7 @@ class TieredStorage:
         cold = rows.select(at.cold)
         with self.changing():
             self.hot_tables.put(at.cells, at.owners, rows)
-            self.size += len(at.exists) - int(at.exists.sum())
+            self.size += len(at.exists) - int(np.count_nonzero(at.exists))
             self.step = max(self.step, step)
             self._spill.append([cold])
             self.log.rows(rows, self.step)

@@ -58,3 +58,19 @@ def test_a_read_that_failed_has_ended_and_covers_nothing():
         fetch.read(Broken())
     fetch.wait()
     assert fetch.covers(np.array([1])).tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "keys", "taken"),
+    [([1, 3], [1, 3], True), ([3, 1], [1, 3], False), ([1, 2, 3], [1, 2, 3], False), ([9, 1, 3], [1, 3], False)],
+)
+def test_rows_of_which_none_changed_are_filled_in_and_taken_whole_where_they_are_all(cold, wanted, keys, taken):
+    fetch = Fetch(np.array(keys))
+    fetch.read(cold)
+    into = RowBlock(SCHEMA, len(wanted))
+    into.keys[:] = wanted
+    filled, exists = fetch.fill(into, np.array([wanted.index(key) for key in keys]))
+    assert exists.tolist() == [key != 2 for key in keys]
+    assert filled.keys.tolist() == wanted
+    assert filled.values[:, 0].tolist() == [7.0 if key in (1, 3) else 0.0 for key in wanted]
+    assert (filled is not into) == taken
