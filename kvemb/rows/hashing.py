@@ -44,19 +44,33 @@ class Unique:
     occurrences of each key, in the order of the batch.
     """
 
+    keys: Keys
+    inverse: Positions
+    counts: Positions
+    last: Positions
+
     def __init__(self, batch: Keys) -> None:
+        if len(batch) == 1:  # a call of one key has nothing to compare
+            first = np.zeros(1, np.int64)
+            self.repeated, self.keys = False, batch
+            self.inverse = self.last = first
+            self.counts, self.sums = first + 1, Sums(first, first + EMPTY)
+        else:
+            self._compare(batch)
+
+    def _compare(self, batch: Keys) -> None:
         from kvemb.rows import hash_kernels as kernels
 
         n = len(batch)
         cells = np.full(table_size(n), EMPTY, np.int32)
         first, last, counts = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        self.inverse: Positions = np.empty(n, np.int64)
+        self.inverse = np.empty(n, np.int64)
         following = np.empty(n, np.int64)
         m = kernels.unique(batch, cells, first, last, counts, self.inverse, following)
         self.repeated = m < n
-        self.keys: Keys = batch[first[:m]] if self.repeated else batch
-        self.last: Positions = last[:m]
-        self.counts: Positions = counts[:m]
+        self.keys = batch[first[:m]] if self.repeated else batch
+        self.last = last[:m]
+        self.counts = counts[:m]
         self.sums = Sums(first[:m], following)
 
 

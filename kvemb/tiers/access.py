@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Self
+from contextlib import contextmanager
+from typing import Self
 
 from kvemb.errors import ColdStoreError
 from kvemb.interrupts import TURN_SECONDS, Deferral, wait_for
+from kvemb.stats import Timed
 from kvemb.store_state import StoreState
 
 
@@ -132,31 +133,29 @@ class Held(Deferral):
         super().__exit__()
 
 
-class Entry:
-    """A held() block, or one like it, for one call on the rows.
+class Entry(Held):
+    """A held() block for one call on the rows. timed: counts the seconds it is held.
 
-    begin: what to do first, under the lock; where it raises, the lock is released. timed: counts its seconds.
+    begin: what to do first, under the lock; where it raises, the lock is released.
     """
 
-    __slots__ = ("_begin", "_held", "_timed")
+    __slots__ = ("_begin", "_timed")
 
-    def __init__(
-        self, held: AbstractContextManager[None], begin: Callable[[], None], timed: AbstractContextManager[None]
-    ) -> None:
-        self._held, self._begin, self._timed = held, begin, timed
+    def __init__(self, access: TableAccess, begin: Callable[[], None], timed: Timed) -> None:
+        self._access, self._begin, self._timed = access, begin, timed
 
     def __enter__(self) -> None:
-        self._held.__enter__()
+        super().__enter__()
         self._timed.__enter__()
         try:
             self._begin()
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
+        except BaseException:
+            self.__exit__()
             raise
 
-    def __exit__(self, *failure: Any) -> None:
-        self._timed.__exit__(*failure)
-        self._held.__exit__(*failure)
+    def __exit__(self, *failure: object) -> None:
+        self._timed.__exit__()
+        super().__exit__()
 
 
 class GivenUp:

@@ -100,10 +100,10 @@ class HotTables:
 
     def find(self, keys: Keys, owners: Owners) -> Positions:
         """Return each key's cell in its own table, -1 where it is not hot."""
+        if owners is None:
+            return self.tables[0].find(keys)
         cells = np.empty(len(keys), np.int64)
         for table, positions in self.by_table(owners):
-            if positions is ALL:
-                return table.find(keys)
             cells[positions] = table.find(keys[positions])
         return cells
 
@@ -188,7 +188,8 @@ class HotTables:
     ) -> None:
         """Take one step of the optimizer on distinct cells, with these sums of grads (·, dim) for each."""
         for table, positions in self.by_table(owners):
-            table.apply(cells[positions], optimizer, grads, step, sums.of(positions))
+            part = sums if positions is ALL else sums.of(positions)
+            table.apply(cells[positions], optimizer, grads, step, part)
 
     def scores(self, cells: Positions, owners: Owners) -> Scores:
         """Return the scores of cells (n,), NaN where an entry is < 0."""

@@ -106,6 +106,8 @@ class Locator:
         try:
             while True:
                 found = self._look(keys, owners)
+                if len(found.cold) == 0:
+                    return found
                 unknown, awaited = self._take_fetched(found, own)
                 if awaited is not None:
                     with self._access.given_up():

@@ -38,6 +38,8 @@ class Scoring:
 
     def first(self, step: int) -> float:
         """Return the score of a row that is made now: making it is its first use."""
+        if self.rule is ScoreRule.COUNT:
+            return self._policy.initial_score + 1.0
         start = np.array([self._policy.initial_score], np.float64)
         return float(self._used(start, _ONCE, self.now(step))[0])
 

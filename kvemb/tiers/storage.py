@@ -95,7 +95,7 @@ class TieredStorage:
     def reading(self) -> AbstractContextManager[None]:
         """Hold the lock for a call that reads. Raises Closed."""
         self._access.wait_for_room()
-        return Entry(self._access.held(), self._begin_reading, self.counts.timed("lookup"))
+        return Entry(self._access, self._begin_reading, self.counts.timed("lookup"))
 
     def _begin_reading(self) -> None:
         self.state.check_open()
@@ -111,8 +111,15 @@ class TieredStorage:
         Raises Closed, ReadOnly, Poisoned.
         """
         self._access.wait_for_room()
-        held = self._access.held_without_snapshot() if without_snapshot else self._access.held()
-        return Entry(held, self._begin_writing, self.counts.timed("update"))
+        if without_snapshot:
+            return self._writing_without_snapshot()
+        return Entry(self._access, self._begin_writing, self.counts.timed("update"))
+
+    @contextmanager
+    def _writing_without_snapshot(self) -> Iterator[None]:
+        with self._access.held_without_snapshot(), self.counts.timed("update"):
+            self._begin_writing()
+            yield
 
     def _begin_writing(self) -> None:
         self.state.check_writable()

@@ -114,3 +114,12 @@ def test_an_index_holds_the_keys_it_was_made_for():
     np.testing.assert_array_equal(index.find(keys, keys), np.arange(5000))
     assert len(index.find(keys, np.empty(0, np.int64))) == 0
     assert index.nbytes == 4 * table_size(5000)
+
+
+def test_one_key_is_told_as_many_are():
+    one, many = Unique(np.array([7])), Unique(np.array([7, 9]))
+    assert not one.repeated
+    for told in ("keys", "inverse", "counts", "last"):
+        assert getattr(one, told).tolist() == getattr(many, told).tolist()[:1]
+        assert getattr(one, told).dtype == getattr(many, told).dtype
+    assert [part.tolist() for part in one.sums] == [part.tolist()[:1] for part in many.sums]

@@ -101,7 +101,7 @@ def test_a_call_whose_beginning_fails_leaves_the_lock_free(access):
     def begin():
         raise Closed("gone")
 
-    with pytest.raises(Closed, match="gone"), Entry(access.held(), begin, stats.timed("lookup")):
+    with pytest.raises(Closed, match="gone"), Entry(access, begin, stats.timed("lookup")):
         pytest.fail("the block must not run")
     assert Caller(access.held).entered.wait(PATIENCE)
     assert stats.seconds_lookup > 0
