@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,12 @@ from quick import quick
 
 import kvemb
 from kvemb.durability import changes, inventory, point_writer
+from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.keyfile import read_keys
+from kvemb.durability.manifest import Epoch
 from kvemb.errors import CheckpointNotFound, Poisoned
+from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 from tests.histories import DIM, change, checker_of
@@ -249,3 +254,54 @@ def test_a_store_that_could_not_record_changes_makes_no_checkpoint_without_them(
     store.close()
     with kvemb.open(tmp_path / "store", memory_budget="4MiB") as again:
         assert again.variables["table"].size() == 10
+
+
+@pytest.mark.parametrize("seed", quick(range(40), 5))
+def test_files_between_two_points_have_every_key_that_changed(tmp_path, seed):
+    """As spills go on while a point is written, files are joined, and checkpoints end epochs; in memory, no store."""
+    chance, limits = np.random.default_rng(seed), Limits(change_files=20, change_buffer_keys=3, change_epochs=5)
+    log = ChangeLog(tmp_path, [Epoch("0")], limits)
+    # A point: its epochs, and the number of records that it holds. Key files are read when they are dropped later.
+    points: list[tuple[list[Epoch], int]] = []
+    records: list[tuple[str, int]] = []
+    content: dict[str, set[int]] = {}
+
+    def record(name: str, keys: Any) -> None:
+        log.record(name, np.array(keys, np.uint64))
+        records.extend((name, int(key)) for key in keys)
+
+    def some() -> tuple[str, Any]:
+        return str(chance.choice(["a", "b"])), chance.integers(0, 50, int(chance.integers(1, 5)))
+
+    exact = 0
+    for turn in range(40):
+        for _ in range(int(chance.integers(0, 4))):
+            record(*some())
+        snapshot = {name: np.unique(chance.integers(0, 50, 3)).astype(np.uint64) for name in ("a", "b")}
+        for name, keys in snapshot.items():
+            records.extend((name, int(key)) for key in keys)
+        sealed, held = log.seal_epoch(), len(records)
+        for _ in range(int(chance.integers(0, 4))):
+            record(*some())  # spilled while the point is written
+        for name, keys in snapshot.items():
+            log.add(sealed, name, keys)
+        if chance.random() < 0.2:
+            log.begin(f"{turn + 1}", sealed)
+            sealed = [*sealed, Epoch(f"{turn + 1}")]
+        for path in tmp_path.glob("*.keys"):
+            if path.name not in content:
+                content[path.name] = {int(key) for keys in read_keys(path) for key in keys}
+        points.append((deepcopy(sealed), held))
+        for back, (shown, before) in enumerate(reversed(points[:-1]), 1):
+            for name in ("a", "b"):
+                files = changes.files_between(shown, sealed, name)
+                if files is None:
+                    assert back > 1, "the point before is always known"
+                    continue
+                changed = {key for owner, key in records[before:held] if owner == name}
+                said = set().union(*(content[file] for file in files))
+                assert changed <= said
+                if back == 1:
+                    assert changed == said
+                    exact += 1
+    assert exact == 2 * 39
