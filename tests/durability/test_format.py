@@ -20,7 +20,8 @@ from kvemb.durability.keyfile import read_keys, write_keys
 from kvemb.durability.manifest import Changed, Epoch, FileEntry, Manifest, VariableEntry
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.handle import inside
-from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.offline.delta_file import DeltaFile, Part
+from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
 
@@ -165,6 +166,16 @@ def test_the_key_file_of_the_page(tmp_path):
     made = (tmp_path / "made").read_bytes()
     # The deflater is the machine's; all else is ours.
     assert (made[:16], made[20:28], made[-20:]) == (given[:16], given[20:28], given[-20:])
+
+
+def test_the_delta_of_the_page(tmp_path):
+    (tmp_path / "given").write_bytes(dump(BLOCKS[-6]))
+    found = DeltaFile(tmp_path / "given", "the delta")
+    assert (found.id, found.since) == ("b" * 32, "a" * 32)
+    assert found.parts == {"users": Part("users", False, 25)}
+    ((rows),) = found.rows("users", RECORDS["int8"][1])
+    assert (rows.keys.tolist(), rows.scores.tolist(), rows.steps.tolist()) == ([-2, 5], [1, 0], [7, 0])
+    assert (rows.values[0, :2].tolist(), rows.flags.tolist()) == ([127, -128], [0, REMOVED])
 
 
 def test_the_log_of_the_page(tmp_path):
