@@ -98,7 +98,7 @@ class CpuTable:
                 told.append(missing[start : start + absent])
 
         self._in_ranges(n, read)
-        return np.sort(np.concatenate(told)) if told else NO_POSITIONS
+        return _ascending(told)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
@@ -119,14 +119,14 @@ class CpuTable:
             in_parts(lambda number, parts: write(chosen[number, : counts[number]]))
         else:
             write(np.arange(len(keys)))
-        return np.sort(np.concatenate(told)) if told else NO_POSITIONS
+        return _ascending(told)
 
     def insert(
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
     ) -> RowBlock:
         """See contracts.HotTable. Doubles when both buckets of a key are full, at about nine tenths of the cells."""
         left = RowBlock(self.schema, len(rows))
-        at, count = self._insert(rows, 0, left, 0, by_score, evicting=False)
+        at, count = self._insert(rows, 0, left, 0, by_score, evicting=reserve is None)
         while at < len(rows):
             may_grow = reserve is not None and 2 * self.capacity_rows <= self.max_capacity_rows
             growing = may_grow and 2 * self.size > self.capacity_rows and reserve is not None and reserve(self.nbytes)
@@ -276,3 +276,10 @@ class CpuTable:
 
     def _flags_now(self) -> npt.NDArray[np.uint8]:
         return self._rows.flags[: self.capacity_rows]
+
+
+def _ascending(parts: list[Positions]) -> Positions:
+    """Join parts that each ascend into positions that ascend."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_POSITIONS
+    return np.sort(np.concatenate(parts))

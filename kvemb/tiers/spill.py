@@ -126,9 +126,11 @@ class SpillBuffer:
 
         Returns known (n,) bool: the key's latest row is here, or its removal; and exists (n,) bool: it is a row.
         """
+        exists = np.zeros(len(keys), np.bool_)
+        if not self._held:
+            return exists.copy(), exists
         positions = self._find(keys)
         known = positions >= 0
-        exists = np.zeros(len(keys), np.bool_)
         if np.count_nonzero(known):
             source = positions[known]
             into.put(np.flatnonzero(known), self._block.select(source))
