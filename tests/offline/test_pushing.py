@@ -74,7 +74,7 @@ def test_what_is_sent_is_what_changed_and_a_base_when_the_deltas_outgrow_it(stor
     base = manager.push(url).nbytes
     sent, bases = 0, 0
     chance = np.random.default_rng(1)
-    for version in range(1, 15):
+    for version in range(1, 25):
         fill(store, chance.choice(ROWS, 300, replace=False), version)
         manager.save(store)
         done = manager.push(url)
@@ -82,7 +82,7 @@ def test_what_is_sent_is_what_changed_and_a_base_when_the_deltas_outgrow_it(stor
         bases += done.deltas == 0
     record = 8 + 17 + 8 * DIM
     assert bases >= 1
-    assert sent < 2.5 * 14 * 300 * record + base
+    assert sent < 2.5 * 24 * 300 * record + base
     # And by the number of deltas.
     remote, deltas = Remote(url), []
     remote.most_deltas = 2
