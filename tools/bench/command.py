@@ -127,6 +127,41 @@ def torch(
 
 
 @app.command()
+def cold(
+    rows: Annotated[list[int] | None, typer.Option(min=1, max=MOST_ROWS, help="Table sizes, one --rows each.")] = None,
+    dim: Dim = 32,
+    hot: Annotated[float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that fit.")] = 0.02,
+    batch: Batch = 8_192,
+    steps: Steps = 50,
+    runs: Runs = 3,
+    budget_mib: BudgetMib = 256,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Measure the CPU time of a cold row, read, trained and written back, at 1 and at 4 million rows."""
+    from kvemb.tools.bench.cold import run
+
+    run(rows or [1_000_000, 4_000_000], dim, hot, batch, steps, runs, budget_mib, folder).show(json)
+
+
+@app.command()
+def tables(
+    tables: Annotated[int, typer.Option(min=1, max=1000, help="Number of tables.")] = 26,
+    rows: Rows = 1_000_000,
+    batch: Batch = 4_096,
+    steps: Steps = 400,
+    zipf: Zipf = 1.0,
+    budget_mib: BudgetMib = 256,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Train many tables in one budget: its share that holds hot rows, and their hits beside the best fixed split."""
+    from kvemb.tools.bench.tables import run
+
+    run(tables, rows, batch, steps, zipf, budget_mib, folder).show(json)
+
+
+@app.command()
 def hitrate(
     rows: Rows = 2_000_000,
     dim: Dim = 4,
