@@ -20,7 +20,6 @@ from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, until
 from kvemb.tools.bench.results import Line, Report, Spread
 
 MOST_PUSHED, MOST_ON_DISK, MOST_LATER_FLUSH = 2.5, 6.0, 1.3
-KEY_BYTES = 8
 LOAD_BATCH = 100_000
 
 
@@ -38,7 +37,7 @@ def run(
     settings: dict[str, object] = {"rows": rows, "dim": dim, "checkpoints": checkpoints, "share": share}
     report = Report("series", {**settings, "flush_mib": flush_mib, "budget_mib": budget_mib})
     report.facts["compile_s"] = compile_seconds(dim)
-    record = KEY_BYTES + RECORD_OVERHEAD_BYTES + 8 * dim  # the row and its slot, float32
+    record = RECORD_OVERHEAD_BYTES + 8 * dim  # the key, the header, the row and its slot, float32
     with scratch(folder) as place, kvemb.open(place / "store", memory_budget=f"{budget_mib}MiB") as store:
         table = store.get_variable("table", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1))
         for ids in batches_of_ids(rows, LOAD_BATCH):
