@@ -127,21 +127,21 @@ class Budget:
     def reserve(self, nbytes: int, what: str) -> None:
         """Take nbytes, or raise ValueError saying for what. Waits for lessees that have the memory."""
         until = time.monotonic() + WAIT_SECONDS
-        while not self.try_reserve(nbytes):
+        while True:
             with self._lock:
-                if nbytes <= self._free + self._leased() and time.monotonic() < until:
-                    self._ask(nbytes)
-                    asked = [lease for lease in self._leases if lease.owed]
-                else:
-                    asked = []
-            if asked:
-                _tell(asked)
-                time.sleep(PAUSE_SECONDS)
-                continue
-            raise ValueError(
-                f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "
-                f"{format_bytes(self.total)} are free; {self._advice}"
-            )
+                if nbytes <= self._free:
+                    self._free -= nbytes
+                    return
+                if nbytes > self._free + self._leased() or time.monotonic() >= until:
+                    break
+                self._ask(nbytes)
+                asked = [lease for lease in self._leases if lease.owed]
+            _tell(asked)
+            time.sleep(PAUSE_SECONDS)
+        raise ValueError(
+            f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "
+            f"{format_bytes(self.total)} are free; {self._advice}"
+        )
 
 
 class Lease:

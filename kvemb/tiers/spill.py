@@ -107,11 +107,16 @@ class SpillBuffer:
         stop = start + len(rows)
         self._block.put(slice(start, stop), rows)
         if not self._index.has_room(len(rows)):
-            self._index = KeyIndex(2 * (self.rows + self._slot_rows))
-            self._index.put_at(self._block.keys, np.flatnonzero(self._live))
+            self._index = self._new_index()
         self._live[start:stop] = True
         self._index.put(self._block.keys, start, stop)
         self._filled += len(rows)
+
+    def _new_index(self) -> KeyIndex:
+        """Return an index of the live rows alone, with room for a slot and as much again."""
+        index = KeyIndex(2 * (self.rows + self._slot_rows))
+        index.put_at(self._block.keys, np.flatnonzero(self._live))
+        return index
 
     def _find(self, keys: Keys) -> Positions:
         """Return where each key's row is, -1 if it is not here."""
@@ -203,11 +208,17 @@ class SpillBuffer:
 
     def _pay(self) -> None:
         """Give slots back that hold no row, as far as the lease owes them: the last ones."""
-        while self._lease.owed > 0 and self._leased > OWN_SLOTS and self._leased - 1 in self._free:
+        if self._can_pay():
+            # Without entries of rows that are gone: memory that is given back reads as key 0.
+            self._index = self._new_index()
+        while self._can_pay():
             self._leased -= 1
             self._free.remove(self._leased)
             self._block.release(self._leased * self._slot_rows, (self._leased + 1) * self._slot_rows)
             self._lease.give_back(self._slot_bytes)
+
+    def _can_pay(self) -> bool:
+        return self._lease.owed > 0 and self._leased > OWN_SLOTS and self._leased - 1 in self._free
 
     # Writing.
 

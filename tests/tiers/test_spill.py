@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 from blocks import SCHEMA, Later, Now, rows_of, values_of
@@ -28,12 +30,12 @@ class WhenWaitedFor(Later):
 class Spilled:
     """A buffer of slots of four rows over a cold store. told: keys whose rows the cold store has taken."""
 
-    def __init__(self, executor=None, slots=2, budget=None):
+    def __init__(self, executor=None, slots=2, budget=None, slot_rows=4):
         self.cold, self.told, self.failure = MemoryStore(SCHEMA), [], None
         self.executor = executor or Now()
         self.lease = (budget or Budget(1 << 20)).lease()
         self.buffer = SpillBuffer(
-            SCHEMA, 4, slots, self.lease, self.executor, self.write, lambda keys: self.told.extend(keys.tolist())
+            SCHEMA, slot_rows, slots, self.lease, self.executor, self.write, lambda keys: self.told.extend(keys.tolist())
         )
 
     def write(self, rows):
@@ -172,6 +174,23 @@ def test_memory_that_another_wants_is_written_and_given_back():
     spilled.append(range(40))
     spilled.buffer.drain()
     assert spilled.cold.read(np.arange(40))[1].all()
+
+
+def test_a_row_of_key_0_outlasts_memory_that_is_given_back():
+    """Memory that was given back reads as zeros, which is a key too."""
+    rows = 2 * mmap.PAGESIZE // 8
+    slot = slot_bytes(SCHEMA, rows)
+    budget = Budget(6 * slot)
+    spilled = Spilled(slots=6, budget=budget, slot_rows=rows)
+    spilled.append(range(1, 6 * rows + 1))  # some of them stand where key 0 is looked for
+    spilled.buffer.drain()
+    spilled.append([0], 2.0)
+    assert not budget.try_grow(4 * slot)
+    spilled.buffer.poll()
+    assert spilled.lease.held < 4 * slot
+    assert values_of(spilled.cold.read(np.array([0]))[0]) | spilled.read([0])[2] == {0: 2.0}
+    spilled.append([0], 3.0)
+    assert spilled.read([0]) == ([True], [True], {0: 3.0})
 
 
 @given(
