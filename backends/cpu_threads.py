@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 
 
 def in_parts(part: Callable[[int, int], object]) -> None:
     """Run part(number, parts) for every number, on all cores.
 
-    Each thread takes the next one, so that a busy core does not delay the others.
+    Each thread takes the next one, so that a busy core does not delay the others. All have ended when it returns or
+    raises what a part raised.
     """
     parts = part_count()
     numbers = iter(range(parts))
@@ -21,10 +22,13 @@ def in_parts(part: Callable[[int, int], object]) -> None:
             part(number, parts)
 
     others = [_pool().submit(run) for _ in range(cores() - 1)]
-    run()
-    for other in others:
-        if not other.cancel():
-            other.result()
+    try:
+        run()
+    finally:
+        begun = [other for other in others if not other.cancel()]
+        wait(begun)
+    for other in begun:
+        other.result()
 
 
 def part_count() -> int:
@@ -41,3 +45,7 @@ def cores() -> int:
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="kvemb-cpu")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are the parent's

@@ -10,6 +10,7 @@ Longer than 300 lines: a database and the stores in it share one machine's packa
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -71,6 +72,7 @@ class RocksDatabase:
             rd.Cache(cache_bytes - self._metadata_bytes), write_buffer_bytes, read_only, compacting, salvaging
         )
         self._stores: dict[str, RocksStore] = {}
+        self._of_stores = threading.Lock()  # what comes and goes while rows of another one are written
         self.threads = min(8, os.cpu_count() or 1)
         self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="kvemb-read")
         whole = holding_whole(families, self._metadata_bytes)
@@ -96,13 +98,17 @@ class RocksDatabase:
     def attach(self, name: str, schema: Schema) -> RocksStore:
         """Return the store of an existing column family."""
         with translated(f"open {name!r}"):
-            self._stores[name] = RocksStore(self, name, schema, partitioned=name in self._partitioned)
-        return self._stores[name]
+            store = RocksStore(self, name, schema, partitioned=name in self._partitioned)
+        with self._of_stores:
+            self._stores[name] = store
+        return store
 
     def drop(self, name: str) -> None:
         """Delete a column family."""
-        if name in self._stores:
-            self._stores.pop(name).close()
+        with self._of_stores:
+            if name in self._stores:
+                self._stores.pop(name).close()
+            self._partitioned.discard(name)  # another one of this name begins with whole ones
         with translated(f"drop {name!r}"):
             self.db.drop_column_family(name)
 
@@ -178,11 +184,12 @@ class RocksDatabase:
 
     def bound_metadata(self) -> None:
         """Have new files written with partitioned filters and indexes once the whole ones exceed their share."""
-        stores = {name: store for name, store in self._stores.items() if not store.partitioned}
-        if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
-            for name, store in stores.items():
-                store.partition()
-                self._partitioned.add(name)
+        with self._of_stores:
+            stores = {name: store for name, store in self._stores.items() if not store.partitioned}
+            if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
+                for name, store in stores.items():
+                    store.partition()
+                    self._partitioned.add(name)
 
     def close(self) -> None:
         """Close the database. Its lock is released with the last handle."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 
 import pytest
 
+from kvemb.backends import cpu_threads
 from kvemb.backends.cpu_threads import cores, in_parts
 
 
@@ -30,3 +33,37 @@ def test_what_a_part_raises_is_raised():
 
     with pytest.raises(ValueError, match="the last part"):
         in_parts(part)
+
+
+def test_no_part_runs_on_when_another_has_failed(monkeypatch):
+    monkeypatch.setattr(cpu_threads, "cores", lambda: 2)
+    begun, ended = threading.Event(), threading.Event()
+    caller = threading.current_thread()
+
+    def part(number, parts):
+        if threading.current_thread() is caller:
+            assert begun.wait(10)
+            raise ValueError("the caller's part")
+        if not begun.is_set():
+            begun.set()
+            time.sleep(0.05)
+            ended.set()
+
+    with pytest.raises(ValueError, match="the caller's part"):
+        in_parts(part)
+    assert ended.is_set()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(cpu_threads, "cores", lambda: 2)
+    in_parts(lambda number, parts: None)
+    both = threading.Barrier(2)
+    child = os.fork()
+    if not child:
+        try:
+            in_parts(lambda number, parts: both.wait(10))
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

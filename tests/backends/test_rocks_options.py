@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,4 +74,42 @@ def test_a_lookup_leaves_no_data_in_the_block_cache(tmp_path):
     assert store.read(np.arange(5000))[1].all()
     assert not store.partitioned
     assert int(store.family.property_int_value("rocksdb.block-cache-usage")) < 4096
+    database.close()
+
+
+def test_a_variable_comes_and_goes_while_filters_and_indexes_of_others_are_counted(tmp_path, monkeypatch):
+    database = opened(tmp_path / "rows")
+    for name in ("first", "second", "third"):
+        store = database.create(name, SCHEMA, CREATOR)
+    count, counted = type(store).metadata_bytes, []
+
+    def come_and_go():
+        database.create("fourth", SCHEMA, CREATOR)
+        database.drop("second")
+
+    other = threading.Thread(target=come_and_go)
+
+    def slowly(store):
+        if not counted:
+            other.start()
+            other.join(0.1)
+        counted.append(store)
+        return count(store)
+
+    monkeypatch.setattr(type(store), "metadata_bytes", slowly)
+    database.bound_metadata()
+    other.join()
+    database.bound_metadata()
+    assert len(counted) == 6
+    database.close()
+
+
+def test_filters_and_indexes_are_counted_again_of_one_that_is_created_in_the_place_of_another(tmp_path):
+    database = opened(tmp_path / "rows")
+    database.create("rows", SCHEMA, CREATOR)
+    database.close()
+    database = opened(tmp_path / "rows", 200_000)
+    assert database.attach("rows", SCHEMA).partitioned
+    database.drop("rows")
+    assert not database.create("rows", SCHEMA, CREATOR).partitioned
     database.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
 
 from kvemb.contracts import HOST, Memory
-from kvemb.tiers.budget import Budget, Budgets
+from kvemb.tiers.budget import Budget, Budgets, Lease
 
 
 def test_the_cold_stores_share_is_set_aside_first():
@@ -67,3 +68,74 @@ def test_threads_never_reserve_a_byte_twice():
         thread.join()
     assert sum(taken) + budget.free == free
     assert 0 <= budget.free < 1001
+
+
+class GivingBack:
+    """A lock, after whose first release a lessee gives back all that it holds."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lock, self._lease, self._given = threading.Lock(), lease, False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *failure: object) -> None:
+        self._lock.release()
+        if not self._given:
+            self._given = True
+            self._lease.give_back(self._lease.held)
+
+
+def test_what_is_given_back_at_any_instant_of_a_reservation_is_found(monkeypatch):
+    budget = Budget(100)
+    lease = budget.lease()
+    assert lease.take(100)
+    monkeypatch.setattr(budget, "_lock", GivingBack(lease))
+    budget.reserve(60, "rows")
+    assert (budget.free, lease.held, lease.owed) == (40, 0, 0)
+
+
+def test_threads_that_lease_grow_and_reserve_never_have_more_than_there_is():
+    """Each lessee pays when it is told to, or later; nobody waits for ever, and at the end everything is free."""
+    total, failures = 10_000, []
+    budget = Budget(total)
+    seen_low = []
+
+    def lessee(seed: int) -> None:
+        chance, lease, told = random.Random(seed), budget.lease(), threading.Event()
+        lease.pay = told.set
+        for _ in range(300):
+            nbytes = chance.randrange(1, 2000)
+            lease.take(nbytes)
+            assert lease.held >= lease.owed >= 0
+            if told.is_set() or chance.random() < 0.3:
+                told.clear()
+                lease.give_back(max(lease.owed, chance.randrange(lease.held + 1)))
+            seen_low.append(budget.free)
+        lease.end()
+
+    def owner(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(150):
+            nbytes = chance.randrange(1, 4000)
+            if chance.random() < 0.5:
+                budget.reserve(nbytes, "rows")  # two owners never want all
+            elif not budget.try_grow(nbytes):
+                continue
+            assert budget.free >= 0
+            budget.give_back(nbytes)
+
+    def run(work, seed: int) -> None:
+        try:
+            work(seed)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(work, seed)) for seed in range(3) for work in (lessee, owner)][:5]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert min(seen_low) >= 0
+    assert budget.free == budget.unused == total
