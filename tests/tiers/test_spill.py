@@ -34,9 +34,10 @@ class Spilled:
         self.cold, self.told, self.failure = MemoryStore(SCHEMA), [], None
         self.executor = executor or Now()
         self.lease = (budget or Budget(1 << 20)).lease()
-        self.buffer = SpillBuffer(
-            SCHEMA, slot_rows, slots, self.lease, self.executor, self.write, lambda keys: self.told.extend(keys.tolist())
-        )
+        self.buffer = SpillBuffer(SCHEMA, slot_rows, slots, self.lease, self.executor, self.write, self.tell)
+
+    def tell(self, keys):
+        self.told.extend(keys.tolist())
 
     def write(self, rows):
         if self.failure is not None:
