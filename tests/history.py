@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 from faults import Trial
+from histories import small_spill
 
 import kvemb
 from kvemb.errors import KvembError, Poisoned
 from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import Difference, LockstepChecker
 from kvemb.tools.stress.model import Model
-from tests.histories import small_spill
 
 BUDGET = "4MiB"
 LIMITS = Limits(**small_spill(32))
