@@ -179,8 +179,8 @@ class Locator:
             return
         found = self._look(keys, self._hot_tables.owners(keys))
         wanted = found.rows.keys[~found.known][: self._ahead_rows]
-        while len(self._ahead) >= READS_AHEAD:
-            self._drop_ahead()
+        if len(self._ahead) >= READS_AHEAD:
+            self._drop_ahead(next(fetch for fetch in self._ahead if not fetch.reading))
         if len(wanted) and self._lease.take(self._bytes_of(len(wanted))):
             fetch = Fetch(wanted[self._ascending(wanted, np.arange(len(wanted)))])
             self._ahead.append(fetch)
@@ -189,15 +189,16 @@ class Locator:
     def _bytes_of(self, rows: int) -> int:
         return rows * RowBlock.bytes_per_row(self._schema)
 
-    def _drop_ahead(self) -> None:
-        """Forget the oldest read ahead, which nobody waits for."""
-        fetch = self._ahead.pop(0)
+    def _drop_ahead(self, fetch: Fetch) -> None:
+        """Forget a read ahead that has ended. One under way has memory, and the cold store must outlast it."""
+        self._ahead.remove(fetch)
         self._lease.give_back(self._bytes_of(len(fetch.keys)))
 
     def pay(self) -> None:
         """Forget reads ahead that have ended while the lease owes memory."""
-        while self._lease.owed and self._ahead and not self._ahead[0].reading:
-            self._drop_ahead()
+        for fetch in [fetch for fetch in self._ahead if not fetch.reading]:
+            if self._lease.owed:
+                self._drop_ahead(fetch)
 
     def forget(self, keys: Keys | None) -> None:
         """Rows of these keys (None: all) changed in the cold store: what reads saw of them must not be used."""

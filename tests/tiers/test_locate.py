@@ -167,6 +167,18 @@ def test_so_many_reads_ahead_are_under_way_at_once_and_no_more():
     assert len(readers.waiting) == 1
 
 
+def test_a_read_ahead_is_kept_until_it_has_ended():
+    readers = Later()
+    place = Place(readers)
+    for key in (10, 20):
+        place.locator.read_ahead(np.array([key]))
+    readers.waiting.pop()()  # the second one is quicker
+    place.locator.read_ahead(np.array([30]))
+    readers.go()
+    place.found([10, 30])
+    assert place.cold.reads == [[20], [10], [30]]
+
+
 def test_a_read_ahead_that_fails_is_left_to_the_call_that_wants_it():
     place = Place()
 
