@@ -26,7 +26,7 @@ from kvemb.durability.manifest import Manifest
 from kvemb.durability.points import Points, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
-from kvemb.errors import Corruption
+from kvemb.errors import Corruption, KvembError
 from kvemb.interrupts import result_of
 from kvemb.limits import Limits
 from kvemb.options import parse_budget
@@ -190,12 +190,27 @@ class Engine:
         self.state.check_here()
         with self.lock:
             self.state.check_open()
-            source = self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
-            found = list(checkpoint_findings(source, manifest.read(source), deep=deep))
+            found = self._findings_of_point(deep)
             if not self.state.read_only:
                 for name, table in self.tables.items():
                     found += [f"variable {name!r}: {line}" for line in table.storage.check()]
             return found
+
+    def _findings_of_point(self, deep: bool) -> list[str]:
+        while True:
+            source = self._last_point()
+            try:
+                found = list(checkpoint_findings(source, manifest.read(source), deep=deep))
+            except KvembError:
+                if source == self._last_point():
+                    raise
+                continue
+            # A point is deleted when the next one is there: this store's thread, or its owner, may have made it.
+            if not found or source == self._last_point():
+                return found
+
+    def _last_point(self) -> Path:
+        return self.path if layout.is_checkpoint(self.path) else layout.current_point(self.path)
 
     # The end.
 

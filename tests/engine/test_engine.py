@@ -275,3 +275,22 @@ def test_a_follower_is_opened_warm_though_the_point_is_replaced_meanwhile(open_s
     with kvemb.open(tmp_path / "store", follow=True, warm=True, memory_budget="8MiB") as follower:
         assert next(turns) == 3
         assert sorted(inside(follower.variables["users"]).hot_tables.keys().tolist()) == sorted(hot)
+
+
+@pytest.mark.parametrize("whose", ["its own", "of its owner"])
+def test_a_point_that_is_replaced_while_it_is_checked_is_no_damage(open_store, tmp_path, monkeypatch, whose):
+    store = open_store(tmp_path / "store")
+    table = fill(store)
+    store.flush()
+    real, turns = engine.checkpoint_findings, iter(range(100))
+
+    def replaced(*given: Any, **options: Any) -> Any:
+        if next(turns) < 2:
+            table.upsert([1], np.zeros((1, table.dim), np.float32))
+            store.flush()
+        return real(*given, **options)
+
+    monkeypatch.setattr(engine, "checkpoint_findings", replaced)
+    with kvemb.open(tmp_path / "store", follow=True, memory_budget="8MiB") as follower:
+        (store if whose == "its own" else follower).check()
+        assert next(turns) == 3
