@@ -84,7 +84,7 @@ class CpuTable:
         """See contracts.HotTable."""
         rows, n = self._rows, len(keys)
         missing: Positions = np.empty(n, np.int64)
-        told: list[Positions] = []
+        absences: list[Positions] = []
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(rows.schema.kernel_dtype)
 
@@ -95,15 +95,15 @@ class CpuTable:
                 how, now, stop - start < n, rows.scores, rows.flags, missing,
             )  # fmt: skip
             if absent:
-                told.append(missing[start : start + absent])
+                absences.append(missing[start : start + absent])
 
         self._in_ranges(n, read)
-        return _ascending(told)
+        return _ascending(absences)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
         rows, seen = self._rows, values.view(self._rows.schema.kernel_dtype)
-        told: list[Positions] = []
+        absences: list[Positions] = []
 
         def write(chosen: Positions) -> None:
             absent = cpu_probe.upsert(
@@ -111,7 +111,7 @@ class CpuTable:
                 rows.keys, rows.values, seen, rows.schema.dim, step, rows.steps, rows.flags,
             )  # fmt: skip
             if absent:
-                told.append(chosen[:absent])
+                absences.append(chosen[:absent])
 
         if self._worth_threads(len(keys)):
             chosen, counts = np.empty((part_count(), len(keys)), np.int64), np.empty(part_count(), np.int64)
@@ -119,7 +119,7 @@ class CpuTable:
             in_parts(lambda number, parts: write(chosen[number, : counts[number]]))
         else:
             write(np.arange(len(keys)))
-        return _ascending(told)
+        return _ascending(absences)
 
     def insert(
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None

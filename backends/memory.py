@@ -49,9 +49,9 @@ class MemoryStore:
             for at in sorted({len(keys) * part // parts for part in range(1, parts)} - {0})
         ]
 
-    def compact(self, tell: Callable[[int, int], None]) -> None:
+    def compact(self, report: Callable[[int, int], None]) -> None:
         """See contracts.ColdStore. Does nothing."""
-        tell(1, 1)
+        report(1, 1)
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """See contracts.ColdStore."""

@@ -183,7 +183,7 @@ class RocksDatabase:
         return property_of("compaction-pending") + property_of("num-running-compactions") > 0
 
     def bound_metadata(self) -> None:
-        """Have new files written with partitioned filters and indexes once the whole ones exceed their share."""
+        """Have new files written with partitioned filters and indexes once those held whole exceed their share."""
         with self._of_stores:
             stores = {name: store for name, store in self._stores.items() if not store.partitioned}
             if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
@@ -315,7 +315,7 @@ class RocksStore:
         """See contracts.ColdStore."""
         return splits(self.family, parts)
 
-    def compact(self, tell: Callable[[int, int], None]) -> None:
+    def compact(self, report: Callable[[int, int], None]) -> None:
         """See contracts.ColdStore. One range at a time, because rocksdict holds the GIL meanwhile."""
         with translated(f"compact {self._name!r}"):
             parts = max(1, self.disk_bytes() // COMPACT_PART_BYTES)
@@ -324,7 +324,7 @@ class RocksStore:
             options.set_bottommost_level_compaction(rd.BottommostLevelCompaction.force_optimized())
             for done, (first, last) in enumerate(pairwise(bounds), 1):
                 self.family.compact_range(first, last, options)
-                tell(done, len(bounds) - 1)
+                report(done, len(bounds) - 1)
 
     def clear(self) -> None:
         """See contracts.ColdStore."""

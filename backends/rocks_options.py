@@ -3,8 +3,8 @@
 - Filters and indexes of table files are held whole by their readers, outside the block cache, as long as all of them
   fit a share of memory; a lookup then reads one block of data and nothing else. Beyond that, new files get partitioned
   ones, of which the block cache holds those in use: memory stays bounded for any size of the table.
-- Data blocks are not cached: a row that was read becomes hot, so its block is not read again soon, and the page cache
-  has it.
+- As long as all are held whole, data blocks are not cached: a row that was read becomes hot, so its block is not read
+  again soon, and the page cache has it.
 - Universal compaction merges runs of like size, so a row is rewritten a few times in its life, not each time that its
   neighbours change, and a series of checkpoints shares the large files. It takes twice the disk of a table for a while
   when everything is merged.

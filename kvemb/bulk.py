@@ -153,14 +153,14 @@ def compact(store: Store, *, progress: Progress | None = None) -> None:
     variables = list(store.variables.values())
     meter = Meter(sum(variable.size() for variable in variables), progress)
     for variable in variables:
-        rows, told = variable.size(), 0
+        rows, reported = variable.size(), 0
 
-        def tell(done: int, total: int, rows: int = rows) -> None:
-            nonlocal told
-            meter(rows * done // total - told)
-            told = rows * done // total
+        def report(done: int, total: int, rows: int = rows) -> None:
+            nonlocal reported
+            meter(rows * done // total - reported)
+            reported = rows * done // total
 
-        inside(variable).storage.cold.compact(tell)
+        inside(variable).storage.cold.compact(report)
     store.flush()
 
 

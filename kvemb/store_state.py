@@ -8,7 +8,7 @@ import os
 
 from kvemb.errors import Closed, Poisoned, ReadOnly
 
-# The process that runs this, kept, because every call asks for it and the system takes a while to tell.
+# The id of this process, kept, because every call needs it and a system call takes longer.
 _here = [os.getpid()]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _here.__setitem__(0, os.getpid()))

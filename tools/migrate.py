@@ -25,7 +25,7 @@ POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp
 @dataclass
 class Plan:
     """What migrate() will do. before, after: descriptions as kvemb.bulk.described. steps: one line for each change,
-    which says what it loses. resets_slots, scores_anew: whether slots and scores start again.
+    which says what it loses. resets_slots, resets_scores: whether slots and scores start again.
     """
 
     source: Path
@@ -36,7 +36,7 @@ class Plan:
     after: dict[str, Any]
     steps: list[str] = field(default_factory=list)
     resets_slots: bool = False
-    scores_anew: bool = False
+    resets_scores: bool = False
 
 
 def plan(
@@ -166,8 +166,8 @@ def _plan_policy(found: Plan, asked: str) -> None:
     if new == was:
         raise BadInput(f"variable {found.variable!r} has the policy {asked} already; leave --policy out")
     found.after["policy"] = new
-    found.scores_anew = _scale(new) != _scale(was)
-    scores = "scores start again" if found.scores_anew else "scores are kept"
+    found.resets_scores = _scale(new) != _scale(was)
+    scores = "scores start again" if found.resets_scores else "scores are kept"
     found.steps.append(f"policy: {_policy_text(was)} becomes {_policy_text(new)}; {scores}")
 
 
@@ -251,6 +251,6 @@ def _rows(old: kvemb.Variable, target: kvemb.Variable, found: Plan, progress: Pr
             converted(rows.keys, rows.keys, target.key_dtype, "keys", target.name),
             converted(values, rows.keys, target.value_dtype, "values", target.name),
             slots or None,
-            None if found.scores_anew else rows.scores,
+            None if found.resets_scores else rows.scores,
             rows.steps,
         )

@@ -59,8 +59,8 @@ class ColdStore(Protocol):
         A guess from what is known without reading rows. A key belongs to the part that it begins.
         """
 
-    def compact(self, tell: Callable[[int, int], None]) -> None:
-        """Drop what was replaced and removed from its files. tell(done, total): called with parts.
+    def compact(self, report: Callable[[int, int], None]) -> None:
+        """Drop what was replaced and removed from its files. report(done, total): called with parts.
 
         Raises ColdStoreError.
         """

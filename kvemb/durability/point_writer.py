@@ -138,7 +138,7 @@ class PointWriter:
             self._write_checkpoint(self._target)
             self._end_epoch(described.following(described.id), epochs)
         elif dropped(epochs[-1:]) & {*described.variables}:
-            # An epoch says once that a variable was dropped: so the next drop of that name is told from this one.
+            # An epoch says once that a variable was dropped, so the next drop of that name needs an epoch of its own.
             self._end_epoch(replace(described, changes=[*epochs, Epoch(described.id)]), epochs)
         self._end_snapshots()
         self._points.publish(self._draft, logged=self._log is not None and not self._last)

@@ -190,7 +190,7 @@ def _check_stored(
 def _check_policy(name: str, stored: dict[str, Any] | None, asked: RestrictPolicy) -> None:
     """Raise SchemaMismatch if stored scores have another scale than new scores would have."""
     kept, wanted = policy_class_name(stored), policy_class_name(asked)
-    stay = "leave restrict_policy out to go on with the stored one"
+    stay = "leave restrict_policy out to keep the stored one"
     advice = f"{stay}, or see kvemb migrate --policy"
     if kept != wanted:
         raise SchemaMismatch(name, "restrict_policy", kept, wanted, advice)

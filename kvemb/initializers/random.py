@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
@@ -15,9 +17,16 @@ from kvemb.checks.numeric import (
 )
 from kvemb.initializers.base import Keys, Random, Rows, set_field
 
-# Drawing loads numba, which takes half a second: so the kernels are imported where rows are drawn.
 TWO_SIGMA_MASS = 0.9544997361036416  # P(|z| <= 2) of a standard normal
 NORMAL_REACH = 8.3  # no 52-bit uniform maps further out than 8.21 standard deviations
+
+
+@cache
+def _kernels() -> ModuleType:
+    # Loaded when the first row is drawn: numba takes half a second. Cached as in kvemb.rows.hashing.
+    from kvemb.rows import random_kernels
+
+    return random_kernels
 
 
 @dataclass(frozen=True)
@@ -42,9 +51,7 @@ class RandomUniform(Random):
         return max(abs(self.minval), abs(self.maxval))
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        from kvemb.rows import random_kernels
-
-        random_kernels.fill_uniform(out, keys, seed, self.minval, self.maxval - self.minval)
+        _kernels().fill_uniform(out, keys, seed, self.minval, self.maxval - self.minval)
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,7 @@ class RandomNormal(Random):
         return abs(self.mean) + NORMAL_REACH * self.stddev
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        from kvemb.rows import random_kernels
-
-        random_kernels.fill_normal(out, keys, seed, self.mean, self.stddev, 1.0, NORMAL_REACH)
+        _kernels().fill_normal(out, keys, seed, self.mean, self.stddev, 1.0, NORMAL_REACH)
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,7 @@ class TruncatedNormal(Random):
         return abs(self.mean) + 2.0 * self.stddev
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        from kvemb.rows import random_kernels
-
-        random_kernels.fill_normal(out, keys, seed, self.mean, self.stddev, TWO_SIGMA_MASS, 2.0)
+        _kernels().fill_normal(out, keys, seed, self.mean, self.stddev, TWO_SIGMA_MASS, 2.0)
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,8 @@ class GlorotUniform(Random):
         return math.sqrt(3.0 / dim)
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        from kvemb.rows import random_kernels
-
         limit = self._reach(out.shape[1])
-        random_kernels.fill_uniform(out, keys, seed, -limit, 2.0 * limit)
+        _kernels().fill_uniform(out, keys, seed, -limit, 2.0 * limit)
 
 
 def _check_seed(target: Random) -> None:

@@ -46,7 +46,7 @@ class _Head:
                 more.append(block)
                 count += len(block)
         if more:
-            self._rows = _joined([self._rows, *more], self._schema)
+            self._rows = RowBlock.joined([self._rows, *more], self._schema)
             self.ordered = order_keys(self._rows.keys, self._schema)
 
     def take(self, last: int | None) -> RowBlock:
@@ -57,19 +57,11 @@ class _Head:
         return taken
 
 
-def _joined(blocks: list[RowBlock], schema: Schema) -> RowBlock:
-    joined, at = RowBlock(schema, sum(map(len, blocks))), 0
-    for block in blocks:
-        joined.put(slice(at, at + len(block)), block)
-        at += len(block)
-    return joined
-
-
 def _last_of_each(parts: list[RowBlock], schema: Schema) -> RowBlock:
     """Return the rows in key order, of equal keys that of the last part."""
     if len(parts) == 1:
         return parts[0]
-    rows = _joined(parts, schema)
+    rows = RowBlock.joined(parts, schema)
     ordered = order_keys(rows.keys, schema)
     order = np.argsort(ordered, kind="stable")
     ordered = ordered[order]

@@ -1,4 +1,4 @@
-"""What stands for a user-defined policy while its variable is open without it."""
+"""What replaces a user-defined policy while its variable is open without it."""
 
 from __future__ import annotations
 

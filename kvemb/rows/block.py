@@ -82,6 +82,15 @@ class RowBlock:
         view.values, view.slots = self.values[start:stop], self.slots[start:stop]
         return view
 
+    @staticmethod
+    def joined(blocks: list[RowBlock], schema: Schema) -> RowBlock:
+        """Return a new block of the rows of all blocks, in order; there may be none."""
+        joined, at = RowBlock(schema, sum(map(len, blocks))), 0
+        for block in blocks:
+            joined.put(slice(at, at + len(block)), block)
+            at += len(block)
+        return joined
+
     def embeddings(self) -> npt.NDArray[Any]:
         """Return the embeddings (length, dim) in the value dtype, a copy."""
         return self.values[:, : self.schema.dim].copy().view(self.schema.value_dtype)

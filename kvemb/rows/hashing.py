@@ -5,6 +5,8 @@ The kernels, and numba with them, are loaded at first use. Callers hold the lock
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,14 @@ Keys = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int64]
 
 EMPTY = -1
+
+
+@cache
+def _kernels() -> ModuleType:
+    # Cached: an import statement takes half a microsecond, too much for a call of one key.
+    from kvemb.rows import hash_kernels
+
+    return hash_kernels
 
 
 class Sums(NamedTuple):
@@ -59,14 +69,12 @@ class Unique:
             self._compare(batch)
 
     def _compare(self, batch: Keys) -> None:
-        from kvemb.rows import hash_kernels as kernels
-
         n = len(batch)
         cells = np.full(table_size(n), EMPTY, np.int32)
         first, last, counts = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         self.inverse = np.empty(n, np.int64)
         following = np.empty(n, np.int64)
-        m = kernels.unique(batch, cells, first, last, counts, self.inverse, following)
+        m = _kernels().unique(batch, cells, first, last, counts, self.inverse, following)
         self.repeated = m < n
         self.keys = batch[first[:m]] if self.repeated else batch
         self.last = last[:m]
@@ -94,29 +102,18 @@ class KeyIndex:
         """Whether so many more positions may be put."""
         return puts <= self._room
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self._cells.nbytes
-
     def put(self, keys: Keys, start: int, stop: int) -> None:
         """Record keys[start:stop]."""
-        from kvemb.rows import hash_kernels as kernels
-
-        kernels.index_put(self._cells, keys, start, stop)
+        _kernels().index_put(self._cells, keys, start, stop)
         self._room -= stop - start
 
     def put_at(self, keys: Keys, positions: Positions) -> None:
         """Record keys[positions]."""
-        from kvemb.rows import hash_kernels as kernels
-
-        kernels.index_put_at(self._cells, keys, positions)
+        _kernels().index_put_at(self._cells, keys, positions)
         self._room -= len(positions)
 
     def find(self, keys: Keys, wanted: Keys) -> Positions:
         """Return each wanted key's position (n,) int64, -1 where there is none."""
-        from kvemb.rows import hash_kernels as kernels
-
         positions = np.empty(len(wanted), np.int64)
-        kernels.index_find(self._cells, keys, wanted, positions)
+        _kernels().index_find(self._cells, keys, wanted, positions)
         return positions

@@ -163,7 +163,7 @@ def fill_uniform(out: Any, keys: Any, seed: Any, minval: float, width: float) ->
 def fill_normal(out: Any, keys: Any, seed: Any, mean: float, stddev: float, mass: float, cut: float) -> None:
     """Write normal draws, conditioned on the central probability `mass` (|z| <= cut), to out as fill_uniform does.
 
-    Three passes over a row: the first two have no branch to mispredict; the third mends the 15% in the tails.
+    Three passes over a row: the first two have no branch to mispredict; the third corrects the 15% in the tails.
     """
     tails = np.empty(out.shape[1], np.int64)
     for i in range(len(keys)):

@@ -71,7 +71,7 @@ class Budget:
                 self._free -= nbytes
                 return True
             asked = self._ask(nbytes) if nbytes <= self._free + self._leased() - self.kept_from_growth else []
-        _tell(asked)
+        _notify(asked)
         return False
 
     def lease(self) -> Lease:
@@ -91,7 +91,7 @@ class Budget:
             largest = max(self._leases, key=lambda other: other.held - other.owed)
             fairer = lease.owed == 0 and largest.held - largest.owed > 2 * (lease.held + nbytes)
             asked = self._ask(nbytes, [largest]) if fairer else []
-        _tell(asked)
+        _notify(asked)
         return False
 
     def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
@@ -107,7 +107,7 @@ class Budget:
         return sum(lease.held for lease in self._leases)
 
     def _ask(self, nbytes: int, lessees: Sequence[Lease] | None = None) -> list[Lease]:
-        """Have the largest lessees owe what is not free of nbytes. Returns those to tell. REQUIRES: the lock."""
+        """Have the largest lessees owe what is not free of nbytes. Returns those to notify. REQUIRES: the lock."""
         asked = []
         missing = nbytes - self._free - sum(lease.owed for lease in self._leases)
         for lease in sorted(self._leases if lessees is None else lessees, key=lambda lease: -lease.held):
@@ -136,7 +136,7 @@ class Budget:
                     break
                 self._ask(nbytes)
                 asked = [lease for lease in self._leases if lease.owed]
-            _tell(asked)
+            _notify(asked)
             time.sleep(PAUSE_SECONDS)
         raise ValueError(
             f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "
@@ -182,7 +182,7 @@ class Lease:
         self._budget.take_back(self, self.held, end=True)
 
 
-def _tell(asked: Iterable[Lease]) -> None:
+def _notify(asked: Iterable[Lease]) -> None:
     for lease in asked:
         lease.pay()
 
@@ -190,8 +190,9 @@ def _tell(asked: Iterable[Lease]) -> None:
 class Budgets:
     """The budgets of one store. memory_budget: bytes of the host's.
 
-    The cold store's share of the host's is set aside first: an eighth for filters and indexes, whole ones and its block
-    cache, which does not hold data that is read once; and an eighth, at most 128 MiB, for its memtables.
+    The cold store's share of the host's is set aside first: an eighth for filters and indexes, half of it for those
+    held whole and half for the block cache (backends/rocks_options.py);
+    and an eighth, at most 128 MiB, for its memtables.
     A device's budget is as large as its tables say (contracts.HotTable.memory).
     """
 

@@ -42,7 +42,7 @@ def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int, schema: Sch
             rows = table.read(cells[at : at + BATCH_ROWS])
             yield from (f"hot table {number}: {line}" for line in _hot_findings(rows, cold))
             if not np.array_equal(table.find(rows.keys), cells[at : at + BATCH_ROWS]):
-                yield f"hot table {number}: a key stands in another cell than it is found in"
+                yield f"hot table {number}: a key is in another cell than the one where it is found"
             owners = hot_tables.owners(rows.keys)
             if owners is not None and (owners != number).any():
                 yield f"hot table {number}: key {rows.keys[owners != number][0]} belongs to another"

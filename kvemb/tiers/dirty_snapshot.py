@@ -6,7 +6,7 @@ copied to a buffer first, and written from there; when the buffer is full, calle
 variable's lock for milliseconds at a time, and its memory is bounded.
 
 The files of rows that were taken in their turn go to the cold store in use as well, in order with its other writes. A
-row that did not change until then is clean: WRITING tells.
+row that did not change until then is clean: it is still marked WRITING.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class DirtySnapshot:
             self._written(keys)
 
     def _write_copies(self, new_file: Callable[[], SortedFile], more_than: int) -> Iterator[SortedFile]:
-        """While more rows lie in the buffer, write some to a file for nobody but the checkpoint."""
+        """While more rows are in the buffer, write some to a file for the checkpoint only."""
         while True:
             with self._access.held():
                 if self._copied_rows <= more_than:
@@ -161,10 +161,7 @@ class DirtySnapshot:
         while self._copies and count < self._file_rows:
             taken.append(self._copies.pop())
             count += len(taken[-1])
-        rows, at = RowBlock(self._schema, count), 0
-        for part in taken:
-            rows.put(slice(at, at + len(part)), part)
-            at += len(part)
+        rows = RowBlock.joined(taken, self._schema)
         self._copied_rows -= count
         self._access.set_room(self._copied_rows < self._room_rows)
         return rows

@@ -1,4 +1,4 @@
-"""What the log of writes is told of rows that a call has just changed, where the store has such a log.
+"""Entries in the log of writes for the rows that a call has just changed, if the store has such a log.
 
 The variable's lock guards every method but commit(); all are called within TieredStorage.changing().
 """

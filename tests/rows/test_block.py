@@ -36,6 +36,15 @@ def test_put_replaces_whole_rows():
     assert (block.scores[0], block.steps[0], block.flags[0]) == (5.0, 6, 3)
 
 
+def test_joined_blocks_keep_their_order():
+    first, second = rows_of([5, 3], 1.0, score=2.0), rows_of([4], 3.0, flags=1)
+    joined = RowBlock.joined([first, second], SCHEMA)
+    assert joined.keys.tolist() == [5, 3, 4]
+    assert joined.values[:, 0].tolist() == [1, 1, 3]
+    assert (joined.scores.tolist(), joined.flags.tolist()) == ([2, 2, 0], [0, 0, 1])
+    assert len(RowBlock.joined([], SCHEMA)) == 0
+
+
 def test_embeddings_are_a_copy_in_the_dtype_of_values():
     block = rows_of([1], 2.0)
     seen = block.embeddings()

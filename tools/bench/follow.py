@@ -116,7 +116,7 @@ def _measure(
 
 
 def _look_up(table: kvemb.Variable, hot: int, batch: int, stop: threading.Event) -> tuple[np.ndarray, np.ndarray]:
-    """Look up random hot rows until told to stop; returns when each lookup began, and what it took, in seconds."""
+    """Look up random hot rows until `stop` is set; returns when each lookup began, and how long it took, in seconds."""
     chance, began, taken = np.random.default_rng(3), [], []
     while not stop.is_set():
         ids = ids_of(chance.integers(0, hot, batch))
