@@ -24,10 +24,10 @@ from kvemb.options import RocksDBCreator
 # Sorted runs that may wait to be merged. More of them are merged at once, so each row is rewritten less often; but a
 # lookup asks the filter of every run.
 RUNS = 8
-# Files of level 0 at which RocksDB slows writers down, and stops them. A checkpoint that brings many small files does
-# not make anybody wait for their merging.
+# Files of level 0 at which RocksDB slows writers down, and stops them. High, so that a checkpoint
+# with many small files does not make callers wait for their merging.
 SLOW_FILES, STOP_FILES = 48, 96
-# Of a database that is only salvaged, or only takes files in: it need not keep them open.
+# Files that a database keeps open if it is only salvaged or amended.
 FEW_FILES = 50
 
 _COMPRESSION = {

@@ -57,9 +57,9 @@ def write_delta(
 ) -> FileEntry | None:
     """Write the delta from the checkpoint `before` to a later one, at `checkpoint`; returns its size and checksum.
 
-    Returns None, and leaves an incomplete file, if it would have more than most_bytes; and without a file if a
-    variable is in the checkpoint's left_out or has another schema than in `before`. Raises CheckpointNotFound if the
-    recorded changes do not reach back to `before`; Corruption naming a local file; OSError.
+    Returns None if it would have more than most_bytes, or if the recorded changes do not describe a variable
+    completely; a file that is there then is incomplete. Raises CheckpointNotFound if they do not reach back to
+    `before`; Corruption naming a local file; OSError.
     """
     epochs = epochs_since(checkpoint, described, before.id)
     gone = dropped(epochs)

@@ -29,7 +29,7 @@ from kvemb.offline.remote import FILES, RemoteCheckpoints
 MOST_SHARE = 1.0
 # Files transferred concurrently: for most files the network's latency is longer than the transfer.
 JOBS = 8
-# Earlier checkpoints at a URL that are asked whether a new one follows them.
+# How many earlier checkpoints at a URL are tried as the beginning of a delta.
 MOST_LOOKED_AT = 8
 
 

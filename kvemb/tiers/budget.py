@@ -1,7 +1,7 @@
 """What hot tables, spill buffers and caches may take of each memory: a budget for the host, and one for each device.
 
 Hot cells are reserved for as long as their table is open. What waits for the disk is leased: a lessee takes memory that
-nobody else wants at the moment, and gives it back when somebody does. Thread-safe.
+is unused at the moment, and gives it back when it is needed elsewhere. Thread-safe.
 """
 
 from __future__ import annotations

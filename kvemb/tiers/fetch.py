@@ -30,7 +30,7 @@ class Fetch:
         self._under_way = threading.Lock()
         self._under_way.acquire()
 
-    # What only a read needs that others meet: most end before anybody asks.
+    # Made only when another call needs them: most reads end before that.
 
     @cached_property
     def _index(self) -> KeyIndex:

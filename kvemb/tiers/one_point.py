@@ -10,13 +10,13 @@ Read = TypeVar("Read", bound=Callable[..., Any])
 
 
 class Shown(Protocol):
-    """What shows one point after the other. shown: how often it moved on."""
+    """What shows one durable point after another. shown: how many times it moved to a later one."""
 
     shown: int
 
 
 def of_one_point(read: Read) -> Read:
-    """Return a method that repeats `read` if self._storage, which is Shown, moved on meanwhile (Store.refresh)."""
+    """Return a method that repeats `read` if self._storage, a Shown, moved on meanwhile (Store.refresh)."""
 
     @wraps(read)
     def reading(self: Any, *args: Any, **options: Any) -> Any:

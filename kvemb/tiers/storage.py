@@ -251,7 +251,7 @@ class TieredStorage:
             raise ColdStoreError(f"the cold store did not take {len(rows)} rows: {error}") from error
         self.counts.spills += len(rows)
 
-    # Memory that somebody else wants.
+    # Memory that is needed elsewhere.
 
     def _pay_soon(self) -> None:
         """Give back what the lease owes, on the executor's thread if nobody uses the variable; else its user does."""

@@ -1,4 +1,4 @@
-"""Loads numba, with a first kernel, which takes half a second: once, where processes are forked that have imported it.
+"""Loads numba and a first kernel, which takes half a second, in a process from which others are forked.
 
 Opens no store, whose threads would not survive a fork.
 """
