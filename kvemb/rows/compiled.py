@@ -13,7 +13,7 @@ import numba
 
 _logger = logging.getLogger("kvemb")
 # Why, once it was logged.
-_told: list[str] = []
+_warned: list[str] = []
 
 
 def compiled(function: Any, stamp: str, **options: Any) -> Any:
@@ -23,7 +23,7 @@ def compiled(function: Any, stamp: str, **options: Any) -> Any:
     except RuntimeError as error:
         if "no locator available" not in str(error):
             raise
-        _tell_once(str(error))
+        _warn_once(str(error))
         return numba.njit(**options)(function)
     made._cache._cache_file._source_stamp = stamp
     made._cache = _Forgiving(made._cache)
@@ -44,7 +44,7 @@ class _Forgiving:
         try:
             return self._kept.load_overload(*arguments)
         except Exception as error:  # a torn file may raise anything
-            _tell_once(f"{self._kept.cache_path}: {error!r}")
+            _warn_once(f"{self._kept.cache_path}: {error!r}")
             return None
 
     def save_overload(self, *arguments: Any) -> None:
@@ -52,12 +52,12 @@ class _Forgiving:
         try:
             self._kept.save_overload(*arguments)
         except (OSError, EOFError) as error:
-            _tell_once(f"{self._kept.cache_path}: {error!r}")
+            _warn_once(f"{self._kept.cache_path}: {error!r}")
 
 
-def _tell_once(why: str) -> None:
-    if not _told:
-        _told.append(why)
+def _warn_once(why: str) -> None:
+    if not _warned:
+        _warned.append(why)
         _logger.warning(
             "compiled code is not kept on disk, so each process compiles for some seconds at the first call of each "
             "kind; set NUMBA_CACHE_DIR to a directory that can be written to (%s)",

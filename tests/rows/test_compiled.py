@@ -62,7 +62,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_torn_file_of_the_cache_costs_a_compilation(cache, monkeypatch, caplog):
-    monkeypatch.setattr(compiled, "_told", [])
+    monkeypatch.setattr(compiled, "_warned", [])
     assert compiled.compiled(double, "stamp")(4) == 8
     kept = list(cache.rglob("*.nb?"))
     assert len(kept) == 2
