@@ -78,6 +78,11 @@ class SpillBuffer:
         """Rows that wait or are being written, removals included."""
         return int(self._live[: self._leased * self._slot_rows].sum())
 
+    @property
+    def writing(self) -> bool:
+        """Whether slots are being written."""
+        return self._writing is not None
+
     # Rows in and out.
 
     def append(self, blocks: list[RowBlock]) -> None:

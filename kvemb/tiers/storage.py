@@ -266,7 +266,8 @@ class TieredStorage:
             if held and not self.state.closed and self.state.cause is None:
                 self._locator.pay()
                 self._spill.poll()
-                if self.lease.owed:
+                # What else is owed, such as a snapshot's copies, is given back where its use ends.
+                if self.lease.owed and self._spill.writing:
                     self._pay_soon()
 
     def _forget_reads(self, keys: Keys) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, Later, Now, hot_tables_of, rows_of, values_of
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
@@ -30,13 +30,14 @@ class Told:
 
 
 def storage_of(cold=None, cells=16, **arguments):
-    state = arguments.pop("state", StoreState("test"))
+    given = {
+        "state": StoreState("test"),
+        "executor": Now(),
+        "lease": Budget(1 << 24).lease(),
+        "limits": Limits(**small_spill(8)),
+    }
     cold = cold or MemoryStore(SCHEMA)
-    return TieredStorage(
-        SCHEMA, hot_tables_of(cells), cold, state=state, executor=Now(), readers=Now(), slot_rows=8,
-        lease=Budget(1 << 24).lease(), limits=Limits(**small_spill(8)),
-        **arguments,
-    )  # fmt: skip
+    return TieredStorage(SCHEMA, hot_tables_of(cells), cold, readers=Now(), slot_rows=8, **(given | arguments))
 
 
 def put(storage, keys, value=1.0):
@@ -212,3 +213,34 @@ def test_what_bypasses_the_hot_tier_finds_every_row_cold_and_leaves_none_hot():
         storage.take_in(lambda: cold.write(rows_of([2, 3], 5.0)), 1, 8)
     assert (storage.size, storage.step, storage.stats().rows_hot) == (3, 8, 0)
     assert rows(storage, [1, 2, 3]) == {1: 1.0, 2: 5.0, 3: 5.0}
+
+
+def test_memory_that_others_want_is_written_and_given_back_though_nobody_calls():
+    budget, executor = Budget(1 << 14), Later()
+    storage = storage_of(
+        executor=executor, lease=budget.lease(), limits=Limits(**{**small_spill(8), "spill_rows": 400})
+    )
+    put(storage, range(100))
+    assert storage.lease.held > 0
+    assert not budget.try_grow(budget.total * 15 // 16)
+    executor.go()
+    assert storage.lease.owed == 0
+    assert budget.try_grow(budget.total * 15 // 16)
+    assert rows(storage, range(100)) == dict.fromkeys(range(100), 1.0)
+
+
+def test_what_a_snapshot_holds_is_owed_until_it_ends_and_keeps_no_thread_busy():
+    budget, executor = Budget(1 << 14), Later()
+    storage = storage_of(
+        executor=executor, lease=budget.lease(), limits=Limits(**{**small_spill(8), "copied_rows": 100})
+    )
+    with storage.held():
+        storage.begin_snapshot()
+    assert storage.lease.held > 0
+    assert not budget.try_grow(budget.total * 15 // 16)
+    for _ in range(3):
+        if executor.waiting:
+            executor.waiting.pop()()
+    assert not executor.waiting
+    storage.end_snapshot()
+    assert budget.try_grow(budget.total * 15 // 16)
