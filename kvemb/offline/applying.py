@@ -1,6 +1,6 @@
 """Deltas applied to the rows of a checkpoint's copy, so that they are those of a later one, bit for bit.
 
-All deltas are merged first: however many there are, each variable gets one run of files more.
+All deltas are merged first: however many there are, each variable gets one more run of files.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from kvemb.rows.codec import record_dtype
 
 
 def apply(rows: Path, described: Manifest, deltas: list[DeltaFile], scratch: Path) -> None:
-    """Bring the RocksDB directory `rows`, a copy of the first delta's beginning, to the last one's end.
+    """Change the RocksDB directory `rows`, copied from the checkpoint that the first delta begins with, to the state of
+    the checkpoint that the last one leads to.
 
-    described: the manifest of that. scratch: a folder on the same filesystem. Raises Corruption, ColdStoreError.
+    described: the manifest of the latter. scratch: a folder on the same filesystem. Raises Corruption, ColdStoreError.
     """
     names = set(cold_databases.families(rows))
     database = cold_databases.to_extend(rows)

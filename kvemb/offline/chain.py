@@ -82,7 +82,7 @@ class Pushed:
         return Pushed(replace(described, files={**rows, **keys}), base, (*self.deltas, delta))
 
     def name_of(self, sha256: str, number: int) -> str:
-        """Return what a file is of the checkpoint with this number, for messages."""
+        """Return what a file of the checkpoint with this number is called in messages."""
         for delta in self.deltas:
             if delta.sha256 == sha256:
                 return f"the delta of checkpoint {series_name(delta.number)}"

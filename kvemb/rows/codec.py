@@ -17,7 +17,6 @@ from kvemb.rows.block import MEMORY_FLAGS, RowBlock
 from kvemb.rows.schema import Schema
 
 KEY_BYTES = 8
-HEADER_BYTES = 17
 _SIGN = np.uint64(1 << 63)
 
 # Keys as order_keys gives them.

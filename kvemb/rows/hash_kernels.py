@@ -116,10 +116,9 @@ def index_put_at(cells: Any, keys: Any, positions: Any) -> None:
 
 
 @kernel
-def index_find(cells: Any, keys: Any, wanted: Any, positions: Any) -> int:
-    """Write the position of each wanted key, or EMPTY, to positions, and return how many are missing."""
+def index_find(cells: Any, keys: Any, wanted: Any, positions: Any) -> None:
+    """Write the position of each wanted key, or EMPTY, to positions."""
     mask = np.uint64(len(cells) - 1)
-    missing = 0
     for i in range(len(wanted)):
         at = mix(wanted[i]) & mask
         positions[i] = EMPTY
@@ -128,5 +127,3 @@ def index_find(cells: Any, keys: Any, wanted: Any, positions: Any) -> int:
                 positions[i] = cells[at]
                 break
             at = (at + np.uint64(1)) & mask
-        missing += positions[i] < 0
-    return missing

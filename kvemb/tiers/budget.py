@@ -53,14 +53,6 @@ class Budget:
         """Bytes that are neither reserved nor leased."""
         return max(0, self._free)
 
-    def try_reserve(self, nbytes: int) -> bool:
-        """Take nbytes if they are free."""
-        with self._lock:
-            if nbytes > self._free:
-                return False
-            self._free -= nbytes
-            return True
-
     def try_grow(self, nbytes: int) -> bool:
         """Take nbytes for growth, if that leaves kept_from_growth free or leased.
 

@@ -11,7 +11,7 @@ from kvemb.tiers.storage import TieredStorage
 
 
 def keep_highest(storage: TieredStorage, rows: int, scratch: Path | None, progress: Progress | None) -> None:
-    """Keep so many rows, fewer than there are: those of the highest scores, ties to the larger key.
+    """Keep the `rows` rows of the highest scores, fewer than there are; of equal scores the larger keys.
 
     Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a row to
     a temporary file in scratch, from which the limit is found. REQUIRES: writing(without_snapshot=True).

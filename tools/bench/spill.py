@@ -25,8 +25,8 @@ THIRDS = ("first", "second", "last")
 class Spilled:
     """A table of records, and the seconds of its writes and reads, in order."""
 
-    def __init__(self, path: Path, record_bytes: int, cache_bytes: int) -> None:
-        self._folder, self._record_bytes = path, record_bytes
+    def __init__(self, path: Path, cache_bytes: int) -> None:
+        self._folder = path
         self._options = options(cache_bytes)
         self._db = rd.Rdict(str(path), self._options)
         self._unlogged = rd.WriteOptions()
@@ -85,7 +85,7 @@ def run(
     report = Report("spill", {**settings, "reads": reads, "cache_mib": cache_mib})
     rng = np.random.default_rng(6)
     with scratch(folder) as path:
-        tables = [Spilled(path / name, record_bytes, cache_mib << 20) for name in ("put", "ingest")]
+        tables = [Spilled(path / name, cache_mib << 20) for name in ("put", "ingest")]
         for ids in batches_of_ids(rows, batch):
             for table in tables:
                 table.put(encode(np.sort(ids)), _records(rng, len(ids), record_bytes))
