@@ -26,8 +26,8 @@ from kvemb.tiers.budget import Lease
 OWN_SLOTS = 2
 # Rows handed to the cold store at a time.
 WRITE_ROWS = 16_384
-# Bytes a row beside its block: whether it is live, and at most two index cells at half load.
-_INDEX_BYTES = 1 + 16
+# Bytes a row beside its block: whether it is live, and at most eight cells of an index that is made for twice the rows.
+_INDEX_BYTES = 1 + 32
 
 
 def slot_bytes(schema: Schema, slot_rows: int) -> int:
