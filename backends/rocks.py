@@ -26,7 +26,7 @@ import rocksdict as rd
 
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_files import SortedFile, splits
-from kvemb.backends.rocks_options import PARTITIONED, DatabaseOptions, holding_whole
+from kvemb.backends.rocks_options import PARTITIONED, DatabaseOptions, database_creator, holding_whole
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
 from kvemb.contracts import Family, Gap, Mask
@@ -76,7 +76,7 @@ class RocksDatabase:
         self.threads = min(8, os.cpu_count() or 1)
         self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="kvemb-read")
         whole = holding_whole(families, self._metadata_bytes)
-        options = self._options.of_family(RocksDBCreator(), partitioned=True)
+        options = self._options.of_family(database_creator(families), partitioned=True)
         columns = {
             name: self._options.of_family(family.creator, partitioned=name not in whole)
             for name, family in families.items()

@@ -3,6 +3,7 @@
 - Filters and indexes of table files are held whole by their readers, outside the block cache, as long as all of them
   fit a share of memory; a lookup then reads one block of data and nothing else. Beyond that, new files get partitioned
   ones, of which the block cache holds those in use: memory stays bounded for any size of the table.
+  Of mapped files they are in the page cache, and take no memory of the process.
 - As long as all are held whole, data blocks are not cached: a row that was read becomes hot, so its block is not read
   again soon, and the page cache has it.
 - Universal compaction merges runs of like size, so a row is rewritten a few times in its life, not each time that its
@@ -114,7 +115,20 @@ def holding_whole(families: Mapping[str, Family], most_bytes: int) -> set[str]:
     }
 
 
+def database_creator(families: Mapping[str, Family]) -> RocksDBCreator:
+    """Return a creator with what RocksDB knows of a whole database only: how it reads, and its background jobs."""
+    creators = [family.creator for family in families.values()] or [RocksDBCreator()]
+    modes = {creator.read_mode for creator in creators}
+    jobs = max(creator.background_jobs for creator in creators)
+    return RocksDBCreator(read_mode=modes.pop() if len(modes) == 1 else "pread", background_jobs=jobs)
+
+
 def _metadata_bytes(family: Family) -> int:
-    """Return what its filters and indexes take, roughly: the filter's bits a row, and 24 bytes a block."""
+    """Return what its filters and indexes take, roughly: the filter's bits a row, and 24 bytes a block.
+
+    Of mapped files they are in the page cache, and take no memory of the process.
+    """
+    if family.creator.read_mode == "mmap":
+        return 0
     blocks = family.rows * family.record_bytes // family.creator.block_bytes
     return int(family.rows * family.creator.bloom_bits // 8 + 24 * blocks)

@@ -83,6 +83,9 @@ class RocksDBCreator:
     the process), or "direct" (past the page cache).
     background_jobs: threads that flush and compact, 1 to 256.
 
+    read_mode and background_jobs are the whole database's, and count from the next opening of the store: where its
+    variables differ, "pread", and the most jobs.
+
     Raises TypeError or ValueError.
     """
 

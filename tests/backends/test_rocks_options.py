@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.rocks import RocksDatabase
-from kvemb.backends.rocks_options import holding_whole
+from kvemb.backends.rocks_options import database_creator, holding_whole
 from kvemb.contracts import Family
 from kvemb.options import RocksDBCreator
 from tests.blocks import SCHEMA, rows_of
@@ -22,13 +22,14 @@ def opened(path: Path, rows: int | None = None) -> RocksDatabase:
     return RocksDatabase(path, families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False)
 
 
-CREATOR = RocksDBCreator(write_buffer_bytes=1 << 16)
+CREATOR = RocksDBCreator(write_buffer_bytes=1 << 16, read_mode="pread")
 
 
 def fill(store: Any, first: int, last: int) -> None:
     for start in range(first, last, 1000):
         store.write(rows_of(np.arange(start, start + 1000)))
     store.family.flush(True)
+    store.read(np.arange(first, last))  # a file that was merged is opened, and counted, when it is first read
 
 
 def assert_all_there(store: Any, keys: Any) -> None:
@@ -47,7 +48,10 @@ def test_the_smallest_families_are_held_whole():
 
 def test_filters_and_indexes_are_whole_while_they_fit_and_stay_bounded_beyond(tmp_path):
     database = opened(tmp_path / "rows")
-    store = database.create("rows", SCHEMA, CREATOR)
+    database.create("rows", SCHEMA, CREATOR)
+    database.close()
+    database = opened(tmp_path / "rows", 0)  # files are not mapped from here on: CREATOR says so
+    store = database.attach("rows", SCHEMA)
     fill(store, 0, 10_000)
     assert not store.partitioned
     assert store.metadata_bytes() > 10_000
@@ -65,6 +69,34 @@ def test_filters_and_indexes_are_whole_while_they_fit_and_stay_bounded_beyond(tm
         assert store.partitioned == partitioned
         assert_all_there(store, wanted)
         database.close()
+
+
+def test_mapped_filters_and_indexes_take_no_memory_of_the_process(tmp_path):
+    database = opened(tmp_path / "rows")
+    store = database.create("rows", SCHEMA, RocksDBCreator())
+    fill(store, 0, 100_000)
+    store.compact(lambda done, total: None)
+    database.close()
+    families = {"rows": Family(RocksDBCreator(), 100_000, 42)}
+    assert holding_whole(families, 0) == {"rows"}
+    database = RocksDatabase(
+        tmp_path / "rows", families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=True
+    )
+    store = database.attach("rows", SCHEMA)
+    assert_all_there(store, np.arange(100_000))
+    assert store.metadata_bytes() < 10_000  # not read into memory: that would take 125,000
+    database.close()
+
+
+def test_what_rocksdb_knows_of_a_whole_database_only_is_what_its_families_agree_on():
+    def of(*creators):
+        made = database_creator({str(number): Family(creator) for number, creator in enumerate(creators)})
+        return made.read_mode, made.background_jobs
+
+    direct, mapped = RocksDBCreator(read_mode="direct"), RocksDBCreator(background_jobs=5)
+    assert of() == ("mmap", 2)
+    assert of(direct, direct) == ("direct", 2)
+    assert of(direct, mapped) == ("pread", 5)
 
 
 def test_a_lookup_leaves_no_data_in_the_block_cache(tmp_path):
