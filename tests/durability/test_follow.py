@@ -108,6 +108,7 @@ def test_only_rows_that_went_leave_the_hot_tier(open_store, tmp_path):
     np.testing.assert_array_equal(seen.lookup(keys), table.lookup(keys, touch=False))
 
 
+@pytest.mark.slow
 def test_a_random_history_of_points_and_refreshes(open_store, tmp_path):
     """The model: each point's rows. Followers of their own pace, warm throughout, show the point they refreshed to."""
     chance, path = np.random.default_rng(7), tmp_path / "store"

@@ -182,6 +182,7 @@ def test_after_a_failed_write_every_write_raises_poisoned_with_the_cause(twin: L
     assert not (store_of(twin).path.with_name("checkpoint")).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 3, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_whichever_call_meets_the_failure_sizes_and_rows_agree(twin: LockstepChecker, name: str, after: int) -> None:

@@ -297,7 +297,7 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("share", quick([0.1, 1.0]))
-@pytest.mark.parametrize("machine", [Tiering, TieringInMemory, TieringOnADevice])
+@pytest.mark.parametrize("machine", quick([Tiering, TieringInMemory, TieringOnADevice]))
 def test_a_table_with_next_to_no_hot_rows_equals_its_model(
     machine: type[Tiering], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_page_is_whole_and_needs_no_network(text):
     assert "prefers-color-scheme: dark" in text
 
 
+@pytest.mark.slow
 def test_every_variable_is_in_the_contents_and_every_link_leads_somewhere(text):
     links, anchors = re.findall(r'href="#(\w+)"', text), re.findall(r'id="(\w+)"', text)
     assert len(anchors) == len(set(anchors))
