@@ -1,4 +1,4 @@
-"""The memory use of this process: peak and current resident size."""
+"""The memory use of this process: the peak of all of it, and what is anonymous now."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def resident_bytes() -> int:
-    """Return the current resident size, in bytes; the peak if the system does not report it."""
-    found = _status("VmRSS")
+def anonymous_bytes() -> int:
+    """Return the current anonymous memory, in bytes, without pages of mapped files, which belong to the page cache.
+
+    The peak of all memory if the system does not report it.
+    """
+    found = _status("RssAnon")
     return peak_bytes() if found is None else found
 
 

@@ -55,7 +55,7 @@ def test_the_demo_prints_json_and_leaves_nothing(tmp_path: Path) -> None:
     summary = json.loads(done.stdout)
     assert summary["auc_reopened"] == summary["auc_at_checkpoint"]
     assert summary["rows"] > 100
-    assert summary["peak_bytes"] > summary["before_bytes"] > 0
+    assert summary["anonymous_bytes"] > summary["before_bytes"] > 0
     assert summary["budget_bytes"] == 8 << 20
     assert list(tmp_path.iterdir()) == []
 

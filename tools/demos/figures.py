@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import kvemb
 from kvemb.tools.demos.training import Meter
-from kvemb.tools.memory import peak_bytes
+from kvemb.tools.memory import anonymous_bytes
 from kvemb.tools.screen import Summary, size
 
 Lines = list[tuple[str, str]]
@@ -40,14 +40,14 @@ def speed_figures(meter: Meter) -> tuple[Lines, Summary]:
 
 
 def memory_figures(before: int, budget: int, table: int) -> tuple[Lines, Summary]:
-    """Return lines and summary that compare peak memory, the store's budget and the table's size; all in bytes.
+    """Return lines and summary that compare anonymous memory, the store's budget and the table's size; all in bytes.
 
-    before: the resident size just before the store was opened.
+    before: the anonymous memory just before the store was opened. Pages of mapped files belong to the page cache.
     """
-    peak = peak_bytes()
-    above = peak - before
+    used = anonymous_bytes()
+    above = used - before
     lines = [
         ("memory budget", f"{size(budget)}; the table is {table / budget:.1f} times that"),
-        ("peak memory", f"{size(peak)}, of which {size(before)} before the store was opened: {size(above)} since"),
+        ("memory in use", f"{size(used)}, of which {size(before)} before the store was opened: {size(above)} since"),
     ]
-    return lines, {"budget_bytes": budget, "peak_bytes": peak, "before_bytes": before, "peak_above_bytes": above}
+    return lines, {"budget_bytes": budget, "anonymous_bytes": used, "before_bytes": before, "above_bytes": above}

@@ -17,7 +17,7 @@ from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.figures import memory_figures, speed_figures, tier_figures
 from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
 from kvemb.tools.demos.workplace import PatientInterrupts
-from kvemb.tools.memory import resident_bytes
+from kvemb.tools.memory import anonymous_bytes
 from kvemb.tools.screen import Screen
 
 HELD_OUT_LINES = 100_000
@@ -40,7 +40,7 @@ def run(settings: ClickRun, folder: Path, screen: Screen, stop: PatientInterrupt
     """
     log = ClickLog(settings.seed, settings.clicks)
     half = settings.clicks // 2
-    before = resident_bytes()
+    before = anonymous_bytes()
     with kvemb.open(folder / "store", memory_budget=settings.budget) as store:
         steps = -(-half // settings.batch) - (half - settings.clicks) // settings.batch
         with screen.progress("training", steps, FIRST_NOTE) as advance:

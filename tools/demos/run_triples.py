@@ -18,7 +18,7 @@ from kvemb.tools.demos.ranking import Filter, Ranking, filtered_ranks, questions
 from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
 from kvemb.tools.demos.triple_files import Ints, load_graph
 from kvemb.tools.demos.workplace import PatientInterrupts
-from kvemb.tools.memory import resident_bytes
+from kvemb.tools.memory import anonymous_bytes
 from kvemb.tools.screen import Screen
 
 
@@ -42,7 +42,7 @@ def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrup
     chance = np.random.default_rng(settings.seed)
     known = Filter(np.concatenate([graph.train, graph.valid, graph.test]), len(graph.relations))
     hot_rows = max(1, round(settings.hot * len(graph.entities)))
-    before = resident_bytes()
+    before = anonymous_bytes()
 
     def evaluated(model: DistMult, triples: Ints) -> Ranking:
         return summarise(filtered_ranks(questions_of(triples), len(graph.entities), known, model.scorer))
