@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import numpy.typing as npt
+
+from kvemb import many_tables
 from kvemb.catalog import VariableMap, opened, variable_of
 from kvemb.defaults import DEFAULTS
 from kvemb.durability import paths
@@ -123,6 +126,41 @@ class Store(Handle[Engine]):
     def get_collection(self, name: str) -> list[Any]:
         """Return what was added under a GraphKeys name, in order, a copy."""
         return list(self._inside.collections.get(name, []))
+
+    # Many of its variables at once.
+
+    def lookup(
+        self, keys: Mapping[Variable | str, npt.ArrayLike], *, touch: bool = True
+    ) -> dict[Variable | str, npt.NDArray[Any]]:
+        """Look up keys of several variables in one call: Variable.lookup of each, at a smaller cost.
+
+        keys: a dict from variable, or its name, to its keys, of any shape. Returns a dict in the same order to rows,
+        keys.shape + (dim,), fresh arrays. Of a large call the hot rows are found on all cores, and cold reads of
+        different variables overlap.
+        All arguments are checked before anything is read. The call is atomic for each key, not over variables: another
+        thread may change one between the reads of two; but a follower's refresh() happens before it or after it.
+        Raises what lookup raises, naming the variable in the message or in a note; KeyError for an unknown name;
+        ValueError for a variable of another store, or one given twice; TypeError; Closed.
+        """
+        return many_tables.lookup(self, keys, touch=bool(touch))
+
+    def apply_gradients(self, grads: Mapping[Variable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
+        """Take one optimizer step on several variables in one call: Variable.apply_gradients of each.
+
+        grads: a dict from variable, or its name, to (keys, grads), as Variable.apply_gradients takes them. Raises as
+        lookup does, and ReadOnly, Poisoned.
+        All arguments are checked before any row changes. After that each variable's step is atomic as a call of its
+        own; if one fails, the others are taken all the same, and the first failure is raised, naming its variable.
+        With durability="write" all steps wait for one sync of the log.
+        """
+        many_tables.apply_gradients(self, grads)
+
+    def prefetch(self, keys: Mapping[Variable | str, npt.ArrayLike]) -> None:
+        """Start reading the cold rows of several variables, for the call that follows. Changes no result.
+
+        keys, and what it raises: see lookup.
+        """
+        many_tables.prefetch(self, keys)
 
     # Durability.
 

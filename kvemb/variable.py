@@ -215,14 +215,7 @@ class Variable(Handle[Table]):
         are summed first. Raises TypeError, ValueError, also if the variable is not trainable or has no optimizer;
         Closed, ReadOnly, Poisoned.
         """
-        if not self.trainable:
-            raise ValueError(f"variable {self.name!r} is not trainable; create it with trainable=True to train it")
-        if self.optimizer is None:
-            raise ValueError(
-                f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad()"
-            )
-        shape, flat = self._inside.flat_to_change(keys)
-        given = as_values(grads, self._inside.schema.slot_dtype, (*shape, self.dim), "grads")
+        _, flat, given = self._inside.gradients(keys, grads)
         self._inside.operations.apply_gradients(flat, given)
 
     def remove(self, keys: npt.ArrayLike) -> None:

@@ -26,9 +26,9 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 ROOMS = " ".join(
     [
         "errors checks handle signatures rows optimizers initializers seeding restrict options limits",
-        "contracts registry stats store_state interrupts meter",
+        "contracts registry stats store_state interrupts parallel meter",
         "tiers durability engine",
-        "defaults variable catalog replica store opening scope offline pickling bulk __init__",
+        "defaults variable catalog replica many_tables store opening scope offline pickling bulk __init__",
     ]
 ).split()
 # A variable says which store it is in: the one name of a room above, for annotations alone (TYPE_CHECKING).
@@ -349,6 +349,7 @@ TESTED_BY = {
     **dict.fromkeys(["backends/cpu_probe.py", "backends/cpu_insert.py"], HOT_SUITE),
     "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
+    "kvemb/tiers/reads.py": "tiers/test_operations.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "test_initializers.py",
     "kvemb/restrict": "test_restrict.py",

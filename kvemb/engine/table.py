@@ -18,7 +18,7 @@ from kvemb.errors import Closed
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import RestrictPolicy, Scores
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import Schema, as_keys
+from kvemb.rows.schema import Schema, as_keys, as_values
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.operations import TableOperations
@@ -89,6 +89,20 @@ class Table:
         shape, flat = self.flat(keys)
         self.hot_tables.owners(flat)
         return shape, flat
+
+    def gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> tuple[tuple[int, ...], Keys, npt.NDArray[Any]]:
+        """Return the shape of keys, the keys (n,), and their gradients (n, dim) in the slot dtype.
+
+        Raises TypeError; ValueError, also where the variable cannot be trained.
+        """
+        if not self.specification.trainable:
+            raise ValueError(f"variable {self.name!r} is not trainable; create it with trainable=True to train it")
+        if self.operations.optimizer is None:
+            raise ValueError(
+                f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad()"
+            )
+        shape, flat = self.flat_to_change(keys)
+        return shape, flat, as_values(grads, self.schema.slot_dtype, (*shape, self.schema.dim), "grads")
 
     # For its policy: restrict.ScoredRows.
 

@@ -1,4 +1,4 @@
-"""What each call does to the rows of one variable, wherever they are: looked up, changed, trained, scored, bounded.
+"""What each call does to the rows of one variable, wherever they are: changed, trained, bounded; reads are in reads.py.
 
 Every method finds its rows through kvemb.tiers.storage, works on hot ones in their cells and on the others in a block,
 and offers that block to the hot tier. A call is taken in chunks of limits.call_rows distinct keys, each atomic; one
@@ -8,29 +8,24 @@ keys int64 (n,), values contiguous (n, dim).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from kvemb.contracts import Mask, RowKernels, Values
-from kvemb.errors import Poisoned
 from kvemb.meter import Progress
 from kvemb.optimizers import Optimizer
-from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.hashing import Keys, Positions, Sums, Unique
+from kvemb.rows.hashing import Keys, Sums, Unique
 from kvemb.tiers.locate import Located
-from kvemb.tiers.one_point import of_one_point
+from kvemb.tiers.reads import TableReads
 from kvemb.tiers.restricting import keep_highest
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.storage import TieredStorage
 
 
-class TableOperations:
+class TableOperations(TableReads):
     """The calls on one variable's rows. kernels: for rows that are not hot. scratch: a folder for temporary files."""
 
     def __init__(
@@ -42,101 +37,9 @@ class TableOperations:
         optimizer: Optimizer | None,
         scratch: Path | None,
     ) -> None:
-        self._storage, self._factory, self._scoring, self._kernels = storage, factory, scoring, kernels
-        self._schema, self._hot_tables, self._scratch = storage.schema, storage.hot_tables, scratch
+        super().__init__(storage, factory, scoring)
+        self._kernels, self._scratch = kernels, scratch
         self.optimizer = optimizer
-
-    def _chunks(self, count: int) -> Iterator[slice]:
-        """The parts of `count` keys that are worked on one after the other."""
-        size = self._storage.limits.call_rows  # so that memory is bounded
-        return (slice(start, start + size) for start in range(0, count, size))
-
-    # Reading.
-
-    @of_one_point
-    def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
-        """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
-        storage, scoring = self._storage, self._scoring
-        with storage.reading():
-            touch = touch and storage.state.keeps_uses and scoring.records_uses
-            owners = self._hot_tables.owners(keys)
-            if touch:
-                storage.step += 1
-                storage.copy_before_change(keys, owners)
-            now = scoring.now(storage.step)
-            missing = self._hot_tables.lookup(keys, owners, out, scoring.rule if touch else None, now)
-            if touch and scoring.rule is ScoreRule.CUSTOM:
-                scoring.use_hot(np.delete(keys, missing), now)
-            storage.counts.hits += len(keys) - len(missing)
-            storage.counts.misses += len(missing)
-        if exists is not None:
-            exists[:] = True
-        if len(missing):
-            self._lookup_cold(keys, missing, out, exists, now if touch else None)
-
-    def _lookup_cold(self, keys: Keys, missing: Positions, out: Values, exists: Mask | None, now: float | None) -> None:
-        """Fill in what lookup did not find hot. now None: uses are not recorded."""
-        distinct = Unique(keys[missing])
-        for chunk in self._chunks(len(distinct.keys)):
-            values, there = self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now)
-            positions, source = missing, distinct.inverse
-            if len(values) < len(distinct.keys):
-                chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
-                positions, source = missing[chosen], source[chosen] - chunk.start
-            out[positions] = values[source]
-            if exists is not None:
-                exists[positions] = there[source]
-
-    def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None) -> tuple[Values, Mask]:
-        """Return the rows of distinct keys, used so often each, and which of them exist."""
-        storage, values = self._storage, np.empty((len(keys), self._schema.dim), self._schema.value_dtype)
-        with storage.reading():
-            at = storage.locate(keys)
-            if now is not None and storage.state.keeps_uses:  # it may have been poisoned since
-                self._scoring.use(at, counts, now)
-            else:
-                now = None
-            if len(at.cold) < len(keys):
-                self._hot_tables.gather(at.cells, at.owners, values)
-            absent = at.cold[~at.exists]
-            if len(absent):
-                values[absent] = self._factory.embeddings(keys[absent])
-                storage.counts.absent += int(counts[absent].sum())
-            there = at.present
-            if len(absent) < len(at.cold):
-                cold = at.only(at.exists)
-                values[cold.cold] = cold.rows.embeddings()
-                if storage.state.cause is None:
-                    # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
-                    with suppress(Poisoned):
-                        storage.admit(cold, by_score=now is None)
-        return values, there
-
-    @of_one_point
-    def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
-        """Return each key's score, NaN where it is absent. Does not count as a use; promotes nothing."""
-        distinct = Unique(keys)
-        scores = np.empty(len(distinct.keys))
-        for chunk in self._chunks(len(distinct.keys)):
-            with self._storage.reading():
-                at = self._storage.locate(distinct.keys[chunk])
-                part = self._hot_tables.scores(at.cells, at.owners)
-                part[at.cold[at.exists]] = at.rows.scores[at.exists]
-                scores[chunk] = part
-        return scores[distinct.inverse]
-
-    def prefetch(self, keys: Keys) -> None:
-        """Start reading the cold rows of keys, on another thread, for the call that follows. Changes no result."""
-        self._storage.read_ahead(Unique(keys).keys)
-
-    def warm(self, keys: Keys) -> None:
-        """Make rows hot, as far as they outscore what is. Keys are distinct; those that do not exist are ignored."""
-        for chunk in self._chunks(len(keys)):
-            with self._storage.reading():
-                at = self._storage.locate(keys[chunk])
-                self._storage.admit(at.only(at.exists), by_score=True)
-
-    # Writing.
 
     def upsert(self, keys: Keys, values: Values) -> None:
         """Insert rows or replace their embeddings; of duplicate keys the last wins."""
@@ -199,14 +102,18 @@ class TableOperations:
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 
-    def apply_gradients(self, keys: Keys, grads: Values) -> None:
-        """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first."""
+    def apply_gradients(self, keys: Keys, grads: Values, *, acknowledge: bool = True) -> None:
+        """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first.
+
+        acknowledge=False: the caller calls storage.acknowledge(), once for several variables.
+        """
         optimizer = self.optimizer  # one for all chunks, whatever another thread sets meanwhile
         assert optimizer is not None
         distinct = Unique(keys)
         for chunk in self._chunks(len(distinct.keys)):
             self._apply(distinct.keys[chunk], optimizer, grads, distinct.sums.of(chunk))
-        self._storage.acknowledge()
+        if acknowledge:
+            self._storage.acknowledge()
 
     def _apply(self, keys: Keys, optimizer: Optimizer, grads: Values, sums: Sums) -> None:
         storage = self._storage

@@ -1,0 +1,60 @@
+"""Work on several variables at once: a few calls, each of which releases the GIL most of the time, over threads.
+
+Thread-safe; the threads belong to the process. A call that works in parts of its own may run inside one of these.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+
+from kvemb.interrupts import result_of
+
+# For work that waits for the disk: more threads than cores, so that reads overlap.
+MOST_THREADS = 8
+
+
+@cache
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | None]:
+    """Run every one, at most `threads` at a time, the caller's thread among them. Returns what each raised, or None.
+
+    One that fails does not stop the others; Ctrl-C does: those that have not begun are left out.
+    """
+    failures: list[Exception | None] = [None] * len(works)
+    numbers = iter(range(len(works)))
+
+    def run(numbers: Iterator[int]) -> None:
+        for number in numbers:  # each thread takes the next one: a list's iterator is atomic under the GIL
+            try:
+                works[number]()
+            except Exception as error:
+                failures[number] = error
+
+    helpers: list[Future[None]] = []
+    if min(threads, len(works)) > 1:
+        helpers = [_pool().submit(run, numbers) for _ in range(min(threads, len(works)) - 1)]
+    try:
+        run(numbers)
+    finally:
+        for _ in numbers:  # only after Ctrl-C
+            pass
+        for helper in helpers:
+            if not helper.cancel():
+                result_of(helper)
+    return failures
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="kvemb-variables")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are the parent's

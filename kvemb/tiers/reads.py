@@ -1,0 +1,133 @@
+"""What calls that read do with the rows of one variable, wherever they are: looked up, scored, read ahead, made hot.
+
+A call is taken in chunks of limits.call_rows distinct keys, each atomic. Safe from several threads. Arguments are
+checked (kvemb.variable): keys int64 (n,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.contracts import Mask, Values
+from kvemb.errors import Poisoned
+from kvemb.restrict import ScoreRule
+from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.tiers.one_point import of_one_point
+from kvemb.tiers.row_factory import RowFactory
+from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.storage import TieredStorage
+
+
+class Missed(NamedTuple):
+    """What a lookup did not find hot: positions in its keys, and the time of the use; None: uses are not recorded."""
+
+    positions: Positions
+    now: float | None
+
+
+class TableReads:
+    """The calls that read one variable's rows."""
+
+    def __init__(self, storage: TieredStorage, factory: RowFactory, scoring: Scoring) -> None:
+        self._storage, self._factory, self._scoring = storage, factory, scoring
+        self._schema, self._hot_tables = storage.schema, storage.hot_tables
+
+    def _chunks(self, count: int) -> Iterator[slice]:
+        """The parts of `count` keys that are worked on one after the other."""
+        size = self._storage.limits.call_rows  # so that memory is bounded
+        return (slice(start, start + size) for start in range(0, count, size))
+
+    @of_one_point
+    def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
+        """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
+        missed = self.lookup_hot(keys, out, exists, touch=touch)
+        if missed is not None:
+            self.lookup_cold(keys, missed, out, exists)
+
+    # Its two parts, for a call on several variables. REQUIRES: repeated if storage.shown changed meanwhile.
+
+    def lookup_hot(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> Missed | None:
+        """Fill in the rows that are hot, and record their uses; returns what is left for lookup_cold, if anything."""
+        storage, scoring = self._storage, self._scoring
+        with storage.reading():
+            touch = touch and storage.state.keeps_uses and scoring.records_uses
+            owners = self._hot_tables.owners(keys)
+            if touch:
+                storage.step += 1
+                storage.copy_before_change(keys, owners)
+            now = scoring.now(storage.step)
+            missing = self._hot_tables.lookup(keys, owners, out, scoring.rule if touch else None, now)
+            if touch and scoring.rule is ScoreRule.CUSTOM:
+                scoring.use_hot(np.delete(keys, missing), now)
+            storage.counts.hits += len(keys) - len(missing)
+            storage.counts.misses += len(missing)
+        if exists is not None:
+            exists[:] = True
+        return Missed(missing, now if touch else None) if len(missing) else None
+
+    def lookup_cold(self, keys: Keys, missed: Missed, out: Values, exists: Mask | None) -> None:
+        """Fill in what lookup_hot did not find."""
+        missing, distinct = missed.positions, Unique(keys[missed.positions])
+        for chunk in self._chunks(len(distinct.keys)):
+            values, there = self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], missed.now)
+            positions, source = missing, distinct.inverse
+            if len(values) < len(distinct.keys):
+                chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
+                positions, source = missing[chosen], source[chosen] - chunk.start
+            out[positions] = values[source]
+            if exists is not None:
+                exists[positions] = there[source]
+
+    def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None) -> tuple[Values, Mask]:
+        """Return the rows of distinct keys, used so often each, and which of them exist."""
+        storage, values = self._storage, np.empty((len(keys), self._schema.dim), self._schema.value_dtype)
+        with storage.reading():
+            at = storage.locate(keys)
+            if now is not None and storage.state.keeps_uses:  # it may have been poisoned since
+                self._scoring.use(at, counts, now)
+            else:
+                now = None
+            if len(at.cold) < len(keys):
+                self._hot_tables.gather(at.cells, at.owners, values)
+            absent = at.cold[~at.exists]
+            if len(absent):
+                values[absent] = self._factory.embeddings(keys[absent])
+                storage.counts.absent += int(counts[absent].sum())
+            there = at.present
+            if len(absent) < len(at.cold):
+                cold = at.only(at.exists)
+                values[cold.cold] = cold.rows.embeddings()
+                if storage.state.cause is None:
+                    # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
+                    with suppress(Poisoned):
+                        storage.admit(cold, by_score=now is None)
+        return values, there
+
+    @of_one_point
+    def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
+        """Return each key's score, NaN where it is absent. Does not count as a use; promotes nothing."""
+        distinct = Unique(keys)
+        scores = np.empty(len(distinct.keys))
+        for chunk in self._chunks(len(distinct.keys)):
+            with self._storage.reading():
+                at = self._storage.locate(distinct.keys[chunk])
+                part = self._hot_tables.scores(at.cells, at.owners)
+                part[at.cold[at.exists]] = at.rows.scores[at.exists]
+                scores[chunk] = part
+        return scores[distinct.inverse]
+
+    def prefetch(self, keys: Keys) -> None:
+        """Start reading the cold rows of keys, on another thread, for the call that follows. Changes no result."""
+        self._storage.read_ahead(Unique(keys).keys)
+
+    def warm(self, keys: Keys) -> None:
+        """Make rows hot, as far as they outscore what is. Keys are distinct; those that do not exist are ignored."""
+        for chunk in self._chunks(len(keys)):
+            with self._storage.reading():
+                at = self._storage.locate(keys[chunk])
+                self._storage.admit(at.only(at.exists), by_score=True)

@@ -1,0 +1,215 @@
+"""One call on many variables: the same as one call each, all arguments checked first, failures named."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.errors import Closed, ColdStoreError, ReadOnly
+from kvemb.handle import inside
+from kvemb.optimizers import Adagrad
+
+NAMES = ["a", "b", "c"]
+
+
+def make(store, name, dim, **arguments):
+    arguments = {
+        "optimizer": Adagrad(0.5, 0.1),
+        "hot_rows": 16,
+        "initializer": kvemb.RandomUniform(seed=dim),
+    } | arguments
+    variable = store.get_variable(name, dim=dim, **arguments)
+    variable.upsert(np.arange(100), np.arange(100 * dim, dtype=np.float32).reshape(100, dim))
+    return variable
+
+
+@pytest.fixture
+def tables(store):
+    """Three variables of 100 rows each, 16 of them hot."""
+    return [make(store, name, dim) for name, dim in zip(NAMES, (2, 3, 4), strict=True)]
+
+
+def draw(seed):
+    return [np.random.default_rng([seed, number]).integers(0, 120, (5, 8)) for number in range(3)]
+
+
+# Small limits: the same calls over threads.
+OVER_THREADS = pytest.mark.limits(hot_parallel_keys=1, cold_parallel_keys=1)
+
+
+@pytest.mark.parametrize("over_threads", [False, pytest.param(True, marks=OVER_THREADS)])
+def test_it_does_what_a_call_for_each_does(store, tables, open_store, tmp_path, over_threads):
+    other = open_store(tmp_path / "other")
+    alone = [make(other, name, table.dim) for name, table in zip(NAMES, tables, strict=True)]
+    for step in range(6):
+        keys = draw(step)
+        rows = store.lookup(dict(zip(tables, keys, strict=True)), touch=step % 2 == 0)
+        assert list(rows) == tables
+        for table, each, wanted in zip(tables, alone, keys, strict=True):
+            np.testing.assert_array_equal(rows[table], each.lookup(wanted, touch=step % 2 == 0))
+        store.prefetch(dict(zip(NAMES, draw(step + 1), strict=True)))
+        store.apply_gradients({name: (k, rows[t] - 1) for name, t, k in zip(NAMES, tables, keys, strict=True)})
+        for table, each, wanted in zip(tables, alone, keys, strict=True):
+            each.apply_gradients(wanted, rows[table] - 1)
+    for table, each in zip(tables, alone, strict=True):
+        for got, expected in zip(
+            table.export(with_slots=True, with_scores=True), each.export(with_slots=True, with_scores=True), strict=True
+        ):
+            np.testing.assert_equal(got, expected)
+        assert table.stats.hits + table.stats.misses == each.stats.hits + each.stats.misses
+
+
+def test_names_stand_for_variables_and_open_them(open_store, tmp_path):
+    with open_store(tmp_path / "store") as store:
+        make(store, "a", 2)
+    store = open_store(tmp_path / "store")
+    rows = store.lookup({"a": 7})
+    np.testing.assert_array_equal(rows["a"], [14, 15])
+    assert rows["a"].shape == (2,)
+    assert store.lookup({}) == {}
+    store.apply_gradients({})
+
+
+def sizes(tables):
+    return [(table.size(), table.stats.hits, table.stats.misses) for table in tables]
+
+
+@pytest.mark.parametrize(
+    ("last", "error", "message"),
+    [
+        (
+            ("c", ([1, 2], [[1.0, 2, 3]] * 2)),
+            ValueError,
+            r"variable 'c': grads must have shape .* = \(2, 4\), got \(2, 3\)",
+        ),
+        (("c", ([1.5], np.ones((1, 4), np.float32))), TypeError, "variable 'c': keys must be int64"),
+        (("c", [1, 2]), TypeError, r"variable 'c': expected \(keys, grads\), got \[1, 2\]"),
+        (("b", ([1], [[1.0, 1, 1]])), ValueError, "variable 'b' is given twice"),
+        (("d", ([1], [[1.0]])), KeyError, "there is no variable 'd'; there is a, b, c"),
+        ((7, ([1], [[1.0]])), TypeError, "expected a Variable or its name, got 7"),
+    ],
+)
+def test_bad_arguments_change_nothing_and_are_named(store, tables, last, error, message):
+    good = {tables[0]: ([500], np.ones((1, 2), np.float32)), tables[1]: ([500], np.ones((1, 3), np.float32))}
+    before = sizes(tables)
+    with pytest.raises(error, match=message):
+        store.apply_gradients({**good, last[0]: last[1]})
+    assert sizes(tables) == before
+
+
+def test_what_cannot_be_looked_up_is_named(store, tables, open_store, tmp_path):
+    stranger = make(open_store(tmp_path / "other"), "a", 2)
+    before = sizes(tables)
+    for wanted, error, message in [
+        ({tables[0]: [1], stranger: [1]}, ValueError, "'a' is of another store"),
+        ({tables[0]: [1], "b": ["x"]}, TypeError, "variable 'b': keys must be int64"),
+        ([tables[0]], TypeError, "expected a dict"),
+    ]:
+        with pytest.raises(error, match=message):
+            store.lookup(wanted)
+        with pytest.raises(error, match=message):
+            store.prefetch(wanted)
+    assert sizes(tables) == before
+
+
+def test_a_variable_that_cannot_be_trained_is_named(store, tables):
+    fixed = store.get_variable("fixed", dim=2, trainable=False)
+    before = sizes(tables)
+    with pytest.raises(ValueError, match=r"variable 'fixed': .*not trainable"):
+        store.apply_gradients({tables[0]: ([500], [[1.0, 1]]), fixed: ([1], [[1.0, 1]])})
+    assert sizes(tables) == before
+
+
+def test_a_partitioner_that_fails_does_so_first(store, tables):
+    broken = []
+
+    def partitioner(keys, shards):
+        if broken:
+            raise RuntimeError("no such shard")
+        return keys % shards
+
+    last = make(store, "last", 2, devices=["cpu", "cpu"], partitioner=partitioner)
+    broken.append(True)
+    before = sizes(tables)
+    with pytest.raises(RuntimeError, match="no such shard") as caught:
+        store.apply_gradients({tables[0]: ([500], [[1.0, 1]]), last: ([500], [[1.0, 1]])})
+    assert caught.value.__notes__ == ["variable 'last'"]
+    assert sizes(tables) == before
+    broken.clear()
+
+
+@pytest.mark.parametrize("over_threads", [False, pytest.param(True, marks=OVER_THREADS)])
+def test_a_failed_part_stops_no_other_and_is_named(store, tables, monkeypatch, over_threads):
+    def fail(*arguments, **options):
+        raise ColdStoreError("the disk is gone")
+
+    monkeypatch.setattr(inside(tables[1]).operations, "_apply", fail)
+    with pytest.raises(ColdStoreError, match="the disk is gone") as caught:
+        store.apply_gradients({table: ([500], np.ones((1, table.dim), np.float32)) for table in tables})
+    assert caught.value.__notes__ == ["variable 'b'"]
+    assert [table.size() for table in tables] == [101, 100, 101]
+
+
+def test_closed_and_read_only_stores_say_so(store, tables):
+    store.flush()
+    with kvemb.open(store.path, follow=True) as reader:
+        np.testing.assert_array_equal(reader.lookup({"a": [3]})["a"], [[6, 7]])
+        with pytest.raises(ReadOnly):
+            reader.apply_gradients({"a": ([3], [[1.0, 1]])})
+    with pytest.raises(Closed):
+        reader.lookup({"a": [3]})
+
+
+def test_a_lookup_sees_one_point_of_all_variables(store, tables):
+    """A follower that moves on between the reads of two variables reads both again."""
+    store.flush()
+    with kvemb.open(store.path, follow=True) as reader:
+        first, second = (reader.variables[name] for name in ("a", "b"))
+        for table in tables[:2]:
+            table.upsert([1], np.full((1, table.dim), -1, np.float32))
+        store.flush()
+        operations, moved = inside(second).operations, []
+        usual = operations.lookup_hot
+
+        def late(*arguments, **options):
+            if not moved:
+                moved.append(reader.refresh())
+            return usual(*arguments, **options)
+
+        operations.lookup_hot = late
+        rows = reader.lookup({first: [1], second: [1]})
+        assert moved == [True]
+        assert rows[first].tolist() == [[-1, -1]]
+        assert rows[second].tolist() == [[-1, -1, -1]]
+
+
+@OVER_THREADS
+def test_two_threads_that_train_the_same_variables_lose_nothing(open_store, tmp_path):
+    store = open_store(tmp_path / "two")
+    tables = [store.get_variable(name, dim=2, optimizer=kvemb.optimizers.SGD(1.0)) for name in NAMES]
+    keys = np.arange(50)
+
+    def train():
+        for _ in range(20):
+            store.apply_gradients({table: (keys, np.full((50, 2), -1, np.float32)) for table in tables})
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rows in store.lookup(dict.fromkeys(NAMES, keys)).values():
+        np.testing.assert_array_equal(rows, np.full((50, 2), 40))
+
+
+@pytest.mark.parametrize("durability", ["write"])
+def test_what_was_applied_is_in_the_log(open_store, tmp_path, durability):
+    store = open_store(tmp_path / "logged", durability=durability)
+    tables = [store.get_variable(name, dim=2, optimizer=kvemb.optimizers.SGD(1.0)) for name in NAMES]
+    store.apply_gradients({table: ([5], [[-1.0, -2]]) for table in tables})
+    store.close(flush=False)
+    again = open_store(tmp_path / "logged", durability=durability)
+    assert all(rows.tolist() == [[1, 2]] for rows in again.lookup({name: [5] for name in NAMES}).values())

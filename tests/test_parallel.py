@@ -1,0 +1,61 @@
+"""Work over threads: each piece once, failures kept in their places, Ctrl-C, forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from kvemb import parallel
+from kvemb.parallel import run_each
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_each_runs_once(threads):
+    ran: list[int] = []
+    assert run_each([lambda number=number: ran.append(number) for number in range(20)], threads) == [None] * 20
+    assert sorted(ran) == list(range(20))
+
+
+def test_pieces_run_at_the_same_time():
+    both = threading.Barrier(2, timeout=10)
+    assert run_each([both.wait, both.wait], 2) == [None, None]
+
+
+def test_a_failure_stops_no_other_piece():
+    ran: list[int] = []
+
+    def fail():
+        raise ValueError("the first")
+
+    failures = run_each([fail, *[lambda number=number: ran.append(number) for number in range(5)]], 2)
+    assert [str(failure) for failure in failures if failure] == ["the first"]
+    assert failures[0] is not None
+    assert sorted(ran) == list(range(5))
+
+
+def test_after_an_interrupt_nothing_begins():
+    ran: list[int] = []
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_each([interrupt, *[lambda number=number: ran.append(number) for number in range(5)]], 1)
+    assert ran == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own():
+    both = threading.Barrier(2, timeout=10)
+    run_each([both.wait, both.wait], 2)
+    child = os.fork()
+    if child == 0:
+        both = threading.Barrier(2, timeout=10)
+        os._exit(0 if run_each([both.wait, both.wait], 2) == [None, None] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_there_is_a_core():
+    assert parallel.cores() >= 1
