@@ -17,6 +17,7 @@ from kvemb import many_tables
 from kvemb.catalog import VariableMap, opened, variable_of
 from kvemb.defaults import DEFAULTS
 from kvemb.durability import paths
+from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.recovery import Recovery
@@ -173,13 +174,21 @@ class Store(Handle[Engine]):
         self._inside.flush()
 
     @overload
-    def checkpoint(self, path: str | os.PathLike[str], *, block: Literal[True] = True) -> Checkpoint: ...
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, block: Literal[True] = True, files: Files = None, extra: Extra = None
+    ) -> Checkpoint: ...
     @overload
-    def checkpoint(self, path: str | os.PathLike[str], *, block: Literal[False]) -> PendingCheckpoint: ...
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, block: Literal[False], files: Files = None, extra: Extra = None
+    ) -> PendingCheckpoint: ...
     @overload
-    def checkpoint(self, path: str | os.PathLike[str], *, block: bool) -> Checkpoint | PendingCheckpoint: ...
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, block: bool, files: Files = None, extra: Extra = None
+    ) -> Checkpoint | PendingCheckpoint: ...
 
-    def checkpoint(self, path: str | os.PathLike[str], *, block: bool = True) -> Checkpoint | PendingCheckpoint:
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, block: bool = True, files: Files = None, extra: Extra = None
+    ) -> Checkpoint | PendingCheckpoint:
         """Write a checkpoint of every variable (except those with checkpoint=False) to a new directory.
 
         It holds the state at this call, is complete or absent, and is independent of the store. Only rows that changed
@@ -188,9 +197,17 @@ class Store(Handle[Engine]):
         it is written; result() waits for it. If it fails, result() or the next flush(), checkpoint() or close() raises
         the error. One checkpoint is written at a time: a second call waits for the first.
 
-        Raises FileExistsError; ValueError for a path inside the store; ColdStoreError, Poisoned, Closed, ReadOnly.
+        files: what belongs to this state beside the rows, such as dense parameters: by name, without folders, bytes, a
+        path to copy from, or a function that writes to a binary file, called before this returns with the store's lock
+        held, so it must not checkpoint the store or wait for a thread that uses it. extra: a dict of JSON values.
+        Both are in the checkpoint or it does not exist: Checkpoint.files, Checkpoint.extra. Also the durable point made
+        here has them; the next one does not.
+
+        Raises FileExistsError; ValueError for a path inside the store; TypeError, ValueError for files and extra, and
+        what a function raises; ColdStoreError, Poisoned, Closed, ReadOnly.
         """
-        pending = PendingCheckpoint(self._inside.start(paths.local(path).absolute()))
+        target, attached = paths.local(path).absolute(), Attachments(files, extra)
+        pending = PendingCheckpoint(self._inside.start(target, attached=attached))
         return pending.result() if block else pending
 
     def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:

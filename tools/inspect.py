@@ -33,7 +33,8 @@ class VariableInfo:
 class Info:
     """What is at a path. kind: "checkpoint" or "store". id, parent, created: of the checkpoint or the durable point.
 
-    recording_calls: the most calls that recorded uses, such as lookups, of any variable.
+    recording_calls: the most calls that recorded uses, such as lookups, of any variable. files: bytes of every file.
+    attached: bytes of the files that were saved with the rows, by name. extra: the values that were.
     """
 
     path: Path
@@ -44,6 +45,8 @@ class Info:
     recording_calls: int
     variables: list[VariableInfo]
     files: dict[str, int]
+    attached: dict[str, int]
+    extra: dict[str, Any]
 
     @property
     def nbytes(self) -> int:
@@ -62,9 +65,11 @@ def info(path: str | os.PathLike[str]) -> Info:
         VariableInfo(name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)})
         for name, entry in sorted(point.variables.items())
     ]
-    files = {name: entry.bytes for name, entry in sorted(point.files.items())}
+    files = {name: entry.bytes for name, entry in sorted(point.inventory.items())}
+    attached = {name: files[f"files/{name}"] for name in point.files}
     calls = max((entry.step for entry in point.variables.values()), default=0)
-    return Info(Path(path), kind, point.id, point.parent, point.created, calls, variables, files)
+    described = (point.id, point.parent, point.created, calls, variables, files, attached, point.extra)
+    return Info(Path(path), kind, *described)
 
 
 def _as_json(entry: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def checkpoint_findings(
     for damage in inventory.damages(path, described, deep=deep, progress=meter):
         sound = False
         yield damage
-    for folder in (layout.ROWS, layout.CHANGES, layout.HOT):
+    for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.FILES):
         for file in sorted((path / folder).glob("*")):
             if file.relative_to(path).as_posix() not in described.files:
                 yield f"{file} is not in {NAME}"

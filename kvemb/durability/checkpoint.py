@@ -5,6 +5,7 @@ On the store's filesystem a checkpoint shares unchanged files by hard links. Any
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import shutil
@@ -14,10 +15,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_ROWS
 from kvemb.durability import changes, cold_databases, fresh_files, inventory, layout, manifest, paths
+from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
 from kvemb.durability.readable import opened
@@ -75,14 +78,27 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         return self._inside.variables
 
     @property
-    def files(self) -> Mapping[str, FileEntry]:
-        """Its files by relative path, except the manifest: size in bytes and sha256."""
+    def inventory(self) -> Mapping[str, FileEntry]:
+        """All of its files by relative path, except the manifest: size in bytes and sha256."""
         return self._inside.files
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """The files that were attached when it was saved, by name: their paths, not to be written to.
+
+        Getting one reads it whole and raises Corruption if it is not what was saved; KeyError for another name.
+        """
+        return AttachedFiles(self.path, self._inside)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The values that were attached when it was saved, a copy; empty if there were none."""
+        return copy.deepcopy(self._inside.extra)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its files, shared ones included."""
-        return sum(entry.bytes for entry in self.files.values())
+        return sum(entry.bytes for entry in self.inventory.values())
 
     def changes(
         self,
@@ -229,7 +245,7 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     described = replace(described.only(names), left_out=sorted({*described.left_out, *left_out}))
     try:
         with atomic_directory(layout.point(store, described.point)) as point:
-            layout.unpack(checkpoint, point, described.key_files)
+            layout.unpack(checkpoint, point, described.key_files | described.attached)
             with inventory.naming_damaged_file(checkpoint, described):
                 cold_databases.amend(point / layout.ROWS, drop=left_out)
             complete(point, described.following(described.id), checkpoint, same_names=True)

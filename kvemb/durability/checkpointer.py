@@ -15,6 +15,7 @@ from kvemb.checks.numeric import as_number
 from kvemb.checks.ranges import MOST_SECONDS
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import layout
+from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.journal import Journal
@@ -88,6 +89,7 @@ class Checkpointer:
         self._state, self._in_order = state, in_order
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
         self._last: Writing | None = None
+        self._attaching = False
 
     def wait(self) -> None:
         """Wait for the point being written. Raises its error, unless a caller got it already."""
@@ -102,13 +104,19 @@ class Checkpointer:
         *,
         closing: Callable[[], None] | None = None,
         without: Collection[str] = (),
+        attached: Attachments | None = None,
     ) -> Writing:
         """Take a snapshot, and start to write a durable point and, if target is given, a checkpoint there.
 
         closing: given if this is the store's last point; called when the snapshot is taken, under all variables' locks.
         without: variables of the cold database that the point leaves out, which must not change; none with a target.
-        REQUIRES: wait(). Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed.
+        attached: files and values that go into the point and the checkpoint; the files are written first.
+        REQUIRES: wait(). Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed; what a writer raises.
         """
+        if self._attaching:
+            raise ValueError(
+                "a function that writes a file of a checkpoint must not flush, checkpoint or close the store"
+            )
         if target is not None:
             if os.path.lexists(target):
                 raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
@@ -125,7 +133,13 @@ class Checkpointer:
         except ColdStoreError as error:
             self._state.poison(error)
         self._state.check_writable()
-        writer = PointWriter(number, parts, target, self._database, self._points, self._changes, self._log, without)
+        made = self._database, self._points, self._changes, self._log, without, attached
+        writer = PointWriter(number, parts, target, *made)
+        self._attaching = True
+        try:
+            writer.write_attached()
+        finally:
+            self._attaching = False
         # Ctrl-C is deferred: snapshots that nobody writes would never end.
         with uninterrupted():
             writer.take_snapshots(self._in_order, self._state, closing)

@@ -17,8 +17,8 @@ from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import Corruption
 
-# Files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
-CHECKED_ON_READ = (".sst", ".blob", ".keys")
+# Of files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
+_CHECKED_ON_READ = (".sst", ".blob", ".keys")
 # At most this many bytes are read to find out which file is damaged: some seconds.
 NAMING_BYTES = 8 << 30
 
@@ -49,10 +49,18 @@ def take(
     # One thread waits for the disk while the other hashes; neither holds the GIL.
     with ThreadPoolExecutor(2, thread_name_prefix="kvemb-hash") as pool:
         entries |= zip(new, pool.map(measure, new.values()), strict=True)
-    for name, path in new.items():
-        if same_names and path.suffix in CHECKED_ON_READ and entries[name] != (known or {}).get(name):
+    for name in new:
+        if same_names and is_checked_on_read(name) and entries[name] != (known or {}).get(name):
             raise Corruption(f"{(before or directory) / name} is damaged: its checksum is not that in the manifest")
     return entries
+
+
+def is_checked_on_read(name: str) -> bool:
+    """Whether a file of a checkpoint never changes and is not hashed when the checkpoint is opened.
+
+    A file that a caller attached is hashed when it is asked for (kvemb.durability.attachments).
+    """
+    return name.endswith(_CHECKED_ON_READ) or name.startswith("files/")
 
 
 def measure(path: Path) -> FileEntry:
@@ -79,7 +87,7 @@ def damages(
             size = path.stat().st_size
             if size != entry.bytes:
                 yield f"{path} is damaged: it has {size:,} bytes and should have {entry.bytes:,}"
-            elif deep or path.suffix not in CHECKED_ON_READ:
+            elif deep or not is_checked_on_read(name):
                 with open(path, "rb") as file:
                     if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
                         yield f"{path} is damaged: its checksum is not that in the manifest"

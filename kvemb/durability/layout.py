@@ -9,7 +9,8 @@ URL (kvemb.offline.remote), and RocksDB's own.
     STORE/log/000007.log     the writes since that point, if each is durable (kvemb.durability.journal)
     STORE/live/              the open database, made again from the durable point whenever the store is opened
 
-A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files.
+A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files,
+and files/ what a caller attached.
 
     ROOT/LOCK                held by the process that writes to a series
     ROOT/00000042/           a checkpoint of a series
@@ -32,7 +33,7 @@ from kvemb.durability.scratch import scratch
 from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
-ROWS, CHANGES, HOT = "rows", "changes", "hot"
+ROWS, CHANGES, HOT, FILES = "rows", "changes", "hot", "files"
 PULLED = ".pulled"  # in a series: the files received by a pull that has not completed
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
 _LOGGED = " log"  # on disk, in CURRENT
@@ -232,8 +233,10 @@ def check_rows(rows: Path) -> None:
         )
 
 
-def unpack(checkpoint: Path, target: Path, key_files: Collection[str]) -> None:
-    """Copy a checkpoint's rows and key files to target: hard links for files that never change, else copies.
+def unpack(checkpoint: Path, target: Path, files: Collection[str]) -> None:
+    """Copy a checkpoint's rows and some other files to target: hard links for files that never change, else copies.
+
+    files: paths below the checkpoint, of files that never change.
 
     Raises Corruption or ColdStoreError; then target does not exist.
     """
@@ -241,7 +244,7 @@ def unpack(checkpoint: Path, target: Path, key_files: Collection[str]) -> None:
     try:
         (target / ROWS).mkdir(parents=True)
         _link_files(checkpoint / ROWS, target / ROWS)
-        for name in key_files:
+        for name in files:
             (target / name).parent.mkdir(exist_ok=True)
             fresh_files.link_or_copy(checkpoint / name, target / name)
     except OSError as error:

@@ -20,16 +20,17 @@ from kvemb.durability.manifest_fields import check, check_variable
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
-FORMAT = 3  # on disk; do not renumber
-# Formats that can be read. In format 2 a slot is a name, and as wide as the embedding.
-READABLE = (2, FORMAT)
+FORMAT = 5  # on disk; do not renumber. 4 is an object at a URL that is no manifest (kvemb.offline.chain)
+# Formats that can be read. In format 2 a slot is a name, and as wide as the embedding; before 5, nothing is attached.
+READABLE = (2, 3, FORMAT)
 NAME = "manifest.json"
 MOST_CHARACTERS = 256 << 20  # of a manifest: a million files
 # The only paths that a manifest may list, so that pulling, restoring and opening a checkpoint never overwrite a file
 # that kvemb or RocksDB writes itself.
+ATTACHED = r"files/[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}"
 _FILE = re.compile(
     r"rows/([0-9]+\.(sst|blob|log)|(MANIFEST|OPTIONS)-[0-9]+|CURRENT|IDENTITY|rocksdict-config\.json)"
-    r"|changes/[0-9]{1,18}\.keys|hot/[0-9-]+\.keys"
+    rf"|changes/[0-9]{{1,18}}\.keys|hot/[0-9-]+\.keys|{ATTACHED}"
 )
 
 
@@ -95,7 +96,8 @@ class Manifest:
     point: the number of the durable point of its store, counted from 1. created: seconds since 1970.
     hot: by variable, the key files in hot/ that say which rows were hot (kvemb.durability.hotset). changes: which keys
     changed since which checkpoint, oldest first. files: by path below the directory, all except the manifest itself.
-    left_out: names of variables that a restore did not take, and that later deltas leave out.
+    left_out: names of variables that a restore did not take, and that later deltas leave out. extra: what the caller
+    attached, JSON (kvemb.durability.attachments).
     """
 
     store: str
@@ -108,6 +110,7 @@ class Manifest:
     changes: list[Epoch] = field(default_factory=list)
     files: dict[str, FileEntry] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> Manifest:
         """Return the manifest of a checkpoint of some of the variables."""
@@ -135,6 +138,11 @@ class Manifest:
             f"hot/{file}" for files in self.hot.values() for file in files
         }
 
+    @property
+    def attached(self) -> set[str]:
+        """The paths, below the directory, of the files that the caller attached."""
+        return {name for name in self.files if name.startswith("files/")}
+
 
 def write(manifest: Manifest, directory: Path) -> None:
     """Write directory/manifest.json and wait until it is on disk."""
@@ -144,8 +152,9 @@ def write(manifest: Manifest, directory: Path) -> None:
 def data_of(manifest: Manifest) -> dict[str, Any]:
     """Return a manifest as JSON, its checksum included; as text it is what parse() takes."""
     data = {"format": FORMAT, **asdict(manifest)}
-    if not manifest.left_out:
-        del data["left_out"]
+    for name in ("left_out", "extra"):
+        if not data[name]:
+            del data[name]
     for changed in (changed for epoch in data["changes"] for changed in epoch["variables"].values()):
         if not changed["dropped"]:
             del changed["dropped"]
@@ -176,7 +185,7 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     if type(version) is not int or version not in READABLE:
         raise UnsupportedFormat(
-            f"{path} has format {brief(version)}, this kvemb reads formats {' and '.join(map(str, READABLE))}; "
+            f"{path} has format {brief(version)}, this kvemb reads formats {', '.join(map(str, READABLE))}; "
             "use the kvemb that wrote it"
         )
     try:
@@ -190,7 +199,7 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
         data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
         data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
         manifest = Manifest(**data)
-        if strange := [name for name in manifest.files if _FILE.fullmatch(name) is None]:
+        if strange := [name for name in manifest.files if not _is_listed(name, version)]:
             raise ValueError(f"{brief(strange[0])} is no file that a checkpoint lists")
         if missing := manifest.key_files - set(manifest.files):
             raise ValueError(f"it names {min(missing)} but does not list it in files")
@@ -200,6 +209,11 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
     except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise Corruption(f"{path} is damaged: {reason}; restore from another checkpoint") from error
+
+
+def _is_listed(name: str, version: int) -> bool:
+    """Whether a manifest of that format may list a file."""
+    return _FILE.fullmatch(name) is not None and (version >= 5 or not name.startswith("files/"))
 
 
 def checksum_of(data: dict[str, Any]) -> str:

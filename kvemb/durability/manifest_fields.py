@@ -69,6 +69,8 @@ def check(data: object, version: int) -> None:
         for name in fields.elements("left_out"):
             if type(name) is not str or not is_name(name):
                 raise fields.refused("left_out", "an array of variables' names", name)
+    if version >= 5 and fields.has("extra"):
+        fields.fields("extra")
     fields.done()
 
 

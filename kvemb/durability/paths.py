@@ -90,3 +90,15 @@ def check_not_in_series(path: Path) -> None:
     """Raise StoreNotFound if path would be a checkpoint of a series: no store may be created there."""
     if (message := missing_checkpoint_message(path)) is not None:
         raise StoreNotFound(f"{message}; name one of these, or another directory for a store")
+
+
+def check_series_root(root: Path) -> None:
+    """Raise FileExistsError or ValueError if a path cannot be the root of a series, saying what it is."""
+    above = (each for each in root.absolute().parents if (each / layout.ROWS).is_dir())
+    if outer := next(filter(layout.is_checkpoint, above), None):
+        raise ValueError(f"{root} is inside the checkpoint {outer}, which never changes; name another directory")
+    if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:
+        raise FileExistsError(f"{root} is a {kind}, not a series of checkpoints; name another directory")
+    if root.exists() and not root.is_dir():
+        raise FileExistsError(f"{root} is a file, not a series of checkpoints; name a directory")
+    layout.check_outside_stores(root, "series")

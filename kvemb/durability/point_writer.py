@@ -22,6 +22,7 @@ from typing import Any
 
 from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest
+from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog, dropped
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.hotset import write_hot
@@ -60,7 +61,7 @@ class TargetFailed(Exception):
 class PointWriter:
     """Writes one point. number: unused by any other point. target: path of a checkpoint to make of it, or None.
 
-    without: variables of the cold database that the point leaves out.
+    without: variables of the cold database that the point leaves out. attached: files and values that go into it.
     If a step fails, the snapshots end, the directory is deleted, and the previous point stays current.
     """
 
@@ -74,15 +75,24 @@ class PointWriter:
         changes: ChangeLog,
         log: Journal | None,
         without: Collection[str] = (),
+        attached: Attachments | None = None,
     ) -> None:
         self._number, self._parts, self._target, self._without = number, parts, target, list(without)
         self._database, self._points, self._changes, self._log = database, points, changes, log
-        self._draft = points.draft(number)
+        self._attached, self._draft = attached or Attachments(), points.draft(number)
         self._snapshots: list[tuple[Part, DirtySnapshot]] = []
         self._hot: dict[str, Ordered] = {}
         self._last = False
         self._described: Manifest
         self._base: Future[list[Epoch]] | None = None
+
+    def write_attached(self) -> None:
+        """Write what is attached, as the first step. Raises ColdStoreError, and what a caller's function raises."""
+        try:
+            self._attached.write(self._draft.path / layout.FILES)
+        except BaseException:
+            self._draft.discard()
+            raise
 
     def take_snapshots(self, in_order: Executor, state: StoreState, closing: Callable[[], None] | None) -> None:
         """Take a snapshot of all variables. Raises Closed, ReadOnly, Poisoned."""
@@ -95,6 +105,7 @@ class PointWriter:
                 self._rotate(state)
                 entries = {part.name: part.entry() for part in self._parts}
                 self._described = self._points.describe(self._number, entries, self._without)
+                self._described = replace(self._described, extra=self._attached.extra)
                 for part in self._parts:
                     self._snapshots.append((part, part.storage.begin_snapshot()))
                     if self._target is not None or self._last:
@@ -186,7 +197,7 @@ class PointWriter:
         described = self._described.only([name for name in entries if name not in left_out])
         try:
             with atomic_directory(target) as scratch:
-                layout.unpack(point, scratch, described.key_files)
+                layout.unpack(point, scratch, described.key_files | described.attached)
                 cold_databases.amend(scratch / layout.ROWS, drop=left_out)
                 complete(scratch, described, point, same_names=True)
         except (KvembError, FileExistsError) as error:

@@ -96,6 +96,7 @@ class Points:
             created=time.time(),
             variables=_without({**self.current.variables, **variables}, without),
             hot=_without(self.current.hot, without),
+            extra={},
         )
 
     def draft(self, number: int) -> DirectoryDraft:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import cold_databases, inventory, journal_segments, layout, log_entries, manifest
+from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpointer import Checkpointer, Writing
@@ -171,15 +172,20 @@ class Engine:
     # Durable points.
 
     def start(
-        self, target: Path | None = None, *, closing: Callable[[], None] | None = None, without: Collection[str] = ()
+        self,
+        target: Path | None = None,
+        *,
+        closing: Callable[[], None] | None = None,
+        without: Collection[str] = (),
+        attached: Attachments | None = None,
     ) -> Writing:
-        """Begin to write a durable point, and a checkpoint to target; see Checkpointer.start."""
+        """Begin to write a durable point, with what is attached, and a checkpoint to target; see Checkpointer.start."""
         self.state.check_here()
         with self.lock:
             self.state.check_writable()
             self.checkpointer.wait()
             parts = [table.part() for name, table in self.tables.items() if table.persistent and name not in without]
-            return self.checkpointer.start(parts, target, closing=closing, without=without)
+            return self.checkpointer.start(parts, target, closing=closing, without=without, attached=attached)
 
     def flush(self) -> None:
         """Make a durable point of the current state. Raises Poisoned, Closed, ReadOnly."""

@@ -100,7 +100,7 @@ class Pushing(RemoteCheckpoints):
         whole: bool,
     ) -> Iterator[_Plan]:
         """Yield the ways to have a checkpoint there: as it is there, as a delta, whole."""
-        local = {entry.sha256: checkpoint.path / name for name, entry in checkpoint.files.items()}
+        local = {entry.sha256: checkpoint.path / name for name, entry in checkpoint.inventory.items()}
         if there is not None and not (whole and there.deltas):
             yield _Plan(there, local, None)
         if there is None and not whole and (made := self._delta(checkpoint, number, found, folder)) is not None:
@@ -159,7 +159,7 @@ class Pushing(RemoteCheckpoints):
             return None
         earlier, before = follows
         described = inside(checkpoint)
-        rows = {entry.sha256: entry for name, entry in checkpoint.files.items() if is_row_file(name)}
+        rows = {entry.sha256: entry for name, entry in checkpoint.inventory.items() if is_row_file(name)}
         whole = sum(entry.bytes for sha256, entry in rows.items() if found.get(sha256) != entry.bytes)
         deltas = sum(delta.bytes for delta in before.deltas)
         most = min(int(MOST_SHARE * before.base_bytes) - deltas, whole)

@@ -13,9 +13,7 @@ import builtins
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -23,47 +21,21 @@ from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
 from kvemb.checks.ranges import MOST_JOBS, MOST_SECONDS, MOST_SERIES
 from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability.attachments import Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.checkpointer import PendingCheckpoint, Writing
+from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
-from kvemb.errors import CheckpointNotFound, KvembError
+from kvemb.errors import CheckpointNotFound
 from kvemb.handle import inside
 from kvemb.meter import Progress
+from kvemb.offline.resuming import resume
+from kvemb.offline.saving import Saving
 from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.store import Store
 
 # The most numbers of checkpoints that a message lists.
 _MOST_LISTED = 10
-
-
-class Saving(Writing):
-    """A checkpoint of a series that is being written. When it completes, those beyond `keep` are deleted."""
-
-    def __init__(self, writing: Writing, drop_old: Callable[[], None]) -> None:
-        self._writing, self._drop_old = writing, drop_old
-        super().__init__(writing.future)
-        self.future.add_done_callback(self._complete)
-
-    def _complete(self, future: Future[Checkpoint | None]) -> None:
-        if future.exception() is None:
-            with suppress(KvembError):  # the next save tries again
-                self._drop_old()
-
-    @property
-    def reported(self) -> bool:
-        """Whether its failure was raised to a caller."""
-        return self._writing.reported
-
-    @reported.setter
-    def reported(self, reported: bool) -> None:
-        self._writing.reported = reported
-
-    def wait(self, timeout: float | None = None) -> Checkpoint | None:
-        """Wait for it, and until the old ones are gone. Raises what it failed with."""
-        checkpoint = self._writing.wait(timeout)
-        self._drop_old()
-        return checkpoint
 
 
 class CheckpointManager:
@@ -111,28 +83,40 @@ class CheckpointManager:
         return Checkpoint(self.path(checkpoints[-1])) if checkpoints else None
 
     @overload
-    def save(self, store: Store, *, block: Literal[True] = True) -> Checkpoint: ...
+    def save(
+        self, store: Store, *, block: Literal[True] = True, files: Files = None, extra: Extra = None
+    ) -> Checkpoint: ...
     @overload
-    def save(self, store: Store, *, block: Literal[False]) -> PendingCheckpoint: ...
+    def save(
+        self, store: Store, *, block: Literal[False], files: Files = None, extra: Extra = None
+    ) -> PendingCheckpoint: ...
     @overload
-    def save(self, store: Store, *, block: bool) -> Checkpoint | PendingCheckpoint: ...
+    def save(
+        self, store: Store, *, block: bool, files: Files = None, extra: Extra = None
+    ) -> Checkpoint | PendingCheckpoint: ...
 
-    def save(self, store: Store, *, block: bool = True) -> Checkpoint | PendingCheckpoint:
+    def save(
+        self, store: Store, *, block: bool = True, files: Files = None, extra: Extra = None
+    ) -> Checkpoint | PendingCheckpoint:
         """Write the next checkpoint of the series, as Store.checkpoint does, and delete those beyond `keep`.
 
-        With block=False they are deleted when it is complete. Raises Locked if another process writes to the series,
-        and what Store.checkpoint raises.
+        files, extra: what belongs to it beside the rows, such as a model's dense parameters; see Store.checkpoint. With
+        block=False old ones are deleted when it is complete. Raises Locked if another process writes to the series, and
+        what Store.checkpoint raises.
         """
         self._hold()
         if self._pending is not None and not self._pending.done():
             self._pending.result()
         self._drop_old()
-        number = max(self.numbers(), default=0) + 1
-        pending = PendingCheckpoint(Saving(inside(store.checkpoint(self.path(number), block=False)), self._drop_old))
+        path = self.path(max(self.numbers(), default=0) + 1)
+        writing = inside(store.checkpoint(path, block=False, files=files, extra=extra))
+        pending = PendingCheckpoint(Saving(writing, self._drop_old))
         self._pending, self._begun = pending, time.time()
         return pending.result() if block else pending
 
-    def save_if_due(self, store: Store, *, block: bool = False) -> Checkpoint | PendingCheckpoint | None:
+    def save_if_due(
+        self, store: Store, *, block: bool = False, files: Files = None, extra: Extra = None
+    ) -> Checkpoint | PendingCheckpoint | None:
         """Save if `every` seconds passed since any process began the last checkpoint; else return None.
 
         Raises ValueError if the manager has no `every`, and what save raises.
@@ -142,7 +126,19 @@ class CheckpointManager:
         if self._begun is None:
             newest = self.latest()
             self._begun = newest.created if newest is not None else 0.0
-        return self.save(store, block=block) if time.time() - self._begun >= self.every else None
+        due = time.time() - self._begun >= self.every
+        return self.save(store, block=block, files=files, extra=extra) if due else None
+
+    def resume(self, path: str | os.PathLike[str], **arguments: Any) -> tuple[Store, Checkpoint | None]:
+        """Open a store in the state of the newest checkpoint, and return both; of an empty series, a new store, None.
+
+        path: of the store. One that is there is deleted first if it was restored from, or saved to, this series: what
+        it trained after the newest checkpoint is lost, since the dense parameters of that time are. arguments: of
+        kvemb.restore and kvemb.open: memory_budget, durability, limits; hot rows are loaded (warm=False: not).
+
+        Raises FileExistsError if path is anything else, Locked if it is open, and what kvemb.restore raises.
+        """
+        return resume(self.latest(), paths.local(path), **arguments)
 
     def close(self) -> None:
         """Wait for the checkpoint being written, and release the series' lock. Idempotent."""
@@ -227,7 +223,7 @@ class CheckpointManager:
         jobs = as_int(jobs, "jobs", 1, MOST_JOBS)
         number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
         remote = Remote(url, options)
-        self._check_root()
+        paths.check_series_root(self.root)
         number = self._number(number, remote.numbers(), str(url))
         self._hold()
         if number in self.numbers():
@@ -266,23 +262,10 @@ class CheckpointManager:
             raise CheckpointNotFound(f"there is no checkpoint{wanted} in {where}; it has {known}")
         return number
 
-    def _check_root(self) -> None:
-        """Raise FileExistsError or ValueError if the root cannot be a series, saying what it is."""
-        above = (each for each in self.root.absolute().parents if (each / layout.ROWS).is_dir())
-        if outer := next(filter(layout.is_checkpoint, above), None):
-            raise ValueError(
-                f"{self.root} is inside the checkpoint {outer}, which never changes; name another directory"
-            )
-        if kind := "store" if layout.is_store(self.root) else "checkpoint" if layout.is_checkpoint(self.root) else None:
-            raise FileExistsError(f"{self.root} is a {kind}, not a series of checkpoints; name another directory")
-        if self.root.exists() and not self.root.is_dir():
-            raise FileExistsError(f"{self.root} is a file, not a series of checkpoints; name a directory")
-        layout.check_outside_stores(self.root, "series")
-
     def _hold(self) -> None:
         """Take the series' lock, and delete the temporary directories that a crash left."""
         if self._lock is None or self._lock.closed:  # closed: this process was forked from the lock's owner
-            self._check_root()
+            paths.check_series_root(self.root)
             with layout.as_cold_store_error(f"write to {self.root}"):
                 fresh_files.make_directory(self.root)
                 self._lock = layout.lock(self.root, "the series {} is written to", "close it there")

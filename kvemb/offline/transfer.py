@@ -51,7 +51,7 @@ class Remote(Pushing):
         begin = _begin(pushed, have)
         todo = pushed.deltas if begin is None else pushed.deltas[pushed.ids.index(begin.id) :]
         named = {name: entry for name, entry in described.files.items() if begin is None or not is_row_file(name)}
-        candidates = ((other.path / name, entry) for other in have for name, entry in other.files.items())
+        candidates = ((other.path / name, entry) for other in have for name, entry in other.inventory.items())
         local = {entry.sha256: path for path, entry in candidates if _has_size(path, entry)}
         wanted = [*named.values(), *(delta.file for delta in todo)]
         entries = {entry.sha256: entry for entry in wanted if entry.sha256 not in local}
@@ -86,7 +86,7 @@ class Remote(Pushing):
             for name, entry in named.items():
                 (folder / name).parent.mkdir(exist_ok=True)
                 source = local.get(entry.sha256, received / entry.sha256)
-                if pushed.base is not None and not name.endswith((".sst", ".blob", ".keys")):
+                if pushed.base is not None and not inventory.is_checked_on_read(name):
                     shutil.copyfile(source, folder / name)  # RocksDB will open it for writing
                 else:
                     fresh_files.link_or_copy(source, folder / name)

@@ -122,8 +122,8 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
     names = {name for name in tree_of(tmp_path / "checkpoint") if "/" not in name}
     assert names == {"manifest.json", "rows", "changes", "hot"}
     data = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())
-    assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__} - {"left_out"}
-    assert (data["format"], data["point"], data["parent"]) == (3, 2, None)
+    assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__} - {"left_out", "extra"}
+    assert (data["format"], data["point"], data["parent"]) == (5, 2, None)
     assert re.fullmatch("[0-9a-f]{32}", data["store"])
     assert re.fullmatch("[0-9a-f]{32}", data["id"])
     assert set(data["files"]) | {"manifest.json"} == {
@@ -195,7 +195,7 @@ def test_the_log_of_the_page(tmp_path):
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(params=[2, 3, 5])
 def examples(tmp_path, request) -> Path:
     """A copy of what a format's first release wrote: a store that was not closed, and two checkpoints of it."""
     shutil.copytree(EXAMPLES / f"format-{request.param}", tmp_path / "examples")
@@ -238,7 +238,7 @@ def test_what_was_written_once_is_read_for_ever(examples):
 
 
 @pytest.mark.parametrize("examples", [2], indirect=True)
-def test_what_format_2_wrote_trains_on_and_is_written_as_format_3(examples, tmp_path):
+def test_what_format_2_wrote_trains_on_and_is_written_as_format_5(examples, tmp_path):
     old = json.loads((examples / "checkpoint-2" / "manifest.json").read_text())
     assert (old["format"], old["variables"]["users"]["slots"]) == (2, ["accumulator"])
     before = json.loads((examples / "expected.json").read_text())["checkpoint-2"]["users"]
@@ -248,7 +248,7 @@ def test_what_format_2_wrote_trains_on_and_is_written_as_format_3(examples, tmp_
         store.checkpoint(tmp_path / "new")
         slots = rows_of(store)["users"]["slots"]["accumulator"]
     new = json.loads((tmp_path / "new" / "manifest.json").read_text())
-    assert (new["format"], new["variables"]["users"]["slots"]) == (3, [{"name": "accumulator", "width": 3}])
+    assert (new["format"], new["variables"]["users"]["slots"]) == (5, [{"name": "accumulator", "width": 3}])
     assert kvemb.verify(tmp_path / "new", deep=True).findings == []
     trained = [key in (5, 6) for key in before["keys"]]
     expected = [
@@ -262,7 +262,7 @@ def test_what_format_2_wrote_trains_on_and_is_written_as_format_3(examples, tmp_
     assert (change.variable, change.keys.tolist()) == ("users", [5, 6])
 
 
-@pytest.mark.parametrize("examples", [3], indirect=True)
+@pytest.mark.parametrize("examples", [3, 5], indirect=True)
 def test_the_example_has_slots_of_several_widths(examples):
     about = kvemb.Checkpoint(examples / "checkpoint-2").variables
     assert {name: [(slot.name, slot.width) for slot in entry.slots] for name, entry in about.items()} == {
@@ -273,6 +273,19 @@ def test_the_example_has_slots_of_several_widths(examples):
     }
     words = json.loads((examples / "expected.json").read_text())["store"]["words"]
     assert (words["keys"], words["slots"]["steps"]) == ([1, 2, 3], [[1], [2], [2]])
+
+
+@pytest.mark.parametrize("examples", [5], indirect=True)
+def test_the_example_has_files_and_values_beside_its_rows(examples):
+    found = kvemb.Checkpoint(examples / "checkpoint-2")
+    assert ({name: path.read_bytes() for name, path in found.files.items()}, found.extra) == (
+        {"model.pt": b"the dense part\n"},
+        {"step": 7},
+    )
+    assert (dict(kvemb.Checkpoint(examples / "checkpoint-1").files), found.inventory["files/model.pt"].bytes) == (
+        {},
+        15,
+    )
 
 
 def test_other_versions_of_key_files_and_logs_are_refused_by_name(examples):

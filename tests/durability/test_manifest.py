@@ -43,7 +43,9 @@ EXAMPLE = Manifest(
         "rows/000012.sst": FileEntry(3, "ab" * 32),
         "changes/000007.keys": FileEntry(90, "cd" * 32),
         "hot/000001-000.keys": FileEntry(80, "ef" * 32),
+        "files/model.pt": FileEntry(7, "01" * 32),
     },
+    extra={"step": 7, "loss": [0.25, None], "from": {"run": "übers"}},
 )
 
 
@@ -61,13 +63,13 @@ def test_a_missing_manifest_is_no_checkpoint(tmp_path):
             manifest.read(place)
 
 
-@pytest.mark.parametrize("version", [1, 4, 0, "1", None, 1.5])
+@pytest.mark.parametrize("version", [1, 4, 6, 0, "1", None, 1.5])
 def test_another_format_is_refused_by_name(tmp_path, version):
     manifest.write(EXAMPLE, tmp_path)
     data = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({"format": version, "whatever": data}))
     with pytest.raises(
-        UnsupportedFormat, match=rf"manifest\.json has format {version!r}, this kvemb reads formats 2 and 3"
+        UnsupportedFormat, match=rf"manifest\.json has format {version!r}, this kvemb reads formats 2, 3, 5"
     ):
         manifest.read(tmp_path)
 
@@ -82,7 +84,9 @@ def change(data, path, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "7", '"text"', "{}", '{"format": 2}', '{"format": 3}', "\xff\xfe"], ids=repr
+    "text",
+    ["", "{", "[]", "null", "7", '"text"', "{}", '{"format": 2}', '{"format": 3}', '{"format": 5}', "\xff\xfe"],
+    ids=repr,
 )
 def test_damaged_text_is_named(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text, encoding="latin-1")
@@ -93,6 +97,7 @@ def test_damaged_text_is_named(tmp_path, text):
 FIELDS = [
     *((("store",), None), (("point",), None), (("point",), 13), (("id",), "bee"), (("files",), {})),
     *((("variables",), None), (("variables",), []), (("variables", "users"), 3), (("checksum",), None)),
+    (("extra",), []),
 ]
 ENTRY_FIELDS = {
     "dim": [None, "3", 0, 1.0],

@@ -41,18 +41,18 @@ def changed(data, path, value):
 
 
 def test_a_whole_manifest_and_one_with_few_fields_are_valid():
-    check(whole(), 3)
+    check(whole(), 5)
     few = whole()
-    del few["left_out"], few["changes"][0]["variables"]["users/new"]["dropped"]
-    check(changed(few, ["parent"], None), 3)
+    del few["left_out"], few["extra"], few["changes"][0]["variables"]["users/new"]["dropped"]
+    check(changed(few, ["parent"], None), 5)
 
 
-@pytest.mark.parametrize("name", sorted(set(whole()) - {"left_out"}))
+@pytest.mark.parametrize("name", sorted(set(whole()) - {"left_out", "extra"}))
 def test_a_missing_field_is_named(name):
     data = whole()
     del data[name]
     with pytest.raises(ValueError, match=rf"^{name} is missing$"):
-        check(data, 3)
+        check(data, 5)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_a_missing_field_is_named(name):
 )
 def test_a_field_that_cannot_be_is_named(path, value, message):
     with pytest.raises(ValueError, match=message):
-        check(changed(whole(), path, value), 3)
+        check(changed(whole(), path, value), 5)
 
 
 @pytest.mark.parametrize("data", [None, [], "text"])
 def test_what_is_no_object_is_no_manifest(data):
     with pytest.raises(ValueError, match="it must be an object"):
-        check(data, 3)
+        check(data, 5)
 
 
 def refused(expected=ValueError, match="", version=3, **fields):
@@ -155,3 +155,10 @@ def test_a_path(path):
 )
 def test_no_path(path):
     assert not is_path(path)
+
+
+def test_before_format_5_nothing_is_attached():
+    with pytest.raises(ValueError, match="extra is not a field that this kvemb knows"):
+        check(whole(), 3)
+    with pytest.raises(ValueError, match="extra must be an object"):
+        check(changed(whole(), ["extra"], [1]), 5)

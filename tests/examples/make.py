@@ -1,4 +1,4 @@
-"""Makes the stored example of a format: `python tests/examples/make.py tests/examples/format-3`. Once a format."""
+"""Makes the stored example of a format: `PYTHONPATH=tests python tests/examples/make.py tests/examples/format-5`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(place: Path) -> None:
     words.apply_gradients([2, 3], [[1, 2], [3, 4]])
     items.clear()
     items.upsert(np.array([7], np.uint64), np.array([[np.inf, 0]], items.value_dtype))
-    store.checkpoint(place / "checkpoint-2")
+    store.checkpoint(place / "checkpoint-2", files={"model.pt": b"the dense part\n"}, extra={"step": 7})
     users.upsert([1, 5], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     users.remove([-2])
     words.apply_gradients([3], [[-1, 0]])

@@ -92,7 +92,7 @@ def test_a_manifest_too_deep_to_be_read_is_damaged(tmp_path, text):
 @pytest.mark.parametrize("name", ["manifest.json", "rows/LOCK"])
 def test_a_remote_that_lists_a_table_as_the_manifest_destroys_nothing(manager, store, tmp_path, name):
     checkpoint = manager.latest()
-    table = max((entry.bytes, path) for path, entry in checkpoint.files.items() if path.endswith(".sst"))[1]
+    table = max((entry.bytes, path) for path, entry in checkpoint.inventory.items() if path.endswith(".sst"))[1]
     before = (checkpoint.path / table).read_bytes()
     hostile = replace(inside(checkpoint), id="f" * 32)
     hostile.files[name] = hostile.files[table]
@@ -224,7 +224,7 @@ def test_what_was_pulled_in_part_is_looked_at_again(store, manager, tmp_path):
     url, root = f"memory://{tmp_path.name}", tmp_path / "copy"
     scratch = root / ".pulled"
     scratch.mkdir(parents=True)
-    entries = {entry.sha256: entry for entry in manager.latest().files.values()}
+    entries = {entry.sha256: entry for entry in manager.latest().inventory.values()}
     for number, entry in enumerate(entries.values()):
         (tmp_path / f"{number}").write_bytes(bytes(entry.bytes))
         (os.symlink if number % 2 else os.link)(tmp_path / f"{number}", scratch / entry.sha256)
@@ -255,7 +255,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 def test_no_more_of_a_file_is_read_than_its_manifest_says(manager, tmp_path, counted):
     url = f"memory://{tmp_path.name}"
     files, root = fsspec.core.url_to_fs(url)
-    entries = list(manager.latest().files.values())
+    entries = list(manager.latest().inventory.values())
     for entry in entries:
         path = f"{root}/files/{entry.sha256[:2]}/{entry.sha256}"
         files.pipe_file(path, files.cat_file(path) + bytes(8 << 20))

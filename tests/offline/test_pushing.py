@@ -142,7 +142,7 @@ def test_what_a_kept_number_needs_stays(store, manager, url, tmp_path):
     files, root = fsspec.core.url_to_fs(url)
     assert manager.push(url, whole=True, keep=1).deltas == 0
     assert {path.rpartition("/")[2] for path in files.find(f"{root}/files")} == {
-        entry.sha256 for entry in manager.latest().files.values()
+        entry.sha256 for entry in manager.latest().inventory.values()
     }
 
 

@@ -30,10 +30,10 @@ def test_a_series_travels_and_only_what_lacks_does(store, manager, tmp_path, pla
         done = manager.push(
             url, number=number, whole=True, options=options, progress=lambda *bytes_, told=told: told.append(bytes_)
         )
-        new = {entry.sha256: entry.bytes for entry in checkpoint.files.values() if entry.sha256 not in seen}
+        new = {entry.sha256: entry.bytes for entry in checkpoint.inventory.values() if entry.sha256 not in seen}
         assert (done.number, done.files, done.nbytes) == (number, len(new), sum(new.values()))
         assert told[-1] == (done.nbytes, done.nbytes)
-        assert done.shared == len({entry.sha256 for entry in checkpoint.files.values()} & seen)
+        assert done.shared == len({entry.sha256 for entry in checkpoint.inventory.values()} & seen)
         assert (done.shared > 0) == (number > 1)
         seen |= set(new)
     assert manager.remote_numbers(url, options=options) == [1, 2, 3]
@@ -118,7 +118,7 @@ def test_an_interrupted_pull_shows_nothing_and_the_next_goes_on(failing, store, 
     url = f"memory://{tmp_path.name}"
     make(store, manager, 1)
     manager.push(url)
-    whole = len({entry.sha256 for entry in manager.latest().files.values()})
+    whole = len({entry.sha256 for entry in manager.latest().inventory.values()})
     for at in range(1, whole + 1):
         with kvemb.CheckpointManager(tmp_path / f"copy{at}") as copy:
             failing("open", at + 1)  # the manifest is the first
@@ -135,7 +135,7 @@ def test_an_interrupted_pull_shows_nothing_and_the_next_goes_on(failing, store, 
 def file_there(url: str, checkpoint: kvemb.Checkpoint) -> tuple[Any, str, bytes]:
     """A table file of a checkpoint at a URL in memory: the filesystem, its path there, its bytes."""
     files, root = fsspec.core.url_to_fs(url)
-    tables = [entry for name, entry in checkpoint.files.items() if name.endswith(".sst")]
+    tables = [entry for name, entry in checkpoint.inventory.items() if name.endswith(".sst")]
     entry = max(tables, key=lambda table: table.bytes)
     path = f"{root}/files/{entry.sha256[:2]}/{entry.sha256}"
     return files, path, files.cat_file(path)
@@ -180,7 +180,7 @@ def test_pruning_elsewhere_keeps_what_others_need(store, manager, tmp_path, plac
         manager.push(url, number=number, whole=True, options=options)
     manager.push(url, keep=2, whole=True, options=options)
     assert manager.remote_numbers(url, options=options) == [3, 4]
-    needed = {entry.sha256 for checkpoint in made[2:] for entry in checkpoint.files.values()}
+    needed = {entry.sha256 for checkpoint in made[2:] for entry in checkpoint.inventory.values()}
     assert {Path(path).name for path in Remote(url, options)._found("files")} == needed
     with kvemb.CheckpointManager(tmp_path / "copy") as copy:
         for number in (3, 4):
@@ -215,7 +215,7 @@ def test_a_damaged_file_here_is_not_pushed(store, manager, tmp_path, place, how,
         manager.push(url, options=options)
     assert manager.remote_numbers(url, options=options) == []
     there = {Path(each).name: known["size"] for each, known in Remote(url, options)._found("files").items()}
-    entry = checkpoint.files[name]
+    entry = checkpoint.inventory[name]
     assert there.get(entry.sha256) != entry.bytes, "what is there with the right size is right"
     path.write_bytes(data)
     assert manager.push(url, options=options).number == 1
@@ -228,7 +228,9 @@ def test_a_file_of_the_wrong_size_elsewhere_is_replaced_by_every_push(store, man
     made = make(store, manager, 2)
     manager.push(url, number=1, options=options)
     files, root = fsspec.core.url_to_fs(url, **(options or {}))
-    shared = {entry.sha256 for entry in made[0].files.values()} & {entry.sha256 for entry in made[1].files.values()}
+    shared = {entry.sha256 for entry in made[0].inventory.values()} & {
+        entry.sha256 for entry in made[1].inventory.values()
+    }
     path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
     for number in (1, 2, 2):
         files.pipe_file(path, files.cat_file(path)[:-1] + b"more")
@@ -246,7 +248,9 @@ def test_what_changed_elsewhere_is_found_and_replaced_when_asked(store, manager,
     made = make(store, manager, 2)
     manager.push(url, number=1, options=options)
     files, root = fsspec.core.url_to_fs(url, **(options or {}))
-    shared = {entry.sha256 for entry in made[0].files.values()} & {entry.sha256 for entry in made[1].files.values()}
+    shared = {entry.sha256 for entry in made[0].inventory.values()} & {
+        entry.sha256 for entry in made[1].inventory.values()
+    }
     path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
     sound = files.cat_file(path)
     for number in (1, 2):
@@ -258,7 +262,7 @@ def test_what_changed_elsewhere_is_found_and_replaced_when_asked(store, manager,
             tell = {"options": options, "progress": lambda *seen, told=told: told.append(seen)}
             done = manager.push(url, number=number, verify=True, whole=True, **tell)
             assert done.files == 1 if number == 1 else done.files > 1
-            whole = sum({entry.sha256: entry.bytes for entry in made[number - 1].files.values()}.values())
+            whole = sum({entry.sha256: entry.bytes for entry in made[number - 1].inventory.values()}.values())
             assert told[-1] == (whole, whole)
             assert files.cat_file(path) == sound
             for each in range(1, number + 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -21,11 +22,13 @@ PointPath = Annotated[
 Variable = Annotated[str | None, typer.Argument(help="The variable; required if there are several.")]
 # How many numbers of a row are shown.
 SHOWN = 6
+# How much of an attached value is.
+SHOWN_CHARACTERS = 100
 BARS = " ▁▂▃▄▅▆▇█"
 
 
 def info(path: PointPath, as_json: AsJson = False) -> None:
-    """Show what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, parent, calls.
+    """Show what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, files, parent, calls.
 
     Example: kvemb info checkpoints/00000042
     """
@@ -38,6 +41,8 @@ def info(path: PointPath, as_json: AsJson = False) -> None:
         ("parent", found.parent or "none"),
         ("files", f"{len(found.files):,}, {size(found.nbytes)}, of which tables {size(tables)}"),
     ]
+    lines += [(f"file {name}", size(nbytes)) for name, nbytes in found.attached.items()]
+    lines += [("extra", _short(json.dumps({name: value}))) for name, value in found.extra.items()]
     for each in found.variables:
         described = each.described
         kind = f"{described['dim']} {described['value_dtype']}, keys {described['key_dtype']}"
@@ -47,6 +52,10 @@ def info(path: PointPath, as_json: AsJson = False) -> None:
         lines += [("", f"{what}: {_brief(described[what])}") for what in parts]
     summary = {**asdict(found), "path": str(path), "nbytes": found.nbytes}
     Screen(False, as_json).close(f"kvemb info {path}", lines, summary)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 4] + " ..."
 
 
 def _brief(described: dict[str, Any]) -> str:

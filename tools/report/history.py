@@ -42,7 +42,7 @@ class History:
         known: set[str] = set()
         found = []
         for checkpoint in self.checkpoints:
-            files = checkpoint.files.values()
+            files = checkpoint.inventory.values()
             found.append(sum(entry.bytes for entry in files if entry.sha256 not in known))
             known = {entry.sha256 for entry in files}
         return found

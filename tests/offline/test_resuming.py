@@ -1,0 +1,80 @@
+"""Resuming: the store is that of the newest checkpoint, whatever was trained after it; nothing else is deleted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.errors import Locked
+
+BUDGET = {"memory_budget": "4MiB"}
+
+
+def train(store: kvemb.Store, keys: list[int], value: float) -> None:
+    store.get_variable("users", dim=2).upsert(keys, np.full((len(keys), 2), value, np.float32))
+
+
+def rows(store: kvemb.Store) -> list[float]:
+    return store.variables["users"].lookup([1, 2])[:, 0].tolist()
+
+
+def test_training_goes_on_from_the_newest_checkpoint(tmp_path, manager):
+    store, newest = manager.resume(tmp_path / "store", **BUDGET)
+    assert newest is None
+    train(store, [1], 1.0)
+    manager.save(store, files={"model": b"1"}, extra={"step": 1})
+    train(store, [2], 2.0)
+    store.close()
+    store, newest = manager.resume(tmp_path / "store", **BUDGET)
+    with store:
+        assert (rows(store), newest.files["model"].read_bytes(), newest.extra) == ([1.0, 0.0], b"1", {"step": 1})
+        assert store.variables["users"].stats.rows_hot == 1, "the rows that were hot"
+        train(store, [2], 3.0)
+        manager.save(store, extra={"step": 2})
+    store, newest = manager.resume(tmp_path / "store", warm=False, **BUDGET)
+    with store:
+        assert (rows(store), newest.extra, [*newest.files]) == ([1.0, 3.0], {"step": 2}, [])
+
+
+def test_a_store_of_which_nothing_was_saved_is_kept_if_it_has_rows(tmp_path, manager):
+    kvemb.open(tmp_path / "store", **BUDGET).close()
+    store, _ = manager.resume(tmp_path / "store", **BUDGET)
+    train(store, [1], 1.0)
+    store.close()
+    with pytest.raises(FileExistsError, match="has 1 rows and the series has no checkpoint yet"):
+        manager.resume(tmp_path / "store", **BUDGET)
+    with kvemb.open(tmp_path / "store", **BUDGET) as store:
+        assert rows(store) == [1.0, 0.0]
+
+
+def test_another_store_or_an_open_one_is_not_deleted(tmp_path, manager):
+    with kvemb.open(tmp_path / "other", **BUDGET) as other, kvemb.open(tmp_path / "store", **BUDGET) as store:
+        train(store, [1], 1.0)
+        train(other, [1], 7.0)
+        manager.save(store)
+        with pytest.raises(Locked):
+            manager.resume(tmp_path / "store", **BUDGET)
+    with pytest.raises(FileExistsError, match="is another store"):
+        manager.resume(tmp_path / "other", **BUDGET)
+    with kvemb.open(tmp_path / "other", **BUDGET) as other:
+        assert rows(other) == [7.0, 0.0]
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "mine").touch()
+    with pytest.raises(FileExistsError, match="not empty"):
+        manager.resume(tmp_path / "files", **BUDGET)
+    assert (tmp_path / "files" / "mine").exists()
+
+
+@pytest.mark.parametrize("left", [["CURRENT", "live"], ["CURRENT", "LOCK"], ["CURRENT"]], ids=str)
+def test_a_deletion_that_a_crash_interrupted_is_completed(tmp_path, manager, left):
+    with kvemb.open(tmp_path / "store", **BUDGET) as store:
+        train(store, [1], 1.0)
+        manager.save(store)
+    (tmp_path / "store" / "points").rename(tmp_path / "store" / "live")
+    for entry in (tmp_path / "store").iterdir():
+        if entry.name not in left:
+            entry.rename(tmp_path / f"gone-{entry.name}")
+    store, _ = manager.resume(tmp_path / "store", **BUDGET)
+    with store:
+        assert rows(store) == [1.0, 0.0]
