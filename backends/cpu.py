@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.backends import cpu_insert, cpu_probe
+from kvemb.backends import cpu_bags, cpu_insert, cpu_probe
 from kvemb.backends.cpu_formulas import take_step
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.backends.cpu_threads import cores, in_parts, part_count
@@ -21,6 +21,7 @@ from kvemb.contracts import HOST, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
+from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
@@ -99,6 +100,16 @@ class CpuTable:
 
         self._in_ranges(n, read)
         return _ascending(absences)
+
+    def pool(
+        self, keys: Keys, bags: Bags, beside: Beside | None, out: Any, rule: ScoreRule | None, now: float
+    ) -> Positions:
+        """See contracts.HotTable."""
+        how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
+        threads = self._worth_threads(len(keys))
+        return _ascending(
+            cpu_bags.pool(keys, bags, beside, out, how, now, self._rows, self._buckets, self._tags, threads)
+        )
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""

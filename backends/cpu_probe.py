@@ -70,7 +70,8 @@ def _in_bucket(key: Any, digest: Any, bucket: Any, tags: Any, keys: Any) -> Any:
 
 
 @inlined
-def _cell_of(key: Any, h: Any, buckets: Any, tags: Any, keys: Any) -> Any:
+def cell_of(key: Any, h: Any, buckets: Any, tags: Any, keys: Any) -> Any:
+    """Return the cell of a key with this hash, -1 for none."""
     digest = digest_of(h)
     first = first_bucket(h, buckets)
     cell = _in_bucket(key, digest, first, tags, keys)
@@ -80,7 +81,7 @@ def _cell_of(key: Any, h: Any, buckets: Any, tags: Any, keys: Any) -> Any:
 
 
 @inlined
-def _likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
+def likely_cell(h: Any, buckets: Any, tags: Any) -> Any:
     """Return the first cell whose digest matches, -1 for none. Reads no keys; wrong for about one key in 16."""
     digest, bucket = digest_of(h), first_bucket(h, buckets)
     mask = equal_bytes(tags, 2 * bucket, digest)
@@ -103,12 +104,12 @@ def find(wanted: Any, start: int, stop: int, hashes: Any, buckets: int, tags: An
             prefetch(tags, 2 * first_bucket(h, buckets))
         i = t - FAR
         if i >= start and i < stop:
-            cells[i] = _likely_cell(hashes[i & RING - 1], buckets, tags)
+            cells[i] = likely_cell(hashes[i & RING - 1], buckets, tags)
             if cells[i] >= 0:
                 prefetch(keys, cells[i])
         i = t - FAR - NEAR
         if i >= start and cells[i] >= 0 and keys[cells[i]] != wanted[i]:
-            cells[i] = _cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
+            cells[i] = cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
 
 
 @kernel
@@ -158,7 +159,7 @@ def lookup(
             hashes[t & RING - 1] = h
             prefetch(tags, 2 * first_bucket(h, buckets))
         if t - FAR >= start and t - FAR < stop:
-            c = _likely_cell(hashes[t - FAR & RING - 1], buckets, tags)
+            c = likely_cell(hashes[t - FAR & RING - 1], buckets, tags)
             places[t - FAR & RING - 1] = c
             if c >= 0:
                 prefetch(keys, c)
@@ -171,7 +172,7 @@ def lookup(
         if i >= start:
             c = places[i & RING - 1]
             if c >= 0 and keys[c] != wanted[i]:
-                c = _cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
+                c = cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
             if c >= 0:
                 copy_row(out, i * dim, values, c * width, dim)
                 if rule >= 0:
@@ -221,7 +222,7 @@ def upsert(
             for j in range(0, dim, line):
                 prefetch(given, chosen[t] * dim + j)
         if t >= FAR and t - FAR < n:
-            c = _likely_cell(hashes[t - FAR & RING - 1], buckets, tags)
+            c = likely_cell(hashes[t - FAR & RING - 1], buckets, tags)
             places[t - FAR & RING - 1] = c
             if c >= 0:
                 prefetch(keys, c)
@@ -234,7 +235,7 @@ def upsert(
             i = chosen[t - FAR - NEAR]
             c = places[at]
             if c >= 0 and keys[c] != wanted[i]:
-                c = _cell_of(wanted[i], hashes[at], buckets, tags, keys)
+                c = cell_of(wanted[i], hashes[at], buckets, tags, keys)
             if c >= 0:
                 copy_row(values, c * width, given, i * dim, dim)
                 steps[c] = step

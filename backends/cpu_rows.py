@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvemb.backends.cpu_bags import row_gradients
 from kvemb.backends.cpu_formulas import AHEAD, LINE_BYTES, take_step
 from kvemb.backends.intrinsics import item_bytes, load, prefetch, store
 from kvemb.backends.row_copies import copy_row
@@ -74,6 +75,10 @@ class CpuRows:
     ) -> None:
         """See contracts.RowKernels."""
         take_step(optimizer, index, block, grads, step, sums or Sums.of_single_rows(len(index)), 0, len(index))
+
+    def row_gradients(self, sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any) -> None:
+        """See contracts.RowKernels."""
+        row_gradients(sums, bag_of, weights, grads, out)
 
 
 def _seen(array: Any, block: RowBlock) -> Any:

@@ -30,6 +30,13 @@ from kvemb.offline.series import CheckpointManager
 from kvemb.offline.verification import Verification, verify
 from kvemb.opening import default_store, open, restore
 from kvemb.options import MemoryCreator, RocksDBCreator
+from kvemb.pooling import (
+    Embeddings,
+    embedding_lookup,
+    embedding_lookup_sparse,
+    embedding_lookup_unique,
+    safe_embedding_lookup_sparse,
+)
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from kvemb.scope import get_variable
 from kvemb.stats import Stats
@@ -43,6 +50,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "Constant",
+    "Embeddings",
     "FrequencyRestrictPolicy",
     "GlorotUniform",
     "GraphKeys",
@@ -67,6 +75,9 @@ __all__ = [
     "Zeros",
     "bulk",
     "default_store",
+    "embedding_lookup",
+    "embedding_lookup_sparse",
+    "embedding_lookup_unique",
     "errors",
     "get_variable",
     "initializers",
@@ -74,6 +85,7 @@ __all__ = [
     "optimizers",
     "repair",
     "restore",
+    "safe_embedding_lookup_sparse",
     "verify",
 ]
 

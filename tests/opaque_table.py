@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
+from pooled import pooled
 
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.contracts import Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.restrict import ScoreRule
+from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.schema import Schema
 
@@ -88,6 +90,17 @@ class OpaqueTable:
             found.score = now if rule is ScoreRule.LAST_USE else found.score + 1.0
             found.flags |= DIRTY
         return np.flatnonzero(cells < 0)
+
+    def pool(self, keys: Any, bags: Bags, beside: Beside | None, out: Any, rule: ScoreRule | None, now: float) -> Any:
+        rows = np.zeros((len(keys), self._schema.dim), self._schema.value_dtype)
+        here = np.arange(len(keys)) if beside is None else np.flatnonzero(beside.at < 0)
+        found = rows[here]
+        missing = here[self.lookup(keys[here], found, rule, now)]
+        rows[here] = found
+        if beside is not None:
+            rows[beside.at >= 0] = beside.values[beside.at[beside.at >= 0]]
+        out[:] = pooled(rows, bags)
+        return missing
 
     def upsert(self, keys: Any, values: Any, step: int) -> Any:
         cells = self.find(keys)

@@ -346,7 +346,7 @@ TESTED_BY = {
     # Contracts: one suite each, over every implementation. Kernels, by what calls them.
     **dict.fromkeys(["kvemb/contracts/cold.py", "backends/rocks.py", "backends/memory.py"], COLD_SUITE),
     **dict.fromkeys(["kvemb/contracts/hot.py", "backends/cpu.py"], HOT_SUITE),
-    **dict.fromkeys(["backends/cpu_probe.py", "backends/cpu_insert.py"], HOT_SUITE),
+    **dict.fromkeys(["backends/cpu_probe.py", "backends/cpu_insert.py", "backends/cpu_bags.py"], HOT_SUITE),
     "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
     "kvemb/tiers/reads.py": "tiers/test_operations.py",

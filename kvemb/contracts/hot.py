@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
+from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
@@ -56,6 +57,13 @@ class RowKernels(Protocol):
 
         grads (·, dim) in the slot dtype: row i for index[i]; with sums, for index[i] the sum of the i-th ones, in their
         order. A row's new bytes depend on its own gradients alone.
+        """
+
+    def row_gradients(self, sums: Sums, bag_of: Positions, weights: Values, grads: Values, out: Values) -> None:
+        """Set out (m, dim) to each key's sum, in order, of weight * the gradient of the bag that the occurrence is in.
+
+        sums: the occurrences of m keys among n; bag_of (n,): their bags; weights (n,), or (0,): all are 1; grads
+        (b, dim) of the same dtype.
         """
 
 
@@ -110,6 +118,16 @@ class HotTable(Protocol):
 
         rule None or CUSTOM: scores are left alone. Returns the positions in keys of those that are not in the table,
         ascending; their rows of out are left as they are.
+        """
+
+    def pool(
+        self, keys: Keys, bags: Bags, beside: Beside | None, out: Values, rule: ScoreRule | None, now: float
+    ) -> Positions:
+        """Find the keys (n,) of bags, and write each bag's pooled row (kvemb.rows.bags) to out (b, dim).
+
+        beside: rows of keys that are not looked for in the table, of the value dtype. Uses are recorded as in lookup,
+        and the positions of keys that are in neither are returned, ascending; the rows of out of their bags are
+        undefined. A pooled row depends on its own bag alone, and on its rows, not on where they are.
         """
 
     def upsert(self, keys: Keys, values: Values, step: int) -> Positions:

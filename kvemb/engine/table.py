@@ -18,7 +18,7 @@ from kvemb.errors import Closed
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import RestrictPolicy, Scores
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import Schema, as_keys, as_values
+from kvemb.rows.schema import Schema, as_keys, as_values, public_keys
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.operations import TableOperations
@@ -89,6 +89,10 @@ class Table:
         shape, flat = self.flat(keys)
         self.hot_tables.owners(flat)
         return shape, flat
+
+    def public(self, keys: Keys) -> npt.NDArray[Any]:
+        """Return keys (n,), as flat() gave them, in the key dtype."""
+        return public_keys(keys, self.schema.key_dtype)
 
     def gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> tuple[tuple[int, ...], Keys, npt.NDArray[Any]]:
         """Return the shape of keys, the keys (n,), and their gradients (n, dim) in the slot dtype.

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvemb.contracts import HotTable, Values
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
+from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import public_keys
@@ -119,6 +120,24 @@ class HotTables:
             out[positions[found]] = part[found]
             missing.append(positions[absent])
         return np.sort(np.concatenate(missing))
+
+    def pool(
+        self,
+        keys: Keys,
+        owners: Owners,
+        bags: Bags,
+        beside: Beside | None,
+        out: Values,
+        rule: ScoreRule | None,
+        now: float,
+    ) -> Positions:
+        """See contracts.HotTable.pool. With several tables, which may share a bag, only rows beside them are pooled."""
+        if owners is None or len(self.tables) == 1:
+            return self.tables[0].pool(keys, bags, beside, out, rule, now)
+        if beside is None or (beside.at < 0).any():
+            out[:] = 0  # of empty bags
+            return np.arange(len(keys)) if beside is None else np.flatnonzero(beside.at < 0)
+        return self.tables[0].pool(keys, bags, beside, out, None, now)
 
     def upsert(self, keys: Keys, owners: Owners, values: Values, step: int) -> Positions:
         """See contracts.HotTable.upsert."""

@@ -6,7 +6,7 @@ checked (kvemb.variable): keys int64 (n,).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from kvemb.contracts import Mask, Values
 from kvemb.errors import Poisoned
 from kvemb.restrict import ScoreRule
+from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.tiers.hot_tables import Owners
 from kvemb.tiers.one_point import of_one_point
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
@@ -53,6 +55,17 @@ class TableReads:
 
     def lookup_hot(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> Missed | None:
         """Fill in the rows that are hot, and record their uses; returns what is left for lookup_cold, if anything."""
+        missed = self._recorded(
+            keys, touch, lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
+        )
+        if exists is not None:
+            exists[:] = True
+        return missed
+
+    def _recorded(
+        self, keys: Keys, touch: bool, read: Callable[[Owners, ScoreRule | None, float], Positions]
+    ) -> Missed | None:
+        """Read hot rows by read(owners, rule, now), which returns the positions that it missed; record the uses."""
         storage, scoring = self._storage, self._scoring
         with storage.reading():
             touch = touch and storage.state.keeps_uses and scoring.records_uses
@@ -61,13 +74,11 @@ class TableReads:
                 storage.step += 1
                 storage.copy_before_change(keys, owners)
             now = scoring.now(storage.step)
-            missing = self._hot_tables.lookup(keys, owners, out, scoring.rule if touch else None, now)
+            missing = read(owners, scoring.rule if touch else None, now)
             if touch and scoring.rule is ScoreRule.CUSTOM:
                 scoring.use_hot(np.delete(keys, missing), now)
             storage.counts.hits += len(keys) - len(missing)
             storage.counts.misses += len(missing)
-        if exists is not None:
-            exists[:] = True
         return Missed(missing, now if touch else None) if len(missing) else None
 
     def lookup_cold(self, keys: Keys, missed: Missed, out: Values, exists: Mask | None) -> None:
@@ -82,6 +93,39 @@ class TableReads:
             out[positions] = values[source]
             if exists is not None:
                 exists[positions] = there[source]
+
+    @of_one_point
+    def pool(self, keys: Keys, bags: Bags, out: Values, *, touch: bool) -> None:
+        """Fill out (b, dim) with the pooled rows of bags (kvemb.rows.bags); uses are recorded as by lookup.
+
+        Rows that are not hot are read once, into memory beside the hot table, where the kernel finds them.
+        """
+        missed = self._recorded(
+            keys, touch, lambda owners, rule, now: self._hot_tables.pool(keys, owners, bags, None, out, rule, now)
+        )
+        if missed is None:
+            return
+        chosen = bags.holding(missed.positions)
+        positions, left = bags.only(chosen)
+        pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)
+        missing = np.searchsorted(positions, missed.positions)
+        self._pool_beside(keys[positions], left, missing, pooled, missed.now)
+        out[chosen] = pooled
+
+    def _pool_beside(self, keys: Keys, bags: Bags, missing: Positions, out: Values, now: float | None) -> None:
+        """Pool bags with keys that are not hot, at `missing`. Rows that cease to be hot meanwhile follow them."""
+        at, rows = np.full(len(keys), -1, np.int64), out[:0]
+        while len(missing):
+            distinct = Unique(keys[missing])
+            found = [
+                self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now)[0]
+                for chunk in self._chunks(len(distinct.keys))
+            ]
+            at[missing] = len(rows) + distinct.inverse
+            rows, now = np.concatenate([rows, *found]), None  # the uses of all keys are recorded by now
+            with self._storage.reading():
+                owners, beside = self._hot_tables.owners(keys), Beside(at, rows)
+                missing = self._hot_tables.pool(keys, owners, bags, beside, out, None, self._storage.step)
 
     def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None) -> tuple[Values, Mask]:
         """Return the rows of distinct keys, used so often each, and which of them exist."""

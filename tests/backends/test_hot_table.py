@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opaque_table import OpaqueTable
+from pooled import pooled
+from quick import quick
 
 from kvemb import registry
+from kvemb.backends.cpu_rows import CpuRows
 from kvemb.errors import BackendUnavailable
 from kvemb.optimizers import Adagrad
 from kvemb.restrict import ScoreRule
+from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.hashing import Unique
 from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
@@ -163,6 +167,83 @@ def test_upsert_sets_the_embeddings_it_finds_and_nothing_else(kind, name):
     assert after.steps.tolist() == np.where(changed, 9, before.steps).tolist()
     assert after.flags.tolist() == np.where(changed, DIRTY, 0).tolist()
     assert_same(after.select(~changed), before.select(~changed))
+
+
+# Pooling.
+
+
+def bags_of(sizes: Any, dtype: Any, *, weighted: bool, divided: bool, most_norm: float = np.inf) -> Bags:
+    """Bags of these sizes with some weights and divisors, one divisor 0."""
+    offsets, draw = np.concatenate([[0], np.cumsum(sizes)]), np.random.default_rng(7)
+    weights = draw.uniform(-1, 2, offsets[-1] if weighted else 0).astype(dtype)
+    divisors = draw.integers(0, 4, len(sizes) if divided else 0).astype(dtype)
+    return Bags(offsets, weights, divisors, most_norm)
+
+
+@pytest.mark.parametrize("name", quick(["float32", "float64", "float16", "bfloat16"]))
+@pytest.mark.parametrize("dim", [1, 3, 33])
+@pytest.mark.parametrize("form", ["plain", "weighted", "divided", "clipped", "all"])
+def test_rows_of_a_bag_are_pooled_in_order(kind, name, dim, form):
+    schema = schema_of(name, dim)
+    table = kind(schema, 256, 256)
+    draw = np.random.default_rng(dim)
+    rows = rows_of(schema, random_keys(100), 1.0)
+    CpuRows().assign(rows, np.arange(100), draw.normal(size=(100, dim)).astype(schema.value_dtype), 0)
+    table.insert(rows)
+    sizes = [0, 3, 1, 0, 20, 5, 0]
+    bags = bags_of(
+        sizes, schema.slot_dtype, weighted=form in ("weighted", "all"), divided=form in ("divided", "all"),
+        most_norm=0.9 if form in ("clipped", "all") else np.inf,
+    )  # fmt: skip
+    chosen = draw.integers(0, 100, 29)
+    out = np.full((7, dim), 9, schema.value_dtype)
+    assert table.pool(rows.keys[chosen], bags, None, out, None, 0.0).tolist() == []
+    assert out.tobytes() == pooled(rows.embeddings()[chosen], bags).tobytes()
+
+
+def test_a_bag_takes_rows_from_beside_the_table_and_names_those_that_are_nowhere(kind):
+    schema = schema_of("float32", 2)
+    table, rows = kind(schema, 64, 64), rows_of(schema, np.arange(20), 5.0)
+    CpuRows().assign(rows, np.arange(20), np.arange(40, dtype=np.float32).reshape(20, 2), 0)
+    table.insert(rows)
+    keys = np.array([3, 100, 4, 7, 101, 3, 5])
+    bags = bags_of([2, 2, 2, 1], np.float32, weighted=False, divided=False)
+    out = np.zeros((4, 2), np.float32)
+    assert table.pool(keys, bags, None, out, ScoreRule.COUNT, 0.0).tolist() == [1, 4]
+    assert out[[1, 3]].tolist() == [[22, 24], [10, 11]]
+    assert table.scores(table.find(np.array([3, 4, 7, 5, 8]))).tolist() == [7, 6, 6, 6, 5]
+    beside = Beside(np.array([-1, 1, -1, -1, 0, 2, -1]), np.array([[1, 1], [2, 2], [0.5, 0.5]], np.float32))
+    assert table.pool(keys, bags, beside, out, ScoreRule.LAST_USE, 9.0).tolist() == []
+    assert out.tolist() == [[8, 9], [22, 24], [1.5, 1.5], [10, 11]]
+    assert table.scores(table.find(np.array([3, 4, 7, 5, 8]))).tolist() == [9, 9, 9, 9, 5]
+    none = bags_of([0, 0], np.float32, weighted=False, divided=False)
+    assert len(table.pool(keys[:0], none, None, out[:2], ScoreRule.COUNT, 0.0)) == 0
+    assert out[:2].tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_large_pool_equals_many_small_ones(kind):
+    schema, count = schema_of("float32", 5), many(kind)
+    keys = random_keys(5000)
+    draw = np.random.default_rng(3)
+    table, wanted = kind(schema, 8192, 8192), draw.choice(keys, count)
+    rows = rows_of(schema, keys, 0.5)
+    CpuRows().assign(rows, np.arange(5000), draw.normal(size=(5000, 5)).astype(np.float32), 0)
+    table.insert(rows)
+    absent = np.sort(draw.choice(count, 50, replace=False))
+    wanted[absent] = random_keys(50, 9)
+    cuts = np.sort(draw.integers(0, count, count // 10))
+    cuts[: count // 50] = 0  # many empty bags, and one large one
+    sizes = np.diff(np.concatenate([[0], cuts, [count]]))
+    bags = bags_of(sizes, np.float32, weighted=True, divided=True)
+    out = np.zeros((len(sizes), 5), np.float32)
+    assert table.pool(wanted, bags, None, out, ScoreRule.COUNT, 0.0).tolist() == absent.tolist()
+    whole = np.setdiff1d(np.arange(bags.bag_count), bags.holding(absent))
+    positions, left = bags.only(whole)
+    each = np.zeros((len(positions), 5), np.float32)
+    assert len(table.lookup(wanted[positions], each, None, 0.0)) == 0
+    assert out[whole].tobytes() == pooled(each, left).tobytes()
+    counts = np.array([np.sum(wanted == key) for key in keys[:50]])
+    assert table.scores(table.find(keys[:50])).tolist() == (0.5 + counts).tolist()
 
 
 # Large batches, which an implementation may split over threads.

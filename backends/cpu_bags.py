@@ -1,0 +1,233 @@
+"""Kernels of bags on the CPU: rows of a hot table are summed as they are found; and the way back for gradients.
+
+The sums of a bag are in the order of its keys, each bag in one thread, so the bits do not depend on threads, nor on
+where a row is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kvemb.backends.cpu_probe import FAR, LAST_USE, LINE_BYTES, NEAR, RING, cell_of, first_bucket, likely_cell, rings
+from kvemb.backends.cpu_threads import cores, in_parts, part_count
+from kvemb.backends.intrinsics import atomic_add, item_bytes, load, prefetch, store
+from kvemb.limits import DEFAULT
+from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.hash_kernels import inlined, kernel, mix
+from kvemb.rows.hashing import Keys, Positions, Sums
+
+BESIDE = -2  # in the ring of cells: the row is in a buffer beside the table
+
+
+@inlined
+def _add(total: Any, row: Any, dim: Any, weight: Any, weighted: Any, most_norm: Any) -> None:
+    """Add a row, clipped and weighted, to total."""
+    if most_norm < math.inf:
+        squares = 0.0
+        for j in range(dim):
+            squares += np.float64(load(row[j])) * np.float64(load(row[j]))
+        norm = math.sqrt(squares)
+        if norm > most_norm:
+            scale = most_norm / norm * np.float64(weight)  # in float64, then rounded once
+            for j in range(dim):
+                total[j] += scale * load(row[j])
+            return
+    if weighted:
+        for j in range(dim):
+            total[j] += weight * load(row[j])
+    else:
+        for j in range(dim):
+            total[j] += load(row[j])
+
+
+@kernel
+def _pool(
+    wanted: Any,
+    offsets: Any,
+    begin: int,
+    end: int,
+    weights: Any,
+    divisors: Any,
+    most_norm: float,
+    at: Any,
+    beside: Any,
+    hashes: Any,
+    places: Any,
+    total: Any,
+    buckets: int,
+    tags: Any,
+    keys: Any,
+    values: Any,
+    out: Any,
+    dim: int,
+    rule: int,
+    now: float,
+    shared: bool,
+    scores: Any,
+    flags: Any,
+    missing: Any,
+) -> int:
+    """Find the keys of bags begin to end, sum their rows into out, and record the uses. The pipeline is lookup's.
+
+    at: empty, or for each key its row of beside, -1 for those of the table. total: room for the sum of one bag. shared:
+    other threads have other bags. Writes the positions of keys that are nowhere to missing[offsets[begin]:], and
+    returns how many they are; out has nothing for their bags.
+    """
+    width = values.shape[1]
+    line = LINE_BYTES // item_bytes(values)
+    start, stop = offsets[begin], offsets[end]
+    has_beside, weighted, divided = len(at) > 0, len(weights) > 0, len(divisors) > 0
+    absent = 0
+    bag, complete = begin, True
+    total[:] = 1
+    weight = total[0]
+    total[:] = 0
+    for t in range(start, stop + FAR + NEAR + 1):
+        if t < stop and not (has_beside and at[t] >= 0):
+            h = mix(wanted[t])
+            hashes[t & RING - 1] = h
+            prefetch(tags, 2 * first_bucket(h, buckets))
+        i = t - FAR
+        if i >= start and i < stop:
+            if has_beside and at[i] >= 0:
+                places[i & RING - 1] = BESIDE
+            else:
+                c = likely_cell(hashes[i & RING - 1], buckets, tags)
+                places[i & RING - 1] = c
+                if c >= 0:
+                    prefetch(keys, c)
+                    for j in range(0, dim, line):
+                        prefetch(values, c * width + j)
+                    if rule >= 0:
+                        prefetch(scores, c)
+                        prefetch(flags, c)
+        i = t - FAR - NEAR
+        if i < start:
+            continue
+        while bag < end and i >= offsets[bag + 1]:
+            if complete:
+                _close(out, bag, total, dim, divisors, divided)
+            total[:] = 0
+            bag += 1
+            complete = True
+        if i == stop:
+            break
+        c = places[i & RING - 1]
+        if c >= 0 and keys[c] != wanted[i]:
+            c = cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
+        if c >= 0 and rule >= 0:
+            if rule == LAST_USE:
+                scores[c] = now
+            elif shared:
+                atomic_add(scores, c, 1.0)
+            else:
+                scores[c] += 1.0
+            flags[c] |= DIRTY
+        source = values
+        if c == BESIDE:
+            source, c = beside, at[i]
+        if c < 0:
+            missing[start + absent] = i
+            absent += 1
+            complete = False
+        if complete:
+            if weighted:
+                weight = weights[i]
+            _add(total, source[c], dim, weight, weighted, most_norm)
+    return absent
+
+
+@inlined
+def _close(out: Any, bag: Any, total: Any, dim: Any, divisors: Any, divided: Any) -> None:
+    """Give a bag its pooled row."""
+    if divided:
+        for j in range(dim):
+            total[j] = total[j] / divisors[bag] if divisors[bag] != 0 else 0
+    for j in range(dim):
+        out[bag, j] = store(total[j], out[bag, j])
+
+
+def pool(
+    wanted: Keys,
+    bags: Bags,
+    beside: Beside | None,
+    out: Any,
+    rule: int,
+    now: float,
+    rows: RowBlock,
+    buckets: int,
+    tags: Any,
+    threads: bool,
+) -> list[Positions]:
+    """Pool the rows of bags, in the cells `rows` of a table, over threads or not: see contracts.HotTable.pool.
+
+    Returns the positions of missing keys in parts, each of which ascends.
+    """
+    schema = rows.schema
+    missing: Positions = np.empty(len(wanted), np.int64)
+    absences: list[Positions] = []
+    at, kept = (missing[:0], rows.values[:0]) if beside is None else (beside.at, beside.values)
+    values = kept.view(schema.kernel_dtype), out.view(schema.kernel_dtype)
+
+    def work(begin: int, end: int) -> None:
+        absent = _pool(
+            wanted, bags.offsets, begin, end, bags.weights, bags.divisors, bags.most_norm, at, values[0],
+            *rings(), np.empty(schema.dim, schema.slot_dtype), buckets, tags, rows.keys, rows.values, values[1],
+            schema.dim, rule, now, end - begin < bags.bag_count, rows.scores, rows.flags, missing,
+        )  # fmt: skip
+        if absent:
+            start = bags.offsets[begin]
+            absences.append(missing[start : start + absent])
+
+    if threads:
+        # Bags differ in size: each part has about as many keys.
+        shares = np.searchsorted(bags.offsets, len(wanted) * np.arange(part_count() + 1) // part_count())
+        shares[-1] = bags.bag_count
+        in_parts(lambda part, parts: work(shares[part], shares[part + 1]))
+    else:
+        work(0, bags.bag_count)
+    return absences
+
+
+def row_gradients(sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any) -> None:
+    """See contracts.RowKernels.row_gradients."""
+    count, dim = out.shape
+
+    def work(start: int, stop: int) -> None:
+        _row_gradients(sums.first, sums.following, bag_of, weights, grads, start, stop, out, dim)
+
+    if len(bag_of) >= DEFAULT.hot_parallel_keys and cores() > 1:
+        in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
+    else:
+        work(0, count)
+
+
+@kernel
+def _row_gradients(
+    first: Any, following: Any, bag_of: Any, weights: Any, grads: Any, start: int, stop: int, out: Any, dim: int
+) -> None:
+    """Set out[i] to the sum, in order, of weight * grads[its bag] over the occurrences of key i; start <= i < stop."""
+    weighted = len(weights) > 0
+    for i in range(start, stop):
+        at = first[i]
+        bag = bag_of[at]
+        if weighted:
+            for j in range(dim):
+                out[i, j] = weights[at] * grads[bag, j]
+        else:
+            for j in range(dim):
+                out[i, j] = grads[bag, j]
+        at = following[at]
+        while at >= 0:
+            bag = bag_of[at]
+            if weighted:
+                for j in range(dim):
+                    out[i, j] += weights[at] * grads[bag, j]
+            else:
+                for j in range(dim):
+                    out[i, j] += grads[bag, j]
+            at = following[at]

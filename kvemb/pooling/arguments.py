@@ -1,0 +1,131 @@
+"""The arguments of pooled lookups, checked: bags from ids, offsets, weights and a combiner. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_number
+from kvemb.engine.table import Table
+from kvemb.rows.bags import Bags
+from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.schema import Schema, as_keys, as_values
+from kvemb.rows.tensors import plain
+
+COMBINERS = ("mean", "sum", "sqrtn")
+
+
+class Given(NamedTuple):
+    """Bags as a caller gave them: keys (n,), offsets (b + 1,), weights (n,) or None."""
+
+    keys: Keys
+    offsets: Positions
+    weights: npt.NDArray[Any] | None
+
+
+def given_bags(
+    schema: Schema, ids: npt.ArrayLike, offsets: npt.ArrayLike, weights: npt.ArrayLike | None, *, last_included: bool
+) -> Given:
+    """Return what was given. Raises TypeError, ValueError."""
+    keys = as_keys(ids, schema.key_dtype)
+    if keys.ndim != 1:
+        raise ValueError(f"ids must have shape (n,), got {keys.shape}; embedding_lookup takes ids of any shape")
+    return Given(keys, _offsets(offsets, len(keys), last_included=last_included), _weights(weights, len(keys), schema))
+
+
+def combined(given: Given, combiner: str, most_norm: float, dtype: np.dtype[Any]) -> Bags:
+    """Return bags whose rows are combined so; see embedding_lookup_sparse."""
+    sizes, none = np.diff(given.offsets), np.empty(0, dtype)
+    divisors = none
+    if combiner != "sum":
+        power = 1 if combiner == "mean" else 2
+        totals = sizes.astype(np.float64)
+        if given.weights is not None:
+            bag_of = np.repeat(np.arange(len(sizes)), sizes)
+            totals = np.bincount(bag_of, given.weights.astype(np.float64) ** power, len(sizes))
+        divisors = (totals if combiner == "mean" else np.sqrt(totals)).astype(dtype)
+    return Bags(given.offsets, none if given.weights is None else given.weights, divisors, most_norm)
+
+
+def single_bags(count: int, most_norm: float, dtype: np.dtype[Any]) -> Bags:
+    """Return bags of one key each."""
+    none = np.empty(0, dtype)
+    return Bags(np.arange(count + 1), none, none, most_norm)
+
+
+def without_weights_up_to_zero(given: Given) -> Given:
+    """Return the bags without the ids of weights that are not above 0."""
+    if given.weights is None:
+        return given
+    kept = given.weights > 0
+    offsets = np.concatenate([[0], np.cumsum(kept)])[given.offsets]
+    return Given(given.keys[kept], offsets, given.weights[kept])
+
+
+def with_default(given: Given, key: Any) -> Given:
+    """Return the bags with one id, of weight 1, in those that are empty."""
+    empty = np.diff(given.offsets) == 0
+    places = given.offsets[:-1][empty]
+    offsets = given.offsets + np.concatenate([[0], np.cumsum(empty)])
+    weights = None if given.weights is None else np.insert(given.weights, places, 1)
+    return Given(np.insert(given.keys, places, key), offsets, weights)
+
+
+def check_floats(table: Table, what: str) -> None:
+    """Raise ValueError if rows are not floats, which `what` needs."""
+    if table.schema.value_dtype.kind in "iu":
+        raise ValueError(f"{what} needs rows of floats; variable {table.name!r} has {table.schema.value_dtype.name}")
+
+
+def check_combiner(combiner: Any) -> str:
+    """Return the combiner. Raises ValueError."""
+    if combiner not in COMBINERS:
+        raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {brief(combiner)}")
+    return str(combiner)
+
+
+def most_norm_of(max_norm: float | None) -> float:
+    """Return the largest norm of a row, inf for None. Raises TypeError, ValueError."""
+    if max_norm is None:
+        return math.inf
+    norm = float(as_number(max_norm, "max_norm"))
+    if not norm > 0:
+        raise ValueError(f"max_norm must be above 0, got {brief(max_norm)}; leave it out for no bound")
+    return norm
+
+
+def _offsets(offsets: npt.ArrayLike, ids: int, *, last_included: bool) -> Positions:
+    array = np.asarray(plain(offsets, np.dtype(np.int64), "offsets"))
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"offsets must be integers, got {array.dtype.name}")
+    if array.ndim != 1:
+        raise ValueError(f"offsets must have shape (bags,), got {array.shape}")
+    begins = array.astype(np.int64)
+    if last_included and len(begins) == 0:
+        raise ValueError("offsets must have at least one entry with include_last_offset=True, got none")
+    if not last_included:
+        begins = np.append(begins, ids)
+    if begins[0] != 0:
+        raise ValueError(f"offsets must begin with 0, got {begins[0]}" if len(array) else f"{ids} ids are in no bag")
+    down = np.flatnonzero(begins[1:] < begins[:-1])
+    if len(down):
+        at = int(down[0])
+        if at + 1 == len(array):
+            raise ValueError(f"offsets must be at most {ids}, the number of ids, got {begins[at]}")
+        raise ValueError(f"offsets must not descend, got {begins[at]} and then {begins[at + 1]}, at {at}")
+    if begins[-1] != ids:
+        raise ValueError(f"the last of offsets must be {ids}, the number of ids, got {begins[-1]}")
+    return begins
+
+
+def _weights(weights: npt.ArrayLike | None, ids: int, schema: Schema) -> npt.NDArray[Any] | None:
+    if weights is None:
+        return None
+    array = as_values(weights, schema.slot_dtype, (ids,), "weights", "ids.shape") if ids else np.asarray(weights)
+    if ids == 0 and array.size:
+        raise ValueError(f"weights must have shape ids.shape = (0,), got {array.shape}")
+    return array.reshape(-1).astype(schema.slot_dtype, copy=False)

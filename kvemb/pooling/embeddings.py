@@ -1,0 +1,109 @@
+"""What a lookup of kvemb.pooling returns: the values, and the way back to the rows for their gradients.
+
+Values; thread-safe as the variable is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb import registry
+from kvemb.handle import inside
+from kvemb.rows.bags import Bags
+from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.rows.schema import as_values
+from kvemb.variable import Variable
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Embeddings:
+    """The result of a lookup. values: a fresh array in the value dtype, one row for each id or each bag.
+
+    np.asarray(embeddings) is values. variable: where they were looked up.
+    """
+
+    variable: Variable
+    _keys: Keys
+    _bags: Bags
+    values: npt.NDArray[Any]
+    _exists: npt.NDArray[np.bool_] | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of values."""
+        return self.values.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self.values, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        return f"<kvemb.Embeddings {self.shape} of {self.variable.name!r}>"
+
+    def row_gradients(self, grads: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the gradients of the rows, from those of the values: (keys (m,), gradients (m, dim)).
+
+        grads: of values.shape, in float32 (float64 for float64 rows). keys: the distinct ids, by first occurrence; the
+        gradients of all occurrences of an id are summed in order. With max_norm the rows are looked up again, as they
+        are now, without counting a use. Raises TypeError, ValueError.
+        """
+        table = inside(self.variable)
+        flat = as_values(grads, table.schema.slot_dtype, self.shape, "grads", "values.shape")
+        divisors, distinct = self._bags.divisors, Unique(self._keys)
+        if len(divisors):
+            by = np.where(divisors == 0, np.inf, divisors)[:, None]
+            flat = (flat / by).astype(table.schema.slot_dtype, copy=False)
+        out = np.empty((len(distinct.keys), table.schema.dim), table.schema.slot_dtype)
+        registry.row_kernels().row_gradients(distinct.sums, self._bags.of_keys(), self._bags.weights, flat, out)
+        keys = table.public(distinct.keys)
+        if self._bags.most_norm < math.inf and len(keys):
+            _through_clipping(out, self.variable.lookup(keys, touch=False), self._bags.most_norm)
+        return keys, out
+
+    def apply_gradients(self, grads: npt.ArrayLike) -> None:
+        """Take one optimizer step on the rows: Variable.apply_gradients of row_gradients(grads). Raises as they do."""
+        self.variable.apply_gradients(*self.row_gradients(grads))
+
+    def update(self, values: npt.ArrayLike) -> None:
+        """Write back the rows of embedding_lookup after the caller has trained them itself.
+
+        values: of values.shape. With bp_v2 the differences to what was looked up are added, those of duplicate ids and
+        of other threads too, so that no update is lost; without it values replace the rows, and the last writer wins.
+        Raises ValueError for rows that were pooled or clipped, and as Variable.upsert.
+        """
+        if self._exists is None:
+            raise ValueError("only the rows of embedding_lookup without max_norm can be written back")
+        table, dim = inside(self.variable), self.variable.dim
+        new = as_values(values, table.schema.value_dtype, self.shape, "values", "values.shape")
+        keys, old = table.public(self._keys), self.values.reshape(-1, dim)
+        if not self.variable.bp_v2:
+            self.variable.upsert(keys, new)
+            return
+        absent = ~self._exists
+        if absent.any():  # begin as the rows that were looked up, unless another thread has done so
+            self.variable.accum(keys[absent], old[absent], old[absent], np.zeros(int(absent.sum()), np.bool_))
+        self.variable.accum(keys, old, new, np.ones(len(keys), np.bool_))
+
+    def repeated(self, keys: Keys, source: Positions, shape: tuple[int, ...]) -> Embeddings:
+        """Return these rows, one for each distinct key, at all occurrences of the keys. source (n,): each key's row."""
+        offsets = np.arange(len(keys) + 1)
+        exists = None if self._exists is None else self._exists[source]
+        values = self.values[source].reshape(*shape, self.variable.dim)
+        return Embeddings(self.variable, keys, self._bags._replace(offsets=offsets), values, exists)
+
+
+def _through_clipping(grads: npt.NDArray[Any], rows: npt.NDArray[Any], most_norm: float) -> None:
+    """Change gradients (m, dim) of clipped rows into those of the rows (m, dim).
+
+    For a row w longer than c, of unit vector u: the derivative of c u is c / |w| (1 - u u^T).
+    """
+    wide = rows.astype(np.float64)
+    norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    long = norms > most_norm
+    unit, given = wide[long] / norms[long, None], grads[long].astype(np.float64)
+    along = np.einsum("ij,ij->i", unit, given)[:, None]
+    grads[long] = (most_norm / norms[long])[:, None] * (given - along * unit)

@@ -1,0 +1,139 @@
+"""The four lookups of TensorFlow's embedding_ops: single ids, each distinct id once, bags, and bags with a default.
+
+Sources: tf.nn.embedding_lookup, embedding_lookup_sparse and safe_embedding_lookup_sparse, and
+tf.contrib.layers.embedding_lookup_unique; bags are those of torch.nn.functional.embedding_bag. Negative ids are keys
+like any other. Atomic per key, as lookups are. Nothing is inserted.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.checks.brief import brief
+from kvemb.engine.table import Table
+from kvemb.handle import inside
+from kvemb.pooling.arguments import (
+    Given,
+    check_combiner,
+    check_floats,
+    combined,
+    given_bags,
+    most_norm_of,
+    single_bags,
+    with_default,
+    without_weights_up_to_zero,
+)
+from kvemb.pooling.embeddings import Embeddings
+from kvemb.rows.hashing import Unique
+from kvemb.rows.schema import as_keys
+from kvemb.variable import Variable
+
+Combiner = Literal["mean", "sum", "sqrtn"]
+
+
+def embedding_lookup(
+    var: Variable, ids: npt.ArrayLike, max_norm: float | None = None, *, touch: bool = True
+) -> Embeddings:
+    """Look up the row of each id: values of ids.shape + (dim,).
+
+    ids: any shape. max_norm: rows of a larger L2 norm are scaled down to it; the table is not changed. touch: as in
+    Variable.lookup. Raises TypeError, ValueError; Closed, Corruption.
+    """
+    table, most = _table(var), most_norm_of(max_norm)
+    shape, keys = table.flat_to_change(ids)
+    values = np.empty((len(keys), table.schema.dim), table.schema.value_dtype)
+    bags, exists = single_bags(len(keys), most, table.schema.slot_dtype), None
+    if max_norm is None:
+        exists = np.empty(len(keys), np.bool_)
+        table.operations.lookup(keys, values, exists, touch=bool(touch))
+    else:
+        check_floats(table, "max_norm")
+        table.operations.pool(keys, bags, values, touch=bool(touch))
+    return Embeddings(var, keys, bags, values.reshape(*shape, table.schema.dim), exists)
+
+
+def embedding_lookup_unique(
+    var: Variable, ids: npt.ArrayLike, max_norm: float | None = None, *, touch: bool = True
+) -> Embeddings:
+    """Look up each distinct id once: the values of embedding_lookup, but one use for the policy of each distinct id.
+
+    Arguments and errors are those of embedding_lookup.
+    """
+    keys = as_keys(ids, _table(var).schema.key_dtype)
+    distinct = Unique(keys.reshape(-1))
+    once = embedding_lookup(var, inside(var).public(distinct.keys), max_norm, touch=touch)
+    return once.repeated(keys.reshape(-1), distinct.inverse, keys.shape)
+
+
+def embedding_lookup_sparse(
+    var: Variable,
+    ids: npt.ArrayLike,
+    offsets: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    combiner: Combiner = "mean",
+    max_norm: float | None = None,
+    *,
+    include_last_offset: bool = False,
+    touch: bool = True,
+) -> Embeddings:
+    """Look up bags of ids and pool the rows of each: values (bags, dim); an empty bag gives zeros.
+
+    ids (n,): the ids of all bags, one bag after the other. offsets (bags,): where each bag begins, from 0, ascending;
+    with include_last_offset (bags + 1,), the last one n. weights (n,), of float32 (float64 for float64 rows): each
+    row's weight; None: 1. combiner: "sum", of weight * row; "mean", that divided by the sum of the weights; "sqrtn",
+    divided by the square root of the sum of their squares; a bag whose divisor is 0 gives zeros. Rows are summed in
+    order, in float32 (float64 rows in float64), and rounded once. max_norm: rows of a larger L2 norm are scaled down to
+    it first. touch: as in Variable.lookup; every occurrence counts.
+    Raises TypeError; ValueError, also for rows of integers; Closed, Corruption.
+    """
+    table, how = _table(var), check_combiner(combiner)
+    given = given_bags(table.schema, ids, offsets, weights, last_included=bool(include_last_offset))
+    return _pooled(var, table, given, how, max_norm, touch)
+
+
+def safe_embedding_lookup_sparse(
+    var: Variable,
+    ids: npt.ArrayLike,
+    offsets: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    combiner: Combiner = "mean",
+    max_norm: float | None = None,
+    default_id: int | None = None,
+    *,
+    include_last_offset: bool = False,
+    touch: bool = True,
+) -> Embeddings:
+    """Look up and pool bags as embedding_lookup_sparse, without ids of weights <= 0 unless the combiner is "sum".
+
+    default_id: an empty bag, also one that is empty without those ids, gives this id's row; None: zeros.
+    """
+    table, how = _table(var), check_combiner(combiner)
+    given = given_bags(table.schema, ids, offsets, weights, last_included=bool(include_last_offset))
+    if how != "sum":
+        given = without_weights_up_to_zero(given)
+    if default_id is not None:
+        key = as_keys(default_id, table.schema.key_dtype)
+        if key.shape != ():
+            raise ValueError(f"default_id must be one id, got {brief(default_id)}")
+        given = with_default(given, key)
+    return _pooled(var, table, given, how, max_norm, touch)
+
+
+def _pooled(
+    var: Variable, table: Table, given: Given, combiner: str, max_norm: float | None, touch: bool
+) -> Embeddings:
+    check_floats(table, "a pooled lookup")
+    bags = combined(given, combiner, most_norm_of(max_norm), table.schema.slot_dtype)
+    table.hot_tables.owners(given.keys)  # a partitioner that raises does so now
+    values = np.empty((bags.bag_count, table.schema.dim), table.schema.value_dtype)
+    table.operations.pool(given.keys, bags, values, touch=bool(touch))
+    return Embeddings(var, given.keys, bags, values, None)
+
+
+def _table(var: Variable) -> Table:
+    if not isinstance(var, Variable):
+        raise TypeError(f"var must be a Variable, got {brief(var)}; use kvemb.get_variable")
+    return inside(var)

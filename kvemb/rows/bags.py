@@ -1,0 +1,57 @@
+"""Bags of keys, whose rows are pooled to one: where each begins, how its rows are weighted. Pure values.
+
+The pooled row of a bag is (sum over its keys, in order, of weight * clipped row) / divisor, calculated in the slots'
+dtype (16-bit rows in float32) and rounded once to the value's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.rows.hashing import Positions
+
+
+class Bags(NamedTuple):
+    """b bags of n keys.
+
+    offsets (b + 1,) int64: bag i has the keys offsets[i] to offsets[i + 1]; from 0, ascending, to n. weights (n,), or
+    (0,): all are 1. divisors (b,), or (0,): all are 1; where one is 0 the pooled row is zero. Both have the slots'
+    dtype. most_norm: a row of a larger L2 norm is scaled down to it, before it is weighted; inf: none is.
+    """
+
+    offsets: Positions
+    weights: npt.NDArray[Any]
+    divisors: npt.NDArray[Any]
+    most_norm: float
+
+    @property
+    def bag_count(self) -> int:
+        """How many bags there are."""
+        return len(self.offsets) - 1
+
+    def of_keys(self) -> Positions:
+        """Return the bag of each key (n,)."""
+        return np.repeat(np.arange(self.bag_count), np.diff(self.offsets))
+
+    def holding(self, positions: Positions) -> Positions:
+        """Return the bags of the keys at these positions, each once, ascending."""
+        return np.unique(np.searchsorted(self.offsets, positions, "right") - 1)
+
+    def only(self, chosen: Positions) -> tuple[Positions, Bags]:
+        """Return the positions of the keys of chosen bags, in order, and these bags alone."""
+        begins, sizes = self.offsets[chosen], np.diff(self.offsets)[chosen]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        positions = np.repeat(begins - offsets[:-1], sizes) + np.arange(offsets[-1])
+        weights = self.weights[positions] if len(self.weights) else self.weights
+        divisors = self.divisors[chosen] if len(self.divisors) else self.divisors
+        return positions, Bags(offsets, weights, divisors, self.most_norm)
+
+
+class Beside(NamedTuple):
+    """Rows of some keys that are not in a hot table. at (n,): each key's row in values (m, ·), or -1."""
+
+    at: Positions
+    values: npt.NDArray[Any]

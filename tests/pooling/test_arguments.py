@@ -1,0 +1,75 @@
+"""Arguments of pooled lookups that are refused: one clear error, and nothing changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb.optimizers import SGD
+
+
+@pytest.fixture
+def table(store):
+    variable = store.get_variable("words", dim=2, optimizer=SGD(1.0))
+    variable.upsert(np.arange(10), np.ones((10, 2), np.float32))
+    return variable
+
+
+IDS = [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([[1, 2]], [0]), ValueError, r"ids must have shape \(n,\), got \(1, 2\); embedding_lookup takes"),
+        ((["a"], [0]), TypeError, "keys must be int64"),
+        ((IDS, [0, 2, 1]), ValueError, "offsets must not descend, got 2 and then 1, at 1"),
+        ((IDS, [0, 4]), ValueError, "offsets must be at most 3, the number of ids, got 4"),
+        ((IDS, [1, 2]), ValueError, "offsets must begin with 0, got 1"),
+        ((IDS, [-1, 2]), ValueError, "offsets must begin with 0, got -1"),
+        ((IDS, []), ValueError, "3 ids are in no bag"),
+        ((IDS, [[0]]), ValueError, r"offsets must have shape \(bags,\), got \(1, 1\)"),
+        ((IDS, [0.0]), TypeError, "offsets must be integers, got float64"),
+        ((IDS, [0], [1.0, 2]), ValueError, r"weights must have shape ids.shape = \(3,\), got \(2,\)"),
+        ((IDS, [0], np.ones(3)), TypeError, "weights must be float32, got float64"),
+        (([], [0], [1.0]), ValueError, r"weights must have shape ids.shape = \(0,\), got \(1,\)"),
+        ((IDS, [0], None, "max"), ValueError, "combiner must be one of mean, sum, sqrtn, got 'max'"),
+        ((IDS, [0], None, "sum", 0), ValueError, "max_norm must be above 0, got 0; leave it out"),
+        ((IDS, [0], None, "sum", float("nan")), ValueError, "max_norm must be above 0, got nan"),
+        ((IDS, [0], None, "sum", "1"), TypeError, "max_norm must be a real number"),
+    ],
+)
+def test_what_is_refused(table, arguments, error, message):
+    before = table.stats
+    for lookup in (kvemb.embedding_lookup_sparse, kvemb.safe_embedding_lookup_sparse):
+        with pytest.raises(error, match=message):
+            lookup(table, *arguments)
+    assert (table.stats.hits, table.stats.misses) == (before.hits, before.misses)
+
+
+def test_more_that_is_refused(table, store):
+    with pytest.raises(ValueError, match="the last of offsets must be 3, the number of ids, got 2"):
+        kvemb.embedding_lookup_sparse(table, IDS, [0, 2], include_last_offset=True)
+    with pytest.raises(ValueError, match="at least one entry"):
+        kvemb.embedding_lookup_sparse(table, [], [], include_last_offset=True)
+    with pytest.raises(ValueError, match=r"default_id must be one id, got \[1, 2\]"):
+        kvemb.safe_embedding_lookup_sparse(table, IDS, [0], default_id=[1, 2])
+    with pytest.raises(TypeError, match="var must be a Variable, got 'words'"):
+        kvemb.embedding_lookup("words", IDS)  # type: ignore[arg-type]
+    whole = store.get_variable("whole", value_dtype="int32", dim=2)
+    assert kvemb.embedding_lookup(whole, IDS).values.tolist() == [[0, 0]] * 3
+    with pytest.raises(ValueError, match="a pooled lookup needs rows of floats; variable 'whole' has int32"):
+        kvemb.embedding_lookup_sparse(whole, IDS, [0])
+    with pytest.raises(ValueError, match="max_norm needs rows of floats"):
+        kvemb.embedding_lookup(whole, IDS, 1.0)
+
+
+def test_gradients_of_another_shape_are_refused(table):
+    pooled = kvemb.embedding_lookup_sparse(table, IDS, [0, 1])
+    before = table.lookup(np.arange(10))
+    with pytest.raises(ValueError, match=r"grads must have shape values.shape = \(2, 2\), got \(3, 2\)"):
+        pooled.apply_gradients(np.ones((3, 2), np.float32))
+    with pytest.raises(ValueError, match="only the rows of embedding_lookup without max_norm can be written back"):
+        pooled.update(pooled.values)
+    np.testing.assert_array_equal(table.lookup(np.arange(10)), before)
