@@ -28,7 +28,7 @@ ROOMS = " ".join(
         "errors checks handle signatures rows optimizers initializers seeding restrict options limits",
         "contracts registry stats store_state interrupts parallel meter",
         "tiers durability engine",
-        "defaults variable catalog replica many_tables store opening scope offline pickling bulk __init__",
+        "defaults variable pooling catalog replica many_tables store opening scope offline pickling bulk __init__",
     ]
 ).split()
 # A variable says which store it is in: the one name of a room above, for annotations alone (TYPE_CHECKING).
