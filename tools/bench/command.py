@@ -7,41 +7,39 @@ in --folder; it is deleted afterwards.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvemb.tools.bench.options import (
+    DIMS,
+    AsJson,
+    Batch,
+    Batches,
+    BudgetMib,
+    Dim,
+    Dims,
+    Folder,
+    HotRows,
+    Rows,
+    Runs,
+    Steps,
+    Zipf,
+)
+from kvemb.tools.bench.tier.command import tier
 from kvemb.tools.limits import (
     MOST_BATCH,
-    MOST_DIM,
     MOST_KEYS_DRAWN,
     MOST_MIB,
     MOST_PAUSE_S,
     MOST_RECORD_BYTES,
     MOST_ROWS,
     MOST_RUNS,
-    MOST_ZIPF,
     no_nan,
 )
 
 app = typer.Typer(help="Measure kvemb against a peer in the same run.", no_args_is_help=True)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Folder = Annotated[
-    Path | None, typer.Option(exists=True, file_okay=False, writable=True, help="The folder for the table.")
-]
-Rows = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows in the table.")]
-Dim = Annotated[int, typer.Option(min=1, max=MOST_DIM, help="Numbers in a row, float32.")]
-Dims = Annotated[list[int] | None, typer.Option(min=1, max=MOST_DIM, help="Numbers in a row, one --dim each.")]
-DIMS = [8, 16, 32, 64, 128]
-HotRows = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows in the hot tier.")]
-Batch = Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Keys per call.")]
-Batches = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Calls per run.")]
-Steps = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Training steps per run.")]
-Runs = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Runs, whose median counts.")]
-Zipf = Annotated[float, typer.Option(min=0.0, max=MOST_ZIPF, callback=no_nan, help="Zipf exponent of popularity.")]
-BudgetMib = Annotated[int, typer.Option(min=4, max=MOST_MIB, help="Memory budget in MiB, for both sides.")]
+app.command()(tier)
 
 
 @app.command()
@@ -101,12 +99,21 @@ def train(
     runs: Runs = 5,
     zipf: Zipf = 1.0,
     budget_mib: BudgetMib = 256,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Another kvemb instead: a git revision, a checkout or a wheel."),
+    ] = None,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Take training steps with a tenth of the rows hot, beside the same loop by hand on rocksdict."""
+    """Take training steps with a tenth of the rows hot, beside the same loop by hand on rocksdict, or another kvemb."""
+    from kvemb.tools.bench.against.run import run as run_against
     from kvemb.tools.bench.train import run
 
+    if against is not None:
+        table = rows, dim, hot_rows, batch, steps, runs, zipf, budget_mib, folder
+        run_against(against, *table).show(json)
+        return
     run(rows, dim, hot_rows, batch, steps, runs, zipf, budget_mib, folder).show(json)
 
 

@@ -5,6 +5,7 @@ Each run times every side on the same work, one directly after the other; the or
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -53,16 +54,21 @@ def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[l
     return tuple([rows_per_run / each.wall for each in side] for side in take_timed_turns(sides, runs))
 
 
-def until_idle() -> None:
-    """Wait until this process's threads, including RocksDB's flushes and compactions, are idle."""
-    quiet = 0
+def until_idle() -> float:
+    """Wait until this process's threads, including RocksDB's flushes and compactions, are idle.
+
+    Returns since when they are, in seconds of time.perf_counter().
+    """
+    quiet, since = 0, time.perf_counter()
     while quiet < 3:
         before = time.process_time()
         time.sleep(IDLE_SECONDS)
         quiet = quiet + 1 if time.process_time() - before < IDLE_SHARE * IDLE_SECONDS else 0
+        since = since if quiet else time.perf_counter()
+    return since
 
 
-def new_bytes(checkpoint: kvemb.Checkpoint, before: kvemb.Checkpoint) -> int:
+def new_bytes(checkpoint: str | os.PathLike[str], before: str | os.PathLike[str]) -> int:
     """Return the bytes of a checkpoint's files, its manifest included, that the previous one does not share."""
     known = {path.stat().st_ino for path in Path(before).rglob("*")}
     new = [path for path in Path(checkpoint).rglob("*") if path.is_file() and path.stat().st_ino not in known]

@@ -8,6 +8,7 @@ memtables. Index and filter blocks are outside the cache, which is faster; their
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ class RocksLoop:
 
     def __init__(self, path: Path, dim: int, learning_rate: float, epsilon: float, memory_bytes: int) -> None:
         self._dim, self._rate, self._epsilon = dim, np.float32(learning_rate), np.float32(epsilon)
-        self._db = rd.Rdict(str(path), options(memory_bytes))
+        self._options = options(memory_bytes)
+        self._db = rd.Rdict(str(path), self._options)
         self._unlogged = rd.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._unlogged.memtable_insert_hint_per_batch = True
@@ -35,6 +37,26 @@ class RocksLoop:
         rows = np.zeros((len(ids), 2 * self._dim), np.float32)
         rows[:, : self._dim] = values[order]
         self._write(encode(ids[order]), rows)
+
+    def ingest(self, batches: Iterable[tuple[Ids, Floats]]) -> None:
+        """Insert rows as `load` does, but as finished table files. All ids ascend; the table is empty."""
+        folder = Path(self._db.path())
+        paths: list[str] = []
+        for ids, values in batches:
+            rows = np.zeros((len(ids), 2 * self._dim), np.float32)
+            rows[:, : self._dim] = values
+            paths.append(str(folder / f"ingested-{len(paths)}"))
+            writer = rd.SstFileWriter(self._options)
+            writer.open(paths[-1])
+            deque(map(writer.__setitem__, encode(ids), self._records(rows)), maxlen=0)
+            writer.finish()
+        moved = rd.IngestExternalFileOptions()
+        moved.set_move_files(True)
+        self._db.ingest_external_file(paths, moved)
+
+    def checkpoint(self, path: Path) -> None:
+        """Make a checkpoint of all rows: memtables are flushed, files linked."""
+        rd.Checkpoint(self._db).create_checkpoint(str(path))
 
     def flush(self) -> None:
         """Flush the memtables, as a store's flush does, so that the first steps do not pay for the load."""
@@ -71,8 +93,12 @@ class RocksLoop:
 
     def _write(self, names: list[bytes], rows: Floats) -> None:
         batch = rd.WriteBatch(raw_mode=True)
-        deque(map(batch.put, names, rows.view(f"V{8 * self._dim}").ravel().tolist()), maxlen=0)
+        deque(map(batch.put, names, self._records(rows)), maxlen=0)
         self._db.write(batch, self._unlogged)
+
+    def _records(self, rows: Floats) -> list[bytes]:
+        records: list[bytes] = rows.view(f"V{8 * self._dim}").ravel().tolist()
+        return records
 
 
 def encode(ids: Ids) -> list[bytes]:

@@ -177,6 +177,36 @@ class Time:
         return [(at, label) for at, label in moments if self.low <= at <= self.high]
 
 
+@dataclass(frozen=True)
+class Named:
+    """Places 0, 1, ... side by side, each with its label."""
+
+    labels: tuple[str, ...]
+
+    @property
+    def low(self) -> float:
+        """The left edge of the first place."""
+        return -0.5
+
+    @property
+    def high(self) -> float:
+        """The right edge of the last place."""
+        return len(self.labels) - 0.5
+
+    def position(self, value: float) -> float:
+        """Return the position of a place on the axis."""
+        return (value + 0.5) / len(self.labels)
+
+    def ticks(self, fit: Fit = beside) -> Ticks:
+        """Return all places with their labels, or every second, third, ... if they do not fit."""
+        places: Ticks = [(float(at), label) for at, label in enumerate(self.labels)]
+        return _first_that_fits(self, lambda every: places[::every], range(1, len(places) + 1), fit)
+
+    def format(self, value: float) -> str:
+        """Return the label of a place."""
+        return self.labels[round(value)]
+
+
 def number(value: float) -> str:
     """Return a number with four digits and a unit prefix: 1234567 as 1.235M."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):

@@ -31,6 +31,16 @@ class Line:
 
 
 @dataclass
+class Curve:
+    """Points (x, y) joined by lines. colour: the number of its colour."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: int
+    dashed: bool = False
+
+
+@dataclass
 class Part:
     """One part of stacked columns: the height of each column, and its tooltip."""
 
@@ -62,7 +72,7 @@ def histogram(title: str, found: Bins) -> str:
     bar(1 - (1 - right) * 0.7, 1.0, found.over, "out", f"above {show(float(found.edges[-1]))}")
     below = [(left + (right - left) * found.scale.position(value), label) for value, label in found.scale.ticks()]
     zero = [(0.0, "0")] if found.counts_zeros and found.under else []
-    return _plot(title, marks, [*zero, *below], up)
+    return plot(title, marks, [*zero, *below], up)
 
 
 def span(low: float, high: float, scale: Scale) -> str:
@@ -88,30 +98,34 @@ def columns(title: str, parts: Sequence[Part], below: Sequence[tuple[int, str]],
                 marks.append(_bar(at / count + gap, (at + 1) / count - gap, base, height, part.colour, part.tips[at]))
                 base += height
     keys = "" if len(parts) == 1 else _legend([(part.colour, part.name) for part in parts if any(part.values)])
-    return _plot(title, marks, [((at + 0.5) / count, label) for at, label in below], up) + keys
+    return plot(title, marks, [((at + 0.5) / count, label) for at, label in below], up) + keys
 
 
 def lines(title: str, drawn: Sequence[Line], along: Scale, at: Sequence[float], up: Scale) -> str:
     """Return lines through values at positions along an axis, each value a point with a tooltip."""
     marks = []
     for number, line in enumerate(drawn):
-        colour = f"line{min(number, COLOURS - 1)}"
-        points = [
-            (along.position(position), up.position(value), position, value)
-            for position, value in zip(at, line.values, strict=True)
-            if value is not None
-        ]
-        for (x1, y1, *_), (x2, y2, *_) in pairwise(points):
-            ends = f'x1="{_share(x1)}" y1="{_share(1 - y1)}" x2="{_share(x2)}" y2="{_share(1 - y2)}"'
-            marks.append(f'<line class="{colour}" {ends}/>')
-        for x, y, position, value in points:
-            tip = escape(f"{line.name}, {along.format(position)}: {value:,.0f}")
-            marks.append(
-                f'<circle class="{colour}" cx="{_share(x)}" cy="{_share(1 - y)}" r="2.5"><title>{tip}</title></circle>'
-            )
+        points = [(x, y) for x, y in zip(at, line.values, strict=True) if y is not None]
+        marks += curve_marks(Curve(line.name, points, number), along, up)
     keys = [(f"line{min(number, COLOURS - 1)}", line.name) for number, line in enumerate(drawn)]
     below = [(along.position(value), label) for value, label in along.ticks()]
-    return _plot(title, marks, below, up) + (_legend(keys) if len(keys) > 1 else "")
+    return plot(title, marks, below, up) + (_legend(keys) if len(keys) > 1 else "")
+
+
+def curve_marks(curve: Curve, along: Scale, up: Scale) -> list[str]:
+    """Return a curve's segments, and its points with tooltips."""
+    colour = f"line{min(curve.colour, COLOURS - 1)}"
+    placed = [(along.position(x), up.position(y)) for x, y in curve.points]
+    dashes = ' stroke-dasharray="5 4"' if curve.dashed else ""
+    marks = []
+    for (x1, y1), (x2, y2) in pairwise(placed):
+        ends = f'x1="{_share(x1)}" y1="{_share(1 - y1)}" x2="{_share(x2)}" y2="{_share(1 - y2)}"'
+        marks.append(f'<line class="{colour}" {ends}{dashes}/>')
+    for (left, high), (x, y) in zip(placed, curve.points, strict=True):
+        tip = escape(f"{curve.name}, {along.format(x)}: {up.format(y)}")
+        where = f'cx="{_share(left)}" cy="{_share(1 - high)}"'
+        marks.append(f'<circle class="{colour}" {where} r="2.5"><title>{tip}</title></circle>')
+    return marks
 
 
 def scatter(title: str, points: Sequence[tuple[float, float, float, str]]) -> str:
@@ -132,8 +146,8 @@ def scatter(title: str, points: Sequence[tuple[float, float, float, str]]) -> st
     return f'<svg class="scatter" {box} role="img" aria-label="{escape(title)}">{"".join(dots)}</svg>'
 
 
-def _plot(title: str, marks: Sequence[str], below: Sequence[tuple[float, str]], up: Scale) -> str:
-    """Return an SVG with labels on the left and below."""
+def plot(title: str, marks: Sequence[str], below: Sequence[tuple[float, str]], up: Scale, box: str = "") -> str:
+    """Return an SVG with labels on the left and below. box: its attributes of place and size, if no CSS has them."""
     drawn = []
     for value, label in up.ticks(above):
         y = _share(1 - up.position(value))
@@ -144,7 +158,7 @@ def _plot(title: str, marks: Sequence[str], below: Sequence[tuple[float, str]], 
         at, anchor = (0.0, "start") if begin <= 0 else (1.0, "end") if end >= 1 else (position, "middle")
         x = _share(at)
         drawn.append(f'<text class="label" x="{x}" y="100%" dy="20" text-anchor="{anchor}">{escape(label)}</text>')
-    return f'<svg class="plot" role="img" aria-label="{escape(title)}">{"".join([*drawn, *marks])}</svg>'
+    return f'<svg class="plot" role="img" aria-label="{escape(title)}"{box}>{"".join([*drawn, *marks])}</svg>'
 
 
 def _bar(first: float, last: float, base: float, height: float, colour: str, tip: str) -> str:

@@ -70,7 +70,7 @@ def _growth(history: History) -> tuple[str, str]:
     note = f"{moment(at[0])} to {moment(at[-1])}."
     if numbers and max(least) >= _LOG_FROM * max(1, min(each for each in least if each)):
         drawn = [Line(line.name, [each or None for each in line.values]) for line in drawn]
-        up: Scale = Log(10.0 ** math.floor(math.log10(min(numbers))), 1.2 * max(numbers))
+        up: Scale = Log(10.0 ** math.floor(math.log10(min(numbers))), 1.2 * max(numbers), whole=True)
         note += " A log scale, because the variables differ much in size."
     else:
         up = Linear(0, top(numbers), whole=True)

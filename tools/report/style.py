@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from html import escape
 
-_COLOURS = """
-:root { color-scheme: light dark; --back: #f7f7f5; --card: #ffffff; --text: #1f2328; --faint: #636c76; --grid: #e3e6ea;
-  --edge: #d8dce1; --link: #2559a8; --bad: #b3261e; --badback: #fdecea; --c0: #3a6fc4; --c1: #d0632f; --c2: #2a8f6d;
-  --c3: #8c5fb8; --c4: #a67c00; --c5: #2f93ad; --c6: #c04f86; --c7: #8a929b; --quiet: #b9c3cf; }
-@media (prefers-color-scheme: dark) { :root { --back: #121518; --card: #1a1e23; --text: #e4e7eb; --faint: #9aa4af;
-  --grid: #2a3038; --edge: #323943; --link: #8ab4f8; --bad: #ff9d94; --badback: #3a1f1d; --c0: #76a5f0; --c1: #f0935f;
-  --c2: #5cc7a0; --c3: #bd97e8; --c4: #d8b24a; --c5: #67c3db; --c6: #ec8ab9; --c7: #7d8792; --quiet: #525d6a; } }
+
+def _named(text: str) -> dict[str, str]:
+    return {name: colour for name, _, colour in (each.partition("=") for each in text.split())}
+
+
+# Colours by name, of the page and of pictures beside Markdown (kvemb.tools.report.pictures).
+LIGHT = _named(
+    """
+    back=#f7f7f5 card=#ffffff text=#1f2328 faint=#636c76 grid=#e3e6ea edge=#d8dce1 link=#2559a8 bad=#b3261e
+    badback=#fdecea c0=#3a6fc4 c1=#d0632f c2=#2a8f6d c3=#8c5fb8 c4=#a67c00 c5=#2f93ad c6=#c04f86 c7=#8a929b
+    quiet=#b9c3cf
+    """
+)
+DARK = _named(
+    """
+    back=#121518 card=#1a1e23 text=#e4e7eb faint=#9aa4af grid=#2a3038 edge=#323943 link=#8ab4f8 bad=#ff9d94
+    badback=#3a1f1d c0=#76a5f0 c1=#f0935f c2=#5cc7a0 c3=#bd97e8 c4=#d8b24a c5=#67c3db c6=#ec8ab9 c7=#7d8792
+    quiet=#525d6a
+    """
+)
+
+
+def _variables(colours: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+
+
+_COLOURS = f"""
+:root {{ color-scheme: light dark; {_variables(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_variables(DARK)} }} }}
 """
 _TEXT = """
 * { box-sizing: border-box; }

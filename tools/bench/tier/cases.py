@@ -1,0 +1,83 @@
+"""What `kvemb bench tier` measures: its settings, its cases and their order.
+
+The first size is measured at every hot share and skew, further ones at the middle one of each, unless all are asked
+for. Then follow, at the first size and the middle hot share and skew, a series of checkpoints and a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MIB = 1 << 20
+# Beside the hot rows: the memtables of the loop by hand, which the store needs less of.
+LEAST_MEMORY = 64 * MIB
+CELL_BYTES = 26
+RECORD_BYTES = 25  # the key, and a record's header
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for all cases. steps: the most of one window; seconds: the most that a window takes its steps.
+
+    checkpoints: of the series, with `steps` steps before each.
+    """
+
+    dim: int
+    batch: int
+    steps: int
+    runs: int
+    seconds: float
+    checkpoints: int
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row with its slot, its key and its record's header, float32."""
+        return 8 * self.dim + RECORD_BYTES
+
+    def memory(self, hot_rows: int) -> int:
+        """Return the memory in bytes that both sides get: one and a half times the hot rows' cells, and 64 MiB."""
+        return LEAST_MEMORY + hot_rows * (8 * self.dim + CELL_BYTES) * 3 // 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement. hot: the share of the rows that fits the hot tier; zipf: the exponent of popularity."""
+
+    kind: Literal["steps", "series", "restart"]
+    rows: int
+    hot: float
+    zipf: float
+
+    @property
+    def hot_rows(self) -> int:
+        """The hot rows, at least one."""
+        return max(1, round(self.rows * self.hot))
+
+    def __str__(self) -> str:
+        what = {"steps": "training steps", "series": "a series of checkpoints", "restart": "restart"}[self.kind]
+        return f"{what}, {self.rows:,} rows, {100 * self.hot:g}% hot, Zipf {self.zipf:g}"
+
+
+# What `kvemb bench tier` measures unless told otherwise.
+ROWS = [4_000_000, 1_000_000, 16_000_000]
+HOT = [0.01, 0.05, 0.1, 0.25, 0.5]
+ZIPF = [0.8, 1.0, 1.2]
+DEFAULTS = Settings(dim=32, batch=8192, steps=40, runs=3, seconds=2.0, checkpoints=24)
+
+
+def plan(rows: list[int], hot: list[float], zipf: list[float], everywhere: bool) -> list[Case]:
+    """Return the cases in order. everywhere: measure every hot share and skew at every size."""
+    rows, hot, zipf = list(dict.fromkeys(rows)), sorted(set(hot)), sorted(set(zipf))
+    middle = hot[len(hot) // 2], zipf[len(zipf) // 2]
+    grid = [(share, skew) for share in hot for skew in zipf]
+    cases = [Case("steps", rows[0], *each) for each in grid]
+    cases += [Case("series", rows[0], *middle), Case("restart", rows[0], *middle)]
+    return cases + [Case("steps", size, *each) for size in rows[1:] for each in (grid if everywhere else [middle])]
+
+
+def seconds(case: Case, settings: Settings, *, loading: bool) -> float:
+    """Return roughly the seconds that a case takes on two cores; loading: with its table. For the time left."""
+    windows = settings.seconds * (2 if case.kind == "steps" else 1)
+    load = 7e-6 * case.rows if loading else 0.0
+    return load + 3e-6 * case.rows + 1.5e-5 * case.hot_rows + 2 * settings.runs * windows

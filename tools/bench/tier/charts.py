@@ -1,0 +1,168 @@
+"""The charts of the page, drawn from the results as SVG files.
+
+Each function returns None if the results have nothing for it. Solid lines are kvemb, dashed ones the loop by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+from kvemb.tools.bench.tier.figures import Found, grid, growing, middle, one
+from kvemb.tools.bench.tier.restart import ROLLING
+from kvemb.tools.report.axes import Linear, Log, Named, Scale, number, top
+from kvemb.tools.report.charts import Curve
+from kvemb.tools.report.pictures import picture
+
+SIDES = (("kvemb", "kvemb", False), ("by_hand", "by hand", True))
+_HOT = "hot rows, as a share of the table"
+
+
+def drawn(found: Found) -> dict[str, str]:
+    """Return the SVG files that the results suffice for, by name, in the order of the page."""
+    charts = {
+        "rows": _by_hot_share(found, "Training speed", "rows/s; page cache warm", "warm", "rows_per_s", log=False),
+        "cpu": _by_hot_share(
+            found, "CPU time of a row", "us, all threads; page cache warm", "warm", "cpu_us", log=False
+        ),
+        "written": _by_hot_share(
+            found, "Written to disk for a row", "bytes, flushes and merges included", "warm", "written_bytes", log=False
+        ),
+        "read": _by_hot_share(
+            found, "Read from disk for a row", "bytes; page cache cold", "cold", "read_bytes", log=False
+        ),
+        "cold": _page_cache(found),
+        "growth": _growth(found),
+        "checkpoint-bytes": _checkpoint_bytes(found),
+        "checkpoint-seconds": _checkpoint_seconds(found),
+        "restart": _restart(found),
+    }
+    return {name: chart for name, chart in charts.items() if chart is not None}
+
+
+def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str, *, log: bool) -> str | None:
+    cases = grid(found)
+    if not cases:
+        return None
+    shares, skews = sorted({case.hot for case in cases}), sorted({case.zipf for case in cases})
+    curves = []
+    for side, label, dashed in SIDES:
+        for colour, skew in enumerate(skews):
+            points = [
+                (float(shares.index(case.hot)), middle(result[cache][side], name))
+                for case, result in cases.items()
+                if case.zipf == skew
+            ]
+            curves.append(Curve(f"{label}, Zipf {skew:g}", points, colour, dashed))
+    return picture(title, curves, _shares(shares), _up(curves, log=log), across=_HOT, note=note)
+
+
+def _page_cache(found: Found) -> str | None:
+    cases = {case: result for case, result in grid(found).items() if case.zipf == _middle_skew(found)}
+    if not cases:
+        return None
+    shares = sorted({case.hot for case in cases})
+    curves = [
+        Curve(
+            f"{label}, {cache}",
+            [(float(shares.index(c.hot)), middle(r[cache][side], "rows_per_s")) for c, r in cases.items()],
+            colour,
+            dashed,
+        )
+        for side, label, dashed in SIDES
+        for colour, cache in enumerate(("warm", "cold"))
+    ]
+    note = f"rows/s, log scale; Zipf {_middle_skew(found):g}"
+    return picture("Page cache warm and cold", curves, _shares(shares), _up(curves, log=True), across=_HOT, note=note)
+
+
+def _growth(found: Found) -> str | None:
+    cases = growing(found)
+    if len(cases) < 2:
+        return None
+    case = next(iter(cases))
+    curves = [
+        Curve(
+            f"{label}, {cache}",
+            [(float(at), middle(each[cache][side], "rows_per_s")) for at, each in enumerate(cases.values())],
+            colour,
+            dashed,
+        )
+        for side, label, dashed in SIDES
+        for colour, cache in enumerate(("warm", "cold"))
+    ]
+    names = Named(tuple(number(case.rows) for case in cases))
+    note = f"rows/s, log scale; {100 * case.hot:g}% hot, Zipf {case.zipf:g}"
+    return picture("Growth of the table", curves, names, _up(curves, log=True), across="rows in the table", note=note)
+
+
+def _checkpoint_bytes(found: Found) -> str | None:
+    result = one(found, "series")
+    if result is None:
+        return None
+    curves = [_series("kvemb, new files", result["kvemb"]["new_bytes"], 0)]
+    curves += [_series("by hand, new files", result["by_hand"]["new_bytes"], 0, dashed=True)]
+    curves += [_series("rows that changed", result["changed_bytes"], 1)]
+    along = _numbers(len(result["changed_bytes"]))
+    note = "bytes on disk that the previous one lacks"
+    return picture("Bytes of a checkpoint", curves, along, _up(curves), across="number of the checkpoint", note=note)
+
+
+def _checkpoint_seconds(found: Found) -> str | None:
+    result = one(found, "series")
+    if result is None:
+        return None
+    curves = [_series(label, result[side]["seconds"], 0, dashed=dashed) for side, label, dashed in SIDES]
+    along = _numbers(len(result["changed_bytes"]))
+    note = "until it is complete and durable"
+    return picture("Seconds of a checkpoint", curves, along, _up(curves), across="number of the checkpoint", note=note)
+
+
+def _restart(found: Found) -> str | None:
+    result = one(found, "restart")
+    if result is None:
+        return None
+    curves = []
+    for colour, (name, label) in enumerate(RESTARTS.items()):
+        one_side = result[name]
+        ended = list(accumulate(one_side["steps"], initial=one_side["open_s"]))
+        rolling = [(ended[at], (ended[at] - ended[at - ROLLING]) / ROLLING) for at in range(ROLLING, len(ended))]
+        points = [(at, one_side["before_s"] / step) for at, step in rolling]
+        curves.append(Curve(label, _fewer(points, 60), colour, name == "by_hand"))
+    along = Linear(0, max((x for curve in curves for x, _ in curve.points), default=1.0))
+    note = f"speed as a share of that before it; means of {ROLLING} steps"
+    return picture("Restart", curves, along, _up(curves), across="seconds since the opening began", note=note)
+
+
+RESTARTS = {"warm": "kvemb, warm=True", "not_warm": "kvemb", "by_hand": "by hand"}
+
+
+def _fewer(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    every = -(-len(points) // most) if points else 1
+    return points[::every]
+
+
+def _series(name: str, values: Sequence[float], colour: int, *, dashed: bool = False) -> Curve:
+    return Curve(name, list(enumerate(map(float, values), start=1)), colour, dashed)
+
+
+def _numbers(count: int) -> Scale:
+    return Linear(0.5, count + 0.5, whole=True)
+
+
+def _shares(shares: Sequence[float]) -> Scale:
+    return Named(tuple(f"{100 * share:g}%" for share in shares))
+
+
+def _middle_skew(found: Found) -> float:
+    skews = sorted({case.zipf for case in grid(found)})
+    return skews[len(skews) // 2] if skews else 0.0
+
+
+def _up(curves: Sequence[Curve], *, log: bool = False) -> Scale:
+    values = [y for curve in curves for _, y in curve.points]
+    if not log:
+        return Linear(0, top(values))
+    least = max(min(values), 1e-3)
+    return Log(10.0 ** math.floor(math.log10(least)), 1.3 * max(*values, least))

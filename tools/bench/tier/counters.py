@@ -1,0 +1,67 @@
+"""What a window of steps took: rows/s, CPU time of the whole process, and bytes read from and written to the disk.
+
+Bytes are the kernel's counts for this process (/proc/self/io): what was fetched from the disk, read-ahead included, and
+the pages of files that were written. What the page cache answers is not among the bytes read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvemb.tools.bench.data import Ids
+from kvemb.tools.bench.measure import until_idle
+
+_COUNTS = Path("/proc/self/io")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Counts since the process began: CPU seconds, bytes read from and written to the disk."""
+
+    cpu: float
+    read: int
+    written: int
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(self.cpu - other.cpu, self.read - other.read, self.written - other.written)
+
+
+def usage() -> Usage:
+    """Return the counts up to now."""
+    counts = dict(line.split(": ") for line in _COUNTS.read_text().splitlines())
+    return Usage(time.process_time(), int(counts["read_bytes"]), int(counts["write_bytes"]))
+
+
+def counted() -> bool:
+    """Whether this system counts a process's bytes."""
+    return _COUNTS.exists()
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one window took, its flushes and compactions included. steps: the seconds of each step."""
+
+    wall: float
+    usage: Usage
+    steps: list[float]
+
+    def figures(self, batch: int) -> dict[str, float]:
+        """Return rows/s, and the costs of a row; batch: rows of a step."""
+        rows = max(1, len(self.steps)) * batch
+        return {
+            "rows_per_s": rows / self.wall,
+            "cpu_us": 1e6 * self.usage.cpu / rows,
+            "read_bytes": self.usage.read / rows,
+            "written_bytes": self.usage.written / rows,
+        }
+
+
+def window(train: Callable[[list[Ids], float], list[float]], batches: list[Ids], seconds: float) -> Window:
+    """Measure train(batches, seconds), which returns the seconds of its steps, and the flushes and merges after it."""
+    before, began = usage(), time.perf_counter()
+    steps = train(batches, seconds)
+    ended = until_idle()
+    return Window(ended - began, usage() - before, steps)

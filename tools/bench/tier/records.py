@@ -1,0 +1,77 @@
+"""The results of `kvemb bench tier` on disk: one JSON object a line, added as soon as a case is measured.
+
+The first line says on what machine and with which settings the others were measured; a run continues only a file with
+the same settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvemb.tools.bench.tier.cases import Case, Settings
+from kvemb.tools.failures import BadInput
+
+NAME = "tier.jsonl"
+Record = dict[str, Any]
+
+
+class Records:
+    """The results in one folder. head: the first line; found: results by case, in the order of measuring."""
+
+    def __init__(self, path: Path, head: Record, found: dict[Case, Record]) -> None:
+        self.path, self.head, self.found = path, head, found
+
+    @classmethod
+    def new(cls, folder: Path, settings: Settings, machine: Record) -> Records:
+        """Begin a file. Raises BadInput if there is one."""
+        path = folder / NAME
+        if path.exists():
+            raise BadInput(f"{path} has results; continue it with --resume, or delete it")
+        made = cls(path, {"settings": asdict(settings), "machine": machine}, {})
+        _append(path, made.head)
+        return made
+
+    @classmethod
+    def resumed(cls, folder: Path, settings: Settings, machine: Record) -> Records:
+        """Continue the file in folder, or begin one. Raises BadInput if it was measured with other settings."""
+        path = folder / NAME
+        if not path.exists():
+            return cls.new(folder, settings, machine)
+        made = cls.read(path)
+        if made.head["settings"] != asdict(settings):
+            given, had = asdict(settings), made.head["settings"]
+            differing = [name for name in given if given[name] != had.get(name)]
+            told = ", ".join(f"{name} {had.get(name)}" for name in differing)
+            raise BadInput(f"{path} was measured with other options ({told}); give the same, or another --folder")
+        return made
+
+    @classmethod
+    def read(cls, path: Path) -> Records:
+        """Read a file; a last line that is not whole is cut off, as after a crash. Raises BadInput if it is damaged."""
+        text = path.read_text(encoding="utf-8")
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        try:
+            head, *others = (json.loads(line) for line in lines)
+            found = {Case(**record["case"]): record["result"] for record in others}
+            head["settings"], head["machine"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{path} is no file of results: {error!r}; delete it") from error
+        if len(lines) and not text.endswith("\n"):
+            os.truncate(path, len(text[: text.rfind("\n") + 1].encode()))
+        return cls(path, head, found)
+
+    def add(self, case: Case, result: Record) -> None:
+        """Append a result; it is on disk when this returns."""
+        self.found[case] = result
+        _append(self.path, {"case": asdict(case), "result": result})
+
+
+def _append(path: Path, record: Record) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

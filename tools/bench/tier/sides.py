@@ -1,0 +1,190 @@
+"""The two sides of `kvemb bench tier`, each with a table of its own: kvemb, and the loop by hand on rocksdict.
+
+Both begin with the same rows and the same memory, and with their caches full of the most popular rows.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import kvemb
+from kvemb.tools.bench.data import Floats, Ids, Zipf, ids_of
+from kvemb.tools.bench.measure import scratch, until_idle
+from kvemb.tools.bench.tier.cases import Case, Settings
+from kvemb.tools.bench.tier.page_cache import fill
+from kvemb.tools.bench.tier.tables import TableOnDisk, most_popular
+from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, open_table, target, train_step
+from kvemb.tools.bench.train_by_hand import RocksLoop
+from kvemb.tools.stopping import check
+
+FILL_BATCH = 1 << 16
+
+
+class Side(Protocol):
+    """A table that is trained. folder: where its files are. steps: taken since it was made."""
+
+    folder: Path
+    steps: int
+
+    def read(self, ids: Ids) -> None:
+        """Read rows, so that they are in the cache."""
+
+    def train(self, batches: list[Ids], seconds: float) -> list[float]:
+        """Take a step on each batch, until so many seconds are over; returns the seconds of each step."""
+
+    def reopen(self, *, warm: bool) -> tuple[float, float]:
+        """Close the table, and open it again; returns the seconds of both. warm: load what was hot, where known."""
+
+    def save(self, path: Path) -> None:
+        """Make a checkpoint."""
+
+    def values(self, ids: Ids) -> Floats:
+        """Return the rows of distinct ids, without a change of the table."""
+
+    def rows_waiting(self) -> int:
+        """Return how many rows wait in memory to be written, memtables left out."""
+
+    def close(self) -> None:
+        """Release the files."""
+
+
+class Kvemb:
+    """The store, with mapped files as by default; each step prefetches the next batch."""
+
+    def __init__(self, table: TableOnDisk, folder: Path, hot_rows: int, memory: int) -> None:
+        self.folder, self.steps = folder, 0
+        self._dim, self._hot_rows, self._memory = table.dim, hot_rows, memory
+        self._pull = target(table.dim)
+        self._store = kvemb.restore(table.checkpoint, folder, memory_budget=memory)
+        self.table = open_table(self._store, table.dim, hot_rows)
+
+    def read(self, ids: Ids) -> None:
+        """Look rows up, which makes them hot."""
+        self.table.lookup(ids)
+
+    def train(self, batches: list[Ids], seconds: float) -> list[float]:
+        """Take a step on each batch."""
+        upcoming = [*batches[1:], None]
+        taken = _timed(lambda i: train_step(self.table, batches[i], upcoming[i], self._pull), len(batches), seconds)
+        self.steps += len(taken)
+        return taken
+
+    def reopen(self, *, warm: bool) -> tuple[float, float]:
+        """Close the store, which writes what is dirty, and open it again."""
+        began = time.perf_counter()
+        self._store.close()
+        closed = time.perf_counter()
+        self._store = kvemb.open(self.folder, memory_budget=self._memory, warm=warm)
+        self.table = open_table(self._store, self._dim, self._hot_rows)
+        return closed - began, time.perf_counter() - closed
+
+    def save(self, path: Path) -> None:
+        """Make a checkpoint, complete with its manifest."""
+        self._store.checkpoint(path)
+
+    def values(self, ids: Ids) -> Floats:
+        """Return rows without recording a use."""
+        found: Floats = self.table.lookup(ids, touch=False)
+        return found
+
+    def rows_waiting(self) -> int:
+        """Return the rows in the spill buffer."""
+        return self.table.stats.rows_waiting
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+class ByHand:
+    """The loop of kvemb.tools.bench.train_by_hand."""
+
+    def __init__(self, table: TableOnDisk, folder: Path, memory: int) -> None:
+        self.folder, self.steps = folder, 0
+        self._dim, self._memory, self._pull = table.dim, memory, target(table.dim)
+        table.link_by_hand(folder)
+        self._loop = self._open()
+
+    def _open(self) -> RocksLoop:
+        return RocksLoop(self.folder, self._dim, LEARNING_RATE, EPSILON, self._memory)
+
+    def read(self, ids: Ids) -> None:
+        """Read rows, whose blocks are cached then."""
+        self._loop.values(ids)
+
+    def train(self, batches: list[Ids], seconds: float) -> list[float]:
+        """Take a step on each batch."""
+        taken = _timed(lambda i: self._loop.train(batches[i], self._pull), len(batches), seconds)
+        self.steps += len(taken)
+        return taken
+
+    def reopen(self, *, warm: bool) -> tuple[float, float]:
+        """Close the database, which writes what is in memtables, and open it again."""
+        began = time.perf_counter()
+        self._loop.flush()
+        self._loop.close()
+        closed = time.perf_counter()
+        self._loop = self._open()
+        return closed - began, time.perf_counter() - closed
+
+    def save(self, path: Path) -> None:
+        """Make RocksDB's checkpoint: memtables are flushed, files linked."""
+        self._loop.checkpoint(path)
+
+    def values(self, ids: Ids) -> Floats:
+        """Return rows."""
+        return self._loop.values(ids)
+
+    def rows_waiting(self) -> int:
+        """Return 0: every step writes what it changed."""
+        return 0
+
+    def close(self) -> None:
+        """Close the database."""
+        self._loop.close()
+
+
+@contextmanager
+def both(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> Iterator[tuple[Kvemb, ByHand]]:
+    """Yield both sides, filled with the most popular rows; table files that fit are in the page cache."""
+    memory = settings.memory(case.hot_rows)
+    if in_page_cache(table, memory):
+        fill(table.place)
+    with (
+        scratch(folder) as place,
+        closing(Kvemb(table, place / "kvemb", case.hot_rows, memory)) as ours,
+        closing(ByHand(table, place / "by-hand", memory)) as theirs,
+    ):
+        for ids in most_popular(case.hot_rows, FILL_BATCH):
+            for side in (ours, theirs):
+                side.read(ids)
+                check()
+        until_idle()
+        yield ours, theirs
+
+
+def in_page_cache(table: TableOnDisk, memory: int) -> bool:
+    """Whether the files of both sides fit beside the memory of both."""
+    return table.nbytes + 2 * memory < 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def draw(case: Case, settings: Settings, windows: int, seed: int) -> list[list[Ids]]:
+    """Return the batches of ids of so many windows; the same for the same seed."""
+    popularity = Zipf(case.rows, case.zipf, seed)
+    return [[ids_of(popularity.sample(settings.batch)) for _ in range(settings.steps)] for _ in range(windows)]
+
+
+def _timed(step: Callable[[int], None], most: int, seconds: float) -> list[float]:
+    """Call step(0), step(1), ..., at most so many and until so many seconds are over; return the seconds of each."""
+    taken: list[float] = []
+    began = now = time.perf_counter()
+    while len(taken) < most and now - began < seconds:
+        step(len(taken))
+        before, now = now, time.perf_counter()
+        taken.append(now - before)
+    return taken
