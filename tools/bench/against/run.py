@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,8 @@ class _Version:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # a command that it did not read
+                    pipe.close()
 
     def ask(self, command: str) -> dict[str, Any]:
         """Return the answer to a command. Raises BadInput if the process has ended."""

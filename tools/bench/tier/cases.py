@@ -63,7 +63,7 @@ class Case:
 ROWS = [4_000_000, 1_000_000, 16_000_000]
 HOT = [0.01, 0.05, 0.1, 0.25, 0.5]
 ZIPF = [0.8, 1.0, 1.2]
-DEFAULTS = Settings(dim=32, batch=8192, steps=40, runs=3, seconds=2.0, checkpoints=24)
+DEFAULTS = Settings(dim=32, batch=8192, steps=40, runs=3, seconds=1.5, checkpoints=24)
 
 
 def plan(rows: list[int], hot: list[float], zipf: list[float], everywhere: bool) -> list[Case]:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from kvemb.tools.bench.tier.figures import Found, grid, growing, middle, one
-from kvemb.tools.bench.tier.restart import ROLLING
 from kvemb.tools.report.axes import Linear, Log, Named, Scale, number, top
 from kvemb.tools.report.charts import Curve
 from kvemb.tools.report.pictures import picture
 
 SIDES = (("kvemb", "kvemb", False), ("by_hand", "by hand", True))
+# Steps of which the chart of the restart shows the mean.
+SMOOTHING = 20
 _HOT = "hot rows, as a share of the table"
 
 
@@ -52,10 +53,11 @@ def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str, *,
             points = [
                 (float(shares.index(case.hot)), middle(result[cache][side], name))
                 for case, result in cases.items()
-                if case.zipf == skew
+                if case.zipf == skew and result[cache]
             ]
             curves.append(Curve(f"{label}, Zipf {skew:g}", points, colour, dashed))
-    return picture(title, curves, _shares(shares), _up(curves, log=log), across=_HOT, note=note)
+    curves = [curve for curve in curves if curve.points]
+    return picture(title, curves, _shares(shares), _up(curves, log=log), across=_HOT, note=note) if curves else None
 
 
 def _page_cache(found: Found) -> str | None:
@@ -66,7 +68,7 @@ def _page_cache(found: Found) -> str | None:
     curves = [
         Curve(
             f"{label}, {cache}",
-            [(float(shares.index(c.hot)), middle(r[cache][side], "rows_per_s")) for c, r in cases.items()],
+            [(float(shares.index(c.hot)), middle(r[cache][side], "rows_per_s")) for c, r in cases.items() if r[cache]],
             colour,
             dashed,
         )
@@ -85,7 +87,7 @@ def _growth(found: Found) -> str | None:
     curves = [
         Curve(
             f"{label}, {cache}",
-            [(float(at), middle(each[cache][side], "rows_per_s")) for at, each in enumerate(cases.values())],
+            [(float(at), middle(r[cache][side], "rows_per_s")) for at, r in enumerate(cases.values()) if r[cache]],
             colour,
             dashed,
         )
@@ -127,11 +129,13 @@ def _restart(found: Found) -> str | None:
     for colour, (name, label) in enumerate(RESTARTS.items()):
         one_side = result[name]
         ended = list(accumulate(one_side["steps"], initial=one_side["open_s"]))
-        rolling = [(ended[at], (ended[at] - ended[at - ROLLING]) / ROLLING) for at in range(ROLLING, len(ended))]
-        points = [(at, one_side["before_s"] / step) for at, step in rolling]
-        curves.append(Curve(label, _fewer(points, 60), colour, name == "by_hand"))
+        points = []
+        for at in range(1, len(ended)):
+            first = max(0, at - SMOOTHING)
+            points.append((ended[at], one_side["before_s"] * (at - first) / (ended[at] - ended[first])))
+        curves.append(Curve(label, _fewer(points, 40), colour, name == "by_hand"))
     along = Linear(0, max((x for curve in curves for x, _ in curve.points), default=1.0))
-    note = f"speed as a share of that before it; means of {ROLLING} steps"
+    note = f"speed as a share of that before it; means of {SMOOTHING} steps"
     return picture("Restart", curves, along, _up(curves), across="seconds since the opening began", note=note)
 
 

@@ -60,7 +60,7 @@ def tier(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Train over sizes, hot shares and skews, with a warm and a cold page cache, beside rocksdict; make a page of it."""
+    """Train over sizes, hot shares, skews, with a warm and a cold page cache, beside rocksdict; make a page of it."""
     from kvemb.tools.bench.tier.run import run
 
     cases = plan(rows or ROWS, hot or HOT, zipf or ZIPF, everywhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from kvemb.tools.bench.tier.cases import Case
@@ -40,7 +41,12 @@ def one(found: Found, kind: str) -> Record | None:
 
 
 def ratio(result: Record, cache: str) -> float:
-    """Return how many times as fast kvemb is: the median over windows, each beside the other side's same window."""
+    """Return how many times as fast kvemb is: the median over windows, each beside the other side's same window.
+
+    NaN if the case was not measured with such a page cache.
+    """
+    if not result[cache]:
+        return math.nan
     ours, theirs = (result[cache][side]["rows_per_s"] for side in ("kvemb", "by_hand"))
     return float(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)))
 

@@ -95,9 +95,11 @@ def _summary(found: dict[Case, Record], settings: Settings) -> str:
     if not cases:
         return ""
     rows = next(iter(cases)).rows
-    ratios = {cache: [figures.ratio(result, cache) for result in cases.values()] for cache in ("warm", "cold")}
-    times = {cache: f"{min(each):.1f} to {max(each):.1f}" for cache, each in ratios.items()}
-    return prose.SUMMARY.format(rows=rows, dim=settings.dim, table=size(rows * settings.record_bytes), **times)
+    measured = [cache for cache in ("warm", "cold") if all(result[cache] for result in cases.values())]
+    ratios = {cache: [figures.ratio(result, cache) for result in cases.values()] for cache in measured}
+    times = [f"{min(each):.1f} to {max(each):.1f} times as fast with a {cache}" for cache, each in ratios.items()]
+    table = size(rows * settings.record_bytes)
+    return prose.SUMMARY.format(rows=rows, dim=settings.dim, table=table, times=" page cache and ".join(times))
 
 
 def _method(records: Records, settings: Settings) -> str:
@@ -113,7 +115,7 @@ def _growth(records: Records) -> str:
     if len(cases) < 2:
         return ""
     said = prose.GROWTH.format(largest=size(list(cases.values())[-1]["table_bytes"]))
-    outside = ", ".join(f"{case.rows:,}" for case, result in cases.items() if not result["in_page_cache"])
+    outside = ", ".join(f"{case.rows:,}" for case, result in cases.items() if not result["warm"])
     memory = size(records.head["machine"]["memory_bytes"])
     return said + (prose.OUTSIDE.format(rows=outside, memory=memory) if outside else "")
 
@@ -149,7 +151,7 @@ def _numbers(found: dict[Case, Record]) -> str:
         result = found[case]
         cells = [number(case.rows), f"{100 * case.hot:g}%", f"{case.zipf:g}", size(result["memory"])]
         cells += [f"{result['hit_rate']:.3f}", _pair(result, "warm", "rows_per_s")]
-        cells += [f"{figures.ratio(result, 'warm'):.1f}", _pair(result, "warm", "cpu_us")]
+        cells += [f"{figures.ratio(result, 'warm'):.1f}" if result["warm"] else "", _pair(result, "warm", "cpu_us")]
         cells += [_pair(result, "warm", "written_bytes"), _pair(result, "cold", "rows_per_s")]
         cells += [f"{figures.ratio(result, 'cold'):.1f}", _pair(result, "cold", "read_bytes")]
         lines.append(f"| {' | '.join(cells)} |")
@@ -157,4 +159,6 @@ def _numbers(found: dict[Case, Record]) -> str:
 
 
 def _pair(result: Record, cache: str, name: str) -> str:
+    if not result[cache]:
+        return ""
     return " / ".join(figures.short(figures.middle(result[cache][side], name)) for side in ("kvemb", "by_hand"))

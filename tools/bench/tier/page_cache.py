@@ -17,8 +17,8 @@ _READ_BYTES = 8 << 20
 
 
 def table_files(folder: Path) -> list[Path]:
-    """Return the table files in a folder and below."""
-    return sorted(folder.rglob("*.sst"))
+    """Return the table files in a folder and below, each once, whatever its hard links."""
+    return sorted({path.stat().st_ino: path for path in folder.rglob("*.sst")}.values())
 
 
 def fill(folder: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 SUMMARY = """\
 Training a table of {rows:,} rows (dim {dim} float32 with Adagrad's slot, {table}), of which a share is hot, beside the
 same loop written by hand on rocksdict with the same memory. A training step looks up a batch of keys, takes the
-gradient and updates the rows. kvemb is {warm} times as fast with a warm page cache and {cold} times as fast with
-a cold one, over all hot shares and skews measured."""
+gradient and updates the rows. kvemb is {times} page cache, over all hot shares and skews measured."""
 
 METHOD = """\
 ## How it was measured
@@ -19,7 +18,7 @@ rather than rates with those of other machines.
   {seconds:g} s if that is less. A window ends when its flushes and merges have ended. Charts and table show the median,
   of bytes the mean; CPU time is that of the whole process.
 - **State.** Rows and scores are those of a long training: before a case, both sides read the most popular rows, as many
-  as can be hot, and train one window.
+  as can be hot, and train one window. Every case begins with the same files.
 - **Memory.** Both sides get 64 MiB and one and a half times the bytes of the hot rows ({cell} each): kvemb as its
   `memory_budget`, the loop by hand as block cache and memtables. Filters and indexes are not counted: by hand they are
   outside the cache, kvemb's are in the page cache.
@@ -34,7 +33,7 @@ rather than rates with those of other machines.
 
 GROWTH = "The largest table is {largest} on disk, both sides together."
 OUTSIDE = """\
- At {rows} rows the files do not fit the {memory} of memory, so that the page cache is not warm there either."""
+ At {rows} rows the files do not fit the {memory} of memory, so only a cold page cache is measured there."""
 
 SERIES = """\
 {count} checkpoints with {steps} steps between two, in which {changed} of rows change. kvemb's have a manifest with

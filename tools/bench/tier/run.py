@@ -64,9 +64,11 @@ def _measure(todo: list[Case], settings: Settings, records: Records, place: Path
     with screen.progress("measuring", len(todo)) as advance:
         for at, case in enumerate(todo):
             advance(at, f"{case}; about {_minutes(_left(expected, at, began))} left")
-            table = TableOnDisk(place, case.rows, settings.dim)
+            table, start = TableOnDisk(place, case.rows, settings.dim), time.perf_counter()
             table.load()
+            loaded = time.perf_counter()
             result = MEASURES[case.kind](table, case, settings, place)
+            result |= {"loading_s": loaded - start, "measuring_s": time.perf_counter() - loaded}
             records.add(case, result)
             left = _minutes(_left(expected, at + 1, began))
             screen.milestone(f"{case}: {_brief(case, result)}; about {left} left")
@@ -110,7 +112,8 @@ def report(records: Records, settings: Settings) -> Report:
 def _lines(case: Case, result: Record) -> list[Line]:
     peer = "rocksdict by hand"
     if case.kind == "steps":
-        sides = [(cache, result[cache]["kvemb"], result[cache]["by_hand"]) for cache in ("warm", "cold")]
+        caches = [cache for cache in ("warm", "cold") if result[cache]]
+        sides = [(cache, result[cache]["kvemb"], result[cache]["by_hand"]) for cache in caches]
         name = "rows_per_s"
         return [
             compare(f"{case}, {cache} page cache", "rows/s", ours[name], peer, theirs[name])

@@ -151,17 +151,16 @@ class ByHand:
 
 @contextmanager
 def both(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> Iterator[tuple[Kvemb, ByHand]]:
-    """Yield both sides, filled with the most popular rows; table files that fit are in the page cache."""
+    """Yield both sides, filled with the most popular rows. Their files are in the page cache, as far as they fit."""
     memory = settings.memory(case.hot_rows)
-    if in_page_cache(table, memory):
-        fill(table.place)
     with (
         scratch(folder) as place,
         closing(Kvemb(table, place / "kvemb", case.hot_rows, memory)) as ours,
         closing(ByHand(table, place / "by-hand", memory)) as theirs,
     ):
-        for ids in most_popular(case.hot_rows, FILL_BATCH):
-            for side in (ours, theirs):
+        for side in (ours, theirs):
+            fill(side.folder)
+            for ids in most_popular(case.hot_rows, FILL_BATCH):
                 side.read(ids)
                 check()
         until_idle()
@@ -169,7 +168,7 @@ def both(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> It
 
 
 def in_page_cache(table: TableOnDisk, memory: int) -> bool:
-    """Whether the files of both sides fit beside the memory of both."""
+    """Whether the files of both sides fit the page cache, beside the memory of both."""
     return table.nbytes + 2 * memory < 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

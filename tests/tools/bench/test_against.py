@@ -1,0 +1,100 @@
+"""`kvemb bench train --against`: where another version comes from, and a tiny run beside one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvemb.tools.bench.against.versions import environment, unpack
+from kvemb.tools.bench.command import app
+from kvemb.tools.failures import BadInput
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What a version consists of, as empty files."""
+    place = tmp_path / "checkout"
+    for name in ("kvemb/__init__.py", "kvemb/rows/block.py", "backends/cpu.py", "tools/cli.py", "tests/test_x.py"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).touch()
+    return place
+
+
+def files(target: Path) -> list[str]:
+    return sorted(path.relative_to(target).as_posix() for path in target.rglob("*.py"))
+
+
+JOINED = ["kvemb/__init__.py", "kvemb/backends/cpu.py", "kvemb/rows/block.py", "kvemb/tools/cli.py"]
+
+
+def test_a_checkout_is_joined_to_a_package(checkout: Path, tmp_path: Path) -> None:
+    unpack(str(checkout), tmp_path / "target")
+    assert files(tmp_path / "target") == JOINED
+
+
+def test_a_wheel_is_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "kvemb.whl", "w") as wheel:
+        for name in JOINED:
+            wheel.writestr(name, "")
+    unpack(str(tmp_path / "kvemb.whl"), tmp_path / "target")
+    assert files(tmp_path / "target") == JOINED
+
+
+def test_a_revision_is_taken_from_the_repository_here(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    monkeypatch.chdir(checkout / "tests")
+    as_somebody = ["-c", "user.name=x", "-c", "user.email=x@x"]
+    for words in (["init", "-q", ".."], ["add", "-A", ".."], [*as_somebody, "commit", "-qm", "x"], ["tag", "v1"]):
+        subprocess.run(["git", *words], check=True)
+    (checkout / "kvemb" / "later.py").touch()
+    unpack("v1", tmp_path / "target")
+    assert files(tmp_path / "target") == JOINED
+    with pytest.raises(BadInput, match="v2 is no checkout, no wheel and no revision of the repository here: fatal"):
+        unpack("v2", tmp_path / "none")
+
+
+def test_a_folder_without_kvemb_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match="holds no kvemb"):
+        unpack(str(tmp_path / "empty"), tmp_path / "target")
+
+
+def test_a_process_imports_from_the_folder_and_compiles_beside_it(tmp_path: Path) -> None:
+    assert environment(tmp_path)["PYTHONPATH"] == str(tmp_path)
+    assert Path(environment(tmp_path)["NUMBA_CACHE_DIR"]).is_relative_to(tmp_path)
+
+
+TINY = ["--rows", "3000", "--dim", "8", "--batch", "256", "--hot-rows", "300", "--budget-mib", "32"]
+
+
+@pytest.mark.slow
+def test_two_versions_take_the_same_steps(tmp_path: Path) -> None:
+    words = [*TINY, "--steps", "3", "--runs", "1", "--against", str(ROOT), "--folder", str(tmp_path), "--json"]
+    result = CliRunner().invoke(app, ["train", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert [line["unit"] for line in report["lines"]] == ["ms CPU a step", "ms a step"] * 2
+    assert all(line["ours"]["median"] > 0 and line["peer"]["median"] > 0 for line in report["lines"])
+    assert report["facts"]["rows_compared"] > 0
+    assert len(set(report["facts"]["paths"])) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_version_that_does_not_run_is_named(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    words = [*TINY, "--steps", "1", "--runs", "1", "--against", str(checkout), "--folder", str(tmp_path / "work")]
+    with pytest.raises(BadInput, match=r"the process of .*checkout failed at 'load'"):
+        CliRunner().invoke(app, ["train", *words], catch_exceptions=False)
+    assert list((tmp_path / "work").iterdir()) == []
