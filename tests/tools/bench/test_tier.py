@@ -202,7 +202,7 @@ def test_a_report_that_is_none_is_refused_before_the_page_is_written(tmp_path: P
 
 
 def test_charts_have_a_line_for_each_skew_and_side(tmp_path: Path) -> None:
-    charts = drawn(results(tmp_path).found)
+    charts = drawn(results(tmp_path).found, TINY.batch)
     assert len(charts) == 9
     for svg in charts.values():
         ElementTree.fromstring(svg)

@@ -20,8 +20,8 @@ SMOOTHING = 20
 _HOT = "hot rows, as a share of the table"
 
 
-def drawn(found: Found) -> dict[str, str]:
-    """Return the SVG files that the results suffice for, by name, in the order of the page."""
+def drawn(found: Found, batch: int) -> dict[str, str]:
+    """Return the SVG files that the results suffice for, by name, in the order of the page. batch: rows of a step."""
     charts = {
         "rows": _by_hot_share(found, "Training speed", "rows/s; page cache warm", "warm", "rows_per_s", log=False),
         "cpu": _by_hot_share(
@@ -37,7 +37,7 @@ def drawn(found: Found) -> dict[str, str]:
         "growth": _growth(found),
         "checkpoint-bytes": _checkpoint_bytes(found),
         "checkpoint-seconds": _checkpoint_seconds(found),
-        "restart": _restart(found),
+        "restart": _restart(found, batch),
     }
     return {name: chart for name, chart in charts.items() if chart is not None}
 
@@ -121,21 +121,24 @@ def _checkpoint_seconds(found: Found) -> str | None:
     return picture("Seconds of a checkpoint", curves, along, _up(curves), across="number of the checkpoint", note=note)
 
 
-def _restart(found: Found) -> str | None:
+def _restart(found: Found, batch: int) -> str | None:
     result = one(found, "restart")
     if result is None:
         return None
+    reached = [each["full_speed_s"] or math.inf for each in (result[name] for name in RESTARTS)]
     curves = []
     for colour, (name, label) in enumerate(RESTARTS.items()):
-        one_side = result[name]
-        ended = list(accumulate(one_side["steps"], initial=one_side["open_s"]))
+        side = result[name]
+        ended = list(accumulate(side["steps"], initial=side["open_s"]))
         points = []
         for at in range(1, len(ended)):
             first = max(0, at - SMOOTHING)
-            points.append((ended[at], one_side["before_s"] * (at - first) / (ended[at] - ended[first])))
+            if ended[at] <= 2 * max(reached):
+                points.append((ended[at], batch * (at - first) / (ended[at] - ended[first])))
         curves.append(Curve(label, _fewer(points, 40), colour, name == "by_hand"))
-    along = Linear(0, max((x for curve in curves for x, _ in curve.points), default=1.0))
-    note = f"speed as a share of that before it; means of {SMOOTHING} steps"
+    curves = [curve for curve in curves if curve.points]
+    along = Linear(0, max(x for curve in curves for x, _ in curve.points))
+    note = f"rows/s, means of {SMOOTHING} steps"
     return picture("Restart", curves, along, _up(curves), across="seconds since the opening began", note=note)
 
 

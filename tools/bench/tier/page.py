@@ -33,7 +33,7 @@ _ALT = {
     "growth": "Training speed by the number of rows",
     "checkpoint-bytes": "New bytes on disk of each checkpoint of a series",
     "checkpoint-seconds": "Seconds of each checkpoint of a series",
-    "restart": "Training speed after a restart, as a share of the speed before",
+    "restart": "Training speed after a restart, in rows a second",
 }
 _COLUMNS = [
     *("rows", "hot", "Zipf", "memory", "hit rate", "rows/s, warm", "times", "us CPU a row", "bytes written"),
@@ -51,7 +51,7 @@ def write(page: Path, records: Records, others: Sequence[Path]) -> None:
     reports = [read(path) for path in others]
     folder = page.parent / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    charts = drawn(records.found)
+    charts = drawn(records.found, records.head["settings"]["batch"])
     for name, svg in charts.items():
         (folder / f"tier-{name}.svg").write_text(svg, encoding="utf-8")
     shutil.copyfile(records.path, folder / NAME)
