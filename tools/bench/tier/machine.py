@@ -23,7 +23,7 @@ def machine(folder: Path) -> Record:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "disk_free_bytes": disk.f_bavail * disk.f_frsize,
-        "system": f"{platform.system()} {platform.release().partition("-")[0]}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "versions": {"kvemb": kvemb.__version__, **{name: version(name) for name in ("numpy", "numba", "rocksdict")}},
     }
