@@ -1,8 +1,8 @@
 """The hot table on the CPU: buckets of 16 cells over columns in host memory, with eviction by lowest score.
 
-Address space is reserved for the largest size; memory is committed only as the table grows by doubling. Not
-thread-safe: the caller holds the variable's lock; within a call a large batch is split over the cores. The layout is
-described in cpu_probe.
+Address space is reserved for the largest size; memory is committed as the table grows and given back as it shrinks,
+in small steps. Not thread-safe: the caller holds the variable's lock; within a call a large batch is split over
+the cores. The layout is described in cpu_probe. Longer than 300 lines: each verb of the contract is here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, Beside
-from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
+from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, ReservedBlock, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
+# A step of growth: the table's buckets over STEP, and no fewer than LEAST_STEP.
+STEP, LEAST_STEP = 64, 4
+# The table grows before its rows take more of its cells than this, if it may: fuller buckets make lookups slower.
+DENSE = 0.875
 
 
 class CpuTable:
@@ -38,8 +42,8 @@ class CpuTable:
         self._parallel_keys = limits.hot_parallel_keys
         self._buckets = max(1, -(-capacity_rows // cpu_probe.CELLS))
         self._max_buckets = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)
-        self._rows = RowBlock(schema, self.max_capacity_rows)
-        self._digests = RowBlock.column(self.max_capacity_rows, np.uint8)
+        self._rows = ReservedBlock(schema, self.max_capacity_rows, huge_pages=True)
+        self._digests = self._rows.another_column(np.uint8)
         self._tags = self._digests.view(np.uint64)
         self._kernels = CpuRows()
         self.size = 0
@@ -53,6 +57,11 @@ class CpuTable:
     def bytes_per_cell(schema: Schema) -> int:
         """See contracts.HotTable."""
         return RowBlock.bytes_per_row(schema) + 1
+
+    @staticmethod
+    def first_rows(rows: int, most_rows: int) -> int:
+        """See contracts.HotTable."""
+        return rows
 
     @property
     def schema(self) -> Schema:
@@ -73,6 +82,11 @@ class CpuTable:
     def nbytes(self) -> int:
         """See contracts.HotTable."""
         return self.capacity_rows * self.bytes_per_cell(self.schema)
+
+    @property
+    def step_rows(self) -> int:
+        """See contracts.HotTable."""
+        return min(max(LEAST_STEP, self._buckets // STEP), self._max_buckets - self._buckets) * cpu_probe.CELLS
 
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
@@ -135,12 +149,15 @@ class CpuTable:
     def insert(
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
     ) -> RowBlock:
-        """See contracts.HotTable. Doubles when both buckets of a key are full, at about nine tenths of the cells."""
+        """See contracts.HotTable. Grows when both buckets of a key are full and the table is dense, or no row of them
+        can move to its other bucket.
+        """
         left = RowBlock(self.schema, len(rows))
         at, count = self._insert(rows, 0, left, 0, by_score, evicting=reserve is None)
         while at < len(rows):
-            may_grow = reserve is not None and 2 * self.capacity_rows <= self.max_capacity_rows
-            growing = may_grow and 2 * self.size > self.capacity_rows and reserve is not None and reserve(self.nbytes)
+            # Not for keys that have the same few buckets: they would not find room in a table of any size.
+            growing = reserve is not None and self.step_rows > 0 and 2 * self.size > self.capacity_rows
+            growing = growing and reserve is not None and reserve(self.step_rows)
             if growing:
                 self.grow()
             at, count = self._insert(rows, at, left, count, by_score, evicting=not growing)
@@ -149,19 +166,25 @@ class CpuTable:
     def _insert(
         self, rows: RowBlock, start: int, left: RowBlock, count: int, by_score: bool, *, evicting: bool
     ) -> tuple[int, int]:
-        own = self._rows
-        stopped, count, used = cpu_insert.insert(
+        own, dense = self._rows, -1 if evicting else int(DENSE * self.capacity_rows)
+        stopped, count, self.size = cpu_insert.insert(
             self._buckets, self._tags, self._digests,
             own.keys, own.scores, own.steps, own.flags, own.words,
-            start, rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score, evicting,
+            start, rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score, self.size, dense,
             count, left.keys, left.scores, left.steps, left.flags, left.words,
         )  # fmt: skip
-        self.size += used
         return stopped, count
 
     def keys(self) -> Keys:
         """See contracts.HotTable."""
         return self._rows.keys[self.occupied()]
+
+    def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
+        """See contracts.HotTable. A run of cells, as the hash has mixed the keys."""
+        count = min(count, self.capacity_rows)
+        start = int(at * (self.capacity_rows - count))
+        cells = start + np.flatnonzero(self._digests[start : start + count])
+        return self._rows.keys[cells], self._rows.scores[cells]
 
     # By cell.
 
@@ -217,11 +240,24 @@ class CpuTable:
 
     def grow(self) -> None:
         """See contracts.HotTable."""
-        if 2 * self.capacity_rows > self.max_capacity_rows:
-            raise ValueError(f"a table of {self.capacity_rows} cells cannot double past {self.max_capacity_rows}")
-        rows = self._rows
-        cpu_insert.double(self._buckets, self._digests, rows.keys, rows.scores, rows.steps, rows.flags, rows.words)
-        self._buckets *= 2
+        more, rows = self.step_rows // cpu_probe.CELLS, self._rows
+        if not more:
+            raise ValueError(f"a table of {self.capacity_rows} cells cannot grow past {self.max_capacity_rows}")
+        cpu_insert.split(self._buckets, more, self._digests, rows.keys, rows.scores, rows.steps, rows.flags, rows.words)
+        self._buckets += more
+
+    def shrink(self, cells: int, least_rows: int) -> RowBlock:
+        """See contracts.HotTable."""
+        least = max(1, -(-least_rows // cpu_probe.CELLS), self._buckets - -(-cells // cpu_probe.CELLS))
+        rows, before = self._rows, self.capacity_rows
+        left = RowBlock(self.schema, max(0, before - least * cpu_probe.CELLS))
+        self._buckets, count, self.size = cpu_insert.merge(
+            self._buckets, least, self._tags, self._digests,
+            rows.keys, rows.scores, rows.steps, rows.flags, rows.words, self.size,
+            left.keys, left.scores, left.steps, left.flags, left.words,
+        )  # fmt: skip
+        rows.release(self.capacity_rows, before)
+        return left.part(0, count)
 
     # Dirty rows, and the rows marked by a snapshot.
 

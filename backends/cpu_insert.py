@@ -1,4 +1,4 @@
-"""The CPU hot table's kernels that move rows: insert with eviction, remove, double in place, collect dirty cells.
+"""The CPU hot table's kernels that move rows: insert with eviction, remove, split, merge, collect dirty cells.
 
 cpu_probe describes the layout. All kernels release the GIL; the caller holds the variable's lock.
 """
@@ -18,6 +18,8 @@ AHEAD = 16
 LINE_CELLS = 8  # keys or scores in a cache line
 # With at most this many empty cells in its first bucket, a key also considers its second bucket.
 NEARLY_FULL = 3
+# Of the cells, one in so many stays empty where a row would have to move for the next one.
+FEW = 32
 
 
 @inlined
@@ -84,6 +86,35 @@ def _copy_row(
         t_words[to, w] = s_words[source, w]
 
 
+@inlined
+def _cell_by_moving(bucket: Any, buckets: Any, tags: Any, digests: Any, row_of: Any) -> Any:
+    """Move a row of a full bucket to its other bucket, if that has room; return the cell it was in, else -1."""
+    keys, scores, steps, flags, words = row_of
+    for c in range(bucket * CELLS, bucket * CELLS + CELLS):
+        h = mix(keys[c])
+        other = first_bucket(h, buckets)
+        if other == bucket:
+            other = second_bucket(h, buckets)
+        empty = equal_bytes(tags, 2 * other, np.uint8(0))
+        if empty != 0:
+            to = other * CELLS + trailing_zeros(empty)
+            _copy_row(to, keys, scores, steps, flags, words, c, keys, scores, steps, flags, words)
+            digests[to] = digests[c]
+            return c
+    return np.int64(-1)
+
+
+@inlined
+def _cell_for(h: Any, buckets: Any, moving: Any, tags: Any, digests: Any, row_of: Any) -> Any:
+    """Return an empty cell for a hash, -1 for none. moving: rows of its full buckets may move to make room."""
+    cell = _empty_cell(h, buckets, tags)
+    if cell < 0 and moving:
+        cell = _cell_by_moving(first_bucket(h, buckets), buckets, tags, digests, row_of)
+        if cell < 0:
+            cell = _cell_by_moving(second_bucket(h, buckets), buckets, tags, digests, row_of)
+    return cell
+
+
 @kernel
 def insert(
     buckets: int,
@@ -101,7 +132,8 @@ def insert(
     n_flags: Any,
     n_words: Any,
     by_score: bool,
-    evicting: bool,
+    used: int,
+    dense: int,
     out: int,
     o_keys: Any,
     o_scores: Any,
@@ -111,11 +143,12 @@ def insert(
 ) -> Any:
     """Insert the rows n_* from position start on; evicted dirty rows are written to o_* from position out on.
 
-    evicting=False: stops at the first row that would evict another. Returns (where it stopped, the end of o_*, cells
-    newly used).
+    used: cells in use. dense: from so many on it stops at the first row whose buckets are both full, and below it where
+    that row would evict another; -1: it never stops. Returns (where it stopped, the end of o_*, cells in use).
     """
-    used = 0
     n = len(n_keys)
+    row_of = keys, scores, steps, flags, words
+    few = buckets * CELLS // FEW  # cells that stay empty, because a search for the last ones takes too long
     for i in range(start, n):
         if i + AHEAD < n:
             h = mix(n_keys[i + AHEAD])
@@ -125,10 +158,11 @@ def insert(
                     prefetch(scores, c)
                     prefetch(keys, c)
         h = mix(n_keys[i])
-        cell = _empty_cell(h, buckets, tags)
+        moving = buckets * CELLS - used > few and (dense < 0 or used < dense)
+        cell = _cell_for(h, buckets, moving, tags, digests, row_of)
         if cell >= 0:
             used += 1
-        elif not evicting:
+        elif dense >= 0:
             return i, out, used
         else:
             cell = _victim(first_bucket(h, buckets), second_bucket(h, buckets), scores, keys)
@@ -156,33 +190,84 @@ def remove(cells: Any, digests: Any, flags: Any) -> int:
 
 
 @kernel
-def double(buckets: int, digests: Any, keys: Any, scores: Any, steps: Any, flags: Any, words: Any) -> None:
-    """Split every bucket b into 2b and 2b + 1, from the last to the first, in place.
+def split(buckets: int, more: int, digests: Any, keys: Any, scores: Any, steps: Any, flags: Any, words: Any) -> None:
+    """Append `more` empty buckets, one after the other; each takes its rows from the one that it splits.
 
-    The arrays already have room for twice the buckets. The targets of bucket b are at or above b, and those above it
-    have been emptied by then; only bucket 0 is split into itself and bucket 1.
+    The arrays have room for them.
     """
-    twice = 2 * buckets
-    for b in range(buckets - 1, -1, -1):
-        left = 2 * b * CELLS
-        right = left + CELLS
-        for s in range(b * CELLS, b * CELLS + CELLS):
+    top = 1
+    while 2 * top <= buckets:
+        top *= 2
+    for new in range(buckets, buckets + more):
+        if new == 2 * top:
+            top = new
+        old = new - top
+        to = new * CELLS
+        for s in range(old * CELLS, old * CELLS + CELLS):
             if digests[s] == 0:
                 continue
             h = mix(keys[s])
-            in_first = first_bucket(h, buckets) == b
-            target = first_bucket(h, twice) if in_first else second_bucket(h, twice)
-            if target == 2 * b:
-                cell = left
-                left += 1
-            else:
-                cell = right
-                right += 1
-            if cell != s:
-                _copy_row(cell, keys, scores, steps, flags, words, s, keys, scores, steps, flags, words)
-                digests[cell] = digests[s]
+            in_first = first_bucket(h, new) == old
+            if (first_bucket(h, new + 1) if in_first else second_bucket(h, new + 1)) == new:
+                _copy_row(to, keys, scores, steps, flags, words, s, keys, scores, steps, flags, words)
+                digests[to] = digests[s]
                 digests[s] = 0
                 flags[s] = 0
+                to += 1
+
+
+@kernel
+def merge(
+    buckets: int,
+    least: int,
+    tags: Any,
+    digests: Any,
+    keys: Any,
+    scores: Any,
+    steps: Any,
+    flags: Any,
+    words: Any,
+    used: int,
+    o_keys: Any,
+    o_scores: Any,
+    o_steps: Any,
+    o_flags: Any,
+    o_words: Any,
+) -> Any:
+    """Empty the buckets from the last one down to `least`: each row moves to a bucket below, if there is room.
+
+    If not, the lowest score of the row and the 32 cells it may be in is evicted (of equal scores, the smaller key), if
+    dirty to o_*. Returns (buckets, the end of o_*, cells in use).
+    """
+    out = 0
+    row_of = keys, scores, steps, flags, words
+    while buckets > least:
+        buckets -= 1
+        few = buckets * CELLS // FEW
+        for c in range(buckets * CELLS, buckets * CELLS + CELLS):
+            if digests[c] == 0:
+                continue
+            h = mix(keys[c])
+            moving = buckets * CELLS - used > few
+            cell = _cell_for(h, buckets, moving, tags, digests, row_of)
+            if cell < 0:
+                used -= 1
+                leaving = _victim(first_bucket(h, buckets), second_bucket(h, buckets), scores, keys)
+                if scores[c] < scores[leaving] or (scores[c] == scores[leaving] and keys[c] < keys[leaving]):
+                    leaving = c
+                if flags[leaving] & DIRTY:
+                    _copy_row(
+                        out, o_keys, o_scores, o_steps, o_flags, o_words,
+                        leaving, keys, scores, steps, flags, words,
+                    )  # fmt: skip
+                    out += 1
+                cell = leaving
+            if cell != c:
+                _copy_row(cell, keys, scores, steps, flags, words, c, keys, scores, steps, flags, words)
+                digests[cell] = digests[c]
+            digests[c] = 0
+            flags[c] = 0
+    return buckets, out, used
 
 
 @kernel

@@ -1,11 +1,12 @@
 """The CPU hot table's layout and its probing kernels: find, lookup, upsert. cpu_insert has the kernels that move rows.
 
 Layout: `buckets` of 16 cells. A key is in its first bucket (high half of its hash) or, if that was nearly full and the
-second one had more room, in its second bucket (low half). A bucket is chosen by multiplying the half with the number of
-buckets (Lemire, "Fast random integer generation in an interval", 2019), so doubling splits bucket b into 2b and 2b + 1,
-in place. One byte a cell holds 0 (empty) or a digest of the hash, so every int64 is usable as a key; `tags` is a view
-of these bytes as words of eight. All kernels release the GIL; the caller holds the variable's lock, and may split a
-batch over threads only as a kernel's docstring says.
+second one had more room, in its second bucket (low half). The number of a bucket is the half's low bits, as many as the
+highest bucket has, without the top one where there is no such bucket (linear hashing: Litwin, VLDB 1980). So another
+bucket splits one that is there, and the last bucket merges into one that stays. One byte a cell holds 0 (empty) or a
+digest of the hash, so every int64 is usable as a key; `tags` is a view of these bytes as words of eight. All kernels
+release the GIL; the caller holds the variable's lock, and may split a batch over threads only as a kernel's docstring
+says.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LAST_USE = 0
 COUNT = 1
 
 _U32 = np.uint64(32)
+_U56 = np.uint64(56)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -40,21 +42,42 @@ def rings() -> Any:
 
 
 @inlined
+def _low_bits(buckets: Any) -> Any:
+    """Return the mask of the smallest power of two that is at least `buckets`, of which there are at most 2^31.
+
+    The same for every key of a kernel, which computes it once.
+    """
+    mask = np.uint64(buckets - 1)
+    mask |= mask >> np.uint64(1)
+    mask |= mask >> np.uint64(2)
+    mask |= mask >> np.uint64(4)
+    mask |= mask >> np.uint64(8)
+    return mask | mask >> np.uint64(16)
+
+
+@inlined
+def _bucket(half: Any, buckets: Any) -> Any:
+    mask = _low_bits(buckets)
+    bucket = half & mask
+    return np.int64(bucket if bucket < np.uint64(buckets) else bucket & (mask >> np.uint64(1)))
+
+
+@inlined
 def first_bucket(h: Any, buckets: Any) -> Any:
     """Return the preferred bucket of a hash."""
-    return np.int64(((h >> _U32) * np.uint64(buckets)) >> _U32)
+    return _bucket(h >> _U32, buckets)
 
 
 @inlined
 def second_bucket(h: Any, buckets: Any) -> Any:
     """Return the alternative bucket of a hash; it may be the same."""
-    return np.int64(((h & _LOW) * np.uint64(buckets)) >> _U32)
+    return _bucket(h & _LOW, buckets)
 
 
 @inlined
 def digest_of(h: Any) -> Any:
-    """Return one byte of the hash, not 0. Independent of the buckets while there are fewer than 2^24 of them."""
-    d = np.uint8((h >> _U32) & np.uint64(0xFF))
+    """Return one byte of the hash, not 0. Independent of the buckets while there are at most 2^24 of them."""
+    d = np.uint8(h >> _U56)
     return d if d > 0 else np.uint8(1)
 
 

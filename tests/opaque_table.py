@@ -1,7 +1,7 @@
 """A second HotTable: rows in memory that nothing outside can index, as a device's would be. Plain Python, for tests.
 
-Any key may stand in any cell, so the lowest score of all leaves. It shares no code with the CPU's table but the row
-kernels, which work on a copy of the rows and write it back.
+Any key may stand in any cell, so the lowest score of all leaves. It doubles and halves. It shares no code with the
+CPU's table but the row kernels, which work on a copy of the rows and write it back.
 """
 
 from __future__ import annotations
@@ -57,6 +57,13 @@ class OpaqueTable:
     def bytes_per_cell(schema: Schema) -> int:
         return RowBlock.bytes_per_row(schema)
 
+    @staticmethod
+    def first_rows(rows: int, most_rows: int) -> int:
+        halved = most_rows // 16
+        while halved >= 2 * -(-rows // 16):
+            halved //= 2
+        return max(rows, halved * 16)
+
     @property
     def schema(self) -> Schema:
         return self._schema
@@ -76,6 +83,10 @@ class OpaqueTable:
     @property
     def nbytes(self) -> int:
         return self._capacity * self.bytes_per_cell(self._schema)
+
+    @property
+    def step_rows(self) -> int:
+        return self._capacity if 2 * self._capacity <= self._most else 0
 
     # By key.
 
@@ -112,10 +123,9 @@ class OpaqueTable:
     ) -> RowBlock:
         left: list[Cell] = []
         for at in range(len(rows)):
-            if len(self._cells) == self._capacity:
-                may_grow = reserve is not None and 2 * self._capacity <= self._most
-                if may_grow and reserve is not None and reserve(self.nbytes):
-                    self.grow()
+            full = len(self._cells) == self._capacity
+            if full and reserve is not None and self.step_rows and reserve(self.step_rows):
+                self.grow()
             new = Cell(rows, at)
             if len(self._cells) < self._capacity:
                 cell = next(number for number in range(self._capacity) if number not in self._cells)
@@ -132,6 +142,11 @@ class OpaqueTable:
 
     def keys(self) -> Any:
         return self.read(self.occupied()).keys
+
+    def sample(self, at: float, count: int) -> tuple[Any, Any]:
+        start = int(at * (self._capacity - min(count, self._capacity)))
+        rows = self.read(np.array([cell for cell in sorted(self._cells) if start <= cell < start + count], np.int64))
+        return rows.keys, rows.scores
 
     # By cell.
 
@@ -182,9 +197,20 @@ class OpaqueTable:
         self._cells, self._cell_of = {}, {}
 
     def grow(self) -> None:
-        if 2 * self._capacity > self._most:
-            raise ValueError(f"a table of {self._capacity} cells cannot double past {self._most}")
+        if not self.step_rows:
+            raise ValueError(f"a table of {self._capacity} cells cannot grow past {self._most}")
         self._capacity *= 2
+
+    def shrink(self, cells: int, least_rows: int) -> RowBlock:
+        half = self._capacity // 2
+        if half % self.cells_per_bucket or half < max(least_rows, self.cells_per_bucket):
+            return RowBlock(self._schema, 0)
+        order = sorted(self._cells.values(), key=lambda cell: (cell.score, cell.key))
+        leaving, staying = order[: max(0, len(order) - half)], order[max(0, len(order) - half) :]
+        left = self._block([cell for cell in leaving if cell.flags & DIRTY])
+        self._cells, self._capacity = dict(enumerate(staying)), half
+        self._cell_of = {cell.key: number for number, cell in self._cells.items()}
+        return left
 
     # What is dirty, and what a snapshot has marked.
 

@@ -71,8 +71,8 @@ class HotTable(Protocol):
     """A hash table of rows in fixed cells, in memory of its own. Full buckets evict their lowest score.
 
     Nobody but the table indexes its columns: rows go in and out as copies, by key or by cell. A cell is an int64 number
-    that find() gives; it names the row until the next insert, remove, clear or grow. Where a method takes cells (n,),
-    entries < 0 are skipped, unless it says otherwise.
+    that find() gives; it names the row until the next insert, remove, clear, grow or shrink. Where a method takes cells
+    (n,), entries < 0 are skipped, unless it says otherwise.
 
     Rows have flags (kvemb.rows.block): a change makes a row DIRTY, and a dirty row is not forgotten. A snapshot marks
     dirty rows PENDING and, once it has taken them, WRITING (kvemb.tiers.dirty_snapshot); the marks leave with the row.
@@ -92,6 +92,10 @@ class HotTable(Protocol):
     def bytes_per_cell(schema: Schema) -> int:
         """Bytes of that memory that one cell takes."""
 
+    @staticmethod
+    def first_rows(rows: int, most_rows: int) -> int:
+        """Return how many cells to begin with, at least rows, so that steps of this kind's size reach most_rows."""
+
     @property
     def schema(self) -> Schema:
         """The schema of its rows."""
@@ -107,6 +111,10 @@ class HotTable(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory its cells take now."""
+
+    @property
+    def step_rows(self) -> int:
+        """Cells that grow() would add: a kind's own step. 0 at max_capacity_rows, or where no step fits below it."""
 
     # By key.
 
@@ -140,12 +148,18 @@ class HotTable(Protocol):
 
         Of the cells that a key may be in, the row with the lowest score is evicted; of equal scores, the smaller key.
         by_score: a clean new row that does not outscore that row stays out. Clean rows that are evicted are forgotten.
-        Before a row is evicted, reserve(nbytes) is asked for the memory to double the table; without it the table never
-        grows.
+        Before a row is evicted, reserve(step_rows) is asked for the memory of so many more cells, by which the table
+        then grows; without it the table never grows.
         """
 
     def keys(self) -> Keys:
         """Return the keys of all rows, in the order of their cells."""
+
+    def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
+        """Return the keys and scores of the rows in min(count, capacity_rows) cells, chosen without regard to either.
+
+        at: from 0 to 1 (excluded); another number, other cells.
+        """
 
     # By cell.
 
@@ -183,7 +197,15 @@ class HotTable(Protocol):
         """Empty every cell."""
 
     def grow(self) -> None:
-        """Double the number of cells, in place. Raises ValueError past max_capacity_rows."""
+        """Add step_rows cells. Raises ValueError where that is 0."""
+
+    def shrink(self, cells: int, least_rows: int) -> RowBlock:
+        """Give up cells and their memory; return the dirty rows that had to leave.
+
+        cells: how many; a kind may have steps of its own, so it may be more. At least least_rows stay; none are given
+        up if the kind's smallest step would leave fewer. A row for which there is no room leaves, or one that it
+        outscores. If there is no memory for the result, nothing has changed.
+        """
 
     # What is dirty, and what a snapshot has marked.
 

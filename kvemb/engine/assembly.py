@@ -78,7 +78,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         specification.partitioner,
         schema.key_dtype,
         sized.budgets,
-        growing=specification.hot_rows is None,
+        least_rows=sized.least_rows,
     )
     lease = engine.budgets.host.lease()
     undo.callback(give_back, engine, specification, hot_tables, sized.slot_rows, lease)

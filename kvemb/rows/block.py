@@ -68,11 +68,6 @@ class RowBlock:
         """Bytes that one row takes in a block."""
         return schema.row_bytes + CELL_OVERHEAD_BYTES
 
-    @staticmethod
-    def column(count: int, dtype: Any) -> npt.NDArray[Any]:
-        """Return one more zeroed column, allocated as a block's own are."""
-        return _allocate(count, np.dtype(dtype))
-
     def part(self, start: int, stop: int) -> RowBlock:
         """Return rows start to stop as a view of this block's memory."""
         view = object.__new__(RowBlock)
@@ -119,11 +114,15 @@ class RowBlock:
 
 
 class ReservedBlock(RowBlock):
-    """A block of which the process has only the memory of rows that were written, until it releases them."""
+    """A block of which the process has only the memory of rows that were written, until it releases them.
 
-    def __init__(self, schema: Schema, length: int) -> None:
+    huge_pages: in large columns the memory comes, and is counted, in pages of 2 MiB.
+    """
+
+    def __init__(self, schema: Schema, length: int, *, huge_pages: bool = False) -> None:
         self.schema, self.length = schema, length
         self._maps: list[tuple[mmap.mmap, int]] = []
+        self._huge_pages = huge_pages
         self.keys, self.scores = self._reserve(length, np.int64), self._reserve(length, np.float64)
         self.steps, self.flags = self._reserve(length, np.int64), self._reserve(length, np.uint8)
         self.words = self._reserve(length * schema.row_words, np.uint64).reshape(length, schema.row_words)
@@ -133,9 +132,15 @@ class ReservedBlock(RowBlock):
         nbytes = max(1, count * np.dtype(dtype).itemsize)
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)  # a slot of a few rows must not take 2 MiB of each column
+            # A slot of a few rows must not take 2 MiB of each column.
+            huge = self._huge_pages and nbytes >= _MAPPED_BYTES
+            memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
         self._maps.append((memory, nbytes // max(1, self.length)))
         return np.frombuffer(memory, dtype, count)
+
+    def another_column(self, dtype: Any) -> npt.NDArray[Any]:
+        """Return one more zeroed column (length,), which release() includes."""
+        return self._reserve(self.length, dtype)
 
     def release(self, start: int, stop: int) -> None:
         """Give the memory of rows start to stop back, in whole pages. Their contents are undefined from here on."""

@@ -96,6 +96,11 @@ class TableAccess:
         self.state.check_here()
         wait_for(self._room)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether wait_for_room() would not wait."""
+        return self._room.is_set()
+
     def set_room(self, free: bool) -> None:
         """Say whether there is room. REQUIRES: held()."""
         if free:

@@ -1,7 +1,8 @@
 """What hot tables, spill buffers and caches may take of each memory: a budget for the host, and one for each device.
 
-Hot cells are reserved for as long as their table is open. What waits for the disk is leased: a lessee takes memory that
-is unused at the moment, and gives it back when it is needed elsewhere. Thread-safe.
+Hot cells are reserved; those of tables that grow may be asked back, down to a few (kvemb.tiers.sharing). What waits for
+the disk is leased: a lessee takes memory that is unused at the moment, and gives it back when it is needed elsewhere.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvemb.contracts import HOST, Memory
 from kvemb.options import format_bytes
+from kvemb.tiers.sharing import Share, Sharing
 
-# How long reserve() waits for lessees to write what they hold to disk, and how often it looks.
+# How long reserve() waits for those who are to give memory, and how often it looks.
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
 
 
 class Budget:
     """`total` bytes of one memory, handed out in reservations.
 
-    set_aside: of these, bytes that others have from the start. whose, advice: for messages.
+    set_aside: of these, bytes that others have from the start. whose, advice: for messages. sharing: hot tables that
+    grow; the budget's own lock guards it.
     """
 
     def __init__(
@@ -33,14 +36,21 @@ class Budget:
     ) -> None:
         self.total = total
         self._whose, self._advice = whose, advice
+        self._set_aside = set_aside
         self._free = total - set_aside
         self._lock = threading.Lock()
         self._leases: list[Lease] = []
+        self.sharing = Sharing()
 
     @property
     def kept_from_growth(self) -> int:
         """Bytes that growing tables leave free for later variables."""
         return self.total // 16
+
+    @property
+    def for_growth(self) -> int:
+        """Bytes that one table may grow to, if nobody else has any."""
+        return self.total - self._set_aside - self.kept_from_growth
 
     @property
     def free(self) -> int:
@@ -65,6 +75,53 @@ class Budget:
             asked = self._ask(nbytes) if nbytes <= self._free + self._leased() - self.kept_from_growth else []
         _notify(asked)
         return False
+
+    # The hot tables that grow (kvemb.tiers.sharing).
+
+    @property
+    def work(self) -> int:
+        """Rows that were offered to tables that could not grow, ever."""
+        return self.sharing.work
+
+    def join(self, share: Share) -> None:
+        """From now on this share, whose memory is reserved, may grow and be asked to give."""
+        with self._lock:
+            self.sharing.shares.append(share)
+
+    def leave(self, share: Share) -> None:
+        """Free what the share holds. It is not used after."""
+        with self._lock:
+            self.sharing.shares.remove(share)
+            self._free += share.held
+
+    def grow(self, share: Share, nbytes: int) -> bool:
+        """Take nbytes for a share as try_grow does, unless others need memory more."""
+        if share.owed or share.poor or not self.try_grow(nbytes):
+            share.refused = True
+            return False
+        with self._lock:
+            share.held += nbytes
+        return True
+
+    def offered(self, share: Share, rows: int) -> None:
+        """Rows were offered to a share that could not grow: memory may be needed there."""
+        with self._lock:
+            called = self.sharing.offered(share, rows)
+            late = [other for other in called if other.due]
+            for other in called:
+                other.due = True
+        for other in called:
+            other.tell()
+        for other in late:
+            other.urge()
+
+    def gave(self, share: Share, nbytes: int) -> None:
+        """Free nbytes of what a share holds; 0: it can give no more."""
+        with self._lock:
+            share.gave(nbytes)
+            self._free += nbytes
+
+    # Memory that is lent.
 
     def lease(self) -> Lease:
         """Return a new lease, of no bytes yet."""
@@ -117,18 +174,24 @@ class Budget:
             self._free += nbytes
 
     def reserve(self, nbytes: int, what: str) -> None:
-        """Take nbytes, or raise ValueError saying for what. Waits for lessees that have the memory."""
+        """Take nbytes, or raise ValueError saying for what. Waits for lessees and growing tables that have it."""
         until = time.monotonic() + WAIT_SECONDS
         while True:
             with self._lock:
                 if nbytes <= self._free:
                     self._free -= nbytes
                     return
-                if nbytes > self._free + self._leased() or time.monotonic() >= until:
+                had = self._free + self._leased() + self.sharing.owed
+                if nbytes > had + self.sharing.spare or time.monotonic() >= until:
                     break
                 self._ask(nbytes)
                 asked = [lease for lease in self._leases if lease.owed]
+                self.sharing.ask(nbytes - had)
+                giving = [share for share in self.sharing.shares if share.owed]
             _notify(asked)
+            for share in giving:
+                share.tell()
+                share.urge()
             time.sleep(PAUSE_SECONDS)
         raise ValueError(
             f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "

@@ -20,17 +20,23 @@ from kvemb.tiers.spill import OWN_SLOTS, slot_bytes
 
 # The slots of the spill buffer that are the variable's own, and one of a snapshot's copies.
 _OWN_SLOTS = OWN_SLOTS + 1
+# A table begins with at most this share of what is free, and may shrink to it.
+_FIRST_SHARE = 256
 # A slot is at most this share of the budget, so that many variables can have theirs.
 _SLOT_SHARE = 2048
 
 
 @dataclass(frozen=True)
 class Sized:
-    """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of a spill slot."""
+    """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of a spill slot.
+
+    least_rows: cells that each table keeps whatever others need; None: their number is fixed.
+    """
 
     tables: list[HotTable]
     budgets: list[Budget]
     slot_rows: int
+    least_rows: int | None
 
 
 def make_tables(
@@ -44,8 +50,8 @@ def make_tables(
 ) -> Sized:
     """Reserve memory for a variable and make its hot tables, one a device.
 
-    hot_rows: cells in all, reserved at once; None: init_size rows at first (0: a default), and as many doublings as the
-    budgets may ever allow. Raises ValueError when a budget does not hold what was asked for, BackendUnavailable for a
+    hot_rows: cells in all, reserved at once; None: init_size rows at first (0: a default), and up to what the budgets
+    ever allow. Raises ValueError when a budget does not hold what was asked for, BackendUnavailable for a
     device; then, and whatever else it fails with, nothing is reserved.
     """
     kinds = [registry.hot_table(device) for device in devices]
@@ -54,6 +60,7 @@ def make_tables(
     if hot_rows is not None:
         what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1, MOST_ROWS) // len(devices))
         first = most = [_buckets(wanted, kind) for kind in kinds]
+        least_rows = None
     else:
         what, wanted = "init_size of " if init_size else "", -(-(init_size or limits.init_rows) // len(devices))
         sizes = []
@@ -61,9 +68,12 @@ def make_tables(
             budget, sharing = budgets.of(memory), memories.count(memory)
             spills = spill_bytes(schema, slot_rows) if memory == HOST else 0
             free = max(0, budget.free - spills) // sharing
-            rows = wanted if init_size else min(wanted, free // (32 * kind.bytes_per_cell(schema)))
-            sizes.append(_sizes(kind, schema, rows, max(0, free - budget.kept_from_growth // sharing)))
+            rows = wanted if init_size else min(wanted, free // (_FIRST_SHARE * kind.bytes_per_cell(schema)))
+            sizes.append(_sizes(kind, schema, rows, budget.for_growth))
         first, most = [least for least, _ in sizes], [limit for _, limit in sizes]
+        least_rows = min(
+            limits.init_rows, *(count * kind.cells_per_bucket for count, kind in zip(first, kinds, strict=True))
+        )
     with ExitStack() as undo:
         paying = [budgets.of(memory) for memory in memories]
         needed = [count * _bucket_bytes(kind, schema) for count, kind in zip(first, kinds, strict=True)]
@@ -77,7 +87,7 @@ def make_tables(
             for kind, start, limit in zip(kinds, first, most, strict=True)
         ]
         undo.pop_all()
-    return Sized(tables, paying, slot_rows)
+    return Sized(tables, paying, slot_rows, least_rows)
 
 
 def spill_bytes(schema: Schema, slot_rows: int) -> int:
@@ -94,8 +104,8 @@ def _slot_rows(schema: Schema, host: Budget, limits: Limits) -> int:
 def _sizes(kind: type[HotTable], schema: Schema, rows: int, for_growth: int) -> tuple[int, int]:
     """Return the buckets that one device's table has at first, for so many rows, and at most."""
     least = _buckets(rows, kind)
-    limit = max(least, for_growth // _bucket_bytes(kind, schema))
-    return _halved(limit, least), limit
+    limit, cells = max(least, for_growth // _bucket_bytes(kind, schema)), kind.cells_per_bucket
+    return kind.first_rows(least * cells, limit * cells) // cells, limit
 
 
 def _bucket_bytes(kind: type[HotTable], schema: Schema) -> int:
@@ -105,10 +115,3 @@ def _bucket_bytes(kind: type[HotTable], schema: Schema) -> int:
 def _buckets(rows: int, kind: type[HotTable]) -> int:
     """Buckets of one device's table that hold rows."""
     return max(1, -(-rows // kind.cells_per_bucket))
-
-
-def _halved(limit: int, least: int) -> int:
-    """The smallest limit / 2^k of at least `least` buckets: doubling from there ends at the limit, not short of it."""
-    while limit >= 2 * least:
-        limit //= 2
-    return limit

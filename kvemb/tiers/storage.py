@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from kvemb.tiers.access import Entry, TableAccess
 from kvemb.tiers.budget import Lease
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
+from kvemb.tiers.giving import Giving
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located, Locator
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
@@ -87,8 +88,9 @@ class TieredStorage:
         self._locator = Locator(
             hot_tables, self._spill, cold, self._access, readers, lease, limits.ahead_rows, self.counts
         )
-        self._paying = False
-        lease.pay = self._pay_soon
+        self._giving = Giving(
+            self._access, hot_tables, self._spill, self._locator, lease, executor, readers, self._leave
+        )
 
     # Entering. What follows REQUIRES one of these, unless it says otherwise.
 
@@ -104,6 +106,8 @@ class TieredStorage:
                 self._spill.poll()
             except ColdStoreError as error:
                 self.state.poison(error)
+        if self.hot_tables.called:
+            self._giving.give()
 
     def writing(self, *, without_snapshot: bool = False) -> AbstractContextManager[None]:
         """Hold the lock for a call that changes rows. without_snapshot: while none is being written.
@@ -125,6 +129,9 @@ class TieredStorage:
         self.state.check_writable()
         with self.changing():
             self._spill.poll()
+        if self.hot_tables.called:
+            self._giving.give()
+            self.state.check_writable()
 
     def locate(self, keys: Keys) -> Located:
         """Find distinct keys, whose rows may change now. The lock is given up while their cold rows are read.
@@ -251,24 +258,13 @@ class TieredStorage:
             raise ColdStoreError(f"the cold store did not take {len(rows)} rows: {error}") from error
         self.counts.spills += len(rows)
 
-    # Memory that is needed elsewhere.
-
-    def _pay_soon(self) -> None:
-        """Give back what the lease owes, on the executor's thread if nobody uses the variable; else its user does."""
-        if not self._paying:
-            self._paying = True
-            with suppress(RuntimeError):  # the store is being closed
-                self._executor.submit(self._pay)
-
-    def _pay(self) -> None:
-        self._paying = False
-        with self._access.held_if_free() as held, suppress(ColdStoreError):
-            if held and not self.state.closed and self.state.cause is None:
-                self._locator.pay()
-                self._spill.poll()
-                # What else is owed, such as a snapshot's copies, is given back where its use ends.
-                if self.lease.owed and self._spill.writing:
-                    self._pay_soon()
+    def _leave(self, leaving: RowBlock) -> None:
+        """Take over dirty rows that have left the hot tier because it shrinks."""
+        try:
+            if self._snapshot is not None:
+                self._snapshot.copy_before_leaving(leaving)
+        finally:
+            self._spill.append([leaving])
 
     def _forget_reads(self, keys: Keys) -> None:
         self._locator.forget(keys)

@@ -409,7 +409,7 @@ def test_a_batch_larger_than_the_table_leaves_it_full(kind):
 
 
 def full_table(kind: Any, schema: Schema, capacity: int, load: float) -> Any:
-    table = kind(schema, capacity, 2 * capacity)
+    table = kind(schema, capacity, 4 * capacity)
     wanted = round(load * capacity)
     keys = random_keys(40 * capacity, capacity)
     for at in range(0, len(keys), 8):
@@ -425,37 +425,101 @@ def test_growing_keeps_every_row(kind, capacity, load):
     table = full_table(kind, schema_of("float32", 5), capacity, load)
     assert load < 1.0 or table.size == capacity
     before = table.read(table.occupied())
-    table.grow()
-    assert table.capacity_rows == 2 * capacity
-    assert table.size == len(before) == len(table.occupied())
-    assert_holds(table, before)
+    while table.step_rows:
+        cells = table.capacity_rows + table.step_rows
+        table.grow()
+        assert table.capacity_rows == cells <= 4 * capacity
+        assert table.size == len(before) == len(table.occupied())
+        assert_holds(table, before)
     table.insert(rows_of(before.schema, random_keys(capacity, 77), 1e9))
-    with pytest.raises(ValueError, match="cannot double"):
+    with pytest.raises(ValueError, match="cannot grow past"):
         table.grow()
 
 
-def test_a_table_doubles_before_a_row_has_to_leave(kind):
+def test_a_table_grows_before_a_row_has_to_leave(kind):
     schema = schema_of()
     table = kind(schema, 64, 64 << 5)
     asked = []
 
-    def reserve(nbytes: int) -> bool:
-        asked.append((nbytes, table.size / table.capacity_rows))
+    def reserve(cells: int) -> bool:
+        asked.append((cells, table.size / table.capacity_rows))
+        assert cells == table.step_rows
         return True
 
     rows = rows_of(schema, random_keys(1500), dirty=True)
     assert len(table.insert(rows, reserve=reserve)) == 0
-    assert table.capacity_rows == 64 << 5
+    assert 64 + sum(cells for cells, _ in asked) == table.capacity_rows <= 64 << 5
     assert_holds(table, rows)
-    per_cell = type(table).bytes_per_cell(schema)
-    assert [nbytes for nbytes, _ in asked] == [(64 << doubling) * per_cell for doubling in range(5)]
-    assert min(load for _, load in asked) > 0.6, "doubling waits until the table is nearly full"
-    assert table.nbytes == table.capacity_rows * per_cell
+    assert min(load for _, load in asked) > 0.6, "growth waits until the table is nearly full"
+    assert table.nbytes == table.capacity_rows * type(table).bytes_per_cell(schema)
+
+
+@pytest.mark.parametrize("cells", [1, 40, 100_000])
+@pytest.mark.parametrize("load", [0.0, 0.3, 0.9, 1.0])
+def test_shrinking_lets_only_dirty_rows_out_and_keeps_the_highest_scores(kind, load, cells):
+    table = full_table(kind, schema_of("float32", 5), 1024, load)
+    before = table.read(table.occupied())
+    left = []
+    while table.capacity_rows > 256:
+        capacity = table.capacity_rows
+        left.append(table.shrink(cells, 256))
+        assert table.capacity_rows <= capacity - cells or table.capacity_rows == 256
+        assert len(table.occupied()) == table.size <= table.capacity_rows
+        assert_holds(table, table.read(table.occupied()))
+    assert table.capacity_rows == 256
+    assert len(table.shrink(cells, 256)) == 0
+    assert table.capacity_rows == 256
+    kept, gone = table.read(table.occupied()), RowBlock.joined(left, table.schema)
+    assert len(np.intersect1d(kept.keys, gone.keys)) == 0
+    assert_same(kept, before.select(positions_of(before, kept.keys)))
+    assert_same(gone, before.select(positions_of(before, gone.keys)))
+    dirty = before.keys[before.flags & DIRTY != 0]
+    assert np.isin(dirty, np.concatenate([kept.keys, gone.keys])).all()
+    if len(before) > 256:
+        rest = before.scores[~np.isin(before.keys, kept.keys)]
+        assert table.size == 256
+        assert np.median(kept.scores) > np.median(rest)
+        assert max(before.scores) in kept.scores
+    else:
+        assert len(kept) == len(before)
+    table.insert(rows_of(table.schema, random_keys(2000, 78), 1e9), reserve=lambda cells: True)
+    assert_holds(table, table.read(table.occupied()))
+
+
+def positions_of(rows: RowBlock, keys: Any) -> Any:
+    order = np.argsort(rows.keys)
+    return order[np.searchsorted(rows.keys[order], keys)]
+
+
+def test_marks_of_a_snapshot_stay_with_rows_that_move_or_leave(kind):
+    table = full_table(kind, schema_of(), 512, 0.95)
+    pending = set(table.mark_dirty_pending().tolist())
+    written = random_keys(40 * 512, 512)[:100]
+    table.take_pending(table.find(written))
+    writing = {key for key in written.tolist() if key in pending}
+    left = RowBlock(table.schema, 0)
+    while table.capacity_rows > 128:
+        left = RowBlock.joined([left, table.shrink(100, 128)], table.schema)
+    table.grow()
+    rows = RowBlock.joined([left, table.read(table.occupied())], table.schema)
+    assert set(rows.keys[rows.flags & PENDING != 0].tolist()) == pending - writing
+    assert set(rows.keys[rows.flags & WRITING != 0].tolist()) == writing
+
+
+def test_a_sample_is_of_rows_that_are_there(kind):
+    table = full_table(kind, schema_of(), 512, 0.9)
+    keys, scores = table.sample(0.5, 10_000)
+    assert_same(table.read(table.find(np.sort(keys))), table.read(table.find(np.sort(table.keys()))))
+    np.testing.assert_array_equal(table.scores(table.find(keys)), scores)
+    few = [table.sample(at, 100)[0] for at in (0.0, 0.3, 0.99)]
+    assert all(0 < len(part) <= 100 and np.isin(part, keys).all() for part in few)
+    assert not np.array_equal(few[0], few[2])
+    assert len(kind(schema_of(), 64, 64).sample(0.0, 10)[0]) == 0
 
 
 def test_without_leave_to_grow_rows_are_evicted(kind):
     schema = schema_of()
-    for reserve in (None, lambda nbytes: False):
+    for reserve in (None, lambda cells: False):
         table = kind(schema, 64, 1024)
         left = table.insert(rows_of(schema, random_keys(200), dirty=True), reserve=reserve)
         assert table.capacity_rows == 64

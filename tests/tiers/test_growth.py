@@ -1,4 +1,4 @@
-"""A hot tier without a fixed size: it doubles under pressure, in place, until its share of the budget is spent."""
+"""A hot tier without a fixed size: it grows under pressure, in small steps, until the budget is spent."""
 
 from __future__ import annotations
 
@@ -83,7 +83,6 @@ def test_a_growing_table_ends_with_all_of_the_budget_but_a_sixteenth(
         keys = np.arange(start, start + 20_000)
         variable.upsert(keys, np.ones((len(keys), dim), np.float32))
     kept = store.budget.kept_from_growth
-    assert [2 * table.capacity_rows > table.max_capacity_rows for table in variable.tables] == [True] * len(devices)
     assert kept <= store.budget.free < kept + store.budget.total // 50
 
 
@@ -106,7 +105,6 @@ def test_stored_variables_open_after_the_first_of_them_has_grown(open_store: Ope
     again = open_store(tmp_path / "store", memory_budget="64MiB")
     for start in range(0, 300_000, 50_000):
         again.variables[names[0]].upsert(np.arange(start, start + 50_000), np.ones((50_000, 64), np.float32))
-    table = again.variables[names[0]].tables[0]
-    assert 2 * table.capacity_rows > table.max_capacity_rows
+    assert again.budget.free < again.budget.total // 12, "the first has grown as far as it may"
     for name in names:
         assert (again.variables[name].lookup([1]) == 1).all()

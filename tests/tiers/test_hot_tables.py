@@ -14,10 +14,10 @@ from kvemb.tiers.hot_tables import HotTables, default_partitioner
 KEYS = np.array([-7, -1, 0, 1, 2, 3, 2**63 - 1, -(2**63)])
 
 
-def tables_of(count, partitioner=default_partitioner, key="int64", capacity=64, growing=False):
+def tables_of(count, partitioner=default_partitioner, key="int64", capacity=64, least_rows=None):
     schema = Schema(dtype_of(key), dtype_of("float32"), 2)
     tables = [registry.hot_table("cpu")(schema, capacity, 16 * capacity) for _ in range(count)]
-    return HotTables(tables, partitioner, schema.key_dtype, [Budget(64 << 20)] * count, growing=growing)
+    return HotTables(tables, partitioner, schema.key_dtype, [Budget(64 << 20)] * count, least_rows=least_rows)
 
 
 def rows_of(hot_tables, keys, *, dirty=False):
@@ -69,7 +69,7 @@ def test_rows_that_leave_are_gathered_from_every_table():
 
 
 def test_growth_is_paid_for_by_the_budget():
-    hot_tables = tables_of(2, capacity=16, growing=True)
+    hot_tables = tables_of(2, capacity=16, least_rows=16)
     assert insert(hot_tables, rows_of(hot_tables, np.arange(200), dirty=True)) == []
     assert hot_tables.size == 200
 

@@ -1,0 +1,88 @@
+"""What a variable gives back of its memory when that is needed elsewhere: hot cells, slots of its spill buffer, reads.
+
+The caller of the variable pays; a thread does where nobody calls it, unless the lock is taken. So nobody ever waits for
+another variable's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+
+from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.rows.block import RowBlock
+from kvemb.tiers.access import TableAccess
+from kvemb.tiers.budget import Lease
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.locate import Locator
+from kvemb.tiers.spill import SpillBuffer
+
+
+class Giving:
+    """The memory of one variable that others may need.
+
+    writer: the thread that writes spills: it pays what the lease owes. others: threads that may wait for it: they give
+    cells. leave: called with dirty rows that have left the hot tier.
+    """
+
+    def __init__(
+        self,
+        access: TableAccess,
+        hot_tables: HotTables,
+        spill: SpillBuffer,
+        locator: Locator,
+        lease: Lease,
+        writer: Executor,
+        others: Executor,
+        leave: Callable[[RowBlock], None],
+    ) -> None:
+        self._access, self._hot_tables, self._spill, self._locator = access, hot_tables, spill, locator
+        self._lease, self._writer, self._others, self._leave = lease, writer, others, leave
+        self._paying = self._giving = False
+        lease.pay = self._pay_soon
+        hot_tables.urged_by(self._give_soon)
+
+    def give(self) -> None:
+        """Measure what the hot cells are worth, and give up some of those that are owed. REQUIRES: held().
+
+        A failure poisons the store. Where a write fails the rows stay in memory, and nothing is raised.
+        """
+        if self._access.state.cause is None:
+            with suppress(Poisoned), self._access.poisoning():
+                self._hot_tables.look()
+                for leaving in self._hot_tables.shrink():
+                    self._leave(leaving)
+
+    def _give_soon(self) -> None:
+        """Do so on another thread if nobody uses the variable; else its user does."""
+        if not self._giving:
+            self._giving = True
+            with suppress(RuntimeError):  # the store is being closed
+                self._others.submit(self._give)
+
+    def _give(self) -> None:
+        self._giving = False
+        with self._access.held_if_free() as held:
+            if held and not self._access.state.closed and self._access.has_room:
+                self.give()
+                if self._hot_tables.called and self._access.state.cause is None:
+                    self._give_soon()
+
+    def _pay_soon(self) -> None:
+        """Give back what the lease owes, on the writer's thread if nobody uses the variable; else its user does."""
+        if not self._paying:
+            self._paying = True
+            with suppress(RuntimeError):
+                self._writer.submit(self._pay)
+
+    def _pay(self) -> None:
+        self._paying = False
+        state = self._access.state
+        with self._access.held_if_free() as held, suppress(ColdStoreError):
+            if held and not state.closed and state.cause is None:
+                self._locator.pay()
+                self._spill.poll()
+                # What else is owed, such as a snapshot's copies, is given back where its use ends.
+                if self._lease.owed and self._spill.writing:
+                    self._pay_soon()

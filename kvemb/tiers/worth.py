@@ -1,0 +1,75 @@
+"""What the cells of a hot table are worth: how many of its least valuable rows are used while others miss theirs.
+
+By continuity that is also what so many cells more would be worth, if the table is full. It is measured on a sample of
+cells: a row was used if it has another score, whatever the policy, or if it left and was offered again. The variable's
+lock guards it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from kvemb.contracts import HotTable
+from kvemb.restrict import Scores
+from kvemb.rows.hashing import KeyIndex, Keys
+
+# Cells of a sample, and which part of them, the lowest scores, is watched. Empty cells are the least valuable.
+SAMPLE_CELLS, WATCHED_PART = 8192, 4
+# The golden ratio spreads successive samples over the table.
+_SPREAD = 0.6180339887498949
+
+
+class Worth:
+    """The worth of one table's cells."""
+
+    def __init__(self, table: HotTable) -> None:
+        self._table = table
+        self._keys: Keys = np.empty(0, np.int64)
+        self._scores: Scores = np.empty(0)
+        self._index, self._offered = KeyIndex(1), np.zeros(0, np.bool_)
+        self._watched_cells, self._since, self._at = 0, 0, 0.0
+        self._last: float | None = None
+
+    def look(self, work: int, missed: float) -> float | None:
+        """Return what a cell is worth: uses for each row of work, the mean of this look and those before it.
+
+        work: rows so far, of which the sample's uses since the last look are counted. missed: uses of one cell more.
+        None at the first look.
+        """
+        worth = None
+        if self._watched_cells and work > self._since:
+            used = (self._used() / self._watched_cells, 1 - 1 / (2 * self._watched_cells))
+            # Of uses that come at random, so many leave this share of rows unused.
+            now = (-math.log1p(-min(used)) + missed) / (work - self._since)
+            worth = now if self._last is None else (self._last + now) / 2
+        if worth is not None:
+            self._last = worth
+        if not self._watched_cells or work > self._since:
+            self._watch(work)
+        return self._last
+
+    def offered(self, keys: Keys) -> None:
+        """These rows, which were not hot, were used."""
+        if len(self._keys):
+            found = self._index.find(self._keys, keys)
+            self._offered[found[found >= 0]] = True
+
+    def _used(self) -> int:
+        """How many of the rows that are watched have been used since."""
+        cells = self._table.find(self._keys)
+        here = (cells >= 0).nonzero()[0]
+        self._offered[here[self._table.scores(cells[here]) != self._scores[here]]] = True
+        return int(np.count_nonzero(self._offered))
+
+    def _watch(self, work: int) -> None:
+        self._at = (self._at + _SPREAD) % 1.0
+        cells = min(SAMPLE_CELLS, self._table.capacity_rows)
+        keys, scores = self._table.sample(self._at, SAMPLE_CELLS)
+        self._watched_cells, self._since = max(1, cells // WATCHED_PART), work
+        lowest = max(0, self._watched_cells - (cells - len(keys)))
+        chosen = np.argpartition(scores, lowest - 1)[:lowest] if 0 < lowest < len(keys) else np.arange(lowest)
+        self._keys, self._scores, self._offered = keys[chosen], scores[chosen], np.zeros(len(chosen), np.bool_)
+        self._index = KeyIndex(max(1, len(chosen)))
+        self._index.put(self._keys, 0, len(chosen))

@@ -1,0 +1,87 @@
+"""What cells are worth: the part of the least valuable ones whose rows were used since the last look."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvemb import registry
+from kvemb.rows.block import RowBlock
+from kvemb.rows.schema import Schema, dtype_of
+from kvemb.tiers.worth import SAMPLE_CELLS, Worth
+
+SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 2)
+
+
+def table_of(rows: int, cells: int) -> Any:
+    """A table of the rows that it keeps of so many, whose scores are their keys."""
+    table = registry.hot_table("cpu")(SCHEMA, cells, cells)
+    block = RowBlock(SCHEMA, rows)
+    block.keys[:] = block.scores[:] = np.arange(rows)
+    assert len(table.insert(block)) == 0
+    return table
+
+
+def full_table(cells: int) -> tuple[Any, Any]:
+    """A table without an empty cell, and its keys from the lowest score on."""
+    table = table_of(12 * cells, cells)
+    assert table.size == cells
+    return table, np.sort(table.keys())
+
+
+def use(table: Any, keys: Any) -> None:
+    cells = table.find(keys)
+    table.set_scores(cells, table.scores(cells) + 1e6)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.25, 0.5])
+def test_it_is_the_rate_at_which_the_lowest_scores_are_used(part):
+    table, keys = full_table(4096)
+    worth = Worth(table)
+    assert worth.look(10, 0.0) is None
+    use(table, keys[:1024][np.arange(1024) % 4 < 4 * part])
+    assert worth.look(110, 0.0) == pytest.approx(-math.log(1 - part) / 100, rel=1e-9)
+
+
+def test_uses_of_higher_scores_do_not_count_and_rows_that_left_count_if_they_are_wanted_again():
+    table, keys = full_table(4096)
+    worth = Worth(table)
+    worth.look(0, 0.0)
+    use(table, keys[1024:])
+    table.remove(table.find(keys[:512]))
+    worth.offered(np.concatenate([keys[:256], keys[:256], keys[1024:], -keys]))
+    assert worth.look(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
+    assert worth.look(200, 0.0) == pytest.approx(-math.log(1 - 0.25) / 200, rel=1e-9)
+
+
+def test_empty_cells_are_worth_nothing():
+    table = table_of(3000, 4096)
+    worth = Worth(table)
+    worth.look(0, 0.0)
+    use(table, np.arange(3000))
+    assert worth.look(100, 0.0) == 0.0
+    empty = Worth(registry.hot_table("cpu")(SCHEMA, 64, 64))
+    assert empty.look(0, 0.0) is None
+    assert empty.look(9, 0.0) == 0.0
+
+
+def test_looks_are_averaged_and_one_without_work_between_changes_nothing():
+    table, keys = full_table(4096)
+    worth = Worth(table)
+    worth.look(0, 0.0)
+    use(table, keys[:1024:2])
+    first = worth.look(100, 0.0)
+    assert worth.look(100, 0.0) == first
+    assert worth.look(200, 0.0) == first / 2
+    assert worth.look(300, 10.0) == pytest.approx((first / 2 + 0.1) / 2), "misses count as well"
+
+
+def test_a_large_table_is_sampled():
+    table, keys = full_table(16 * SAMPLE_CELLS)
+    worth = Worth(table)
+    worth.look(0, 0.0)
+    use(table, keys[: len(keys) // 4 : 2])
+    assert worth.look(1, 0.0) == pytest.approx(math.log(2), rel=0.1)
