@@ -74,7 +74,7 @@ class Store(Handle[Engine]):
         that is not given is derived from the variable's name.
         trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
         checkpoint: whether it is in checkpoints.
-        init_size: rows the hot tier holds at first; 0: a default.
+        init_size: rows the hot tier holds at first; 0: a default. Later the hot tiers of a store share its budget.
         kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
         restrict_policy: what scores rows, a RestrictPolicy or a class of one; None: uses are counted, and restrict
         does nothing. A user-defined one must be given at each opening; without it (also through `variables`) it stays

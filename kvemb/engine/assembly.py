@@ -16,10 +16,11 @@ from kvemb.engine.arguments import Asked
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification, check_name, specify
 from kvemb.engine.table import Table
+from kvemb.engine.warming import warm
 from kvemb.errors import ColdStoreError
 from kvemb.handle import Handle
 from kvemb.interrupts import uninterrupted
-from kvemb.rows.codec import order_keys, unordered_keys
+from kvemb.rows.codec import order_keys
 from kvemb.tiers.budget import Lease
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.operations import TableOperations
@@ -105,8 +106,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     factory = RowFactory(schema, specification.initializer, optimizer, kernels)
     scratch = None if engine.state.read_only else engine.path
     operations = TableOperations(storage, factory, Scoring(policy, hot_tables), kernels, optimizer, scratch)
-    for ordered in engine.hot_keys(specification.name):
-        operations.warm(unordered_keys(ordered, schema))
+    warm(engine, specification.name, hot_tables, operations)
     return Table(specification, policy, hot_tables, storage, operations, variable)
 
 
@@ -155,7 +155,7 @@ def give_back(
     engine: Engine, specification: Specification, hot_tables: HotTables, slot_rows: int, lease: Lease
 ) -> None:
     """Return the memory of a table to the budgets. REQUIRES: nobody uses the table after this."""
-    hot_tables.give_back()
+    hot_tables.memory.end()
     lease.end()
     engine.budgets.host.give_back(spill_bytes(specification.schema, slot_rows))
 

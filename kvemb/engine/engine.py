@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from kvemb.durability.manifest import Manifest
 from kvemb.durability.points import Points, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
-from kvemb.errors import Corruption, KvembError
+from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 from kvemb.interrupts import result_of
 from kvemb.limits import Limits
 from kvemb.options import parse_budget
@@ -45,7 +45,8 @@ class Engine:
     made. recovery: the state after a crash, None if there was none. database, described: the cold rows, and the
     manifest they were opened with. view: what a read-only store shows, closed with it. tables: the open ones, by name.
     collections: by name. spiller: the one thread that writes to the database. Only a store that may be written has
-    points, changes, log (None unless every write is durable) and checkpointer.
+    points, changes, log (None unless every write is durable) and checkpointer. hot_rows: how many rows of each variable
+    were hot when the durable point was made, if warm.
     """
 
     points: Points
@@ -94,6 +95,7 @@ class Engine:
                     undo.callback(self.log.close)
                     self.points.begin_log()
                 self.checkpointer = self._checkpointer_with(self.log)
+            self.hot_rows = self._count_hot() if warm else {}
             self._undo = undo.pop_all()
 
     def _open_view(self) -> None:
@@ -112,6 +114,15 @@ class Engine:
                 if place == self.path or layout.current_point(self.path) == place:
                     raise Corruption(f"{error.filename} is missing; open it without warm=True") from error
                 self.view.close()
+
+    def _count_hot(self) -> dict[str, int]:
+        if self.state.read_only:
+            return {name: sum(map(len, keys)) for name, keys in self._hot.items()}
+        counts = dict.fromkeys(self.described.hot, 0)
+        for name in counts:
+            with suppress(Corruption, UnsupportedFormat):  # raised when that variable is opened
+                counts[name] = sum(map(len, self.hot_keys(name)))
+        return counts
 
     def open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
         """Open a database with the store's share of memory for it."""

@@ -41,7 +41,7 @@ class Giving:
         self._lease, self._writer, self._others, self._leave = lease, writer, others, leave
         self._paying = self._giving = False
         lease.pay = self._pay_soon
-        hot_tables.urged_by(self._give_soon)
+        hot_tables.memory.urged_by(self._give_soon)
 
     def give(self) -> None:
         """Measure what the hot cells are worth, and give up some of those that are owed. REQUIRES: held().
@@ -50,8 +50,8 @@ class Giving:
         """
         if self._access.state.cause is None:
             with suppress(Poisoned), self._access.poisoning():
-                self._hot_tables.look()
-                for leaving in self._hot_tables.shrink():
+                self._hot_tables.memory.look()
+                for leaving in self._hot_tables.memory.shrink():
                     self._leave(leaving)
 
     def _give_soon(self) -> None:
@@ -66,7 +66,7 @@ class Giving:
         with self._access.held_if_free() as held:
             if held and not self._access.state.closed and self._access.has_room:
                 self.give()
-                if self._hot_tables.called and self._access.state.cause is None:
+                if self._hot_tables.memory.called and self._access.state.cause is None:
                     self._give_soon()
 
     def _pay_soon(self) -> None:

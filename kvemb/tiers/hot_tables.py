@@ -20,15 +20,12 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import public_keys
 from kvemb.tiers.budget import Budget
-from kvemb.tiers.sharing import MISS_WORTH, Share
-from kvemb.tiers.worth import Worth
+from kvemb.tiers.hot_shares import HotShares
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
 # Each key's table number (n,); None: all belong to the first.
 Owners = npt.NDArray[np.int64] | None
 ALL = slice(None)
-# Cells that a table gives up at a time: the more of these, and this part of its own.
-GIVEN_CELLS, GIVEN_PART = 8192, 64
 _NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 
@@ -42,7 +39,7 @@ class HotTables:
 
     public_dtype: the dtype in which the partitioner sees keys. budgets: what pays for each table's cells, which are
     reserved. least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not
-    grow. called: the store asks for give() or look().
+    grow. memory: what they have of the budgets, and may be asked for.
     """
 
     def __init__(
@@ -56,21 +53,8 @@ class HotTables:
     ) -> None:
         self.tables = tables
         self._partitioner, self._public_dtype = partitioner, public_dtype
-        self._budget_of = dict(zip(tables, budgets, strict=True))
         self._all_in_one = [(tables[0], ALL)]
-        self.called = False
-        self._shares = {} if least_rows is None else {table: self._share(table, least_rows) for table in tables}
-        self._worths = {table: Worth(table) for table in self._shares}
-
-    def _share(self, table: HotTable, least_rows: int) -> Share:
-        cell_bytes = table.bytes_per_cell(table.schema)
-        share = Share(cell_bytes, table.nbytes, min(table.nbytes, least_rows * cell_bytes))
-        share.tell = self._call
-        self._budget_of[table].join(share)
-        return share
-
-    def _call(self) -> None:
-        self.called = True
+        self.memory = HotShares(tables, budgets, least_rows)
 
     @property
     def size(self) -> int:
@@ -172,50 +156,9 @@ class HotTables:
         Yields the keys that a table was offered and the dirty rows that had to leave it.
         """
         for table, part in [(table, _part(rows, positions)) for table, positions in self.by_table(owners)]:
-            share = self._shares.get(table)
-            if share is None:
-                yield part.keys, table.insert(part, by_score=by_score)
-                continue
-            leaving = table.insert(part, by_score=by_score, reserve=self._reserve(table, share))
-            if share.refused:
-                self._worths[table].offered(part.keys)
-                self._budget_of[table].offered(share, len(part))
+            leaving = table.insert(part, by_score=by_score, reserve=self.memory.reserve(table))
+            self.memory.offered(table, part.keys)
             yield part.keys, leaving
-
-    def _reserve(self, table: HotTable, share: Share) -> Callable[[int], bool]:
-        """Return what takes the memory of so many more cells of a table."""
-        return lambda cells: self._budget_of[table].grow(share, cells * share.cell_bytes)
-
-    # Memory that may be needed elsewhere.
-
-    def urged_by(self, urge: Callable[[], None]) -> None:
-        """Have this called, on any thread, when `called` was not noticed for long. It must not wait."""
-        for share in self._shares.values():
-            share.urge = urge
-
-    def look(self) -> None:
-        """Measure what the cells are worth, if that is asked."""
-        self.called = False
-        for table, share in self._shares.items():
-            if share.due:
-                share.due, work = False, self._budget_of[table].work
-                missed = MISS_WORTH * share.offered * share.cell_bytes / share.held
-                worth = self._worths[table].look(work, missed)
-                share.offered = 0
-                share.worth = None if worth is None else worth / share.cell_bytes
-
-    def shrink(self) -> Iterator[RowBlock]:
-        """Give up cells that are owed, some of each table, and yield the dirty rows that had to leave.
-
-        A table's memory is given back when the rows of the next one are asked for. `called` says whether more is owed.
-        """
-        for table, share in self._shares.items():
-            if share.owed:
-                before, cells = table.nbytes, -(-share.owed // share.cell_bytes)
-                cells = min(cells, max(GIVEN_CELLS, table.capacity_rows // GIVEN_PART))
-                yield table.shrink(cells, share.least // share.cell_bytes)
-                self._budget_of[table].gave(share, before - table.nbytes)
-                self.called |= share.owed > 0
 
     def remove(self, keys: Keys, owners: Owners) -> None:
         """Empty the cells of keys; those that are not hot are ignored."""
@@ -288,14 +231,6 @@ class HotTables:
         """Empty every cell."""
         for table in self.tables:
             table.clear()
-
-    def give_back(self) -> None:
-        """Give the memory of all cells back to the budgets. Nobody uses the tables after."""
-        for table, budget in self._budget_of.items():
-            if table in self._shares:
-                budget.leave(self._shares[table])
-            else:
-                budget.give_back(table.nbytes)
 
 
 def _part(rows: RowBlock, positions: Any) -> RowBlock:

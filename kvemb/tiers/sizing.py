@@ -95,6 +95,11 @@ def spill_bytes(schema: Schema, slot_rows: int) -> int:
     return _OWN_SLOTS * slot_bytes(schema, slot_rows)
 
 
+def own_bytes(schema: Schema, host: Budget, limits: Limits) -> int:
+    """Bytes of the host that the own slots of a variable with these rows take."""
+    return spill_bytes(schema, _slot_rows(schema, host, limits))
+
+
 def _slot_rows(schema: Schema, host: Budget, limits: Limits) -> int:
     """Rows of one slot of the spill buffer."""
     affordable = host.total // _SLOT_SHARE // slot_bytes(schema, 1)

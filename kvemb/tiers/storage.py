@@ -106,7 +106,7 @@ class TieredStorage:
                 self._spill.poll()
             except ColdStoreError as error:
                 self.state.poison(error)
-        if self.hot_tables.called:
+        if self.hot_tables.memory.called:
             self._giving.give()
 
     def writing(self, *, without_snapshot: bool = False) -> AbstractContextManager[None]:
@@ -129,7 +129,7 @@ class TieredStorage:
         self.state.check_writable()
         with self.changing():
             self._spill.poll()
-        if self.hot_tables.called:
+        if self.hot_tables.memory.called:
             self._giving.give()
             self.state.check_writable()
 

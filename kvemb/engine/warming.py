@@ -1,0 +1,30 @@
+"""Makes rows hot that were hot at a durable point: each variable its part, in whatever order they are opened."""
+
+from __future__ import annotations
+
+from kvemb.engine.engine import Engine
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import unordered_keys
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.operations import TableOperations
+from kvemb.tiers.sizing import own_bytes
+
+# Room beside the rows, so that nearly all of them find a cell, where the budget has it.
+_ROOM = 8 / 7
+
+
+def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOperations) -> None:
+    """Load the rows of a variable that were hot, as many as there is memory for if all variables do the same."""
+    if rows := engine.hot_rows.get(name, 0):
+        hot_tables.memory.make_room(int(rows * min(_ROOM, _part(engine))))
+    with hot_tables.memory.not_growing():
+        for ordered in engine.hot_keys(name):
+            operations.warm(unordered_keys(ordered, hot_tables.tables[0].schema))
+
+
+def _part(engine: Engine) -> float:
+    """Return which part of the rows that were hot there is memory for."""
+    host, stored = engine.budgets.host, engine.described.variables
+    own = sum(own_bytes(entry.schema, host, engine.limits) for entry in stored.values())
+    needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in engine.hot_rows.items())
+    return max(0, host.for_growth - own) / max(1, needed)

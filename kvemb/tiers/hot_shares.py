@@ -1,0 +1,117 @@
+"""The memory of one variable's hot tables: growth, and what is given back when other tables need it more.
+
+The variable's lock guards it. What is decided for it (kvemb.tiers.sharing) shows as `called`, whoever decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvemb.contracts import HotTable
+from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Keys
+from kvemb.tiers.budget import Budget
+from kvemb.tiers.sharing import MISS_WORTH, Share
+from kvemb.tiers.worth import Worth
+
+# Cells that a table gives up at a time: the more of these, and this part of its own.
+GIVEN_CELLS, GIVEN_PART = 8192, 64
+
+
+class HotShares:
+    """What hot tables have of the budgets that paid for their cells.
+
+    least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not grow.
+    called: look() or shrink() is asked for.
+    """
+
+    def __init__(self, tables: list[HotTable], budgets: list[Budget], least_rows: int | None) -> None:
+        self._budget_of = dict(zip(tables, budgets, strict=True))
+        self._growing, self.called = True, False
+        self._shares = {} if least_rows is None else {table: self._joined(table, least_rows) for table in tables}
+        self._worths = {table: Worth(table) for table in self._shares}
+
+    def _joined(self, table: HotTable, least_rows: int) -> Share:
+        cell_bytes = table.bytes_per_cell(table.schema)
+        share = Share(cell_bytes, table.nbytes, min(table.nbytes, least_rows * cell_bytes))
+        share.tell = self._call
+        self._budget_of[table].join(share)
+        return share
+
+    def _call(self) -> None:
+        self.called = True
+
+    def urged_by(self, urge: Callable[[], None]) -> None:
+        """Have this called, on any thread, when `called` was not noticed for long. It must not wait."""
+        for share in self._shares.values():
+            share.urge = urge
+
+    # Growth.
+
+    def reserve(self, table: HotTable) -> Callable[[int], bool] | None:
+        """Return what takes the memory of so many more cells of a table, None where it may not grow."""
+        share = self._shares.get(table) if self._growing else None
+        if share is None:
+            return None
+        budget = self._budget_of[table]
+        return lambda cells: budget.grow(share, cells * share.cell_bytes)
+
+    def offered(self, table: HotTable, keys: Keys) -> None:
+        """These rows were not hot, and were offered to a table."""
+        share = self._shares.get(table)
+        if share is not None and share.refused:
+            self._worths[table].offered(keys)
+            self._budget_of[table].offered(share, len(keys))
+
+    def make_room(self, rows: int) -> None:
+        """Grow to cells for so many rows, equally many in each table, as far as steps fit and the budget allows."""
+        for table in self._shares:
+            reserve, most = self.reserve(table), rows // len(self._shares)
+            while reserve is not None and 0 < table.step_rows <= most - table.capacity_rows:
+                if not reserve(table.step_rows):
+                    break
+                table.grow()
+
+    @contextmanager
+    def not_growing(self) -> Iterator[None]:
+        """Let rows that are inserted in this block find the cells that there are."""
+        self._growing = False
+        try:
+            yield
+        finally:
+            self._growing = True
+
+    # Giving.
+
+    def look(self) -> None:
+        """Measure what the cells are worth, if that is asked."""
+        self.called = False
+        for table, share in self._shares.items():
+            if share.due:
+                share.due, work = False, self._budget_of[table].work
+                missed = MISS_WORTH * share.offered * share.cell_bytes / share.held
+                worth = self._worths[table].look(work, missed)
+                share.offered = 0
+                share.worth = None if worth is None else worth / share.cell_bytes
+
+    def shrink(self) -> Iterator[RowBlock]:
+        """Give up cells that are owed, some of each table, and yield the dirty rows that had to leave.
+
+        A table's memory is given back when the rows of the next one are asked for. `called` says whether more is owed.
+        """
+        for table, share in self._shares.items():
+            if share.owed:
+                before, cells = table.nbytes, -(-share.owed // share.cell_bytes)
+                cells = min(cells, max(GIVEN_CELLS, table.capacity_rows // GIVEN_PART))
+                yield table.shrink(cells, share.least // share.cell_bytes)
+                self._budget_of[table].gave(share, before - table.nbytes)
+                self.called |= share.owed > 0
+
+    def end(self) -> None:
+        """Give the memory of all cells back to the budgets. Nobody uses the tables after."""
+        for table, budget in self._budget_of.items():
+            if table in self._shares:
+                budget.leave(self._shares[table])
+            else:
+                budget.give_back(table.nbytes)
