@@ -2,7 +2,7 @@
 
 A step is a lookup, a gradient (that pulls every row towards one target) and an Adagrad update. Both sides take the same
 steps, in turns of one window each, and their rows are compared at the end. Every other window of kvemb calls `prefetch`
-with the next batch's keys, as a data loader can.
+with the next batch's keys, as a data loader can. CPU time is the whole process's, flushes and compactions included.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, take_turns, until_idle
-from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.measure import compile_seconds, scratch, take_timed_turns, until_idle
+from kvemb.tools.bench.results import Report, compare, compare_cost
 from kvemb.tools.bench.train_by_hand import RocksLoop
 
 LEAST_RATIO = 4.0
+PEER = "rocksdict by hand"
 LEARNING_RATE = 0.05
 EPSILON = 1e-10
 LOAD_BATCH = 65_536
@@ -94,20 +95,24 @@ def run(
                 peer.train(ids, pull)
             until_idle()
 
-        take_turns((ours, theirs), 2, 1)  # warm up: hot tier, block cache, page cache
+        take_timed_turns((ours, theirs), 2)  # warm up: hot tier, block cache, page cache
         work = windows(2 * runs)
         before = var.stats
-        our_rates, peer_rates = take_turns((ours, theirs), 2 * runs, steps * batch)
+        taken = take_timed_turns((ours, theirs), 2 * runs)
         after = var.stats
         hits, misses = after.hits - before.hits, after.misses - before.misses
         report.facts["hit_rate"] = hits / (hits + misses)
         report.facts["spills_per_step"] = (after.spills - before.spills) / (2 * runs * steps)
         report.facts["rows_compared"] = _assert_same(var, peer, np.unique(np.concatenate([w[-1] for w in work])))
         peer.close()
-    report.lines = [
-        compare("step, with prefetch", "rows/s", our_rates[::2], "rocksdict by hand", peer_rates[::2], LEAST_RATIO),
-        compare("step, no prefetch", "rows/s", our_rates[1::2], "rocksdict by hand", peer_rates[1::2]),
-    ]
+    rates, peer_rates = ([steps * batch / each.wall for each in side] for side in taken)
+    costs, peer_costs = ([1e3 * each.cpu / steps for each in side] for side in taken)
+    for first, how in enumerate(("with prefetch", "no prefetch")):
+        least, most = (LEAST_RATIO, 1 / LEAST_RATIO) if first == 0 else (None, None)
+        report.lines += [
+            compare(f"step, {how}", "rows/s", rates[first::2], PEER, peer_rates[first::2], least),
+            compare_cost(f"CPU, {how}", "ms a step", costs[first::2], PEER, peer_costs[first::2], most),
+        ]
     return report
 
 
