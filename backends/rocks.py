@@ -50,8 +50,8 @@ class RocksDatabase:
 
     families: its column families. cache_bytes: half for whole filters and indexes, half for the block cache, which
     holds what is partitioned (rocks_options), so that memory does not grow with the tables. write_buffer_bytes: all
-    memtables together. compacting: whether automatic compaction is on. salvaging: also open a database that is damaged
-    or lacks files.
+    memtables together, and as much of cache_bytes again if files are mapped, which need no cache. compacting: whether
+    automatic compaction is on. salvaging: also open a database that is damaged or lacks files.
     """
 
     def __init__(
@@ -68,15 +68,17 @@ class RocksDatabase:
     ) -> None:
         self.limits = limits
         self.path, self._metadata_bytes = path, cache_bytes // 2
-        self._options = DatabaseOptions(
-            rd.Cache(cache_bytes - self._metadata_bytes), write_buffer_bytes, read_only, compacting, salvaging
-        )
+        creator = database_creator(families)
+        mapped, cache = creator.read_mode == "mmap", rd.Cache(cache_bytes - self._metadata_bytes)
+        if mapped:  # no cache is used: larger memtables are fewer files to merge
+            write_buffer_bytes += min(cache_bytes, write_buffer_bytes)
+        self._options = DatabaseOptions(cache, mapped, write_buffer_bytes, read_only, compacting, salvaging)
         self._stores: dict[str, RocksStore] = {}
         self._of_stores = threading.Lock()  # what comes and goes while rows of another one are written
         self.threads = min(8, os.cpu_count() or 1)
         self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="kvemb-read")
-        whole = holding_whole(families, self._metadata_bytes)
-        options = self._options.of_family(database_creator(families), partitioned=True)
+        whole = set(families) if mapped else holding_whole(families, self._metadata_bytes)
+        options = self._options.of_family(creator, partitioned=True)
         columns = {
             name: self._options.of_family(family.creator, partitioned=name not in whole)
             for name, family in families.items()
@@ -183,7 +185,12 @@ class RocksDatabase:
         return property_of("compaction-pending") + property_of("num-running-compactions") > 0
 
     def bound_metadata(self) -> None:
-        """Have new files written with partitioned filters and indexes once those held whole exceed their share."""
+        """Have new files written with partitioned filters and indexes once those held whole exceed their share.
+
+        Those of mapped files take no memory.
+        """
+        if self._options.mapped:
+            return
         with self._of_stores:
             stores = {name: store for name, store in self._stores.items() if not store.partitioned}
             if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
@@ -255,17 +262,22 @@ class RocksStore:
                 pieces = [encoded[at : at + step] for at in range(0, len(encoded), step)]
                 read: Any = self.family.get
                 records = list(chain.from_iterable(self._readers.map(read, pieces)))
+        if all(records):
+            return decode_records(keys, records, self._schema), np.ones(len(records), np.bool_)  # type: ignore[arg-type]
         found = np.fromiter(map(bool, records), np.bool_, len(records))
         return decode_records(keys[found], list(filter(None, records)), self._schema), found
 
     def write(self, rows: RowBlock) -> None:
         """See contracts.ColdStore. Rows are put in key order, which is twice as fast for the memtable."""
-        order = np.argsort(order_keys(rows.keys, self._schema))
-        for at in range(0, len(order), self._limits.batch_rows):
-            part = rows.select(order[at : at + self._limits.batch_rows])
+        ordered = order_keys(rows.keys, self._schema)
+        if (ordered[1:] < ordered[:-1]).any():
+            rows = rows.select(np.argsort(ordered))
+        for at in range(0, len(rows), self._limits.batch_rows):
+            part = rows.part(at, min(len(rows), at + self._limits.batch_rows))
             removed = part.flags & REMOVED != 0
-            kept = part.select(~removed)
-            deletes = encode_keys(part.keys[removed], self._schema)
+            any_removed = bool(removed.any())
+            kept = part.select(~removed) if any_removed else part
+            deletes = encode_keys(part.keys[removed], self._schema) if any_removed else []
             keys, records = encode_keys(kept.keys, self._schema), encode_records(kept)
             with translated(f"write {len(part)} rows of {self._name!r}"):
                 while not self._try_write(deletes, keys, records):

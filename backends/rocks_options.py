@@ -3,9 +3,12 @@
 - Filters and indexes of table files are held whole by their readers, outside the block cache, as long as all of them
   fit a share of memory; a lookup then reads one block of data and nothing else. Beyond that, new files get partitioned
   ones, of which the block cache holds those in use: memory stays bounded for any size of the table.
-  Of mapped files they are in the page cache, and take no memory of the process.
+- Of mapped files they are always whole, in the page cache, and take no memory of the process. Nothing is in a block
+  cache then, and there is none: RocksDB would enter each block that it reads, to count it, and take it out again.
 - As long as all are held whole, data blocks are not cached: a row that was read becomes hot, so its block is not read
   again soon, and the page cache has it.
+- Half of what a read costs is memory that is far away: its block, for the checksum, and the search in the index. So
+  blocks are small (RocksDBCreator.block_bytes), and keys of the index share prefixes, so that more of them are near.
 - Universal compaction merges runs of like size, so a row is rewritten a few times in its life, not each time that its
   neighbours change, and a series of checkpoints shares the large files. It takes twice the disk of a table for a while
   when everything is merged.
@@ -28,6 +31,8 @@ RUNS = 8
 # Files of level 0 at which RocksDB slows writers down, and stops them. High, so that a checkpoint
 # with many small files does not make callers wait for their merging.
 SLOW_FILES, STOP_FILES = 48, 96
+# Keys of an index of which each but the first is kept without what it shares with the one before it.
+INDEX_RESTART_KEYS = 16
 # Files that a database keeps open if it is only salvaged or amended.
 FEW_FILES = 50
 
@@ -46,9 +51,12 @@ PARTITIONED = {
 
 @dataclass(frozen=True)
 class DatabaseOptions:
-    """The options of one database. write_buffer_bytes: all its memtables together. See rocks.RocksDatabase."""
+    """The options of one database. mapped: whether it maps its files. write_buffer_bytes: all its memtables together.
+    See rocks.RocksDatabase.
+    """
 
     cache: rd.Cache
+    mapped: bool
     write_buffer_bytes: int
     read_only: bool
     compacting: bool
@@ -89,14 +97,18 @@ class DatabaseOptions:
 
     def _table(self, creator: RocksDBCreator, partitioned: bool) -> rd.BlockBasedOptions:
         table = rd.BlockBasedOptions()
-        table.set_block_cache(self.cache)
+        if self.mapped and not partitioned:
+            table.disable_cache()
+        else:
+            table.set_block_cache(self.cache)
+            table.set_pin_l0_filter_and_index_blocks_in_cache(True)
         table.set_block_size(creator.block_bytes)
         table.set_format_version(5)
         table.set_checksum_type(rd.ChecksumType.xxh3())
         if creator.bloom_bits:
             table.set_bloom_filter(creator.bloom_bits, False)
         table.set_metadata_block_size(4096)
-        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        table.set_index_block_restart_interval(INDEX_RESTART_KEYS)
         table.set_pin_top_level_index_and_filter(True)
         table.set_cache_index_and_filter_blocks(partitioned)
         if partitioned:
@@ -124,11 +136,6 @@ def database_creator(families: Mapping[str, Family]) -> RocksDBCreator:
 
 
 def _metadata_bytes(family: Family) -> int:
-    """Return what its filters and indexes take, roughly: the filter's bits a row, and 24 bytes a block.
-
-    Of mapped files they are in the page cache, and take no memory of the process.
-    """
-    if family.creator.read_mode == "mmap":
-        return 0
+    """Return what its filters and indexes take, roughly: the filter's bits a row, and 24 bytes a block."""
     blocks = family.rows * family.record_bytes // family.creator.block_bytes
     return int(family.rows * family.creator.bloom_bits // 8 + 24 * blocks)

@@ -91,7 +91,7 @@ class RocksDBCreator:
 
     backend: ClassVar[str] = "rocks"
 
-    block_bytes: int = 4096
+    block_bytes: int = 2048
     bloom_bits: int = 10
     compression: str | tuple[str, ...] = "none"
     write_buffer_bytes: int = 64 << 20

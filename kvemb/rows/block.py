@@ -68,14 +68,19 @@ class RowBlock:
         """Bytes that one row takes in a block."""
         return schema.row_bytes + CELL_OVERHEAD_BYTES
 
+    @classmethod
+    def of(cls, schema: Schema, keys: Any, scores: Any, steps: Any, flags: Any, words: Any) -> RowBlock:
+        """Return a block of these columns, whose memory it uses: each contiguous, in its dtype and shape."""
+        block = object.__new__(RowBlock)
+        block.schema, block.length = schema, len(keys)
+        block.keys, block.scores, block.steps, block.flags, block.words = keys, scores, steps, flags, words
+        block.values, block.slots = words.view(schema.kernel_dtype), words.view(schema.slot_dtype)
+        return block
+
     def part(self, start: int, stop: int) -> RowBlock:
         """Return rows start to stop as a view of this block's memory."""
-        view = object.__new__(RowBlock)
-        view.schema, view.length = self.schema, stop - start
-        view.keys, view.scores, view.steps = self.keys[start:stop], self.scores[start:stop], self.steps[start:stop]
-        view.flags, view.words = self.flags[start:stop], self.words[start:stop]
-        view.values, view.slots = self.values[start:stop], self.slots[start:stop]
-        return view
+        at = slice(start, stop)
+        return self.of(self.schema, self.keys[at], self.scores[at], self.steps[at], self.flags[at], self.words[at])
 
     @staticmethod
     def joined(blocks: list[RowBlock], schema: Schema) -> RowBlock:
@@ -100,12 +105,16 @@ class RowBlock:
         return {slot.name: self.slot(index).copy() for index, slot in enumerate(self.schema.slots)}
 
     def select(self, index: Any) -> RowBlock:
-        """Return a new block of the rows at index (positions, mask or slice), in that order."""
-        keys = self.keys[index]
-        chosen = RowBlock(self.schema, len(keys))
-        chosen.keys[:], chosen.words[:] = keys, self.words[index]
-        chosen.scores[:], chosen.steps[:], chosen.flags[:] = self.scores[index], self.steps[index], self.flags[index]
-        return chosen
+        """Return a new block of the rows at index (positions, boolean mask or slice), in that order."""
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(self.length))
+        elif isinstance(index, list):
+            index = np.array(index, np.int64)
+        elif index.dtype == np.bool_:
+            index = index.nonzero()[0]
+        # Each column is copied once, to memory that is not zeroed first; take() is twice as fast as an index.
+        keys, scores, steps = self.keys.take(index), self.scores.take(index), self.steps.take(index)
+        return self.of(self.schema, keys, scores, steps, self.flags.take(index), self.words.take(index, axis=0))
 
     def put(self, index: Any, rows: RowBlock) -> None:
         """Overwrite the rows at index (positions or slice) with rows, keys included."""

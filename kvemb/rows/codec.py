@@ -7,6 +7,7 @@ have one width.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,12 @@ def decode_keys(encoded: list[bytes], schema: Schema) -> npt.NDArray[np.int64]:
 
 def record_dtype(schema: Schema) -> np.dtype[Any]:
     """The layout of a record: packed, little-endian."""
-    return np.dtype([("score", "<f8"), ("step", "<i8"), ("flags", "u1"), ("row", f"V{schema.row_bytes}")])
+    return _layout(schema.row_bytes)
+
+
+@cache
+def _layout(row_bytes: int) -> np.dtype[Any]:
+    return np.dtype([("score", "<f8"), ("step", "<i8"), ("flags", "u1"), ("row", f"V{row_bytes}")])
 
 
 def encode_records(block: RowBlock) -> list[bytes]:
@@ -111,8 +117,7 @@ def unpack_rows(packed: bytes, count: int, schema: Schema) -> RowBlock:
 
 
 def _block(keys: npt.NDArray[np.int64], records: npt.NDArray[Any], schema: Schema) -> RowBlock:
-    block = RowBlock(schema, len(records))
-    block.keys[:] = keys
-    block.scores[:], block.steps[:], block.flags[:] = records["score"], records["step"], records["flags"]
-    block.words.view(records.dtype["row"]).reshape(-1)[:] = records["row"]
-    return block
+    scores, steps = records["score"].astype(np.float64), records["step"].astype(np.int64)
+    words = np.empty((len(records), schema.row_words), np.uint64)
+    words.view(records.dtype["row"]).reshape(-1)[:] = records["row"]
+    return RowBlock.of(schema, keys.copy(), scores, steps, records["flags"].copy(), words)

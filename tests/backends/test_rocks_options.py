@@ -25,6 +25,14 @@ def opened(path: Path, rows: int | None = None) -> RocksDatabase:
 CREATOR = RocksDBCreator(write_buffer_bytes=1 << 16, read_mode="pread")
 
 
+def opened_unmapped(path: Path) -> RocksDatabase:
+    """A database with an empty family "rows" that does not map its files."""
+    database = opened(path)
+    database.create("rows", SCHEMA, CREATOR)
+    database.close()
+    return opened(path, 0)  # CREATOR's read mode counts from here on
+
+
 def fill(store: Any, first: int, last: int) -> None:
     for start in range(first, last, 1000):
         store.write(rows_of(np.arange(start, start + 1000)))
@@ -47,10 +55,7 @@ def test_the_smallest_families_are_held_whole():
 
 
 def test_filters_and_indexes_are_whole_while_they_fit_and_stay_bounded_beyond(tmp_path):
-    database = opened(tmp_path / "rows")
-    database.create("rows", SCHEMA, CREATOR)
-    database.close()
-    database = opened(tmp_path / "rows", 0)  # files are not mapped from here on: CREATOR says so
+    database = opened_unmapped(tmp_path / "rows")
     store = database.attach("rows", SCHEMA)
     fill(store, 0, 10_000)
     assert not store.partitioned
@@ -78,13 +83,34 @@ def test_mapped_filters_and_indexes_take_no_memory_of_the_process(tmp_path):
     store.compact(lambda done, total: None)
     database.close()
     families = {"rows": Family(RocksDBCreator(), 100_000, 42)}
-    assert holding_whole(families, 0) == {"rows"}
     database = RocksDatabase(
-        tmp_path / "rows", families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=True
+        tmp_path / "rows", families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False
     )
     store = database.attach("rows", SCHEMA)
+    assert not store.partitioned
     assert_all_there(store, np.arange(100_000))
     assert store.metadata_bytes() < 10_000  # not read into memory: that would take 125,000
+    assert store.family.property_int_value("rocksdb.block-cache-capacity") is None
+    fill(store, 100_000, 200_000)
+    assert not store.partitioned
+    database.close()
+
+
+def test_a_mapped_file_with_partitions_is_read_without_a_block_cache(tmp_path):
+    database = opened_unmapped(tmp_path / "rows")
+    database.close()
+    database = opened(tmp_path / "rows", 200_000)
+    store = database.attach("rows", SCHEMA)
+    assert store.partitioned
+    fill(store, 0, 10_000)
+    database.close()
+    families = {"rows": Family(RocksDBCreator(), 200_000, 42)}
+    database = RocksDatabase(
+        tmp_path / "rows", families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False
+    )
+    store = database.attach("rows", SCHEMA)
+    assert_all_there(store, np.arange(10_000))
+    assert not store.read(np.arange(10_000, 11_000))[1].any()
     database.close()
 
 
@@ -100,8 +126,8 @@ def test_what_rocksdb_knows_of_a_whole_database_only_is_what_its_families_agree_
 
 
 def test_a_lookup_leaves_no_data_in_the_block_cache(tmp_path):
-    database = opened(tmp_path / "rows")
-    store = database.create("rows", SCHEMA, CREATOR)
+    database = opened_unmapped(tmp_path / "rows")
+    store = database.attach("rows", SCHEMA)
     fill(store, 0, 5000)
     assert store.read(np.arange(5000))[1].all()
     assert not store.partitioned
@@ -110,8 +136,9 @@ def test_a_lookup_leaves_no_data_in_the_block_cache(tmp_path):
 
 
 def test_a_variable_comes_and_goes_while_filters_and_indexes_of_others_are_counted(tmp_path, monkeypatch):
-    database = opened(tmp_path / "rows")
-    for name in ("first", "second", "third"):
+    database = opened_unmapped(tmp_path / "rows")
+    database.attach("rows", SCHEMA)
+    for name in ("second", "third"):
         store = database.create(name, SCHEMA, CREATOR)
     count, counted = type(store).metadata_bytes, []
 
