@@ -75,6 +75,23 @@ def upsert(
 
 
 @app.command()
+def pool(
+    rows: Rows = 4_000_000,
+    dim: Dims = None,
+    bags: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Bags per call.")] = 4_096,
+    bag: Annotated[int, typer.Option(min=1, max=1_000, help="Ids in a bag.")] = 20,
+    batches: Batches = 10,
+    runs: Runs = 9,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Sum bags of random rows, all hot, beside PyTorch's embedding_bag, or NumPy where PyTorch is not installed."""
+    from kvemb.tools.bench.pool import run
+
+    run(rows, dim or [16, 64], bags, bag, batches, runs, folder).show(json)
+
+
+@app.command()
 def small(
     rows: Rows = 200_000,
     dim: Dim = 64,

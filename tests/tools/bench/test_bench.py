@@ -27,6 +27,7 @@ TIERED = [*TABLE, "--hot-rows", "300", "--budget-mib", "32"]
 TINY = {
     "lookup": [*TABLE, "--batches", "2", "--runs", "3"],
     "upsert": [*TABLE, "--batches", "2", "--runs", "3"],
+    "pool": ["--rows", "3000", "--dim", "8", "--bags", "20", "--bag", "5", "--batches", "2", "--runs", "2"],
     "small": ["--rows", "3000", "--dim", "8", "--calls", "5", "--runs", "2"],
     "train": [*TIERED, "--steps", "3", "--runs", "2"],
     "cold": ["--rows", "3000", "--rows", "6000", "--dim", "8", "--batch", "256", "--steps", "3", "--runs", "2"],
@@ -42,6 +43,7 @@ if find_spec("torch"):
 LINES = {
     "lookup": 3,
     "upsert": 2,
+    "pool": 2,
     "small": 10,
     "torch": 2,
     "train": 2,
@@ -56,6 +58,7 @@ LINES = {
 FACTS = {
     "lookup": {"compile_s"},
     "upsert": {"compile_s"},
+    "pool": {"compile_s"},
     "small": {"compile_s", "cold_read_us", "cpu_us"},
     "torch": {"compile_s", "torch", "torch_threads", "rows_compared"},
     "train": {"compile_s", "hit_rate", "spills_per_step", "rows_compared"},
