@@ -38,14 +38,16 @@ from kvemb.pooling import (
     safe_embedding_lookup_sparse,
 )
 from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
-from kvemb.scope import get_variable
+from kvemb.scope import get_collection, get_variable
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
 from kvemb.variable import Variable
+from kvemb.variable_scope import AUTO_REUSE, VariableScope, get_variable_scope, variable_scope
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AUTO_REUSE",
     "Change",
     "Checkpoint",
     "CheckpointManager",
@@ -71,6 +73,7 @@ __all__ = [
     "Transfer",
     "TruncatedNormal",
     "Variable",
+    "VariableScope",
     "Verification",
     "Zeros",
     "bulk",
@@ -79,13 +82,16 @@ __all__ = [
     "embedding_lookup_sparse",
     "embedding_lookup_unique",
     "errors",
+    "get_collection",
     "get_variable",
+    "get_variable_scope",
     "initializers",
     "open",
     "optimizers",
     "repair",
     "restore",
     "safe_embedding_lookup_sparse",
+    "variable_scope",
     "verify",
 ]
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from kvemb.durability.manifest import VariableEntry
+from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
-from kvemb.engine.specification import stored_optimizer
+from kvemb.engine.specification import agreed, check_name, stored_optimizer
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import initializer_from_json
 from kvemb.options import RocksDBCreator
-from kvemb.restrict import policy_from_json
+from kvemb.restrict import MissingPolicy, policy_from_json
 from kvemb.variable import Variable
 
 
@@ -49,6 +50,23 @@ def opened(store: Handle[Engine], name: str) -> Variable:
         if name in engine.tables:
             return variable_of(engine.tables[name])
         return open_stored(store, name, engine.described.variables[name])
+
+
+def got(store: Handle[Engine], asked: Arguments) -> Variable:
+    """Return the variable of this full name: open, stored, or new. REQUIRES: the engine's lock. See get_variable."""
+    known = inside(store).tables.get(check_name(asked.name))
+    if known is None:
+        return Variable(**{**vars(asked), "store": store})
+    optimizer, policy = agreed(asked, known.entry())
+    if isinstance(known.policy, MissingPolicy) and policy is not None and not isinstance(policy, MissingPolicy):
+        raise known.policy.error()
+    if asked.constraint not in (None, known.specification.constraint):
+        raise ValueError(
+            f"variable {asked.name!r} is open with another constraint, or none; give it where it is opened"
+        )
+    if optimizer is not None:
+        known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
+    return variable_of(known)
 
 
 def variable_of(table: Table) -> Variable:

@@ -1,4 +1,4 @@
-"""get_variable of the default store, or of a given one.
+"""get_variable and get_collection of the default store, or of a given one.
 
 Its arguments have the names, the order and the defaults of tfra.dynamic_embedding.get_variable.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from kvemb.defaults import chosen
 from kvemb.engine.arguments import Arguments
@@ -29,6 +29,11 @@ def get_variable(asked: ArgumentsInStore) -> Variable:
     """
     place = cast(Store, chosen(asked.store))
     return place.get_variable(**{name: value for name, value in vars(asked).items() if name != "store"})
+
+
+def get_collection(name: str, *, store: Store | None = None) -> list[Any]:
+    """Return what was added under a GraphKeys name to a store, in order, a copy: Store.get_collection."""
+    return cast(Store, chosen(store)).get_collection(name)
 
 
 # One text explains the arguments of both.

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import numpy.typing as npt
 
 from kvemb import many_tables
-from kvemb.catalog import VariableMap, opened, variable_of
+from kvemb.catalog import VariableMap, got, opened
 from kvemb.defaults import DEFAULTS
 from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
@@ -25,18 +26,17 @@ from kvemb.engine.arguments import Arguments
 from kvemb.engine.assembly import GraphKeys
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
-from kvemb.engine.specification import agreed, check_name
 from kvemb.errors import Corruption
 from kvemb.handle import Handle
 from kvemb.limits import Limits
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta, refresh
-from kvemb.restrict import MissingPolicy
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.budget import Budget
 from kvemb.variable import Variable
+from kvemb.variable_scope import get_in_scope
 
 __all__ = ["GraphKeys", "Store"]
 
@@ -83,7 +83,19 @@ class Store(Handle[Engine]):
         optimizer: what apply_gradients uses, one of kvemb.optimizers.
         hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, into which
         the tier grows as needed.
+        regularizer: fn(variable), called once when the variable is made or opened; what it returns, unless None, joins
+        the collection REGULARIZATION_LOSSES.
+        constraint: fn(values), which returns the rows (n, dim) that an optimizer has just changed, projected; row by
+        row, because rows come in any combination. Called under the variable's lock. If it raises, the step is undone.
+        collections: names of collections that it joins; None: GLOBAL_VARIABLES.
+        custom_getter: fn(getter, name, **arguments), called instead; see variable_scope.
+        caching_device: must be None.
+        validate_shape: must be True.
+        use_resource: must be None or True.
+        synchronization: must be None or AUTO.
+        aggregation: must be None or NONE.
 
+        Inside a variable_scope the name gets its prefix, and arguments that are left out are those of the scope.
         If the variable exists, dim, dtypes, initializer, optimizer class and restrict_policy must be as stored,
         unless they are left out. The numbers of the optimizer may differ, and are used from now on. trainable,
         checkpoint and bp_v2 may differ when it is opened; left out, they are as stored.
@@ -91,19 +103,10 @@ class Store(Handle[Engine]):
         user-defined restrict_policy of a variable that is open without it; Closed; for a new
         variable ReadOnly, Poisoned.
         """
-        check_name(asked.name)
         self.state.check_here()
         with self._inside.lock:
             self.state.check_open()
-            known = self._inside.tables.get(asked.name)
-            if known is None:
-                return Variable(**vars(asked), store=self)
-            optimizer, policy = agreed(asked, known.entry())
-            if isinstance(known.policy, MissingPolicy) and policy is not None and not isinstance(policy, MissingPolicy):
-                raise known.policy.error()
-            if optimizer is not None:
-                known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
-            return variable_of(known)
+            return cast(Variable, get_in_scope(asked, self._inside, partial(got, self)))
 
     def drop_variable(self, name: str) -> None:
         """Drop a variable with all its rows, durably; its memory and its disk space are freed.
@@ -138,10 +141,9 @@ class Store(Handle[Engine]):
         keys: a dict from variable, or its name, to its keys, of any shape. Returns a dict in the same order to rows,
         keys.shape + (dim,), fresh arrays. Of a large call the hot rows are found on all cores, and cold reads of
         different variables overlap.
-        All arguments are checked before anything is read. The call is atomic for each key, not over variables: another
-        thread may change one between the reads of two; but a follower's refresh() happens before it or after it.
-        Raises what lookup raises, naming the variable in the message or in a note; KeyError for an unknown name;
-        ValueError for a variable of another store, or one given twice; TypeError; Closed.
+        All arguments are checked first. The call is atomic for each key, not over variables; but a follower's refresh()
+        happens before or after all of it. Raises what lookup raises, naming the variable, in a note where that is no
+        TypeError or ValueError; KeyError for an unknown name; ValueError for one given twice or of another store.
         """
         return many_tables.lookup(self, keys, touch=bool(touch))
 

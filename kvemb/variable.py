@@ -19,7 +19,7 @@ from kvemb.checks.ranges import MOST_ROWS
 from kvemb.contracts import HotTable
 from kvemb.defaults import chosen
 from kvemb.engine.arguments import ReferenceArguments
-from kvemb.engine.assembly import open_table
+from kvemb.engine.assembly import GraphKeys, open_table
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import Initializer
@@ -62,8 +62,13 @@ class Variable(Handle[Table]):
 
     @method_of(VariableArguments)
     def __init__(self, asked: VariableArguments) -> None:
+        if asked.custom_getter is not None:
+            raise ValueError("custom_getter wraps get_variable; Variable makes what it is told")
         self._store = chosen(asked.store)
-        super().__init__(open_table(inside(self._store), asked, self))
+        engine = inside(self._store)
+        super().__init__(open_table(engine, asked, self))
+        if asked.regularizer is not None and (loss := asked.regularizer(self)) is not None:
+            engine.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
 
     # What it is.
 

@@ -28,7 +28,8 @@ ROOMS = " ".join(
         "errors checks handle signatures rows optimizers initializers seeding restrict options limits",
         "contracts registry stats store_state interrupts parallel meter",
         "tiers durability engine",
-        "defaults variable pooling catalog replica many_tables store opening scope offline pickling bulk __init__",
+        "defaults variable_scope variable pooling catalog replica many_tables store",
+        "opening scope offline pickling bulk __init__",
     ]
 ).split()
 # A variable says which store it is in: the one name of a room above, for annotations alone (TYPE_CHECKING).
@@ -350,6 +351,7 @@ TESTED_BY = {
     "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
     "kvemb/tiers/reads.py": "tiers/test_operations.py",
+    "kvemb/tiers/constraining.py": "test_variable_scope.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "test_initializers.py",
     "kvemb/restrict": "test_restrict.py",

@@ -6,8 +6,9 @@ Store.get_variable explains the arguments; kvemb.engine.specification checks the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy.typing as npt
 
@@ -15,7 +16,11 @@ from kvemb.initializers import Initializer
 from kvemb.optimizers import Optimizer
 from kvemb.options import Creator
 from kvemb.restrict import RestrictPolicy
+from kvemb.tiers.constraining import Constraint
 from kvemb.tiers.hot_tables import Partitioner, default_partitioner
+
+# fn(getter, name, **arguments); see kvemb.variable_scope.
+CustomGetter = Callable[..., Any]
 
 
 class LeftOut(int):
@@ -81,6 +86,15 @@ class Use:
     _: KW_ONLY
     optimizer: Optimizer | None = None
     hot_rows: int | None = None
+    regularizer: Callable[[Any], Any] | None = None
+    constraint: Constraint | None = None
+    collections: Sequence[str] | None = None
+    custom_getter: CustomGetter | None = None
+    caching_device: None = None
+    validate_shape: bool = True
+    use_resource: bool | None = None
+    synchronization: Any = None
+    aggregation: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,3 +110,27 @@ class ReferenceArguments(Use, NamedLater, Place):
 
 
 Asked = Arguments | ReferenceArguments
+
+
+def check_graph_arguments(asked: Asked) -> None:
+    """Raise ValueError for an argument that means something in a TensorFlow graph only; TypeError for no function.
+
+    Values that say what kvemb does in any case are accepted.
+    """
+    meant = {"synchronization": "AUTO", "aggregation": "NONE"}
+    for name, only in meant.items():
+        given = getattr(asked, name)
+        if given is not None and str(getattr(given, "name", given)).upper() != only:
+            raise ValueError(f"{name} must be {only} or left out, got {given!r}: kvemb has no distribution strategy")
+    if asked.caching_device is not None:
+        raise ValueError("caching_device has no meaning in kvemb, whose hot tier is the cache; leave it out")
+    if asked.validate_shape is not True:
+        raise ValueError("validate_shape must be True or left out: the shape of a row is always known, (dim,)")
+    if asked.use_resource not in (None, True):
+        raise ValueError("use_resource must be True or left out: a variable always behaves as a resource")
+    for name in ("regularizer", "constraint", "custom_getter"):
+        if getattr(asked, name) is not None and not callable(getattr(asked, name)):
+            raise TypeError(f"{name} must be callable, got {getattr(asked, name)!r}")
+    given = asked.collections
+    if given is not None and (isinstance(given, str) or not all(isinstance(each, str) for each in given)):
+        raise TypeError(f"collections must be a list of names such as GraphKeys.GLOBAL_VARIABLES, got {given!r}")

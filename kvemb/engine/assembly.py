@@ -58,7 +58,7 @@ def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
         # Ctrl-C is deferred: a durable point must not name a variable that is undone here.
         with uninterrupted() if specification.is_new else nullcontext(), ExitStack() as undo:
             table = _made(engine, specification, variable, undo)
-            _register(engine, table, undo)
+            _register(engine, table, undo, asked)
             if specification.is_new and engine.log is not None:
                 engine.flush()  # the log may name only variables of the durable point before it
             undo.pop_all()
@@ -105,7 +105,8 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     kernels, optimizer = registry.row_kernels(), specification.optimizer
     factory = RowFactory(schema, specification.initializer, optimizer, kernels)
     scratch = None if engine.state.read_only else engine.path
-    operations = TableOperations(storage, factory, Scoring(policy, hot_tables), kernels, optimizer, scratch)
+    scoring, constraint = Scoring(policy, hot_tables), specification.constraint
+    operations = TableOperations(storage, factory, scoring, kernels, optimizer, scratch, constraint)
     warm(engine, specification.name, hot_tables, operations)
     return Table(specification, policy, hot_tables, storage, operations, variable)
 
@@ -160,9 +161,11 @@ def give_back(
     engine.budgets.host.give_back(spill_bytes(specification.schema, slot_rows))
 
 
-def _register(engine: Engine, table: Table, undo: ExitStack) -> None:
+def _register(engine: Engine, table: Table, undo: ExitStack, asked: Asked) -> None:
     undo.callback(engine.discard, table)
     engine.tables[table.name] = table
-    engine.collect(GraphKeys.GLOBAL_VARIABLES, table.variable)
-    if table.specification.trainable:
-        engine.collect(GraphKeys.TRAINABLE_VARIABLES, table.variable)
+    collections = [GraphKeys.GLOBAL_VARIABLES] if asked.collections is None else list(asked.collections)
+    if table.specification.trainable and GraphKeys.TRAINABLE_VARIABLES not in collections:
+        collections.append(GraphKeys.TRAINABLE_VARIABLES)
+    for collection in collections:
+        engine.collect(collection, table.variable)

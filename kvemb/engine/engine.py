@@ -169,16 +169,16 @@ class Engine:
         elif self.warm and name in self.described.hot:
             yield from read_hot(self.points.live / layout.HOT, self.described.hot[name])
 
-    def collect(self, collection: str, variable: Any) -> None:
+    def collect(self, collection: str, item: Any) -> None:
         """Add to a collection."""
-        self.collections.setdefault(collection, []).append(variable)
+        self.collections.setdefault(collection, []).append(item)
 
     def discard(self, table: Table) -> None:
         """Remove a table from the open ones, and its variable from every collection."""
         self.tables.pop(table.name, None)
-        for collection in self.collections.values():
-            if table.variable in collection:
-                collection.remove(table.variable)
+        for name, collection in self.collections.items():
+            # By identity: what a regularizer returned may compare elementwise.
+            self.collections[name] = [each for each in collection if each is not table.variable]
 
     # Durable points.
 

@@ -16,7 +16,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_DIM, MOST_NAME_BYTES, MOST_ROWS
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
-from kvemb.engine.arguments import Asked, LeftOut, LeftOutFlag, LeftOutName
+from kvemb.engine.arguments import Asked, LeftOut, LeftOutFlag, LeftOutName, check_graph_arguments
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
@@ -24,6 +24,7 @@ from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import RestrictPolicy, as_policy, policy_class_name, policy_from_json
 from kvemb.rows.schema import Schema, key_dtype, value_dtype
 from kvemb.seeding import seeded, seeded_like
+from kvemb.tiers.constraining import Constraint
 from kvemb.tiers.hot_tables import Partitioner
 
 
@@ -33,7 +34,7 @@ class Specification:
 
     policy: not bound to a variable yet. first_rows: rows that the hot tables hold at first, 0 for a default; hot_rows:
     all their cells, None to let them grow. stored: its entry in the last durable point, None for a new one.
-    dim_left_out: whether dim was not given.
+    dim_left_out: whether dim was not given. constraint: projects rows after an optimizer's step.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Specification:
     bp_v2: bool
     stored: VariableEntry | None
     dim_left_out: bool
+    constraint: Constraint | None = None
 
     @property
     def is_new(self) -> bool:
@@ -94,6 +96,7 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
     Raises SchemaMismatch naming the field; TypeError, ValueError; UnsupportedFormat, BackendUnavailable.
     """
     name = check_name(asked.name)
+    check_graph_arguments(asked)
     key_type, value_type, width = _asked_shape(stored, asked)
     first_rows = as_int(asked.init_size, "init_size", 0, MOST_ROWS)
     if stored is None:
@@ -123,6 +126,7 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
         bp_v2=_flag(asked, stored, "bp_v2"),
         stored=stored,
         dim_left_out=isinstance(asked.dim, LeftOut),
+        constraint=asked.constraint,
     )
 
 
@@ -131,6 +135,7 @@ def agreed(asked: Asked, stored: VariableEntry) -> tuple[Optimizer | None, Restr
 
     Raises SchemaMismatch if a request differs from what is stored; TypeError, ValueError.
     """
+    check_graph_arguments(asked)
     key_type, value_type, width = _asked_shape(stored, asked)
     given = asked.initializer
     initializer = None if given is None else as_initializer(given, width, value_type)

@@ -17,6 +17,7 @@ from kvemb.meter import Progress
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Sums, Unique
+from kvemb.tiers.constraining import Constraining, Constraint
 from kvemb.tiers.locate import Located
 from kvemb.tiers.reads import TableReads
 from kvemb.tiers.restricting import keep_highest
@@ -36,10 +37,12 @@ class TableOperations(TableReads):
         kernels: RowKernels,
         optimizer: Optimizer | None,
         scratch: Path | None,
+        constraint: Constraint | None = None,
     ) -> None:
         super().__init__(storage, factory, scoring)
         self._kernels, self._scratch = kernels, scratch
         self.optimizer = optimizer
+        self._constraining = None if constraint is None else Constraining(constraint, self._hot_tables, kernels)
 
     def upsert(self, keys: Keys, values: Values) -> None:
         """Insert rows or replace their embeddings; of duplicate keys the last wins."""
@@ -120,11 +123,15 @@ class TableOperations(TableReads):
         with storage.writing():
             at = storage.locate(keys)
             self._create(at, self._scoring.first(storage.step))
+            before = None if self._constraining is None else self._constraining.copies(at)
             with storage.changing():
                 self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums)
                 if len(at.rows):
                     cold = np.arange(len(at.rows))
                     self._kernels.apply(at.rows, cold, optimizer, grads, storage.step, sums.of(at.cold))
+            if self._constraining is not None and before is not None:
+                self._constraining.project(at, before, storage.step)
+            with storage.changing():
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 

@@ -1,0 +1,52 @@
+"""A constraint of a variable: rows that an optimizer changed are projected, and a step whose projection fails undone.
+
+The variable's lock guards it. The constraint is the user's, so it runs outside of what poisons the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.contracts import RowKernels, Values
+from kvemb.rows.block import RowBlock
+from kvemb.rows.schema import as_values
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.locate import Located
+
+# fn(values (n, dim)) -> projected values (n, dim), row by row.
+Constraint = Callable[[npt.NDArray[Any]], npt.ArrayLike]
+
+
+class Constraining:
+    """A constraint over rows, hot ones in their cells and others in blocks."""
+
+    def __init__(self, constraint: Constraint, hot_tables: HotTables, kernels: RowKernels) -> None:
+        self._constraint, self._hot_tables, self._kernels = constraint, hot_tables, kernels
+
+    def copies(self, at: Located) -> RowBlock:
+        """Return copies of the hot rows of `at`, at their positions in at.keys."""
+        whole = RowBlock(self._hot_tables.tables[0].schema, len(at.keys))
+        rows, hot = RowBlock.joined(list(self._hot_tables.read(at.cells, at.owners)), whole.schema), at.hot
+        whole.put(hot[np.argsort(at.keys[hot])], rows.select(np.argsort(rows.keys)))
+        return whole
+
+    def project(self, at: Located, before: RowBlock, step: int) -> None:
+        """Project rows that were just changed. Where the constraint fails, hot rows are as in `before` again."""
+        try:
+            values = self._projected(at)
+        except BaseException:
+            self._hot_tables.put(at.cells, at.owners, before)
+            raise
+        self._hot_tables.assign(at.cells, at.owners, values, step)
+        self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], step)
+
+    def _projected(self, at: Located) -> Values:
+        schema = self._hot_tables.tables[0].schema
+        values = np.empty((len(at.keys), schema.dim), schema.value_dtype)
+        self._hot_tables.gather(at.cells, at.owners, values)
+        values[at.cold] = at.rows.embeddings()
+        return as_values(self._constraint(values), schema.value_dtype, values.shape, "constraint's result", "(n, dim)")

@@ -1,0 +1,175 @@
+"""Variable scopes: names with a common prefix, and defaults for the variables made inside.
+
+The rules are those of TensorFlow 1's tf.variable_scope and tf.get_variable. Scopes belong to the thread, or the
+asynchronous task, that entered them. Outside any scope get_variable behaves as tfra.dynamic_embedding.get_variable.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from kvemb.checks.brief import brief
+from kvemb.engine.arguments import Arguments, CustomGetter
+from kvemb.engine.engine import Engine
+from kvemb.engine.specification import check_name
+from kvemb.initializers import GlorotUniform, Initializer
+from kvemb.rows.schema import value_dtype
+from kvemb.tiers.hot_tables import Partitioner, default_partitioner
+
+Got = TypeVar("Got")
+
+
+class Reuse(enum.Enum):
+    """The third value of `reuse`, beside True and False."""
+
+    AUTO_REUSE = "get the variable, or create it"
+
+
+AUTO_REUSE = Reuse.AUTO_REUSE
+
+
+@dataclass(frozen=True)
+class VariableScope:
+    """A scope: its full name, and what variables made inside have unless they are given otherwise."""
+
+    name: str
+    reuse: bool | Reuse = False
+    initializer: Initializer | npt.ArrayLike | None = None
+    regularizer: Callable[[Any], Any] | None = None
+    partitioner: Partitioner | None = None
+    constraint: Callable[[npt.NDArray[Any]], npt.ArrayLike] | None = None
+    custom_getter: CustomGetter | None = None
+
+
+_current: ContextVar[VariableScope | None] = ContextVar("kvemb variable scope", default=None)
+
+
+def get_variable_scope() -> VariableScope | None:
+    """Return the innermost scope that was entered here, None outside any."""
+    return _current.get()
+
+
+@contextmanager
+def variable_scope(
+    name: str | VariableScope,
+    reuse: bool | Reuse | None = None,
+    initializer: Initializer | npt.ArrayLike | None = None,
+    regularizer: Callable[[Any], Any] | None = None,
+    partitioner: Partitioner | None = None,
+    constraint: Callable[[npt.NDArray[Any]], npt.ArrayLike] | None = None,
+    custom_getter: CustomGetter | None = None,
+    caching_device: None = None,
+) -> Iterator[VariableScope]:
+    """Let get_variable prefix names with `name/` inside the block, and use these defaults; yields the VariableScope.
+
+    name: of the scope inside the one around it; or a VariableScope to enter again, wherever this is.
+    reuse: True: get_variable gets existing variables only, and raises ValueError for others. AUTO_REUSE: it gets or
+    creates. False or None: it creates only, and raises ValueError for a variable that was got or created before in this
+    process (one that is only stored is opened); unless the scope around has True or AUTO_REUSE, which it inherits.
+    initializer, regularizer, partitioner, constraint: for variables that are given none; None: those of the scope
+    around. The last default initializer inside any scope is GlorotUniform (zeros for integers).
+    custom_getter: fn(getter, name, **arguments), called in place of get_variable; getter(name, **arguments) is that of
+    the scope around, at last get_variable itself. Names are full, and arguments those of get_variable.
+    caching_device: must be None: hot rows are the cache. Raises TypeError, ValueError.
+    """
+    around = _current.get()
+    if isinstance(name, VariableScope):
+        base, full = name, name.name
+    else:
+        base = around or VariableScope("")
+        full = f"{base.name}/{check_name(name)}" if base.name else check_name(name)
+    if reuse is not None and not isinstance(reuse, (bool, Reuse)):
+        raise TypeError(f"reuse must be True, False, None or AUTO_REUSE, got {brief(reuse)}")
+    if caching_device is not None:
+        raise ValueError("caching_device has no meaning in kvemb, whose hot tier is the cache; leave it out")
+    for what, given in {
+        "regularizer": regularizer, "partitioner": partitioner, "constraint": constraint, "custom_getter": custom_getter
+    }.items():  # fmt: skip
+        if given is not None and not callable(given):
+            raise TypeError(f"{what} must be callable, got {brief(given)}")
+    scope = VariableScope(
+        full,
+        reuse or base.reuse,
+        base.initializer if initializer is None else initializer,
+        regularizer or base.regularizer,
+        partitioner or base.partitioner,
+        constraint or base.constraint,
+        _nested(custom_getter, base.custom_getter),
+    )
+    token = _current.set(scope)
+    try:
+        yield scope
+    finally:
+        _current.reset(token)
+
+
+def _nested(inner: CustomGetter | None, outer: CustomGetter | None) -> CustomGetter | None:
+    """Return a getter that calls the inner one, whose own getter is the outer one."""
+    if inner is None or outer is None:
+        return inner or outer
+
+    def both(getter: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+        return inner(partial(outer, getter), name, *args, **kwargs)
+
+    return both
+
+
+def get_in_scope(asked: Arguments, engine: Engine, get: Callable[[Arguments], Any]) -> Any:
+    """Return get(asked), asked being completed by the scope, or what its custom getter returns.
+
+    Raises ValueError against `reuse`. REQUIRES: the engine's lock.
+    """
+    scope, custom = _current.get(), asked.custom_getter
+    if scope is None:
+        if custom is None:
+            return get(asked)
+        return _custom(custom, asked, get)
+    check_name(asked.name)
+    name = f"{scope.name}/{asked.name}"
+    is_new, unset = name not in engine.names(), asked.partitioner is default_partitioner
+    asked = replace(
+        asked,
+        name=name,
+        initializer=scope.initializer if asked.initializer is None and is_new else asked.initializer,
+        regularizer=asked.regularizer or scope.regularizer,
+        partitioner=scope.partitioner if unset and scope.partitioner else asked.partitioner,
+        constraint=asked.constraint or scope.constraint,
+    )
+
+    def getter(asked: Arguments) -> Any:
+        exists = asked.name in engine.names()
+        if scope.reuse is True and not exists:
+            raise ValueError(
+                f"variable {asked.name!r} does not exist, and the scope {scope.name!r} has reuse=True; create it "
+                "first, or use AUTO_REUSE"
+            )
+        if scope.reuse is False and asked.name in engine.tables:
+            raise ValueError(
+                f"variable {asked.name!r} exists already; did you mean to set reuse=True or reuse=kvemb.AUTO_REUSE in "
+                f"variable_scope({scope.name!r})?"
+            )
+        if not exists and asked.initializer is None and value_dtype(asked.value_dtype).kind not in "iu":
+            asked = replace(asked, initializer=GlorotUniform())
+        return get(asked)
+
+    custom = custom or scope.custom_getter
+    return getter(asked) if custom is None else _custom(custom, asked, getter)
+
+
+def _custom(custom: CustomGetter, asked: Arguments, get: Callable[[Arguments], Got]) -> Got:
+    """Return custom(getter, name, **arguments); getter takes the same arguments, name first."""
+    arguments = {**vars(asked), "custom_getter": None}
+
+    def getter(name: str, **given: Any) -> Got:
+        return get(Arguments(name, **given))
+
+    result: Got = custom(getter, arguments.pop("name"), **arguments)
+    return result
