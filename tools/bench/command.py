@@ -3,6 +3,8 @@
 Each command prints a table, or JSON with --json. The defaults are the sizes for which the bar is stated. The two sides
 take turns, because the speed of a shared machine varies: compare the ratio, not the rates. The table takes disk space
 in --folder; it is deleted afterwards.
+
+Longer than 300 lines: one command after the other, each with its options and a call.
 """
 
 from __future__ import annotations
