@@ -178,13 +178,14 @@ def tables(
     steps: Steps = 400,
     zipf: Zipf = 1.0,
     budget_mib: BudgetMib = 256,
+    changing: Annotated[bool, typer.Option(help="Use only the smaller half of the tables at first.")] = False,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
     """Train many tables in one budget: its share that holds hot rows, and their hits beside the best fixed split."""
     from kvemb.tools.bench.tables import run
 
-    run(tables, rows, batch, steps, zipf, budget_mib, folder).show(json)
+    run(tables, rows, batch, steps, zipf, budget_mib, changing, folder).show(json)
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 The tables share a budget that holds a part of their rows. Their sizes fall off as the sizes of a recommender's fields
 do, and each step looks up and trains the same number of ids of each. The peer is the best fixed split: the rows that
-would have the most hits for as many bytes as kvemb's hot rows take, known in advance and never moved.
+would have the most hits for as many bytes as kvemb's hot rows take, known in advance and never moved. --changing: at
+first only the smaller half of the tables is used, so that memory has to move; the last quarter of the steps counts.
 """
 
 from __future__ import annotations
@@ -22,10 +23,18 @@ DIMS = (8, 16, 32, 64)
 
 
 def run(
-    tables: int, rows: int, batch: int, steps: int, exponent: float, budget_mib: int, folder: Path | None
+    tables: int,
+    rows: int,
+    batch: int,
+    steps: int,
+    exponent: float,
+    budget_mib: int,
+    changing: bool,
+    folder: Path | None,
 ) -> Report:
     """Train `tables` tables, the largest of `rows` rows, the k-th of rows / k; the second half of the steps counts."""
     settings: dict[str, object] = {"tables": tables, "rows": rows, "batch": batch, "steps": steps, "zipf": exponent}
+    settings |= {"changing": changing}
     report = Report("tables", {**settings, "budget_mib": budget_mib})
     report.facts["compile_s"] = compile_seconds(DIMS[0])
     sizes = [max(1, rows // (number + 1)) for number in range(tables)]
@@ -39,14 +48,16 @@ def run(
         until_idle()
         popularity = [Zipf(size, exponent, seed=number) for number, size in enumerate(sizes)]
 
-        def train(count: int) -> None:
+        def train(count: int, first: int = 0) -> None:
             for _ in range(count):
-                for table, draw, dim in zip(opened, popularity, dims, strict=True):
+                for table, draw, dim in list(zip(opened, popularity, dims, strict=True))[first:]:
                     train_step(table, ids_of(draw.sample(batch)), None, target(dim))
 
-        train(steps // 2)
+        train(steps // 2, first=tables // 2 if changing else 0)
+        if changing:
+            train(steps // 4)
         before = [table.stats for table in opened]
-        train(steps - steps // 2)
+        train(steps - steps // 2 - (steps // 4 if changing else 0))
         after = [table.stats for table in opened]
     row_bytes = np.array([_row_bytes(dim) for dim in dims])
     hot = np.array([stats.rows_hot for stats in after])
