@@ -91,3 +91,13 @@ def open_stored(store: Handle[Engine], name: str, entry: VariableEntry) -> Varia
         bp_v2=entry.bp_v2,
         store=cast(Any, store),
     )
+
+
+def lines_of(engine: Engine) -> Iterator[str]:
+    """Yield a line for each variable of a store that is open, for its repr."""
+    for name in engine.names():
+        if name in engine.tables:
+            yield f"  {engine.tables[name].variable!r}"
+        else:
+            entry = engine.described.variables[name]
+            yield f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet"

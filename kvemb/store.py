@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, overload
 import numpy.typing as npt
 
 from kvemb import many_tables
-from kvemb.catalog import VariableMap, got, opened
+from kvemb.catalog import VariableMap, got, lines_of, opened
 from kvemb.defaults import DEFAULTS
 from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
@@ -56,6 +56,16 @@ class Store(Handle[Engine]):
         self.limits: Limits = engine.limits
         self.budget: Budget = engine.budgets.host
         self.state: StoreState = engine.state
+
+    @property
+    def id(self) -> str:
+        """The store's identity: 32 hexadecimal digits, kept by checkpoints of it and by stores restored from them."""
+        return self._inside.shown.store
+
+    @property
+    def point(self) -> int:
+        """The number of its last durable point, of a reader the one it shows; every later one has a larger number."""
+        return self._inside.shown.point
 
     # Its variables.
 
@@ -283,15 +293,6 @@ class Store(Handle[Engine]):
 
     def __repr__(self) -> str:
         state = "following" if self.follows else "read-only" if self.state.read_only else "open"
-        if self.state.cause is not None:
-            state = "poisoned"
-        if self.state.gone:
-            state = "closed"
-        lines = [f"<kvemb.Store {self.path} {state}, budget {format_bytes(self.budget.total)}>"]
-        for name in [] if self.state.gone else self._inside.names():
-            if name in self._inside.tables:
-                lines.append(f"  {self._inside.tables[name].variable!r}")
-            else:
-                entry = self._inside.described.variables[name]
-                lines.append(f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet")
-        return "\n".join(lines)
+        state = "closed" if self.state.gone else "poisoned" if self.state.cause is not None else state
+        first = f"<kvemb.Store {self.path} {state}, budget {format_bytes(self.budget.total)}>"
+        return "\n".join([first, *([] if self.state.gone else lines_of(self._inside))])

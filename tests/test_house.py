@@ -29,7 +29,7 @@ ROOMS = " ".join(
         "contracts registry stats store_state interrupts parallel meter",
         "tiers durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
-        "opening scope offline pickling bulk __init__",
+        "opening scope offline pickling bulk __init__ torch",
     ]
 ).split()
 # A variable says which store it is in: the one name of a room above, for annotations alone (TYPE_CHECKING).
@@ -162,7 +162,7 @@ def test_backends_stand_on_contracts_and_know_no_tiers(path):
 
 @pytest.mark.parametrize("path", sources("kvemb.tools"), ids=module_of)
 def test_tools_use_only_public_names(path):
-    public = {f"kvemb.{name}" for name in kvemb.__all__} | {"kvemb", "kvemb.__version__"}
+    public = {f"kvemb.{name}" for name in kvemb.__all__} | {"kvemb", "kvemb.__version__", "kvemb.torch"}
     for module, _ in imports(path):
         if top(module) != "kvemb" or module.startswith("kvemb.tools"):
             continue
@@ -356,6 +356,17 @@ TESTED_BY = {
     "kvemb/initializers": "test_initializers.py",
     "kvemb/restrict": "test_restrict.py",
     "kvemb/optimizers": "optimizers/test_formulas.py",
+    # A folder of tests must not be called torch: where PyTorch is not installed, it would be imported in its place.
+    **{
+        f"kvemb/torch/{name}.py": f"pytorch/test_{tests}.py"
+        for tests, names in {
+            "embedding": ["embedding", "lookups", "options", "module"],
+            "embedding_bag": ["embedding_bag", "pooling"],
+            "optimizer": ["optimizer", "gradients"],
+            **{name: [name] for name in ("bags", "collection", "prefetching")},
+        }.items()
+        for name in names
+    },
     # Bounds alone, which the manifest's fields are held against.
     "kvemb/checks/ranges.py": "durability/test_hostile_metadata.py",
 }

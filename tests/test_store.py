@@ -435,3 +435,15 @@ def test_a_store_stays_where_it_was_opened_wherever_the_process_goes(monkeypatch
         store.checkpoint("checkpoint")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "store"]
     assert kvemb.Checkpoint(tmp_path / "elsewhere" / "checkpoint").variables["table"].rows == 1
+
+
+def test_a_store_knows_its_identity_and_its_last_point(store, tmp_path):
+    first = store.point
+    checkpoint = store.checkpoint(tmp_path / "checkpoint")
+    assert store.point > first
+    with kvemb.open(store.path, read_only=True) as reader:
+        assert (reader.id, reader.point) == (store.id, store.point)
+    with kvemb.restore(checkpoint, tmp_path / "restored", memory_budget="4MiB") as restored:
+        assert (restored.id, restored.point) == (store.id, store.point)
+    with kvemb.open(tmp_path / "other", memory_budget="4MiB") as other:
+        assert other.id != store.id

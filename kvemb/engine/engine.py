@@ -182,6 +182,11 @@ class Engine:
 
     # Durable points.
 
+    @property
+    def shown(self) -> Manifest:
+        """The manifest of the last durable point, or of the one that a reader shows."""
+        return self.described if self.state.read_only else self.points.current
+
     def start(
         self,
         target: Path | None = None,

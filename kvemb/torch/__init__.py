@@ -1,0 +1,26 @@
+"""PyTorch modules over variables of a store: Embedding, EmbeddingBag, EmbeddingBagCollection, and their optimizer.
+
+    import kvemb.torch as kt
+
+    words = kt.EmbeddingBag("words", dim=16, mode="mean", store=store, optimizer=kvemb.optimizers.Adagrad(0.05))
+    optimizer = kt.Optimizer(model)
+
+A forward looks up the rows of the batch, a backward collects their gradients, and the optimizer's step takes one step
+of each variable's own optimizer on the rows that were used. Rows are no parameters: `model.parameters()` holds the
+dense part alone, for torch.optim. Needs PyTorch: pip install 'kvemb[torch]'. Importing kvemb does not import it.
+"""
+
+from kvemb.errors import BackendUnavailable
+
+try:
+    from kvemb.torch.collection import EmbeddingBagCollection
+    from kvemb.torch.embedding import Embedding
+    from kvemb.torch.embedding_bag import EmbeddingBag
+    from kvemb.torch.optimizer import Optimizer
+    from kvemb.torch.prefetching import prefetching
+except ImportError as error:
+    if error.name != "torch":
+        raise
+    raise BackendUnavailable("kvemb.torch needs PyTorch; install it: pip install 'kvemb[torch]'") from error
+
+__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "Optimizer", "prefetching"]

@@ -1,0 +1,110 @@
+"""Ids as modules get them: tensors of keys, in bags by offsets or by rows, checked before anything is looked up.
+
+Pure functions and values. `what` names an argument in errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvemb.checks.brief import brief
+
+Keys = npt.NDArray[Any]
+
+
+def keys_of(ids: Any, what: str = "ids") -> Keys:
+    """Return a tensor of integers as an array that shares its memory where it is on the CPU. Raises TypeError."""
+    if not isinstance(ids, torch.Tensor):
+        raise TypeError(f"{what} must be a tensor of integers, got {brief(ids)}")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.is_quantized:
+        raise TypeError(f"{what} must be a tensor of integers, got {ids.dtype}")
+    if ids.layout != torch.strided:
+        raise TypeError(f"{what} must be a dense tensor, got {ids.layout}; pass {what}.to_dense()")
+    keys: Keys = ids.detach().cpu().numpy()
+    return keys
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Ids in bags. keys (n,); offsets (count,) int64, where each bag begins; weights (n,) or None.
+
+    one_each: every bag has exactly one id, so bag i is id i. device: where results go.
+    """
+
+    keys: Keys
+    offsets: torch.Tensor
+    count: int
+    weights: torch.Tensor | None
+    one_each: bool
+    device: torch.device
+
+
+def bags_of(
+    ids: Any,
+    offsets: Any = None,
+    weights: Any = None,
+    *,
+    include_last_offset: bool = False,
+    mode: str = "sum",
+    what: str = "ids",
+) -> Bags:
+    """Return bags given as torch.nn.EmbeddingBag takes them: ids (n,) and offsets, or ids (count, m) without.
+
+    weights: per_sample_weights, of the shape of ids. Raises TypeError, ValueError, before anything is looked up.
+    """
+    keys = keys_of(ids, what)
+    if weights is not None:
+        if mode != "sum":
+            raise ValueError(f"per_sample_weights need mode='sum', got mode={mode!r}")
+        if not isinstance(weights, torch.Tensor) or not weights.is_floating_point():
+            raise TypeError(f"per_sample_weights of {what} must be a tensor of floats, got {brief(weights)}")
+        if weights.shape != ids.shape:
+            raise ValueError(
+                f"per_sample_weights must have the shape of {what}, {tuple(ids.shape)}, got {tuple(weights.shape)}"
+            )
+        weights = weights.reshape(-1)
+    if keys.ndim == 2:
+        if offsets is not None:
+            raise ValueError(f"offsets must be None where {what} has two dimensions, one bag a row")
+        count, width = keys.shape
+        begins = np.arange(0, count * width, width) if width else np.zeros(count, np.int64)
+        one_each = width == 1
+    elif keys.ndim == 1:
+        if offsets is None:
+            raise ValueError(
+                f"offsets are needed where {what} has one dimension; for bags of one id pass {what}[:, None]"
+            )
+        begins = _checked_offsets(keys_of(offsets, "offsets"), len(keys), include_last_offset, what)
+        count = len(begins)
+        one_each = count == len(keys) and bool((begins == np.arange(count)).all())
+    else:
+        raise ValueError(f"{what} must have one or two dimensions, got the shape {tuple(ids.shape)}")
+    return Bags(keys.reshape(-1), torch.from_numpy(begins), count, weights, one_each, ids.device)
+
+
+def _checked_offsets(offsets: Keys, ids: int, include_last: bool, what: str) -> npt.NDArray[np.int64]:
+    """Return where each bag begins. Raises ValueError."""
+    if offsets.ndim != 1:
+        raise ValueError(f"offsets must have one dimension, got the shape {offsets.shape}")
+    offsets = offsets.astype(np.int64)  # a copy: what autograd keeps must not change
+    if include_last and not len(offsets):
+        raise ValueError("offsets must have at least one element with include_last_offset, the number of ids")
+    if len(offsets) and offsets[0] != 0:
+        raise ValueError(f"offsets must begin with 0, got {offsets[0]}")
+    if (offsets[1:] < offsets[:-1]).any():
+        at = int(np.flatnonzero(offsets[1:] < offsets[:-1])[0])
+        raise ValueError(f"offsets must not descend, got {offsets[at]} and then {offsets[at + 1]} at {at + 1}")
+    if len(offsets) and offsets[-1] > ids:
+        raise ValueError(f"offsets must be at most the number of {what}, {ids}, got {offsets[-1]}")
+    if include_last and offsets[-1] != ids:
+        raise ValueError(
+            f"the last offset must be the number of {what}, {ids}, with include_last_offset, got {offsets[-1]}"
+        )
+    if not include_last and ids and not len(offsets):
+        raise ValueError(f"offsets must have at least one element where there are {what}, got none")
+    return offsets[:-1] if include_last else offsets

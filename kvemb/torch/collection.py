@@ -1,0 +1,118 @@
+"""EmbeddingBagCollection: many features over many variables, with one call into the store for a forward and a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kvemb.checks.brief import brief
+from kvemb.store import Store
+from kvemb.torch.bags import Bags, bags_of
+from kvemb.torch.module import RowsModule, variable_of
+from kvemb.torch.options import check_mode, check_names
+from kvemb.torch.pooling import Pooling, Prepared
+from kvemb.variable import Variable
+
+
+class EmbeddingBagCollection(RowsModule):
+    """Bags of several features, pooled over the variables that they name. See RowsModule for fused, check_finite,
+    output_dtype.
+
+    tables: by a name of your choice, a Variable, or a dict of arguments of Store.get_variable, such as dim and
+    optimizer; that variable has the name of the table. features: by feature, its table; features may share one. None:
+    one feature of each table, of its name. mode: "sum", "mean" or "max", or a dict of them by table. store: of new
+    variables, None for the default one. Raises TypeError, ValueError; what get_variable raises.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Variable | Mapping[str, Any]],
+        features: Mapping[str, str] | None = None,
+        mode: str | Mapping[str, str] = "sum",
+        *,
+        store: Store | None = None,
+        fused: bool = False,
+        check_finite: bool = False,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        if not isinstance(tables, Mapping) or not tables:
+            raise TypeError(f"tables must be a dict from names to variables or their arguments, got {brief(tables)}")
+        features = {name: name for name in tables} if features is None else dict(features)
+        if unknown := sorted({*features.values()} - {*tables}):
+            raise ValueError(f"features name the table {unknown[0]!r}; there is {', '.join(tables)}")
+        if unused := [name for name in tables if name not in features.values()]:
+            raise ValueError(f"no feature names the table {unused[0]!r}; leave it out, or name it in features")
+        modes = dict(mode) if isinstance(mode, Mapping) else dict.fromkeys(tables, mode)
+        if set(modes) != set(tables):
+            raise ValueError(f"mode must be one for all tables, or one for each of {', '.join(tables)}")
+        self.pooling = {name: Pooling(check_mode(modes[name])) for name in tables}
+        self.tables = {name: _variable(name, given, store) for name, given in tables.items()}
+        if len({id(variable) for variable in self.tables.values()}) < len(self.tables):
+            raise ValueError("a variable is given as two tables; let features share one")
+        super().__init__(list(self.tables.values()), fused, check_finite, output_dtype)
+        self.features = features
+        self._of_table = {
+            name: [feature for feature, table in features.items() if table == name] for name in self.tables
+        }
+
+    @torch.compiler.disable
+    def forward(self, inputs: Any) -> dict[str, torch.Tensor]:
+        """Return each feature's bags, {feature: (count, dim)}, in the order of `features`.
+
+        inputs: a dict from feature to (ids, offsets), (ids, offsets, per_sample_weights), or ids (count, m); or an
+        object like torchrec's KeyedJaggedTensor, with keys(), values(), offsets() and weights_or_none(). Every feature
+        must be there. Raises TypeError or ValueError before anything is looked up; RuntimeError if this module cannot
+        be trained now; what Store.lookup raises.
+        """
+        given = self._bags(inputs)
+        prepared = {
+            name: Prepared(self.tables[name], [given[feature] for feature in features], self.pooling[name])
+            for name, features in self._of_table.items()
+        }
+        rows = iter(self.rows([each for part in prepared.values() for each in part.wanted]))
+        found: dict[str, torch.Tensor] = {}
+        for name, part in prepared.items():
+            pooled = part.finish([next(rows) for _ in part.wanted])
+            found |= zip(self._of_table[name], pooled, strict=True)
+        return {name: self.finished(found[name], given[name].device) for name in self.features}
+
+    def _bags(self, inputs: Any) -> dict[str, Bags]:
+        by_feature = inputs if isinstance(inputs, Mapping) else _jagged(inputs)
+        if missing := [name for name in self.features if name not in by_feature]:
+            raise ValueError(f"the feature {missing[0]!r} is not given; there is {', '.join(map(str, by_feature))}")
+        return {name: self._bags_of(name, by_feature[name]) for name in self.features}
+
+    def _bags_of(self, name: str, given: Any) -> Bags:
+        parts = given if isinstance(given, (tuple, list)) else (given,)
+        if not 1 <= len(parts) <= 3:
+            raise TypeError(f"{name} must be ids, (ids, offsets) or (ids, offsets, weights), got {len(parts)} parts")
+        return bags_of(*parts, mode=self.pooling[self.features[name]].mode, what=name)
+
+
+def _variable(name: str, given: Any, store: Store | None) -> Variable:
+    if isinstance(given, Variable):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"tables[{name!r}] must be a Variable or a dict of its arguments, got {brief(given)}")
+    check_names(dict(given))
+    return variable_of(name, None, store, dict(given))
+
+
+def _jagged(inputs: Any) -> dict[str, tuple[torch.Tensor, ...]]:
+    """Return (ids, offsets) or (ids, offsets, weights) by feature, of an object like a KeyedJaggedTensor."""
+    try:
+        names, values, offsets = list(inputs.keys()), inputs.values(), inputs.offsets()
+        weights = inputs.weights_or_none()
+    except AttributeError as error:
+        raise TypeError(f"expected a dict by feature, or a KeyedJaggedTensor, got {brief(inputs)}") from error
+    count = (len(offsets) - 1) // max(1, len(names))
+    if len(offsets) != count * len(names) + 1:
+        raise ValueError(f"{len(offsets)} offsets are not those of {len(names)} features, of as many bags each")
+    bounds, parts = offsets[::count].tolist() if count else [0] * (len(names) + 1), {}
+    for at, name in enumerate(names):
+        begin, end = bounds[at], bounds[at + 1]
+        own = (values[begin:end], offsets[at * count : (at + 1) * count] - begin)
+        parts[name] = own if weights is None else (*own, weights[begin:end])
+    return parts

@@ -1,0 +1,143 @@
+"""Rows as tensors that autograd knows: one call looks up the rows of several variables, its backward brings theirs.
+
+The rows are the outputs of a Function whose only input is a constant, so nothing of a forward outlives its graph. No
+gradient is scattered: for each variable it is that of the rows as they were looked up.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from kvemb.rows.hashing import Unique
+from kvemb.rows.schema import as_keys, public_keys
+from kvemb.store import Store
+from kvemb.torch.bags import Keys
+from kvemb.torch.gradients import Gradient
+from kvemb.variable import Variable
+
+# What makes autograd call backward; it takes no gradient itself.
+_ANCHOR = torch.zeros((), requires_grad=True)
+_WIDE = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}
+
+
+class Wanted(NamedTuple):
+    """Rows of a variable. keys (n,). padding: the key whose rows are zeros, are not looked up, and get no gradient."""
+
+    variable: Variable
+    keys: Keys
+    padding: int | None = None
+
+
+class Sink(Protocol):
+    """Where gradients go."""
+
+    def add(self, gradients: list[Gradient]) -> None:
+        """Take what one backward brought."""
+
+
+def fetch(wanted: list[Wanted], sink: Sink | None, *, touch: bool) -> list[torch.Tensor]:
+    """Return the rows of each, (n, dim), float32, or float64 of float64 values, in one call for each store.
+
+    sink: gets the gradients of a backward; None: none are taken. touch: whether a row looked up counts as used.
+    """
+    trained = sink is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in wanted)
+    kept = [_kept(each, trained) for each in wanted]
+    rows = _looked_up([(each.variable, keys) for each, (keys, _) in zip(wanted, kept, strict=True)], touch)
+    for at, (each, (_, positions)) in enumerate(zip(wanted, kept, strict=True)):
+        if positions is not None:
+            whole = rows[at].new_zeros(len(each.keys), each.variable.dim)
+            whole[positions] = rows[at]
+            rows[at] = whole
+    if not trained:
+        return rows
+    sources = [(each.variable, keys, positions) for each, (keys, positions) in zip(wanted, kept, strict=True)]
+    return list(_Rows.apply(_ANCHOR, rows, sources, sink))
+
+
+def _kept(wanted: Wanted, trained: bool) -> tuple[Keys, torch.Tensor | None]:
+    """Return the keys to look up, and where their rows belong; None: everywhere. trained: they wait for a step."""
+    here = None if wanted.padding is None else wanted.keys != wanted.padding
+    if here is None or here.all():
+        # A copy: whoever gave them may put the next batch in their place.
+        return wanted.keys.copy() if trained else wanted.keys, None
+    positions = np.flatnonzero(here)
+    return wanted.keys[positions], torch.from_numpy(positions)
+
+
+def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool) -> list[torch.Tensor]:
+    """Return the rows of each. Of one variable that is wanted several times, all keys are looked up together."""
+    stores: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
+    for at, (variable, _) in enumerate(wanted):
+        store = variable.resource_handle[0]
+        stores.setdefault(id(store), (store, {}))[1].setdefault(variable, []).append(at)
+    rows: list[Any] = [None] * len(wanted)
+    for store, variables in stores.values():
+        asked: dict[Variable | str, Keys] = {
+            variable: wanted[at[0]][1] if len(at) == 1 else np.concatenate([wanted[each][1] for each in at])
+            for variable, at in variables.items()
+        }
+        found = store.lookup(asked, touch=touch)
+        for variable, places in variables.items():
+            lengths, wide = [len(wanted[each][1]) for each in places], _tensor(found[variable])
+            # Tensors of their own: autograd refuses changes in place of views of one.
+            parts = [wide] if len(places) == 1 else [part.clone() for part in wide.split(lengths)]
+            for each, part in zip(places, parts, strict=True):
+                rows[each] = part
+    return rows
+
+
+def _tensor(rows: Any) -> torch.Tensor:
+    """Return rows as a tensor of float32, or float64, that shares their memory if they are that."""
+    if rows.dtype.name == "bfloat16":
+        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16).float()
+    return torch.from_numpy(rows).to(_WIDE[rows.dtype.name])
+
+
+class _Rows(torch.autograd.Function):
+    """Rows that were looked up, whose gradients go to a sink."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, rows: list[torch.Tensor], sources: Any, sink: Sink) -> Any:
+        """Return the rows as outputs."""
+        ctx.save_for_backward(anchor)  # so that a second backward through a freed graph raises, as elsewhere
+        ctx.sources, ctx.sink = sources, sink
+        ctx.set_materialize_grads(False)
+        return tuple(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """Give the gradients of those that were used to the sink."""
+        (_,) = ctx.saved_tensors
+        found = [
+            Gradient(variable, keys, grad.detach() if at is None else grad.detach()[at])
+            for grad, (variable, keys, at) in zip(grads, ctx.sources, strict=True)
+            if grad is not None and variable.trainable and len(keys)
+        ]
+        if found:
+            ctx.sink.add(found)
+        return None, None, None, None
+
+
+class Distinct(NamedTuple):
+    """The distinct keys of a batch (m,), for each key of it (n,) its position among them, and how often each occurs."""
+
+    keys: Keys
+    inverse: torch.Tensor
+    counts: torch.Tensor
+
+
+def distinct(keys: Keys, variable: Variable) -> Distinct:
+    """Return the distinct keys, in order of first occurrence. Raises TypeError for keys that do not fit."""
+    found = Unique(as_keys(keys, variable.key_dtype).reshape(-1))
+    return Distinct(
+        public_keys(found.keys, variable.key_dtype), torch.from_numpy(found.inverse), torch.from_numpy(found.counts)
+    )
+
+
+def divide_gradient(rows: torch.Tensor, counts: torch.Tensor) -> None:
+    """Divide the gradient of rows (n, dim), before it is brought anywhere, by counts (n,)."""
+    if rows.requires_grad:
+        rows.register_hook(lambda grad: grad / counts[:, None])

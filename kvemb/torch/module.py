@@ -1,0 +1,128 @@
+"""What all modules over variables share: where gradients wait, what they refuse, and what a state_dict says of them.
+
+A module is as thread-safe as torch's own: one thread trains it, and any number may use it for inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from kvemb.checks.brief import brief
+from kvemb.defaults import chosen
+from kvemb.store import Store
+from kvemb.torch.gradients import Pending
+from kvemb.torch.lookups import Wanted, fetch
+from kvemb.variable import Variable
+
+_OUTPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class RowsModule(torch.nn.Module):
+    """A module over variables. It has no parameters: rows are trained by kvemb.torch.Optimizer, or fused.
+
+    fused: each backward takes the optimizers' step at once. check_finite: a step whose gradients have a NaN or an
+    infinity raises ValueError, and nothing changes. output_dtype: of results, None for float32 (float64 where values
+    are), also under autocast.
+    """
+
+    def __init__(
+        self, variables: list[Variable], fused: bool, check_finite: bool, output_dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        for variable in variables:
+            if variable.value_dtype.kind in "iu":
+                raise ValueError(
+                    f"variable {variable.name!r} holds {variable.value_dtype.name}; modules are of float variables"
+                )
+            if fused and variable.trainable and variable.optimizer is None:
+                raise ValueError(f"variable {variable.name!r} has no optimizer, which fused=True needs")
+        if output_dtype is not None and output_dtype not in _OUTPUTS:
+            raise ValueError(f"output_dtype must be a torch float dtype or None, got {brief(output_dtype)}")
+        self.variables = list({id(variable): variable for variable in variables}.values())
+        self.output_dtype = output_dtype
+        self.pending = Pending(bool(fused), bool(check_finite))
+
+    def rows(self, wanted: list[Wanted]) -> list[torch.Tensor]:
+        """Return the rows of each (n, dim), whose gradients this module takes. In eval() lookups are not uses.
+
+        Raises RuntimeError under torch.distributed, and if gradients wait that no optimizer will take.
+        """
+        if self.training and torch.is_grad_enabled() and any(variable.trainable for variable in self.variables):
+            self._check_can_train()
+        return fetch(wanted, self.pending, touch=self.training)
+
+    def _check_can_train(self) -> None:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            raise RuntimeError(
+                f"{type(self).__name__} cannot be trained by {distributed.get_world_size()} processes of "
+                "torch.distributed (DDP): each would train a store of its own, and they would drift apart; train in "
+                "one process"
+            )
+        if self.pending.waiting and self.pending.owner is None:
+            raise RuntimeError(
+                f"gradients of {self._names()} wait, and no optimizer takes them: make a kvemb.torch.Optimizer(model), "
+                "or the module with fused=True"
+            )
+
+    def finished(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a result on the device and in the dtype that it is wanted in."""
+        return out.to(device, self.output_dtype or out.dtype)
+
+    # What a state_dict has of it: which store, at which durable point. Rows are saved by the store's checkpoints.
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return which store the rows are in, and its last durable point."""
+        stores = {variable.name: variable.resource_handle[0] for variable in self.variables}
+        return {name: {"store": store.id, "point": store.point} for name, store in stores.items()}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Check that the rows are those that the state was saved with, or later ones.
+
+        Raises ValueError for another store, or an earlier state of it.
+        """
+        mine = self.get_extra_state()
+        if not isinstance(state, Mapping) or set(state) != set(mine):
+            raise ValueError(f"the state_dict has rows of {brief(state)}, this module of {self._names()}")
+        for name, found in mine.items():
+            saved = state[name]
+            if saved["store"] != found["store"]:
+                raise ValueError(
+                    f"the state_dict was saved with variable {name!r} of the store {saved['store']}, and this is the "
+                    f"store {found['store']}: restore the checkpoint that belongs to it"
+                )
+            if saved["point"] > found["point"]:
+                raise ValueError(
+                    f"the state_dict was saved at durable point {saved['point']} of its store, and this one is at "
+                    f"{found['point']}, before it: restore the checkpoint that belongs to it"
+                )
+
+    def _names(self) -> str:
+        return ", ".join(repr(variable.name) for variable in self.variables)
+
+    def extra_repr(self) -> str:
+        """Return what repr shows of it."""
+        shown = [f"{variable.name!r}, dim={variable.dim}" for variable in self.variables]
+        return ", ".join([*shown, *(["fused=True"] if self.pending.fused else [])])
+
+
+def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dict[str, Any]) -> Variable:
+    """Return the variable that a module is made of: itself, or Store.get_variable of a name and arguments.
+
+    Raises TypeError; ValueError for arguments beside a Variable; what get_variable raises.
+    """
+    if isinstance(given, Variable):
+        if arguments or store is not None or dim not in (None, given.dim):
+            named = ", ".join(["store", *arguments] if store is not None else arguments) or "dim"
+            raise ValueError(f"variable {given.name!r} exists as it is: leave out {named}, or give a name")
+        return given
+    if not isinstance(given, str):
+        raise TypeError(
+            f"expected a name or a Variable, got {brief(given)}; keys are any int64, so no number is needed"
+        )
+    if dim is not None:
+        arguments = {"dim": dim, **arguments}
+    return cast(Store, chosen(store)).get_variable(given, **arguments)

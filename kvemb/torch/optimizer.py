@@ -1,0 +1,170 @@
+"""Optimizer: a torch.optim.Optimizer over the variables of a model's modules.
+
+Each variable is one parameter group with the learning rate of its own optimizer, so every scheduler works. step() takes
+one step of that optimizer on the rows whose gradients wait. Looking at `param_groups` sums the gradients of equal keys
+into one tensor a variable, which stands there as a parameter with a `grad`: what clip_grad_norm_ and GradScaler change
+is what the step takes. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from kvemb.checks.brief import brief
+from kvemb.optimizers import Optimizer as Rule
+from kvemb.torch.gradients import Gradient, merged, step
+from kvemb.torch.module import RowsModule
+from kvemb.variable import Variable
+
+
+class Optimizer(torch.optim.Optimizer):
+    """The optimizer of all variables that the modules inside the given ones use.
+
+    lr: a learning rate for all of them; None: each variable's own. Other numbers are those of the variable's optimizer.
+    The rate of a group takes effect at the next step, of fused modules at the next backward. A module takes its steps
+    from the optimizer that was made last for it. Raises ValueError if no module has a trainable variable, or a
+    variable has no optimizer; TypeError.
+    """
+
+    def __init__(self, *modules: torch.nn.Module, lr: float | None = None) -> None:
+        found: dict[int, RowsModule] = {}
+        for module in modules:
+            if not isinstance(module, torch.nn.Module):
+                raise TypeError(f"expected modules, such as a model, got {brief(module)}")
+            found |= {id(each): each for each in module.modules() if isinstance(each, RowsModule)}
+        variables = {id(each): each for module in found.values() for each in module.variables if each.trainable}
+        if not variables:
+            raise ValueError("there is no module with a trainable variable of kvemb.torch in the model")
+        self._rules: dict[int, Rule] = {}
+        for variable in variables.values():
+            if variable.optimizer is None:
+                raise ValueError(
+                    f"variable {variable.name!r} has no optimizer; make it with optimizer=kvemb.optimizers.Adagrad()"
+                )
+            self._rules[id(variable)] = variable.optimizer
+        self._variables, self._modules = list(variables.values()), list(found.values())
+        self._groups: list[dict[str, Any]] = []
+        self._merged: list[tuple[Gradient, torch.Tensor]] = []
+        groups = [
+            {"params": [], "lr": _rate(rule) if lr is None else lr, "variable": variable.name}
+            for variable, rule in zip(self._variables, self._rules.values(), strict=True)
+        ]
+        super().__init__(groups, {"lr": groups[0]["lr"]})
+        for module in self._modules:
+            module.pending.owner = self
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """One group for each variable: "variable", its name; "lr"; "params": what waits, one tensor with its `grad`."""
+        self._merge()
+        return self._groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._groups = groups
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """What waits for a step, for clip_grad_norm_: a tensor for each variable, `grad` being that of its rows."""
+        return [leaf for group in self.param_groups for leaf in group["params"]]
+
+    def _merge(self) -> None:
+        """Sum what came since the last time with what was summed then."""
+        made = len(self._groups) == len(self._variables)  # else the constructor looks at them
+        if not made or not any(module.pending.waiting for module in self._modules):
+            return
+        before = [Gradient(each.variable, each.keys, leaf.grad) for each, leaf in self._merged if leaf.grad is not None]
+        waiting = [gradient for module in self._modules for gradient in module.pending.waiting]
+        together = merged(before + waiting)
+        self.zero_grad()
+        groups = {id(variable): group for variable, group in zip(self._variables, self._groups, strict=False)}
+        for gradient in together:
+            # Its values are of no use, and take no memory; its gradient is what counts.
+            leaf = gradient.values.new_zeros(()).expand_as(gradient.values).requires_grad_()
+            leaf.grad = gradient.values
+            self._merged.append((gradient, leaf))
+            groups[id(gradient.variable)]["params"].append(leaf)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients that wait."""
+        for module in self._modules:
+            module.pending.clear()
+        self._merged = []
+        for group in self._groups:
+            group["params"] = []
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step on the rows whose gradients wait; then none wait. closure: called first, its result returned.
+
+        Raises ValueError if a rate is not a number of at least 0, a variable's optimizer was changed elsewhere, or a
+        gradient is not finite and a module has check_finite: then nothing has changed. And what Store.apply_gradients
+        raises.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gradients = [
+            Gradient(each.variable, each.keys, leaf.grad) for each, leaf in self._merged if leaf.grad is not None
+        ]
+        gradients += [gradient for module in self._modules for gradient in module.pending.waiting]
+        if gradients:
+            step(gradients, [module.pending for module in self._modules])
+        self.zero_grad()
+        return loss
+
+    def before_step(self, variables: list[Variable]) -> None:
+        """Give variables the rates of their groups. Raises ValueError; then none is changed."""
+        groups = {id(variable): group for variable, group in zip(self._variables, self._groups, strict=False)}
+        changed: list[tuple[Variable, Rule]] = []
+        for variable in variables:
+            if id(variable) not in groups:
+                continue  # it is not trainable, or another optimizer's
+            known, rate = self._rules[id(variable)], float(groups[id(variable)]["lr"])
+            if variable.optimizer != known:
+                raise ValueError(
+                    f"the optimizer of variable {variable.name!r} was changed to {variable.optimizer!r} while "
+                    f"kvemb.torch.Optimizer trains it with {known!r}; set the rate in param_groups, or make another "
+                    "Optimizer(model)"
+                )
+            if rate != _rate(known):
+                changed.append((variable, _with_rate(known, rate)))
+        for variable, rule in changed:
+            variable.optimizer = rule
+            self._rules[id(variable)] = rule
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused after construction, with ValueError: groups are those of the variables."""
+        if len(self._groups) >= len(self._variables):
+            raise ValueError("groups are those of the model's variables; make a new Optimizer(model)")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the groups with their rates. Slots are in the rows, which checkpoints of the store have."""
+        return {"state": {}, "param_groups": [{**group, "params": []} for group in self._groups]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the groups of state_dict(). Forgets what waits. Raises ValueError for other variables."""
+        saved = [group.get("variable") for group in state_dict["param_groups"]]
+        mine = [group["variable"] for group in self._groups]
+        if saved != mine:
+            raise ValueError(f"the state is of the variables {saved}, this optimizer of {mine}")
+        self.zero_grad()
+        for group, found in zip(self._groups, state_dict["param_groups"], strict=True):
+            group.update({name: deepcopy(value) for name, value in found.items() if name != "params"})
+
+
+def _rate(rule: Rule) -> float:
+    """Return the learning rate, which every optimizer has."""
+    return float(vars(rule)["learning_rate"])
+
+
+def _with_rate(rule: Rule, rate: float) -> Rule:
+    made: Rule = replace(cast(Any, rule), learning_rate=rate)
+    return made

@@ -1,0 +1,63 @@
+"""Arguments of torch.nn's embeddings that mean something here, checked; the others are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int, as_number
+
+MODES = ("sum", "mean", "max")
+# What torch.nn has and rows do not; the message says what to do.
+_REFUSED = {
+    "num_embeddings": "keys are any int64, and a row is made at its first step",
+    "_weight": "upsert the rows: variable.upsert(keys, weight)",
+    "_freeze": "make the variable with trainable=False",
+    "freeze": "make the variable with trainable=False",
+    "dtype": "give value_dtype, such as 'float32'",
+    "device": "rows live in the store; give devices, and move ids and results",
+}
+
+
+def check_names(arguments: dict[str, Any]) -> None:
+    """Raise TypeError for an argument of torch.nn's that has no meaning here."""
+    for name in arguments:
+        if name in _REFUSED:
+            raise TypeError(f"there is no argument {name} here: {_REFUSED[name]}")
+
+
+def check_mode(mode: Any) -> str:
+    """Return a mode of bags. Raises ValueError."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {brief(mode)}")
+    return str(mode)
+
+
+def check_padding(padding_idx: Any) -> int | None:
+    """Return a padding key. Raises TypeError."""
+    return None if padding_idx is None else as_int(padding_idx, "padding_idx")
+
+
+def check_norm(max_norm: Any, norm_type: Any) -> tuple[float | None, float]:
+    """Return the bound of a row's norm, and which norm. Raises TypeError, ValueError."""
+    most = None if max_norm is None else as_number(max_norm, "max_norm")
+    kind = as_number(norm_type, "norm_type")
+    if most is not None and not most > 0:
+        raise ValueError(f"max_norm must be above 0, or None, got {brief(max_norm)}")
+    if not kind > 0:
+        raise ValueError(f"norm_type must be above 0, got {brief(norm_type)}")
+    return most, kind
+
+
+def clipped(rows: torch.Tensor, max_norm: float | None, norm_type: float) -> torch.Tensor:
+    """Return rows (n, dim), those of a larger norm scaled to it. Differentiable; the table does not change.
+
+    As TensorFlow's embedding_lookup(max_norm=); torch.nn's changes the table.
+    """
+    if max_norm is None:
+        return rows
+    norms = torch.linalg.vector_norm(rows, norm_type, dim=1, keepdim=True)
+    scale = max_norm / norms.clamp_min(max_norm)
+    return rows * scale

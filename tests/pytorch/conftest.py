@@ -1,0 +1,27 @@
+"""What tests of the PyTorch modules share. Where PyTorch is not installed they are left out (test_missing)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+import kvemb
+
+collect_ignore_glob = [] if find_spec("torch") else ["test_[!m]*.py"]
+
+
+@pytest.fixture
+def loaded(store):
+    """A function that makes a variable of keys 0 to n - 1 whose rows are a weight (n, dim), as torch.nn has it."""
+    numbers = iter(range(100))
+
+    def make(weight, **arguments) -> kvemb.Variable:
+        array = weight.detach().numpy().copy()
+        made = {"optimizer": kvemb.optimizers.SGD(0.5), "hot_rows": 16, "value_dtype": array.dtype, **arguments}
+        variable = store.get_variable(f"table{next(numbers)}", dim=array.shape[1], **made)
+        variable.upsert(np.arange(len(array)), array)
+        return variable
+
+    return make

@@ -1,0 +1,168 @@
+"""EmbeddingBagCollection: features over tables give and train what bags of their own do, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+
+import kvemb
+import kvemb.torch as kt
+from kvemb.optimizers import SGD
+
+DIMS = {"item": 3, "user": 2}
+FEATURES = {"clicked": "item", "user_id": "user", "shown": "item"}
+
+
+class Jagged:
+    """What a KeyedJaggedTensor of torchrec shows."""
+
+    def __init__(self, parts: Mapping[str, tuple[torch.Tensor, ...]], weights: bool) -> None:
+        self._keys = list(parts)
+        self._values = torch.cat([part[0] for part in parts.values()])
+        lengths = [torch.diff(part[1], append=torch.tensor([len(part[0])])) for part in parts.values()]
+        self._offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)])
+        self._weights = torch.cat([part[2] for part in parts.values()]) if weights else None
+
+    def keys(self):
+        return self._keys
+
+    def values(self):
+        return self._values
+
+    def offsets(self):
+        return self._offsets
+
+    def weights_or_none(self):
+        return self._weights
+
+
+@pytest.fixture
+def weights():
+    torch.manual_seed(1)
+    return {name: torch.randn(20, dim) for name, dim in DIMS.items()}
+
+
+@pytest.fixture
+def tables(loaded, weights):
+    return {name: loaded(weight) for name, weight in weights.items()}
+
+
+def batch(seed: int, *, ones: bool) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(seed)
+    if ones:
+        return {name: (torch.randint(0, 20, (4,)), torch.arange(4)) for name in FEATURES}
+    return {name: (torch.randint(0, 20, (9,)), torch.tensor([0, 2, 2, 5])) for name in FEATURES}
+
+
+@pytest.mark.parametrize("ones", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean", {"item": "max", "user": "sum"}])
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_equals_torch(tables, weights, ones, mode, fused):
+    modes = mode if isinstance(mode, dict) else dict.fromkeys(tables, mode)
+    theirs = {
+        name: torch.nn.EmbeddingBag.from_pretrained(weight.clone(), freeze=False, mode=modes[name])
+        for name, weight in weights.items()
+    }
+    module = kt.EmbeddingBagCollection(tables, FEATURES, mode, fused=fused)
+    ours = kt.Optimizer(module)
+    optimizer = torch.optim.SGD([part.weight for part in theirs.values()], 0.5)
+    for seed in range(3):
+        given = batch(seed, ones=ones)
+        expected = {name: theirs[table](*given[name]) for name, table in FEATURES.items()}
+        found = module(given)
+        assert list(found) == list(FEATURES)
+        for name in FEATURES:
+            torch.testing.assert_close(found[name], expected[name])
+        optimizer.zero_grad()
+        for outs in (expected, found):
+            sum((out.sin() * (at + 1)).sum() for at, out in enumerate(outs.values())).backward()
+        optimizer.step()
+        ours.step()
+        for name, table in tables.items():
+            rows = torch.from_numpy(table.lookup(np.arange(20)))
+            torch.testing.assert_close(rows, theirs[name].weight.detach())
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_jagged_tensor_is_a_batch(tables, weighted):
+    module = kt.EmbeddingBagCollection(tables, FEATURES)
+    given = {
+        name: (ids, offsets, torch.rand(len(ids))) if weighted else (ids, offsets)
+        for name, (ids, offsets) in batch(1, ones=False).items()
+    }
+    found = module(Jagged({**given, "other": given["shown"]}, weighted))
+    expected = module(given)
+    for name in FEATURES:
+        torch.testing.assert_close(found[name], expected[name])
+
+
+def test_only_features_that_were_used_are_trained(tables):
+    module = kt.EmbeddingBagCollection(tables, FEATURES)
+    found = module(batch(1, ones=True))
+    found["user_id"].sum().backward()
+    assert [gradient.variable.name for gradient in module.pending.waiting] == [tables["user"].name]
+
+
+def test_one_call_into_the_store_for_all_features(tables, monkeypatch):
+    calls: list[object] = []
+    for name in ("lookup", "apply_gradients"):
+        real = getattr(kvemb.Store, name)
+        monkeypatch.setattr(
+            kvemb.Store, name, lambda *given, real=real, **more: calls.append(real.__name__) or real(*given, **more)
+        )
+    module = kt.EmbeddingBagCollection(tables, FEATURES, fused=True)
+    for ones in (True, False):
+        sum(out.sum() for out in module(batch(1, ones=ones)).values()).backward()
+    assert calls == ["lookup", "apply_gradients"] * 2
+
+
+def test_tables_by_their_arguments(store):
+    module = kt.EmbeddingBagCollection(
+        {"item": {"dim": 3, "optimizer": SGD(1.0)}, "user": {"dim": 2, "optimizer": SGD(1.0)}}, store=store
+    )
+    assert {name: variable.dim for name, variable in module.tables.items()} == DIMS
+    assert sorted(store.variables) == ["item", "user"]
+    found = module({"item": torch.zeros(2, 1, dtype=torch.int64), "user": torch.zeros(2, 3, dtype=torch.int64)})
+    assert {name: tuple(out.shape) for name, out in found.items()} == {"item": (2, 3), "user": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (({},), TypeError, "tables must be a dict"),
+        (({"a": 3},), TypeError, r"tables\['a'\] must be a Variable or a dict"),
+        (({"a": {"num_embeddings": 3}},), TypeError, "keys are any int64"),
+        (({"a": {}}, {"f": "b"}), ValueError, "features name the table 'b'; there is a"),
+        (({"a": {}, "b": {}}, {"f": "b"}), ValueError, "no feature names the table 'a'"),
+        (({"a": {}}, None, "median"), ValueError, "mode must be one of"),
+        (({"a": {}}, None, {"b": "sum"}), ValueError, "mode must be one for all tables"),
+    ],
+    ids=str,
+)
+def test_bad_collections(store, arguments, error, message):
+    with pytest.raises(error, match=message):
+        kt.EmbeddingBagCollection(*arguments, store=store)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, ValueError, "the feature 'clicked' is not given"),
+        (3, TypeError, "expected a dict by feature, or a KeyedJaggedTensor"),
+        ({name: torch.tensor([1]) for name in FEATURES}, ValueError, r"pass clicked\[:, None\]"),
+        (dict.fromkeys(FEATURES, ()), TypeError, "got 0 parts"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bad_batches_are_refused_before_anything_is_looked_up(tables, given, error, message):
+    with pytest.raises(error, match=message):
+        kt.EmbeddingBagCollection(tables, FEATURES)(given)
+    assert {table.stats.hits for table in tables.values()} == {0}
+
+
+def test_a_variable_is_one_table(tables):
+    with pytest.raises(ValueError, match="given as two tables"):
+        kt.EmbeddingBagCollection({"a": tables["item"], "b": tables["item"]})

@@ -1,0 +1,353 @@
+"""Embedding gives and trains what torch.nn.Embedding with dense parameters does, and says what it cannot do."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvemb
+import kvemb.torch as kt
+from kvemb.optimizers import SGD, Adagrad
+
+KEYS, DIM = 40, 3
+
+
+def weight_of(seed: int, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(KEYS, DIM, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def rows_of(variable: kvemb.Variable) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(variable.lookup(np.arange(KEYS), touch=False)))
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "padding_idx": st.sampled_from([None, 0, 7]),
+        "scale_grad_by_freq": st.booleans(),
+        "fused": st.booleans(),
+        "adagrad": st.booleans(),
+    }
+)
+IDS = st.lists(st.integers(0, KEYS - 1), max_size=30)
+
+
+@given(batches=st.lists(IDS, min_size=1, max_size=4), options=OPTIONS)
+@settings(max_examples=25, deadline=None)
+def test_training_equals_torch(tmp_path_factory, batches, options):
+    fused, adagrad = options.pop("fused"), options.pop("adagrad")
+    theirs = torch.nn.Embedding(KEYS, DIM, **options)
+    parameters = theirs.parameters()
+    their_optimizer = torch.optim.Adagrad(parameters, 0.5) if adagrad else torch.optim.SGD(parameters, 0.5)
+    with kvemb.open(tmp_path_factory.mktemp("store") / "s", memory_budget="4MiB") as store:
+        rule = Adagrad(0.5, 0.0, 1e-10) if adagrad else SGD(0.5)
+        variable = store.get_variable("t", dim=DIM, optimizer=rule, hot_rows=16)
+        variable.upsert(np.arange(KEYS), theirs.weight.detach().numpy().copy())
+        ours = kt.Embedding(variable, fused=fused, **options)
+        our_optimizer = kt.Optimizer(ours)
+        for batch in batches:
+            ids = torch.tensor(batch, dtype=torch.int64)
+            expected, found = theirs(ids), ours(ids)
+            torch.testing.assert_close(found, expected)
+            for out, optimizer in ((expected, their_optimizer), (found, our_optimizer)):
+                optimizer.zero_grad()
+                (out * out + out.sin()).sum().backward()
+                optimizer.step()
+            torch.testing.assert_close(rows_of(variable), theirs.weight.detach())
+
+
+def test_ids_of_any_shape_and_integer(loaded):
+    weight = weight_of(1)
+    module = kt.Embedding(loaded(weight))
+    for shape in ((), (0,), (5,), (2, 3), (2, 0, 3), (2, 1, 3)):
+        ids = torch.randint(0, KEYS, shape)
+        for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8):
+            torch.testing.assert_close(module(ids.to(dtype)), weight[ids])
+    strided = torch.arange(20).reshape(4, 5).T[::2]
+    torch.testing.assert_close(module(strided), weight[strided])
+    assert module(torch.tensor([5])).requires_grad
+    with torch.no_grad():
+        assert not module(torch.tensor([5])).requires_grad
+
+
+def test_a_missing_key_reads_as_its_first_row_and_is_made_by_a_step(store):
+    start = kvemb.RandomUniform(-1, 1, seed=1)
+    module = kt.Embedding("users", 2, store=store, initializer=start, optimizer=SGD(1.0))
+    ids = torch.tensor([-(2**63), 2**63 - 1])
+    before = module(ids)
+    assert module.variable.size() == 0
+    before.sum().backward()
+    kt.Optimizer(module).step()
+    assert module.variable.size() == 2
+    torch.testing.assert_close(module(ids), before.detach() - 1)
+    assert (module.embedding_dim, repr(module)) == (2, "Embedding('users', dim=2)")
+
+
+@pytest.mark.parametrize("value_dtype", ["float64", "float16", "bfloat16"])
+def test_values_of_other_dtypes(store, value_dtype):
+    if value_dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    module = kt.Embedding("users", 2, store=store, value_dtype=value_dtype, initializer=1.0, optimizer=SGD(0.5))
+    out = module(torch.tensor([1, 1]))
+    assert out.dtype == (torch.float64 if value_dtype == "float64" else torch.float32)
+    out.sum().backward()
+    kt.Optimizer(module).step()
+    assert module(torch.tensor([1, 2])).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_uint64_keys(store):
+    module = kt.Embedding("users", 1, store=store, key_dtype="uint64", optimizer=SGD(1.0))
+    ids = torch.from_numpy(np.array([2**64 - 1, 3, 3], np.uint64))
+    optimizer = kt.Optimizer(module)
+    module(ids).sum().backward()
+    assert [leaf.grad.tolist() for leaf in optimizer.leaves] == [[[1.0], [2.0]]]
+    optimizer.step()
+    assert module.variable.export()[0].tolist() == [3, 2**64 - 1]
+    with pytest.raises(TypeError, match="keys must be uint64, got int64"):
+        module(torch.tensor([1]))
+
+
+def test_max_norm_scales_the_result_and_not_the_table(loaded):
+    weight = weight_of(2)
+    variable = loaded(weight)
+    module = kt.Embedding(variable, max_norm=0.5)
+    ids = torch.arange(KEYS)
+    out = module(ids)
+    expected = weight.clone().requires_grad_()
+    norms = expected.norm(dim=1, keepdim=True)
+    wanted = torch.where(norms > 0.5, expected * (0.5 / norms), expected)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(rows_of(variable), weight)
+    out.sin().sum().backward()
+    wanted.sin().sum().backward()
+    (leaf,) = kt.Optimizer(module).leaves
+    torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_results_may_be_changed_in_place_and_used_twice(loaded):
+    weight = weight_of(3)
+    module = kt.Embedding(loaded(weight))
+    out = module(torch.tensor([1, 2]))
+    out.mul_(3)
+    (out.sum() + (out * 2).sum()).backward()
+    (leaf,) = kt.Optimizer(module).leaves
+    assert leaf.grad.tolist() == [[9.0] * DIM] * 2
+
+
+def test_second_derivatives(loaded):
+    weight = weight_of(4, torch.float64)
+    module = kt.Embedding(loaded(weight))
+    ids = torch.tensor([3, 4, 3])
+    rows = module(ids)
+    (slope,) = torch.autograd.grad((rows**3).sum(), rows, create_graph=True)
+    slope.square().sum().backward()  # d/dx (3 x^2)^2 = 36 x^3
+    (leaf,) = kt.Optimizer(module).leaves
+    torch.testing.assert_close(leaf.grad, torch.stack([2 * 36 * weight[3] ** 3, 36 * weight[4] ** 3]))
+
+
+def test_a_gradient_of_other_inputs_alone_brings_none_of_rows(loaded):
+    module = kt.Embedding(loaded(weight_of(5)))
+    dense = torch.ones(DIM, requires_grad=True)
+    (found,) = torch.autograd.grad((module(torch.tensor([1])) * dense).sum(), dense)
+    assert found.shape == (DIM,)
+    assert module.pending.waiting == []
+
+
+def test_a_forward_without_a_backward_leaves_nothing_behind(loaded):
+    module = kt.Embedding(loaded(weight_of(6)))
+    optimizer = kt.Optimizer(module)
+    out = module(torch.arange(5))
+    gone = weakref.ref(out)
+    del out
+    gc.collect()
+    assert gone() is None
+    assert (module.pending.waiting, optimizer.leaves) == ([], [])
+
+
+def test_a_second_backward_through_a_freed_graph_raises_as_elsewhere(loaded):
+    module = kt.Embedding(loaded(weight_of(7)))
+    loss = module(torch.tensor([1])).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+    (leaf,) = kt.Optimizer(module).leaves
+    assert leaf.grad.tolist() == [[2.0] * DIM]
+
+
+def test_ids_may_be_overwritten_after_the_forward(loaded):
+    variable = loaded(weight_of(8))
+    module = kt.Embedding(variable)
+    optimizer, ids = kt.Optimizer(module), torch.tensor([1, 2])
+    out = module(ids)
+    ids[:] = 9
+    out.sum().backward()
+    optimizer.step()
+    changed = (rows_of(variable) != weight_of(8)).any(dim=1).nonzero()[:, 0]
+    assert changed.tolist() == [1, 2]
+
+
+def test_eval_records_no_use_and_training_does(store):
+    module = kt.Embedding("users", 1, store=store, optimizer=SGD(1.0))
+    module.variable.upsert([1], [[1.0]])
+    policy = module.variable.restrict_policy
+
+    def uses() -> float:
+        variable = store.variables["users"]
+        return variable.export(with_scores=True)[-1][0]
+
+    assert policy is None
+    before = uses()
+    module.eval()(torch.tensor([1]))
+    assert uses() == before
+    module.train()(torch.tensor([1, 1]))
+    assert uses() == before + 2
+
+
+def test_output_dtype_and_autocast(loaded):
+    variable = loaded(weight_of(9))
+    ids = torch.tensor([1, 2])
+    half = kt.Embedding(variable, output_dtype=torch.bfloat16)
+    out = half(ids)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    (leaf,) = kt.Optimizer(half).leaves
+    assert (leaf.grad.dtype, leaf.grad.tolist()) == (torch.float32, [[1.0] * DIM] * 2)
+    model = torch.nn.Sequential(kt.Embedding(variable), torch.nn.Linear(DIM, 1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rows = model[0](ids)
+        out = model(ids)
+    assert (rows.dtype, out.dtype) == (torch.float32, torch.bfloat16)
+    out.float().sum().backward()
+    assert len(kt.Optimizer(model).leaves) == 1
+
+
+def test_rows_are_no_parameters_and_copies_share_them(loaded, tmp_path):
+    variable = loaded(weight_of(10))
+    model = torch.nn.Sequential(kt.Embedding(variable), torch.nn.Linear(DIM, 1))
+    assert [name for name, _ in model.named_parameters()] == ["1.weight", "1.bias"]
+    kt.Optimizer(model)
+    other = copy.deepcopy(model)
+    assert other[0].variable is variable
+    assert other[0].pending is not model[0].pending
+    variable.resource_handle[0].flush()
+    arrived = pickle.loads(pickle.dumps(model[0]))
+    torch.testing.assert_close(arrived.eval()(torch.arange(3)), weight_of(10)[:3])
+    arrived.variable.resource_handle[0].close()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.tensor([1.0]), "ids must be a tensor of integers, got torch.float32"),
+        (torch.tensor([True]), "got torch.bool"),
+        ([1, 2], r"must be a tensor of integers, got \[1, 2\]"),
+        (torch.eye(2, dtype=torch.int64).to_sparse(), "dense tensor"),
+    ],
+    ids=str,
+)
+def test_bad_ids(loaded, ids, message):
+    with pytest.raises(TypeError, match=message):
+        kt.Embedding(loaded(weight_of(1)))(ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_embeddings": 9}, TypeError, "no argument num_embeddings here: keys are any int64"),
+        ({"_weight": None}, TypeError, "upsert the rows"),
+        ({"dtype": torch.float32}, TypeError, "value_dtype"),
+        ({"device": "cuda"}, TypeError, "rows live in the store"),
+        ({"dims": 3}, TypeError, "dims"),
+        ({"padding_idx": 1.5}, TypeError, "padding_idx must be an int"),
+        ({"max_norm": -1}, ValueError, "max_norm must be above 0"),
+        ({"max_norm": "1"}, TypeError, "max_norm must be a real number"),
+        ({"norm_type": 0}, ValueError, "norm_type must be above 0"),
+        ({"output_dtype": torch.int64}, ValueError, "output_dtype must be a torch float dtype"),
+        ({"value_dtype": "int8", "optimizer": None}, ValueError, "holds int8; modules are of float variables"),
+        ({"optimizer": None, "fused": True}, ValueError, "no optimizer, which fused=True needs"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(store, arguments, error, message):
+    with pytest.raises(error, match=message):
+        kt.Embedding("users", 2, store=store, **{"optimizer": SGD(1.0), **arguments})
+
+
+def test_a_variable_comes_as_it_is_and_a_number_is_no_name(store, loaded):
+    variable = loaded(weight_of(1))
+    for arguments in ({"dim": 4}, {"store": store}, {"optimizer": SGD(1.0)}):
+        with pytest.raises(ValueError, match="exists as it is: leave out"):
+            kt.Embedding(variable, **arguments)
+    assert kt.Embedding(variable, DIM).variable is variable
+    with pytest.raises(TypeError, match="expected a name or a Variable, got 1000"):
+        kt.Embedding(1000, 16)
+
+
+def test_training_without_an_optimizer_is_named(loaded):
+    module = kt.Embedding(loaded(weight_of(1)))
+    module(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match=r"no optimizer takes them: make a kvemb\.torch\.Optimizer"):
+        module(torch.tensor([1]))
+    kt.Optimizer(module).step()
+    module(torch.tensor([1])).sum().backward()
+    with torch.no_grad():
+        module(torch.tensor([1]))
+
+
+def test_an_untrainable_variable_gives_rows_without_gradients(store):
+    module = kt.Embedding("frozen", 2, store=store, trainable=False)
+    assert not module(torch.tensor([1])).requires_grad
+    with pytest.raises(ValueError, match="no module with a trainable variable"):
+        kt.Optimizer(module)
+
+
+def test_several_processes_are_refused(loaded, monkeypatch):
+    module = kt.Embedding(loaded(weight_of(1)))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"cannot be trained by 2 processes of torch\.distributed \(DDP\)"):
+        module(torch.tensor([1]))
+    with torch.no_grad():
+        assert module(torch.tensor([1])).shape == (1, DIM)
+
+
+# state_dict.
+
+
+def test_a_state_dict_names_the_store_and_its_point(store, loaded, tmp_path):
+    model = torch.nn.Sequential(kt.Embedding(loaded(weight_of(1))), torch.nn.Linear(DIM, 1))
+    state = model.state_dict()
+    assert state["0._extra_state"] == {"table0": {"store": store.id, "point": store.point}}
+    torch.save(state, tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    model.load_state_dict(state)
+    store.flush()
+    model.load_state_dict(state)
+    later = model.state_dict()
+    checkpoint = store.checkpoint(tmp_path / "checkpoint")
+    with kvemb.open(tmp_path / "other", memory_budget="4MiB") as other:
+        stranger = torch.nn.Sequential(
+            kt.Embedding("table0", DIM, store=other, optimizer=SGD(0.5)), torch.nn.Linear(DIM, 1)
+        )
+        with pytest.raises(ValueError, match="restore the checkpoint that belongs to it"):
+            stranger.load_state_dict(state)
+        named = torch.nn.Sequential(kt.Embedding("b", DIM, store=other, optimizer=SGD(0.5)), torch.nn.Linear(DIM, 1))
+        with pytest.raises(ValueError, match="this module of 'b'"):
+            named.load_state_dict(state)
+    with kvemb.restore(checkpoint, tmp_path / "restored", memory_budget="4MiB") as restored:
+        again = torch.nn.Sequential(kt.Embedding(restored.variables["table0"]), torch.nn.Linear(DIM, 1))
+        again.load_state_dict(later)
+        later["0._extra_state"]["table0"]["point"] += 100
+        with pytest.raises(ValueError, match="before it: restore the checkpoint"):
+            again.load_state_dict(later)

@@ -1,0 +1,179 @@
+"""EmbeddingBag gives and trains what torch.nn.EmbeddingBag with dense parameters does, whatever the bags."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvemb
+import kvemb.torch as kt
+from kvemb.optimizers import SGD
+
+KEYS, DIM = 40, 3
+BAGS = st.lists(st.lists(st.integers(0, KEYS - 1), max_size=6), min_size=1, max_size=6)
+
+
+def flat(bags: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    offsets = np.cumsum([0, *map(len, bags)])
+    return torch.tensor([key for bag in bags for key in bag], dtype=torch.int64), torch.from_numpy(offsets)
+
+
+@given(
+    batches=st.lists(BAGS, min_size=1, max_size=3),
+    mode=st.sampled_from(["sum", "mean", "max"]),
+    padding=st.sampled_from([None, 0, 7]),
+    last=st.booleans(),
+    weighted=st.booleans(),
+    scaled=st.booleans(),
+    fused=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_training_equals_torch(tmp_path_factory, batches, mode, padding, last, weighted, scaled, fused, seed):
+    torch.manual_seed(seed)
+    options = {
+        "mode": mode,
+        "padding_idx": padding,
+        "include_last_offset": last,
+    }
+    scaled = scaled and mode != "max"
+    theirs = torch.nn.EmbeddingBag(KEYS, DIM, **options)
+    their_optimizer = torch.optim.SGD(theirs.parameters(), 0.5)
+    with kvemb.open(tmp_path_factory.mktemp("store") / "s", memory_budget="4MiB") as store:
+        variable = store.get_variable("t", dim=DIM, optimizer=SGD(0.5), hot_rows=16)
+        variable.upsert(np.arange(KEYS), theirs.weight.detach().numpy().copy())
+        ours = kt.EmbeddingBag(variable, fused=fused, scale_grad_by_freq=scaled, **options)
+        our_optimizer = kt.Optimizer(ours)
+        for bags in batches:
+            ids, offsets = flat(bags)
+            offsets = offsets if last else offsets[:-1]
+            chosen = [torch.rand(len(ids)).requires_grad_() for _ in range(2)] if weighted and mode == "sum" else None
+            if chosen:
+                chosen[1].data[:] = chosen[0].data
+            expected = theirs(ids, offsets, chosen[0] if chosen else None)
+            found = ours(ids, offsets, chosen[1] if chosen else None)
+            torch.testing.assert_close(found, expected)
+            for out, optimizer in ((expected, their_optimizer), (found, our_optimizer)):
+                optimizer.zero_grad()
+                if out.requires_grad:
+                    (out * out + out.sin()).sum().backward()
+                if scaled and out is expected and len(ids):  # torch's own kernel divides by another key's count
+                    theirs.weight.grad /= torch.bincount(ids, minlength=KEYS).clamp(min=1)[:, None]
+                optimizer.step()
+            if chosen and len(ids):
+                torch.testing.assert_close(chosen[1].grad, chosen[0].grad)
+            rows = torch.from_numpy(variable.lookup(np.arange(KEYS), touch=False))
+            torch.testing.assert_close(rows, theirs.weight.detach())
+
+
+def weight_of(seed: int, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(KEYS, DIM, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_as_rows_and_bags_of_one(loaded, mode):
+    weight = weight_of(1)
+    module, theirs = (
+        kt.EmbeddingBag(loaded(weight), mode=mode),
+        torch.nn.EmbeddingBag.from_pretrained(weight, mode=mode),
+    )
+    for shape in ((4, 3), (4, 1), (1, 4)):
+        ids = torch.randint(0, KEYS, shape)
+        torch.testing.assert_close(module(ids), theirs(ids))
+        torch.testing.assert_close(module(ids.to(torch.int32)), theirs(ids))
+    ids = torch.tensor([3, 3, 9])
+    for offsets in ([0, 1, 2], [0, 1, 1], [0, 0, 0], [0], [0, 3]):
+        torch.testing.assert_close(module(ids, torch.tensor(offsets)), theirs(ids, torch.tensor(offsets)))
+    assert module(torch.zeros((2, 0), dtype=torch.int64)).tolist() == [[0.0] * DIM] * 2
+    assert module(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)).shape == (0, DIM)
+
+
+@pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False)])
+def test_derivatives_of_first_and_second_order_are_right(loaded, mode, weighted):
+    """Of the pooled rows by numbers, through the rows that stand for the table."""
+    weight = weight_of(2, torch.float64)
+    variable = loaded(weight)
+    module = kt.EmbeddingBag(variable, mode=mode, check_finite=True)
+    ids, offsets = torch.tensor([1, 2, 1, 5]), torch.tensor([0, 3, 3])
+    weights = torch.rand(4, dtype=torch.float64).requires_grad_() if weighted else None
+
+    def pooled(table):
+        rows = torch.nn.functional.embedding_bag(ids, table, offsets, mode=mode, per_sample_weights=weights)
+        return (rows**3).sum()
+
+    table = weight.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(pooled(table), table)
+    (module(ids, offsets, weights) ** 3).sum().backward()
+    (leaf,) = kt.Optimizer(module).leaves
+    torch.testing.assert_close(leaf.grad, slope[torch.tensor([1, 2, 5])])
+    step = 1e-6
+    for key in (1, 5):
+        nudged = weight.clone()
+        nudged[key, 0] += step
+        by_numbers = (pooled(nudged) - pooled(weight)) / step
+        torch.testing.assert_close(slope[key, 0], by_numbers, rtol=1e-4, atol=1e-4)
+
+
+def test_max_norm_scales_rows_before_they_are_pooled(loaded):
+    weight = weight_of(3)
+    norms = weight.norm(dim=1, keepdim=True)
+    scaled = weight * (0.7 / norms).clamp(max=1)
+    ids = torch.tensor([[1, 2], [3, 3]])
+    for options in ({}, {"padding_idx": 39}):
+        module = kt.EmbeddingBag(loaded(weight), max_norm=0.7, mode="sum", **options)
+        torch.testing.assert_close(module(ids), scaled[ids].sum(1))
+        torch.testing.assert_close(module(ids[:, :1]), scaled[ids[:, 0]])
+
+
+def test_padding_is_never_looked_up_or_made(store):
+    module = kt.EmbeddingBag("b", 2, padding_idx=-1, mode="sum", store=store, optimizer=SGD(1.0), initializer=1.0)
+    optimizer = kt.Optimizer(module)
+    out = module(torch.tensor([[-1, 5], [-1, -1]]))
+    assert out.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    out.sum().backward()
+    assert [leaf.grad.tolist() for leaf in optimizer.leaves] == [[[1.0, 1.0]]]
+    optimizer.step()
+    assert module.variable.export()[0].tolist() == [5]
+    assert module.variable.stats.hits + module.variable.stats.misses == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ([torch.tensor([1, 2])], ValueError, r"offsets are needed .* pass ids\[:, None\]"),
+        ([torch.tensor([1, 2]), torch.tensor([1])], ValueError, "offsets must begin with 0, got 1"),
+        ([torch.tensor([1, 2]), torch.tensor([0, 2, 1])], ValueError, "must not descend, got 2 and then 1 at 2"),
+        ([torch.tensor([1, 2]), torch.tensor([0, 3])], ValueError, "at most the number of ids, 2, got 3"),
+        ([torch.tensor([1, 2]), torch.tensor([0.0])], TypeError, "offsets must be a tensor of integers"),
+        ([torch.tensor([1, 2]), torch.tensor([[0]])], ValueError, "offsets must have one dimension"),
+        ([torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)], ValueError, "at least one element"),
+        ([torch.tensor([[1, 2]]), torch.tensor([0])], ValueError, "offsets must be None"),
+        ([torch.tensor([[[1]]])], ValueError, "one or two dimensions"),
+        ([torch.tensor(1)], ValueError, "one or two dimensions"),
+        ([torch.tensor([[1, 2]]), None, torch.ones(2)], ValueError, r"shape of ids, \(1, 2\), got \(2,\)"),
+        ([torch.tensor([[1]]), None, torch.tensor([[1]])], TypeError, "must be a tensor of floats"),
+        ([torch.tensor([[1.5]])], TypeError, "got torch.float32"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_bags_are_refused_before_anything_is_looked_up(loaded, arguments, error, message):
+    module = kt.EmbeddingBag(loaded(weight_of(4)), mode="sum")
+    with pytest.raises(error, match=message):
+        module(*arguments)
+    assert (module.variable.stats.hits + module.variable.stats.misses, module.pending.waiting) == (0, [])
+
+
+def test_bad_options(loaded):
+    variable = loaded(weight_of(5))
+    with pytest.raises(ValueError, match="mode must be one of sum, mean, max"):
+        kt.EmbeddingBag(variable, mode="median")
+    with pytest.raises(ValueError, match="not supported with mode='max'"):
+        kt.EmbeddingBag(variable, mode="max", scale_grad_by_freq=True)
+    with pytest.raises(ValueError, match="per_sample_weights need mode='sum', got mode='mean'"):
+        kt.EmbeddingBag(variable)(torch.tensor([[1]]), None, torch.ones(1, 1))
+    module = kt.EmbeddingBag(variable, include_last_offset=True)
+    with pytest.raises(ValueError, match="must be the number of ids, 2, with include_last_offset, got 1"):
+        module(torch.tensor([1, 2]), torch.tensor([0, 1]))

@@ -1,0 +1,277 @@
+"""Optimizer: what works with torch.optim works with it, at the same step, with the same numbers."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import kvemb
+import kvemb.torch as kt
+from kvemb.optimizers import SGD, Adagrad
+
+KEYS, DIM = 20, 3
+
+
+class Pair:
+    """The same model twice: a bag and a linear layer, in torch alone and with rows in a store."""
+
+    def __init__(self, loaded, rate: float = 0.5, **arguments) -> None:
+        torch.manual_seed(3)
+        self.theirs = torch.nn.Sequential(torch.nn.EmbeddingBag(KEYS, DIM), torch.nn.Linear(DIM, 1))
+        self.variable = loaded(self.theirs[0].weight, optimizer=SGD(rate))
+        self.ours = torch.nn.Sequential(kt.EmbeddingBag(self.variable, **arguments), copy.deepcopy(self.theirs[1]))
+        self.their_optimizer = torch.optim.SGD(self.theirs.parameters(), rate)
+        self.our_optimizers = [torch.optim.SGD(self.ours.parameters(), rate), kt.Optimizer(self.ours)]
+
+    def backward(self, seed: int, scale: float = 1.0) -> None:
+        ids = torch.randint(0, KEYS, (6, 4), generator=torch.Generator().manual_seed(seed))
+        for model in (self.theirs, self.ours):
+            (model(ids).square().sum() * scale).backward()
+
+    def step(self) -> None:
+        for optimizer in (self.their_optimizer, *self.our_optimizers):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def check(self) -> None:
+        rows = torch.from_numpy(self.variable.lookup(np.arange(KEYS), touch=False))
+        torch.testing.assert_close(rows, self.theirs[0].weight.detach())
+        torch.testing.assert_close(self.ours[1].weight, self.theirs[1].weight)
+
+    @property
+    def our_gradients(self) -> list[torch.Tensor]:
+        return [*self.ours.parameters(), *self.our_optimizers[1].leaves]
+
+
+def test_gradients_accumulate_over_backwards(loaded):
+    pair = Pair(loaded)
+    for backwards in (1, 3, 12):
+        for seed in range(backwards):
+            pair.backward(seed)
+        assert len(pair.ours[0].pending.waiting) <= 9, "bounded"
+        pair.step()
+        pair.check()
+
+
+def test_a_global_norm_is_clipped_as_of_dense_parameters(loaded):
+    pair = Pair(loaded)
+    for accumulated in (1, 2):
+        for seed in range(accumulated):
+            pair.backward(seed)
+        theirs = torch.nn.utils.clip_grad_norm_(pair.theirs.parameters(), 0.1)
+        ours = torch.nn.utils.clip_grad_norm_(pair.our_gradients, 0.1)
+        torch.testing.assert_close(ours, theirs)
+        pair.step()
+        pair.check()
+
+
+def test_what_comes_after_clipping_is_added(loaded):
+    pair = Pair(loaded)
+    pair.backward(1)
+    torch.nn.utils.clip_grad_norm_(pair.theirs.parameters(), 0.1)
+    torch.nn.utils.clip_grad_norm_(pair.our_gradients, 0.1)
+    pair.backward(2)
+    pair.step()
+    pair.check()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: [1, 0.1, 0, 2][step % 4]),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=9, cycle_momentum=False),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2),
+    ],
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_schedule_takes_effect_at_the_step_it_is_set_for(loaded, schedule, fused):
+    pair = Pair(loaded, fused=fused)
+    optimizers = [pair.their_optimizer, *pair.our_optimizers]
+    schedulers = [schedule(optimizer) for optimizer in optimizers]
+    for seed in range(6):
+        pair.backward(seed)
+        pair.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        pair.check()
+
+
+def test_a_rate_by_hand_and_one_for_all(loaded):
+    variable = loaded(torch.ones(2, 1), optimizer=SGD(0.5))
+    module = kt.Embedding(variable)
+    optimizer = kt.Optimizer(module, lr=1.0)
+    for rate, expected in ((None, 0.0), (0.25, -0.25), (torch.tensor(2.0), -2.25)):
+        if rate is not None:
+            optimizer.param_groups[0]["lr"] = rate
+        module(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        assert variable.lookup([0, 1]).tolist() == [[1.0], [expected]]
+    assert variable.optimizer == SGD(2.0)
+
+
+def test_a_scaler_skips_a_step_that_overflows(loaded):
+    pair = Pair(loaded)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=4.0) for _ in range(2)]
+    for seed, factor in ((1, 1.0), (2, math.inf), (3, 1.0)):
+        ids = torch.randint(0, KEYS, (6, 4), generator=torch.Generator().manual_seed(seed))
+        for model, scaler in ((pair.theirs, scalers[0]), (pair.ours, scalers[1])):
+            scaler.scale(model(ids).square().sum() * factor).backward()
+        scalers[0].unscale_(pair.their_optimizer)
+        for optimizer in pair.our_optimizers:
+            scalers[1].unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(pair.theirs.parameters(), 0.1)
+        torch.nn.utils.clip_grad_norm_(pair.our_gradients, 0.1)
+        scalers[0].step(pair.their_optimizer)
+        for optimizer in pair.our_optimizers:
+            scalers[1].step(optimizer)
+        for scaler in scalers:
+            scaler.update()
+        for optimizer in (pair.their_optimizer, *pair.our_optimizers):
+            optimizer.zero_grad()
+        pair.check()
+    assert scalers[0].get_scale() == scalers[1].get_scale() == 2.0
+
+
+def test_zero_grad_forgets_what_waits(loaded):
+    pair = Pair(loaded)
+    pair.backward(1)
+    assert len(pair.our_optimizers[1].leaves) == 1
+    for optimizer in (pair.their_optimizer, *pair.our_optimizers):
+        optimizer.zero_grad()
+    assert pair.our_optimizers[1].leaves == []
+    pair.step()
+    pair.check()
+    pair.backward(2)
+    pair.step()
+    pair.check()
+
+
+def test_a_closure_is_called_with_gradients_enabled(loaded):
+    module = kt.Embedding(loaded(torch.ones(2, 1)))
+    optimizer = kt.Optimizer(module)
+
+    def closure() -> float:
+        loss = module(torch.tensor([1])).sum()
+        loss.backward()
+        return loss.item()
+
+    with torch.no_grad():
+        assert optimizer.step(closure) == 1.0
+    assert module.variable.lookup([1]).tolist() == [[0.5]]
+
+
+def test_modules_that_share_a_variable_take_one_step(loaded):
+    variable = loaded(torch.ones(4, 1), optimizer=Adagrad(1.0, 0.0, 1e-10))
+    shown, bought = kt.Embedding(variable), kt.EmbeddingBag(variable, mode="sum")
+    optimizer = kt.Optimizer(torch.nn.ModuleList([shown, bought]))
+    (shown(torch.tensor([1, 2])).sum() + bought(torch.tensor([[2, 3]])).sum()).backward()
+    optimizer.step()
+    assert variable.lookup([0, 1, 2, 3]).tolist() == [[1.0], [0.0], [0.0], [0.0]]
+    assert variable.export(with_slots=True)[2]["accumulator"][2].tolist() == [4.0], "one step of the sum"
+
+
+def test_its_state_is_the_rates(loaded, tmp_path):
+    pair = Pair(loaded)
+    optimizer = pair.our_optimizers[1]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    pair.backward(1)
+    optimizer.step()
+    scheduler.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    pair.variable.optimizer = SGD(0.5)
+    other = kt.Optimizer(pair.ours)
+    pair.backward(1)
+    other.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    assert (other.param_groups[0]["lr"], other.param_groups[0]["initial_lr"], other.leaves) == (0.25, 0.5, [])
+    pair.backward(2)
+    other.step()
+    assert pair.variable.optimizer == SGD(0.25)
+    stranger = kt.Optimizer(kt.Embedding(loaded(torch.ones(2, 2))))
+    with pytest.raises(ValueError, match=r"is of the variables \['table0'\], this optimizer of \['table1'\]"):
+        stranger.load_state_dict(optimizer.state_dict())
+
+
+# What is refused, with nothing changed.
+
+
+def test_a_rule_that_was_changed_elsewhere_is_named(loaded):
+    variable = loaded(torch.ones(2, 1))
+    module = kt.Embedding(variable)
+    optimizer = kt.Optimizer(module)
+    module(torch.tensor([1])).sum().backward()
+    variable.optimizer = SGD(7.0)
+    with pytest.raises(ValueError, match=r"was changed to SGD\(learning_rate=7.0.*set the rate in param_groups"):
+        optimizer.step()
+    assert variable.lookup([1]).tolist() == [[1.0]]
+    kt.Optimizer(module).step()
+    assert variable.lookup([1]).tolist() == [[-6.0]]
+
+
+@pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])
+def test_a_rate_that_cannot_be_is_refused(loaded, rate):
+    variables = [loaded(torch.ones(2, 1)) for _ in range(2)]
+    model = torch.nn.ModuleList(kt.Embedding(variable) for variable in variables)
+    optimizer = kt.Optimizer(model)
+    sum(module(torch.tensor([1])).sum() for module in model).backward()
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.25, rate
+    with pytest.raises(ValueError, match="learning_rate must be finite and at least 0"):
+        optimizer.step()
+    assert [variable.lookup([1]).tolist() for variable in variables] == [[[1.0]]] * 2
+    assert [variable.optimizer for variable in variables] == [SGD(0.5)] * 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_that_are_not_finite_change_nothing_where_they_are_checked(loaded, fused):
+    checked, unchecked = loaded(torch.ones(5, 1)), loaded(torch.ones(5, 1))
+    module = kt.Embedding(checked, check_finite=True, fused=fused)
+    optimizer = kt.Optimizer(module)
+
+    def train() -> None:
+        (module(torch.tensor([1, 3, 4])) * torch.tensor([[1.0], [math.nan], [math.inf]])).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(
+        ValueError, match="the gradient of key 3 of variable 'table0' is not finite, nor are those of 1"
+    ):
+        train()
+    assert checked.lookup(np.arange(5)).tolist() == [[1.0]] * 5
+    optimizer.zero_grad()
+    plain = kt.Embedding(unchecked, fused=True)
+    (plain(torch.tensor([3])) * math.nan).sum().backward()
+    assert math.isnan(unchecked.lookup([3])[0, 0])
+
+
+def test_what_is_no_model_of_rows(loaded, store):
+    with pytest.raises(ValueError, match="no module with a trainable variable"):
+        kt.Optimizer(torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="expected modules, such as a model"):
+        kt.Optimizer(torch.nn.Linear(1, 1).parameters())
+    with pytest.raises(ValueError, match="'bare' has no optimizer"):
+        kt.Optimizer(kt.Embedding(store.get_variable("bare", dim=2)))
+    optimizer = kt.Optimizer(kt.Embedding(loaded(torch.ones(2, 1))))
+    with pytest.raises(ValueError, match="make a new Optimizer"):
+        optimizer.add_param_group({"params": []})
+
+
+def test_rows_that_leave_for_disk_between_steps_train_as_hot_ones(open_store, tmp_path):
+    tables = []
+    for hot_rows in (16, 4096):
+        store = open_store(tmp_path / f"store{hot_rows}")
+        start = kvemb.RandomUniform(-1, 1, seed=1)
+        module = kt.EmbeddingBag(
+            "t", 2, store=store, optimizer=Adagrad(0.5), initializer=start, hot_rows=hot_rows, mode="sum"
+        )
+        optimizer = kt.Optimizer(module)
+        chance = torch.Generator().manual_seed(1)
+        for _ in range(10):
+            module(torch.randint(0, 500, (64, 3), generator=chance)).square().sum().backward()
+            optimizer.step()
+        tables.append(module.variable.export(with_slots=True))
+    np.testing.assert_array_equal(tables[0][0], tables[1][0])
+    np.testing.assert_array_equal(tables[0][1], tables[1][1])
+    np.testing.assert_array_equal(tables[0][2]["accumulator"], tables[1][2]["accumulator"])

@@ -1,0 +1,135 @@
+"""Prefetching changes no result; loaders with workers, compiled models and threads train as without."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import kvemb
+import kvemb.torch as kt
+from kvemb.optimizers import Adagrad
+
+
+class Clicks(torch.utils.data.Dataset):
+    """Pairs of a user and an item, a function of the index."""
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"user": index * 7 % 97, "item": index * 13 % 89}
+
+
+def trained(store, loader, depth: int | None):
+    users, items = (
+        kt.Embedding(
+            name, 4, store=store, optimizer=Adagrad(0.1), initializer=kvemb.RandomNormal(0, 1, seed=1), hot_rows=16
+        )
+        for name in ("users", "items")
+    )
+    model = torch.nn.ModuleList([users, items])
+    optimizer = kt.Optimizer(model)
+    batches = loader
+    if depth is not None:
+        batches = kt.prefetching(loader, {users: "user", items.variable: lambda batch: batch["item"].numpy()}, depth)
+    for batch in batches:
+        (users(batch["user"]) * items(batch["item"])).sum(1).sigmoid().mean().backward()
+        optimizer.step()
+    return [module.variable.export()[1] for module in model]
+
+
+def test_results_are_the_same_bit_for_bit(open_store, tmp_path):
+    loader = torch.utils.data.DataLoader(Clicks(), batch_size=16)
+    expected = trained(open_store(tmp_path / "0"), loader, None)
+    for depth in (1, 3):
+        found = trained(open_store(tmp_path / str(depth)), loader, depth)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_loader_make_keys(open_store, tmp_path, context):
+    alone = torch.utils.data.DataLoader(Clicks(), batch_size=64)
+    expected = trained(open_store(tmp_path / "alone"), alone, None)
+    store = open_store(tmp_path / "store")
+    store.get_variable("there", dim=1).upsert([1], [[1.0]])
+    loader = torch.utils.data.DataLoader(Clicks(), batch_size=64, num_workers=1, multiprocessing_context=context)
+    found = trained(store, loader, 1)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_next_batches_are_asked_for_and_no_more(store):
+    variable = store.get_variable("t", dim=1)
+    asked: list[int] = []
+
+    def loader():
+        for number in range(5):
+            asked.append(number)
+            yield {"ids": torch.tensor([number])}
+
+    threads = threading.active_count()
+    batches = kt.prefetching(loader(), {variable: "ids"}, depth=2)
+    assert asked == []
+    assert next(batches)["ids"].item() == 0
+    assert asked == [0, 1, 2]
+    assert next(batches)["ids"].item() == 1
+    assert asked == [0, 1, 2, 3]
+    batches.close()
+    with pytest.raises(StopIteration):
+        next(batches)
+    assert threading.active_count() <= threads + 2, "those of the store"
+    assert [batch["ids"].item() for batch in kt.prefetching(loader(), {variable: "ids"})] == [0, 1, 2, 3, 4]
+    assert list(kt.prefetching([], {variable: "ids"})) == []
+    assert list(kt.prefetching([None, None], {})) == [None, None]
+
+
+def test_cold_rows_are_read_ahead(open_store, tmp_path):
+    with kvemb.open(tmp_path / "cold", memory_budget="8MiB") as store:
+        store.get_variable("t", dim=2).upsert(np.arange(1000), np.ones((1000, 2), np.float32))
+    store = open_store(tmp_path / "cold")
+    variable = store.variables["t"]
+    loader = [(torch.arange(at, at + 100),) for at in range(0, 1000, 100)]
+    rows = [variable.lookup(batch[0].numpy()) for batch in kt.prefetching(loader, {variable: 0})]
+    assert all((row == 1).all() for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("ids", "depth", "error", "message"),
+    [
+        ([1], 1, TypeError, "expected a dict"),
+        ({"t": "ids"}, 1, TypeError, "expected a Variable, or a module of one, got 't'"),
+        ({}, 0, ValueError, "depth must be at least 1"),
+        ({}, 1.5, TypeError, "depth must be an int"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused_at_once(ids, depth, error, message):
+    with pytest.raises(error, match=message):
+        kt.prefetching([], ids, depth)
+
+
+def test_a_source_that_cannot_be_is_refused_at_once(store):
+    with pytest.raises(TypeError, match="expected the name of a batch's field, or a function"):
+        kt.prefetching([], {store.get_variable("t", dim=1): None})
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_as_it_does_without(open_store, tmp_path):
+    tables = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        store = open_store(tmp_path / str(compiled))
+        bag = kt.EmbeddingBag("t", 4, store=store, optimizer=Adagrad(0.1), initializer=0.5)
+        model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1))
+        optimizer = kt.Optimizer(model)
+        call = torch.compile(model, backend="aot_eager") if compiled else model
+        for seed in range(3):
+            call(torch.randint(0, 50, (8, 3), generator=torch.Generator().manual_seed(seed))).sum().backward()
+            optimizer.step()
+        tables.append(bag.variable.export()[1])
+    np.testing.assert_allclose(tables[0], tables[1], rtol=1e-6)
