@@ -212,12 +212,26 @@ class CpuTable:
         """See contracts.HotTable."""
         self._kernels.add(self._rows, cells, old, new, step)
 
-    def apply(self, cells: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums | None = None) -> None:
+    def apply(
+        self,
+        cells: Positions,
+        optimizer: Optimizer,
+        grads: Any,
+        step: int,
+        sums: Sums | None = None,
+        count: int = 0,
+    ) -> None:
         """See contracts.HotTable."""
         given = sums or Sums.of_single_rows(len(cells))
-        self._in_ranges(
-            len(cells), lambda start, stop: take_step(optimizer, cells, self._rows, grads, step, given, start, stop)
-        )
+
+        def train(start: int, stop: int) -> None:
+            take_step(optimizer, cells, self._rows, grads, step, given, start, stop, count)
+
+        self._in_ranges(len(cells), train)
+
+    def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
+        """See contracts.HotTable."""
+        self._kernels.match(self._rows, cells, optimizer, step)
 
     def scores(self, cells: Positions) -> Scores:
         """See contracts.HotTable."""

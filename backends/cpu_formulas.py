@@ -1,7 +1,7 @@
 """Kernels of optimizers on the CPU, made of their formulas (kvemb.optimizers.formula), for numba to compile.
 
-A kernel is a formula in a loop over rows: each element that the formula names becomes one of a block's columns, each
-literal a number of the slots' dtype. Nothing else changes, so the bits are those of the formula. What is made is kept
+A kernel is a step's formulas in a loop over rows: each element that they name becomes one of a block's columns, each
+literal a number of the slots' dtype. Nothing else changes, so the bits are those of the formulas. What is made is kept
 on disk as other kernels are.
 """
 
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba.extending import overload
 
+from kvemb.backends.cpu_arithmetic import sum_of_squares
 from kvemb.backends.intrinsics import item_bytes, load, prefetch, store
 from kvemb.optimizers import Optimizer, arithmetic
-from kvemb.optimizers.formula import FUNCTIONS, Formula, read
+from kvemb.optimizers.base import STEPS
+from kvemb.optimizers.formula import FUNCTIONS, Formula, Function, read
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.compiled import compiled
 from kvemb.rows.hash_kernels import source_stamp
@@ -32,8 +33,8 @@ LINE_BYTES = 64
 # Names of its own begin with an underscore; a formula's do not.
 _KERNEL = """
 def {name}(
-    _index, _start, _stop, _values, _slots, _grads, _first, _following, _sum, dim, _step, _steps, _flags,
-    _column, _end, {parameters}
+    _index, _start, _stop, _values, _slots, _grads, _first, _following, _sum, _wide, dim, _step, _steps, _flags,
+    _column, _end, _count, {parameters}
 ):
     _width = _values.shape[1]
     _slot_width = _slots.shape[1]
@@ -48,7 +49,7 @@ def {name}(
         if _r >= 0:
             g = _grads[_first[_i]]
             _next = _following[_first[_i]]
-            if _next >= 0:
+            if {copies} or _next >= 0:
                 for _j in range(dim):
                     _sum[_j] = g[_j]
                 while _next >= 0:
@@ -56,71 +57,109 @@ def {name}(
                         _sum[_j] = _sum[_j] + _grads[_next, _j]
                     _next = _following[_next]
                 g = _sum
-            w = _values[_r, :dim]
             _ROWS
             _BODY
             _steps[_r] = _step
             _flags[_r] |= _DIRTY
 """
 
-
 _SLOTS_AHEAD = """
 for _j in range(_column, _end, _slot_line):
     _prefetch(_slots, _index[_i + _AHEAD] * _slot_width + _j)
 """
+_EMBEDDING = "w = _values[_r, :dim]"
+# Of formulas that set w one after the other, or that need it whole, 16-bit values are rounded once, at the end.
+_TO_WIDE = """
+for _j in range(dim):
+    _wide[_j] = _load(_values[_r, _j])
+w = _wide
+"""
+_FROM_WIDE = """
+for _j in range(dim):
+    _values[_r, _j] = _store(_wide[_j], _values[_r, _j])
+"""
+_COUNT_OF_ROW = """
+_count_of_row = _slots[_r, _at_steps] + rounded(1, g)
+_slots[_r, _at_steps] = _count_of_row
+"""
 
 
 class _Elements(ast.NodeTransformer):
-    """Turns a formula's elements into those of a block's columns."""
+    """Turns a formula's elements into those of a block's columns, and its names into those of the formula at `place`.
 
-    def __init__(self, formula: Formula) -> None:
-        self._slots = formula.rows[2:]
+    stored: w is the embedding as it is stored. count: the name of the count of steps.
+    """
+
+    def __init__(self, formula: Formula, place: int, *, stored: bool, count: str) -> None:
+        self._formula, self._place, self._stored, self._count = formula, place, stored, count
 
     def visit_For(self, node: ast.For) -> ast.AST:
         """A loop keeps its range."""
+        node.target = self.visit(node.target)
         node.body = [self.visit(statement) for statement in node.body]
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         """What goes into the embedding is stored as its values are."""
-        (target,) = node.targets
-        value = self.visit(node.value)
-        if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "w":
+        target, value = self.visit(node.targets[0]), self.visit(node.value)
+        if self._stored and isinstance(node.targets[0], ast.Subscript) and ast.unparse(node.targets[0].value) == "w":
             value = _expression(f"_store({ast.unparse(value)}, {ast.unparse(target)})")
         return ast.Assign([target], value)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        """An element that is read."""
-        return _expression(f"_load({ast.unparse(node)})") if ast.unparse(node.value) == "w" else node
+        """An element."""
+        if isinstance(node.slice, ast.Name):
+            node.slice = self.visit(node.slice)
+        read = isinstance(node.ctx, ast.Load) and self._stored and ast.unparse(node.value) == "w"
+        return _expression(f"_load({ast.unparse(node)})") if read else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """A row that is named whole says which dtype is meant: all have that of the gradients."""
+        """A row that is named whole says which dtype is meant, as all have that of the gradients, or is summed."""
+        if ast.unparse(node.func) == "sum_of_squares":
+            return _expression(f"_sum_of_squares({ast.unparse(node.args[0])}, dim)")
         for at, argument in enumerate(node.args):
-            whole = isinstance(argument, ast.Name) and argument.id in ("w", "g", *self._slots)
+            whole = isinstance(argument, ast.Name) and argument.id in self._formula.rows
             node.args[at] = _expression("g") if whole else self.visit(argument)
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:
-        """The number of values, where it is calculated with."""
-        return _expression("rounded(dim, g)") if node.id == "dim" else node
+        """The number of values, where it is calculated with; the count; or a name of this formula alone."""
+        if node.id == "dim":
+            return _expression("rounded(dim, g)")
+        return ast.Name(self._count if node.id == self._formula.count else _placed(node.id, self._place), node.ctx)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
         """A literal."""
         return _expression(f"rounded({ast.unparse(node)}, g)")
 
 
+def _placed(name: str, place: int) -> str:
+    return f"{name}_{place}"
+
+
 def _expression(text: str) -> Any:
     return ast.parse(text, mode="eval").body
 
 
-def source_of(name: str, formula: Formula) -> str:
-    """Return the Python of a formula's kernel."""
-    parameters = ", ".join([*(f"_at_{slot}" for slot in formula.rows[2:]), *formula.numbers])
-    tree = ast.parse(_KERNEL.format(name=name, parameters=parameters))
-    statements = [_Elements(formula).visit(ast.parse(ast.unparse(each)).body[0]) for each in formula.body]
-    rows = [ast.parse(f"{slot} = _slots[_r, _at_{slot}:]").body[0] for slot in formula.rows[2:]]
-    ahead = ast.parse(_SLOTS_AHEAD).body if rows else []
-    parts = {"_ROWS": rows, "_BODY": statements, "_SLOTS_AHEAD": ahead}
+def source_of(name: str, functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
+    """Return the Python of the kernel that runs formulas one after the other. slots: names of all slots of a row."""
+    formulas = [read(function) for function in functions]
+    sets = [row for formula in formulas for row in formula.sets]
+    stored = sets.count("w") < 2 and not any("w" in formula.summed for formula in formulas)
+    numbers = [_placed(number, place) for place, formula in enumerate(formulas) for number in formula.numbers]
+    parameters = ", ".join([*(f"_at_{slot}" for slot in slots), *numbers])
+    tree = ast.parse(_KERNEL.format(name=name, parameters=parameters, copies="g" in sets))
+    used = [slot for slot in slots if any(slot in formula.rows for formula in formulas)]
+    rows = [_EMBEDDING if stored else _TO_WIDE, *(f"{slot} = _slots[_r, _at_{slot}:]" for slot in used)]
+    of_row = STEPS in slots and any(formula.count for formula in formulas)
+    body = [_COUNT_OF_ROW] if of_row else []
+    for place, formula in enumerate(formulas):
+        turn = _Elements(formula, place, stored=stored, count="_count_of_row" if of_row else "_count")
+        turned = (turn.visit(ast.parse(ast.unparse(each)).body[0]) for each in formula.body)
+        body += [ast.unparse(ast.fix_missing_locations(each)) for each in turned]
+    body += [] if stored else [_FROM_WIDE]
+    texts = {"_ROWS": rows, "_BODY": body, "_SLOTS_AHEAD": [_SLOTS_AHEAD] if slots else []}
+    parts = {place: ast.parse("\n".join(of_place)).body for place, of_place in texts.items()}
     for node in ast.walk(tree):
         if isinstance(node, ast.If):
             node.body = [part for each in node.body for part in parts.get(ast.unparse(each), [each])]
@@ -128,15 +167,15 @@ def source_of(name: str, formula: Formula) -> str:
 
 
 @cache
-def _kernel(function: Callable[..., None]) -> Callable[..., None]:
-    formula = read(function)
-    name = "step_" + re.sub(r"\W+", "_", formula.name)
-    source = source_of(name, formula)
+def _kernel(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[..., None]:
+    name = "step_" + re.sub(r"\W+", "_", "_".join(function.__qualname__ for function in functions))
+    source = source_of(name, functions, slots)
     names = {
         "_load": load,
         "_store": store,
         "_prefetch": prefetch,
         "_item_bytes": item_bytes,
+        "_sum_of_squares": sum_of_squares,
         "_AHEAD": AHEAD,
         "_LINE_BYTES": LINE_BYTES,
     }
@@ -144,56 +183,54 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "__name__": __name__}
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
-    stamp = source_stamp(Path(__file__).parent) + hashlib.sha256(source.encode()).hexdigest()
+    own = source.encode() + Path(arithmetic.__file__).read_bytes()
+    stamp = source_stamp(Path(__file__).parent) + hashlib.sha256(own).hexdigest()
     return compiled(made[name], stamp, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[no-any-return]
 
 
 def take_step(
-    optimizer: Optimizer, index: Positions, block: RowBlock, grads: Any, step: int, sums: Sums, start: int, stop: int
+    optimizer: Optimizer,
+    index: Positions,
+    block: RowBlock,
+    grads: Any,
+    step: int,
+    sums: Sums,
+    start: int,
+    stop: int,
+    count: int = 0,
 ) -> None:
     """Take one step of an optimizer on the rows index[start:stop] of a block, as contracts.RowKernels.apply.
 
     Other threads may take other ranges meanwhile.
     """
+    _run(optimizer.formulas, optimizer, index, block, grads, step, sums, start, stop, count)
+
+
+def match_slots(optimizer: Optimizer, index: Positions, block: RowBlock, step: int) -> None:
+    """Set the slots that follow the embedding, as contracts.RowKernels.match."""
+    if optimizer.match is not None:
+        no_gradient = np.zeros((1, block.schema.dim), block.schema.slot_dtype)
+        sums = Sums(np.zeros(len(index), np.int64), np.full(1, -1, np.int64))
+        _run((optimizer.match,), optimizer, index, block, no_gradient, step, sums, 0, len(index), 0)
+
+
+def _run(
+    functions: tuple[Function, ...],
+    optimizer: Optimizer,
+    index: Positions,
+    block: RowBlock,
+    grads: Any,
+    step: int,
+    sums: Sums,
+    start: int,
+    stop: int,
+    count: int,
+) -> None:
     schema, columns = block.schema, block.schema.slot_columns
-    _kernel(optimizer.formula)(
+    own = np.empty((2, schema.dim), grads.dtype)
+    numbers = [each for function in functions for each in optimizer.numbers(function, schema.slot_dtype).values()]
+    _kernel(functions, tuple(slot.name for slot in optimizer.slots))(
         index, start, stop, block.values, block.slots, grads, sums.first, sums.following,
-        np.empty(schema.dim, grads.dtype), schema.dim, step, block.steps, block.flags,
-        columns[0], columns[-1], *columns[:-1], *optimizer.numbers(schema.slot_dtype),
+        own[0], own[1], schema.dim, step, block.steps, block.flags,
+        columns[0], columns[-1], float(count), *columns[:-1], *numbers,
     )  # fmt: skip
-
-
-# What formulas call, compiled: the bits of kvemb.optimizers.arithmetic.
-
-
-@overload(arithmetic.sqrt, inline="always")
-def _sqrt(value: Any) -> Any:
-    def root(value: Any) -> Any:
-        return np.sqrt(value)
-
-    return root
-
-
-@overload(arithmetic.rounded, inline="always")
-def _rounded(value: Any, like: Any) -> Any:
-    kind = np.dtype(like.dtype.name).type
-
-    def converted(value: Any, like: Any) -> Any:
-        return kind(value)
-
-    return converted
-
-
-@overload(arithmetic.power)
-def _power(base: Any, exponent: Any) -> Any:
-    def squared(base: Any, exponent: Any) -> Any:
-        left: Any = np.int64(min(np.float64(exponent), 2.0**62)) if exponent >= 1 else np.int64(0)
-        result, square = 1.0, base
-        while left > 0:
-            if left & 1:
-                result *= square
-            square *= square
-            left >>= 1
-        return result
-
-    return squared

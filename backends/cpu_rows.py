@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvemb.backends.cpu_bags import row_gradients
-from kvemb.backends.cpu_formulas import AHEAD, LINE_BYTES, take_step
+from kvemb.backends.cpu_formulas import AHEAD, LINE_BYTES, match_slots, take_step
 from kvemb.backends.intrinsics import item_bytes, load, prefetch, store
 from kvemb.backends.row_copies import copy_row
 from kvemb.optimizers import Optimizer
@@ -71,10 +71,22 @@ class CpuRows:
         _add(index, block.values, seen_old, seen_new, block.schema.dim, step, block.steps, block.flags)
 
     def apply(
-        self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums | None = None
+        self,
+        block: RowBlock,
+        index: Positions,
+        optimizer: Optimizer,
+        grads: Any,
+        step: int,
+        sums: Sums | None = None,
+        count: int = 0,
     ) -> None:
         """See contracts.RowKernels."""
-        take_step(optimizer, index, block, grads, step, sums or Sums.of_single_rows(len(index)), 0, len(index))
+        given = sums or Sums.of_single_rows(len(index))
+        take_step(optimizer, index, block, grads, step, given, 0, len(index), count)
+
+    def match(self, block: RowBlock, index: Positions, optimizer: Optimizer, step: int) -> None:
+        """See contracts.RowKernels."""
+        match_slots(optimizer, index, block, step)
 
     def row_gradients(self, sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any) -> None:
         """See contracts.RowKernels."""

@@ -14,6 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from kvemb.optimizers.arithmetic import LANES
+
 
 @intrinsic
 def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
@@ -105,6 +107,34 @@ def _trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 
 @intrinsic
+def _sum_of_blocks(typingctx: Any, row: Any, count: Any) -> Any:
+    """Sum the squares of an array's first elements, a multiple of LANES, as arithmetic.sum_of_squares says: float64."""
+    if row.layout != "C" or row.ndim != 1:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.VectorType(ir.DoubleType(), LANES)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        block = ir.VectorType(data.type.pointee, LANES)
+        sums = cgutils.alloca_once_value(builder, ir.Constant(wide, [0.0] * LANES))
+        blocks = builder.udiv(args[1], context.get_constant(types.intp, LANES))
+        with cgutils.for_range(builder, blocks) as loop:
+            place = builder.gep(data, [builder.mul(loop.index, context.get_constant(types.intp, LANES))])
+            elements = builder.load(builder.bitcast(place, block.as_pointer()), align=1)
+            if elements.type != wide:
+                elements = builder.fpext(elements, wide)
+            builder.store(builder.fadd(builder.load(sums), builder.fmul(elements, elements)), sums)
+        total, half = builder.load(sums), LANES // 2
+        while half:
+            low, high = (ir.Constant(ir.VectorType(ir.IntType(32), half), [*range(at, at + half)]) for at in (0, half))
+            total = builder.fadd(*(builder.shuffle_vector(total, total, part) for part in (low, high)))
+            half //= 2
+        return builder.extract_element(total, ir.IntType(32)(0))
+
+    return types.float64(row, types.intp), codegen
+
+
+@intrinsic
 def _atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
     """Add atomically to the array's element at a flat offset."""
 
@@ -140,6 +170,7 @@ bits_set: Any = _bits_set
 item_bytes: Any = _item_bytes
 copy_64, copy_32, copy_16, copy_8, copy_4, copy_2, copy_1 = (_copier(1 << bit) for bit in range(6, -1, -1))
 atomic_add: Any = _atomic_add
+sum_of_blocks: Any = _sum_of_blocks
 _bits_of_float: Any = _bits_of_float_intrinsic
 _float_of_bits: Any = _float_of_bits_intrinsic
 

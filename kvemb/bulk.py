@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvemb.catalog import open_stored
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_BYTES_AT_ONCE, MOST_GIVEN_STEPS, MOST_PARTS, MOST_ROWS
+from kvemb.checks.ranges import MOST_GIVEN_STEPS, MOST_PARTS, MOST_ROWS
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
 from kvemb.handle import inside
@@ -24,7 +24,7 @@ from kvemb.offline.loading import Loaded, Rows, load
 from kvemb.restrict import MissingPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import key_at, order_key
-from kvemb.rows.schema import LAST_KEY, as_keys, public_keys
+from kvemb.rows.schema import LAST_KEY, as_keys, as_values, public_keys
 from kvemb.store import Store
 from kvemb.variable import Variable
 
@@ -55,15 +55,16 @@ def described(variable: Variable) -> dict[str, Any]:
 
 
 def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
-    """Make the variable that described() returned, its step included, or open the one that exists.
+    """Make the variable that described() returned, its counts of steps included, or open the one that exists.
 
     With a user-defined policy it is open without it, as in Store.get_variable. Raises UnsupportedFormat if the
-    description cannot be read; SchemaMismatch; ValueError for a step above 2**61.
+    description cannot be read; SchemaMismatch; ValueError for a count above 2**61.
     """
     entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
     as_int(entry.step, "step", 0, MOST_GIVEN_STEPS)
+    as_int(entry.optimizer_steps, "optimizer_steps", 0, MOST_GIVEN_STEPS)
     variable = open_stored(store, name, entry)
-    inside(variable).storage.advance(entry.step)
+    inside(variable).storage.advance(entry.step, entry.optimizer_steps)
     return variable
 
 
@@ -77,15 +78,14 @@ def slot_dtype(variable: Variable) -> np.dtype[Any]:
     return inside(variable).schema.slot_dtype
 
 
-def new_slots(variable: Variable, n: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the optimizer's slots of n new rows, by name (n, width).
+def new_slots(variable: Variable, values: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
+    """Return the optimizer's slots of new rows with these values (n, dim), by name (n, width).
 
-    Raises TypeError, or ValueError for more rows than fit 4 GiB.
+    Raises TypeError, ValueError.
     """
     schema = inside(variable).schema
-    n = as_int(n, "n", 0, max(1, MOST_BYTES_AT_ONCE // schema.row_bytes))
-    rows = inside(variable).operations.new_rows(np.zeros(n, np.int64), np.zeros((n, schema.dim), schema.value_dtype))
-    return rows.slots_by_name()
+    given = as_values(values, schema.value_dtype, (len(np.asarray(values)), schema.dim))
+    return inside(variable).operations.new_rows(np.zeros(len(given), np.int64), given).slots_by_name()
 
 
 def scan(

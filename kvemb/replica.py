@@ -17,7 +17,7 @@ from kvemb.durability import changes, layout
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.keyfile import distinct, read_keys
-from kvemb.durability.manifest import Epoch, Manifest
+from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.points import reading
 from kvemb.durability.readable import Readable, opened
 from kvemb.engine.dropping import drop, end, is_one_with
@@ -70,12 +70,12 @@ def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> None:
     with opened(taken.path, described) as after:
         for name, entry in taken.variables.items():
             if name in known:
-                _bring(inside(opened_variable(store, name)), after, epochs, entry.step, engine.limits.scan_rows)
+                _bring(inside(opened_variable(store, name)), after, epochs, entry, engine.limits.scan_rows)
             elif name not in engine.described.left_out:
-                _bring(inside(open_stored(store, name, entry)), after, epochs, entry.step, engine.limits.scan_rows)
+                _bring(inside(open_stored(store, name, entry)), after, epochs, entry, engine.limits.scan_rows)
 
 
-def _bring(table: Table, after: Readable, epochs: list[Epoch], step: int, scan_rows: int) -> None:
+def _bring(table: Table, after: Readable, epochs: list[Epoch], entry: VariableEntry, scan_rows: int) -> None:
     source = after.rows(table.name)
     assert source is not None
     cleared, recorded = after.recorded(epochs, table.name, scan_rows)
@@ -84,8 +84,9 @@ def _bring(table: Table, after: Readable, epochs: list[Epoch], step: int, scan_r
     for ordered in recorded:
         keys = unordered_keys(ordered, table.schema)
         rows, exists = source.read(keys)
-        table.operations.put(rows, step)
+        table.operations.put(rows, entry.step)
         table.operations.remove(keys[~exists])
+    table.storage.advance(entry.step, entry.optimizer_steps)
 
 
 def refresh(engine: Engine) -> bool:
@@ -116,7 +117,7 @@ def refresh(engine: Engine) -> bool:
                     entry = described.variables[name]
                     changed = renewed[name]
                     cold = database.attach(name, entry.schema) if changed is None else changed.cold
-                    table.storage.show(cold, entry.rows, entry.step, changed)
+                    table.storage.show(cold, entry.rows, entry.step, entry.optimizer_steps, changed)
                     table.operations.optimizer = stored_optimizer(entry)
             for table in gone:
                 end(engine, table)

@@ -1,5 +1,7 @@
 """The public face of a table: checks its arguments, and passes them to the tiers.
 
+Longer than 300 lines: every call on a variable stands here, with its docstring.
+
 Arguments have the names, the order and the defaults of TensorFlow Recommenders-Addons' dynamic_embedding.Variable and
 get_variable. Thread-safe: each call is atomic per key.
 """
@@ -20,6 +22,7 @@ from kvemb.contracts import HotTable
 from kvemb.defaults import chosen
 from kvemb.engine.arguments import ReferenceArguments
 from kvemb.engine.assembly import GraphKeys, open_table
+from kvemb.engine.slot_variable import SlotVariable
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import Initializer
@@ -222,6 +225,18 @@ class Variable(Handle[Table]):
         """
         _, flat, given = self._inside.gradients(keys, grads)
         self._inside.operations.apply_gradients(flat, given)
+
+    def get_slot_variables(self) -> tuple[SlotVariable, ...]:
+        """Return the optimizer's slots, in the order in which they lie in a row; none without an optimizer."""
+        return tuple(SlotVariable(self._inside, slot.name, slot.width) for slot in self._inside.schema.slots)
+
+    def lookup_slot(self, name: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return an optimizer's slot of the rows of keys, keys.shape + (width,), a copy.
+
+        Missing keys give what a new row starts with. Records no use. Raises ValueError for an unknown name; TypeError;
+        Closed, Corruption.
+        """
+        return self._inside.slot(name, keys)
 
     def remove(self, keys: npt.ArrayLike) -> None:
         """Drop rows with their slots and scores; missing keys are ignored."""

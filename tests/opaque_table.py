@@ -175,9 +175,14 @@ class OpaqueTable:
         self._kernels.add(rows, index, old, new, step)
         self._write_back(rows)
 
-    def apply(self, cells: Any, optimizer: Any, grads: Any, step: int, sums: Any = None) -> None:
+    def apply(self, cells: Any, optimizer: Any, grads: Any, step: int, sums: Any = None, count: int = 0) -> None:
         rows, index = self._copied(cells)
-        self._kernels.apply(rows, index, optimizer, grads, step, sums)
+        self._kernels.apply(rows, index, optimizer, grads, step, sums, count)
+        self._write_back(rows)
+
+    def match(self, cells: Any, optimizer: Any, step: int) -> None:
+        rows, index = self._copied(cells)
+        self._kernels.match(rows, index, optimizer, step)
         self._write_back(rows)
 
     def scores(self, cells: Any) -> Any:

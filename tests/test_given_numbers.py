@@ -106,6 +106,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "Variable.accum.old_values": lambda p, v: p.table.accum([1], v, ONE, [True]),
     "Variable.accum.new_values": lambda p, v: p.table.accum([1], ONE, v, [True]),
     "Variable.accum.exists": lambda p, v: p.table.accum([1], ONE, ONE, v),
+    "Variable.lookup_slot.keys": lambda p, v: p.table.lookup_slot("accumulator", v),
     "Variable.restrict.num_reserved": lambda p, v: p.table.restrict(v),
     "Variable.size.index": lambda p, v: p.table.size(v),
     "Variable.export_batches.n": lambda p, v: list(p.table.export_batches(v)),
@@ -137,8 +138,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         f"{make.__name__}.{field.name}": lambda p, v, make=make, name=field.name: variable(
             p, optimizer=make(**{name: v})
         )
-        for make in (optimizers.Adagrad, optimizers.Adam, optimizers.RowWiseAdagrad, optimizers.SGD)
+        for make in optimizers.KINDS.values()
         for field in fields(make)
+        if isinstance(field.default, float) or field.default is None
     },
     **{
         f"Limits.{name}": lambda p, v, name=name: limited(p, **{name: v})
@@ -154,7 +156,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "CheckpointManager.pull.number": lambda p, v: p.series.pull(p.path / "there", number=v),
     "CheckpointManager.pull.jobs": lambda p, v: p.series.pull(p.path / "there", jobs=v),
     "PendingCheckpoint.result.timeout": lambda p, v: p.pending.result(v),
-    "bulk.new_slots.n": lambda p, v: bulk.new_slots(p.table, v),
+    "bulk.new_slots.values": lambda p, v: bulk.new_slots(p.table, v),
     "bulk.ranges.n": lambda p, v: bulk.ranges(p.table, v),
     "bulk.read.keys": lambda p, v: bulk.read(p.table, v),
     "bulk.restrict.num_reserved": lambda p, v: bulk.restrict(p.table, v),
@@ -167,7 +169,8 @@ RESULTS = {"Repair", "Saved", "Stats", "Transfer", "Verification", "Loaded"}
 # Called by kvemb, with numbers of its own (all those of optimizers are, and formulas take them); or REQUIRES what
 # check() found right.
 OWN = {
-    *("Slot.width", "Slot.initial", "Optimizer.shapes.dim"),
+    *("Slot.width", "Slot.initial", "Optimizer.shapes.dim", "Optimizer.step.count"),
+    *("Optimizer.clip_value", "Optimizer.clip_norm"),
     *("RestrictPolicy.now.step", "RestrictPolicy.checked_score.now", "Initializer.check.dim", "Initializer.rows.dim"),
     *("Initializer.agrees_with.dim", "Fixed.rows.dim", "Random.rows.dim"),
     *(f"{kind}RestrictPolicy.score.now" for kind in ("", "Timestamp", "Frequency")),

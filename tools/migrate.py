@@ -238,18 +238,21 @@ def _rows(old: kvemb.Variable, target: kvemb.Variable, found: Plan, progress: Pr
     same = [] if found.resets_slots else [slot[0] for slot in after if slot in before]
     for rows in with_progress(bulk.scan(old), progress, old.size()):
         had = rows.slots or {}
-        slots = bulk.new_slots(target, len(rows))
+        values = np.zeros((len(rows), target.dim), rows.values.dtype)
+        part = min(rows.values.shape[1], target.dim)
+        values[:, :part] = rows.values[:, :part]
+        values = converted(values, rows.keys, target.value_dtype, "values", target.name)
+        slots = bulk.new_slots(target, values)
         for slot in same:
             numbers = had[slot]
             part = min(numbers.shape[1], slots[slot].shape[1])
             kind, advice = slots[slot].dtype, "give another --value-dtype, or --slots reset"
             slots[slot][:, :part] = rounded(numbers[:, :part], kind, rows.keys, advice)
-        values = np.zeros((len(rows), target.dim), rows.values.dtype)
-        part = min(rows.values.shape[1], target.dim)
-        values[:, :part] = rows.values[:, :part]
+        if target.optimizer is not None and len(same) < len(after):
+            target.optimizer.match_slots(values, slots)
         yield bulk.Rows(
             converted(rows.keys, rows.keys, target.key_dtype, "keys", target.name),
-            converted(values, rows.keys, target.value_dtype, "values", target.name),
+            values,
             slots or None,
             None if found.resets_scores else rows.scores,
             rows.steps,

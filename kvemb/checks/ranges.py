@@ -21,7 +21,5 @@ MOST_SERIES = 10**18 - 1
 MOST_SECONDS = 10**9
 # Ranges of keys, or files of an export.
 MOST_PARTS = 1 << 16
-# New rows that are made at a time.
-MOST_BYTES_AT_ONCE = 1 << 32
 # Threads that transfer files.
 MOST_JOBS = 256

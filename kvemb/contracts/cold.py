@@ -103,6 +103,9 @@ class WriteLog(Protocol):
     def cleared(self, step: int) -> None:
         """Every row was removed. Raises ColdStoreError."""
 
+    def counted(self, optimizer_steps: int, step: int) -> None:
+        """So many steps of the optimizer were counted so far. Raises ColdStoreError."""
+
     def commit(self) -> None:
         """Wait until what was logged is on disk. Not under the tier's lock. Raises ColdStoreError."""
 

@@ -52,11 +52,13 @@ class RowKernels(Protocol):
         grads: Values,
         step: int,
         sums: Sums | None = None,
+        count: int = 0,
     ) -> None:
         """Take one step of the optimizer on embeddings and slots; index distinct.
 
         grads (·, dim) in the slot dtype: row i for index[i]; with sums, for index[i] the sum of the i-th ones, in their
-        order. A row's new bytes depend on its own gradients alone.
+        order. count: the number of this step, where the variable counts them (Optimizer.counts_steps). A row's new
+        bytes depend on its own gradients, and on count, alone.
         """
 
     def row_gradients(self, sums: Sums, bag_of: Positions, weights: Values, grads: Values, out: Values) -> None:
@@ -65,6 +67,9 @@ class RowKernels(Protocol):
         sums: the occurrences of m keys among n; bag_of (n,): their bags; weights (n,), or (0,): all are 1; grads
         (b, dim) of the same dtype.
         """
+
+    def match(self, block: RowBlock, index: Positions, optimizer: Optimizer, step: int) -> None:
+        """Set the slots that follow the embedding, after it was set by anything but a step (Optimizer.match)."""
 
 
 class HotTable(Protocol):
@@ -181,8 +186,19 @@ class HotTable(Protocol):
     def add(self, cells: Positions, old: Values, new: Values, step: int) -> None:
         """See RowKernels.add."""
 
-    def apply(self, cells: Positions, optimizer: Optimizer, grads: Values, step: int, sums: Sums | None = None) -> None:
+    def apply(
+        self,
+        cells: Positions,
+        optimizer: Optimizer,
+        grads: Values,
+        step: int,
+        sums: Sums | None = None,
+        count: int = 0,
+    ) -> None:
         """See RowKernels.apply."""
+
+    def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
+        """See RowKernels.match."""
 
     def scores(self, cells: Positions) -> Scores:
         """Return the scores of cells, which are all in use."""

@@ -20,6 +20,7 @@ from kvemb.durability.journal_segments import (
     CHECKSUM,
     CLEARED,
     CONTINUED,
+    COUNTED,
     ENTRY,
     HEAD,
     MAGIC,
@@ -174,6 +175,10 @@ class WriteLog:
     def cleared(self, step: int) -> None:
         """See contracts.WriteLog."""
         self._journal.append(CLEARED, self._variable, 0, step, b"")
+
+    def counted(self, optimizer_steps: int, step: int) -> None:
+        """See contracts.WriteLog."""
+        self._journal.append(COUNTED, self._variable, 0, step, NUMBER.pack(optimizer_steps))
 
     def commit(self) -> None:
         """See contracts.WriteLog."""

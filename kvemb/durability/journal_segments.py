@@ -16,14 +16,15 @@ from pathlib import Path
 from kvemb.durability import layout
 from kvemb.errors import Corruption, UnsupportedFormat
 
-MAGIC, VERSION = b"kvemblog", 2  # on disk
+MAGIC, VERSION = b"kvemblog", 3  # on disk
+READABLE = (2, VERSION)  # version 2 has no entries of the kind COUNTED
 HEAD = struct.Struct(">8sI")
 NOTE = struct.Struct("<QQI")  # number of the last entry before this segment, number up to which all was synced, CRC-32
 MARK = b"\xf0kv\x0f"  # begins an entry
 # mark, kind, bytes of the name, rows, payload bytes, number, number up to which all was synced, step
 ENTRY = struct.Struct("<4sBxHIIQQq")
 CHECKSUM, NUMBER = struct.Struct("<I"), struct.Struct("<Q")
-ROWS, REMOVED, CLEARED, CONTINUED = 1, 2, 3, 4  # on disk; do not renumber
+ROWS, REMOVED, CLEARED, CONTINUED, COUNTED = 1, 2, 3, 4, 5  # on disk; do not renumber
 
 Data = bytes | mmap.mmap
 
@@ -32,7 +33,8 @@ _ADVICE = "run kvemb verify --deep, and restore from a checkpoint, or kvemb repa
 
 @dataclass(frozen=True)
 class Entry:
-    """One write of one variable. kind: ROWS (payload: codec.pack_rows), REMOVED (ordered keys) or CLEARED.
+    """One write of one variable. kind: ROWS (payload: codec.pack_rows), REMOVED (ordered keys), CLEARED, or COUNTED
+    (how many steps of its optimizer were counted so far, NUMBER).
 
     CONTINUED ends a segment (payload: the number of the next one) and has no variable.
     """
@@ -44,6 +46,12 @@ class Entry:
     payload: bytes
     number: int
     synced: int
+
+
+def counted(entry: Entry) -> int:
+    """Return the count of an entry of the kind COUNTED."""
+    count: int = NUMBER.unpack(entry.payload)[0]
+    return count
 
 
 def segments(directory: Path, number: int, *, begun: bool) -> list[Path]:
@@ -130,10 +138,11 @@ def _noted(path: Path, data: Data) -> tuple[int, int] | None:
 
     Raises UnsupportedFormat.
     """
-    if len(data) >= HEAD.size and data[: len(MAGIC)] == MAGIC and HEAD.unpack_from(data)[1] != VERSION:
+    if len(data) >= HEAD.size and data[: len(MAGIC)] == MAGIC and HEAD.unpack_from(data)[1] not in READABLE:
         version = HEAD.unpack_from(data)[1]
         raise UnsupportedFormat(
-            f"{path} has format {version}, this kvemb reads format {VERSION}; use the kvemb that wrote it"
+            f"{path} has format {version}, this kvemb reads formats {' and '.join(map(str, READABLE))}; use the kvemb "
+            "that wrote it"
         )
     if len(data) < HEAD.size + NOTE.size or data[: len(MAGIC)] != MAGIC:
         return None
@@ -154,7 +163,7 @@ def _entry_at(data: Data, at: int) -> Entry | None:
     mark, kind, name_bytes, rows, nbytes, number, synced, step = ENTRY.unpack_from(data, at)
     start = at + ENTRY.size
     stop = start + name_bytes + nbytes
-    if mark != MARK or kind not in (ROWS, REMOVED, CLEARED, CONTINUED) or stop + CHECKSUM.size > len(data):
+    if mark != MARK or kind not in (ROWS, REMOVED, CLEARED, CONTINUED, COUNTED) or stop + CHECKSUM.size > len(data):
         return None
     if CHECKSUM.unpack_from(data, stop)[0] != zlib.crc32(memoryview(data)[at:stop]):
         return None

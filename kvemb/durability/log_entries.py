@@ -10,7 +10,7 @@ import numpy as np
 
 from kvemb.checks.brief import brief
 from kvemb.checks.ranges import MOST_STEPS
-from kvemb.durability.journal_segments import CLEARED, REMOVED, ROWS, Entry, read
+from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, Entry, counted, read
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import Corruption
 from kvemb.rows.codec import KEY_BYTES, record_dtype, unordered_keys
@@ -41,6 +41,10 @@ def _check(entry: Entry, variables: Mapping[str, VariableEntry]) -> None:
         raise ValueError(f"must have a step from 0 to 2**62 - 1, got {entry.step}")
     if not entry.synced < entry.number:
         raise ValueError(f"must be above the last one that was synced, got {entry.synced:,}")
+    if entry.kind == COUNTED:
+        if entry.rows or len(entry.payload) != NUMBER.size or not 0 < counted(entry) < MOST_STEPS:
+            raise ValueError("must have a count of steps from 1 to 2**62 - 1")
+        return
     schema = variables[entry.variable].schema
     records = record_dtype(schema)
     width = {

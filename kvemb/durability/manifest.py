@@ -51,6 +51,7 @@ class VariableEntry:
     bp_v2: bool
     rows: int
     step: int
+    optimizer_steps: int = 0
 
     @property
     def schema(self) -> Schema:
@@ -155,6 +156,9 @@ def data_of(manifest: Manifest) -> dict[str, Any]:
     for name in ("left_out", "extra"):
         if not data[name]:
             del data[name]
+    for entry in data["variables"].values():
+        if not entry["optimizer_steps"]:
+            del entry["optimizer_steps"]
     for changed in (changed for epoch in data["changes"] for changed in epoch["variables"].values()):
         if not changed["dropped"]:
             del changed["dropped"]
@@ -233,7 +237,8 @@ def _entry(data: dict[str, Any]) -> VariableEntry:
 def entry_of(data: dict[str, Any], what: str) -> VariableEntry:
     """Parse a variable's entry, of a manifest of any readable format. Raises UnsupportedFormat."""
     try:
-        named = all(isinstance(slot, str) for slot in Fields(data).elements("slots"))
+        slots = Fields(data).elements("slots")
+        named = bool(slots) and all(isinstance(slot, str) for slot in slots)
         check_variable(Fields(data), 2 if named else FORMAT)
         return _entry(data)
     except (ValueError, RecursionError) as error:

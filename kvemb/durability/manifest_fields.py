@@ -106,6 +106,8 @@ def check_variable(entry: Fields, version: int) -> None:
         entry.flag(name)
     entry.integer("rows", 0, MOST_ROWS)
     entry.integer("step", 0, MOST_STEPS - 1)
+    if version >= 5 and entry.has("optimizer_steps"):
+        entry.integer("optimizer_steps", 0, MOST_STEPS - 1)
     initializer = _made(entry, "initializer", initializer_from_json)
     optimizer = _made(entry, "optimizer", optimizer_from_json, or_null=True)
     _made(entry, "policy", policy_from_json, or_null=True)

@@ -61,6 +61,10 @@ def replay(
         if entry.variable not in variables:
             raise Corruption(f"the log has writes of {entry.variable!r}, which the store does not have")
         described = variables[entry.variable]
+        described = replace(described, step=max(described.step, entry.step))
+        if entry.kind == journal_segments.COUNTED:
+            variables[entry.variable] = replace(described, optimizer_steps=journal_segments.counted(entry))
+            continue
         if entry.variable not in stores:
             stores[entry.variable] = database.attach(entry.variable, described.schema)
         cold = stores[entry.variable]
@@ -72,7 +76,7 @@ def replay(
             block = _block(entry, described.schema)
             changes.record(entry.variable, order_keys(block.keys, described.schema))
             size = described.rows + _write(cold, block, removed=entry.kind == journal_segments.REMOVED)
-        variables[entry.variable] = replace(described, rows=size, step=max(described.step, entry.step))
+        variables[entry.variable] = replace(described, rows=size)
         rows += entry.rows
     return variables, rows
 

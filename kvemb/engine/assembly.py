@@ -100,6 +100,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         log=engine.log.of(specification.name) if recorded and engine.log else None,
         size=stored.rows if stored else 0,
         step=stored.step if stored else 0,
+        optimizer_steps=stored.optimizer_steps if stored else 0,
     )
     policy = None if specification.policy is None else specification.policy.bind(variable)
     kernels, optimizer = registry.row_kernels(), specification.optimizer

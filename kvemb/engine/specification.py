@@ -70,7 +70,13 @@ class Specification:
         return not isinstance(self.creator, MemoryCreator)
 
     def entry(
-        self, optimizer: Optimizer | None, policy: RestrictPolicy | None, *, rows: int, step: int
+        self,
+        optimizer: Optimizer | None,
+        policy: RestrictPolicy | None,
+        *,
+        rows: int,
+        step: int,
+        optimizer_steps: int,
     ) -> VariableEntry:
         """Return its entry in a durable point, with the optimizer, the policy and the counts of that moment."""
         return VariableEntry(
@@ -87,6 +93,7 @@ class Specification:
             bp_v2=self.bp_v2,
             rows=rows,
             step=step,
+            optimizer_steps=optimizer_steps,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.checks.brief import brief
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.point_writer import Part
 from kvemb.engine.specification import Specification, check_optimizer
@@ -62,8 +63,14 @@ class Table:
 
     def entry(self) -> VariableEntry:
         """Return its entry for a durable point made now."""
-        rows, step = self.storage.size, self.storage.step
-        return self.specification.entry(self.operations.optimizer, self.policy, rows=rows, step=step)
+        storage = self.storage
+        return self.specification.entry(
+            self.operations.optimizer,
+            self.policy,
+            rows=storage.size,
+            step=storage.step,
+            optimizer_steps=storage.optimizer_steps,
+        )
 
     def part(self) -> Part:
         """Return what a checkpoint needs of it."""
@@ -93,6 +100,15 @@ class Table:
     def public(self, keys: Keys) -> npt.NDArray[Any]:
         """Return keys (n,), as flat() gave them, in the key dtype."""
         return public_keys(keys, self.schema.key_dtype)
+
+    def slot(self, name: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return a slot of the rows of keys, keys.shape + (width,). Raises ValueError, TypeError."""
+        names = [slot.name for slot in self.schema.slots]
+        if name not in names:
+            raise ValueError(f"slot must be one of {names} of {self.operations.optimizer!r}, got {brief(name)}")
+        shape, flat = self.flat(keys)
+        found = self.operations.slot(flat, names.index(name))
+        return found.reshape(*shape, found.shape[1])
 
     def gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> tuple[tuple[int, ...], Keys, npt.NDArray[Any]]:
         """Return the shape of keys, the keys (n,), and their gradients (n, dim) in the slot dtype.

@@ -10,34 +10,60 @@ from typing import Any
 
 from kvemb.checks.brief import brief
 from kvemb.errors import UnsupportedFormat
-from kvemb.optimizers.adagrad import Adagrad
-from kvemb.optimizers.adam import Adam
+from kvemb.optimizers.adadelta import Adadelta
+from kvemb.optimizers.adagrad import Adagrad, RowWiseAdagrad
+from kvemb.optimizers.adam import Adam, AdamW, AMSGrad
+from kvemb.optimizers.adamax import Adamax
 from kvemb.optimizers.base import Optimizer, Slot
-from kvemb.optimizers.row_wise_adagrad import RowWiseAdagrad
-from kvemb.optimizers.sgd import SGD
+from kvemb.optimizers.ftrl import Ftrl
+from kvemb.optimizers.lamb import LAMB
+from kvemb.optimizers.lion import Lion
+from kvemb.optimizers.nadam import NAdam
+from kvemb.optimizers.partial_row_wise_adam import PartialRowWiseAdam
+from kvemb.optimizers.proximal import ProximalAdagrad, ProximalSGD
+from kvemb.optimizers.rmsprop import RMSProp
+from kvemb.optimizers.sgd import SGD, Momentum, Nesterov
 
 __all__ = [
     "KINDS",
+    "LAMB",
     "SGD",
+    "AMSGrad",
+    "Adadelta",
     "Adagrad",
     "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "Lion",
+    "Momentum",
+    "NAdam",
+    "Nesterov",
     "Optimizer",
+    "PartialRowWiseAdam",
+    "ProximalAdagrad",
+    "ProximalSGD",
+    "RMSProp",
     "RowWiseAdagrad",
     "Slot",
     "as_optimizer",
     "optimizer_from_json",
 ]
 
+_ALL = (
+    *(SGD, Momentum, Nesterov, Adagrad, RowWiseAdagrad, Adadelta, RMSProp, Adam, AdamW, AMSGrad, Adamax, NAdam, LAMB),
+    *(PartialRowWiseAdam, Ftrl, ProximalAdagrad, ProximalSGD, Lion),
+)
 # By name, every optimizer there is.
-KINDS: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adagrad, RowWiseAdagrad, Adam)}
+KINDS: dict[str, type[Optimizer]] = {kind.name: kind for kind in _ALL}
 
 
 def as_optimizer(spec: Any) -> Optimizer | None:
     """Return the optimizer of an `optimizer` argument: None or one of KINDS. Raises TypeError for anything else."""
     if spec is None or type(spec) in KINDS.values():
         return spec  # type: ignore[no-any-return]
-    known = ", ".join(f"{kind.__name__}(...)" for kind in KINDS.values())
-    raise TypeError(f"optimizer must be None or an Optimizer, got {spec!r}; use one of {known} from kvemb.optimizers")
+    known = ", ".join(kind.__name__ for kind in KINDS.values())
+    raise TypeError(f"optimizer must be None or an Optimizer, got {spec!r}; use one of {known} of kvemb.optimizers")
 
 
 def optimizer_from_json(data: Mapping[str, Any]) -> Optimizer:

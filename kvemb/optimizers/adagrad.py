@@ -1,20 +1,21 @@
-"""Adagrad."""
+"""Adagrad, with an accumulator for each element or one for each row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvemb.optimizers.arithmetic import Elements, Number, sqrt
-from kvemb.optimizers.base import Optimizer, Slot, check_not_negative
+from kvemb.optimizers.arithmetic import Elements, Number, rounded, sqrt, sum_of_squares
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.weight_decay import Decaying
 
 
-@dataclass(frozen=True)
-class Adagrad(Optimizer):
-    """Adagrad as torch.optim.Adagrad has it, without decay (Duchi, Hazan, Singer, JMLR 12, 2011).
+@dataclass(frozen=True, repr=False)
+class Adagrad(Decaying):
+    """Adagrad as torch.optim.Adagrad has it, without lr_decay (Duchi, Hazan, Singer, JMLR 12, 2011).
 
     accumulator += g * g; w -= learning_rate * g / (sqrt(accumulator) + epsilon).
-    TensorFlow starts the accumulator at 0.1, PyTorch at 0.
+    Defaults are PyTorch's. TensorFlow starts the accumulator at 0.1; Keras adds epsilon inside the root.
     """
 
     name: ClassVar[str] = "adagrad"
@@ -22,9 +23,6 @@ class Adagrad(Optimizer):
     learning_rate: float = 0.01
     initial_accumulator_value: float = 0.0
     epsilon: float = 1e-10
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "learning_rate", "initial_accumulator_value", "epsilon")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -40,3 +38,36 @@ class Adagrad(Optimizer):
             s = accumulator[j] + g[j] * g[j]
             accumulator[j] = s
             w[j] = w[j] - learning_rate * g[j] / (sqrt(s) + epsilon)
+
+
+@dataclass(frozen=True, repr=False)
+class RowWiseAdagrad(Decaying):
+    """Row-wise Adagrad, as FBGEMM's EXACT_ROWWISE_ADAGRAD and TorchRec's RowWiseAdagrad have it.
+
+    accumulator += mean(g * g) over the row; w -= learning_rate / (sqrt(accumulator) + epsilon) * g.
+    One number of state a row in place of `dim`. The mean is summed in float64 (arithmetic.sum_of_squares). Coupled
+    weight decay is part of g in the mean too, as FBGEMM's "L2" mode has it. Defaults are TorchRec's
+    (torchrec/optim/rowwise_adagrad.py); FBGEMM's epsilon is 1e-8.
+    """
+
+    name: ClassVar[str] = "row_wise_adagrad"
+
+    learning_rate: float = 0.01
+    initial_accumulator_value: float = 0.0
+    epsilon: float = 1e-10
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The accumulator, one number."""
+        return (Slot("accumulator", 1, self.initial_accumulator_value),)
+
+    @staticmethod
+    def formula(
+        dim: int, w: Elements, g: Elements, accumulator: Elements, learning_rate: Number, epsilon: Number
+    ) -> None:
+        """See Optimizer."""
+        s = accumulator[0] + rounded(sum_of_squares(g) / dim, g)
+        accumulator[0] = s
+        rate = learning_rate / (sqrt(s) + epsilon)
+        for j in range(dim):
+            w[j] = w[j] - rate * g[j]

@@ -1,4 +1,4 @@
-"""Adam."""
+"""Adam, and those that differ from it by little: AdamW and AMSGrad."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvemb.optimizers.arithmetic import Elements, Number, power, rounded, sqrt
-from kvemb.optimizers.base import Optimizer, Slot, check_at_most, check_not_negative
+from kvemb.optimizers.arithmetic import Count, Elements, Number, larger, power, rounded, sqrt
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.bias_correction import Correcting
+from kvemb.optimizers.formula import Function
+from kvemb.optimizers.weight_decay import Decaying, decoupled
 
-MOST_BETA = 0.999999
 
-
-@dataclass(frozen=True)
-class Adam(Optimizer):
+@dataclass(frozen=True, repr=False)
+class Adam(Decaying, Correcting):
     """Adam as torch.optim.Adam has it, on the rows of a step alone (Kingma, Ba, ICLR 2015, without epsilon-hat).
 
     m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) g g;
     w -= learning_rate / (1 - beta_1 ** t) * m / (sqrt(v) / sqrt(1 - beta_2 ** t) + epsilon).
 
-    t is the row's own count of steps, kept in the slot `steps`, so a key that first appears late starts as any other
-    did. torch.optim.SparseAdam counts calls and adds epsilon before the correction: it differs by epsilon alone on rows
-    that every call touches, and takes a first step of (1 - beta_1) / sqrt(1 - beta_2) times learning_rate, 3.16 times
-    with the defaults, on a row that appears late. Rows that are not in a step do not decay.
-
-    `steps` is of the slots' dtype. A float32 counts up to 2 ** 24 = 16,777,216 and then stays; a float64 up to 2 ** 53.
-    Betas are therefore at most 0.999999: both corrections are then 1 to within 6e-8 at 2 ** 24 steps, one rounding of
-    a float32, and a count that stays changes nothing.
+    torch.optim.SparseAdam and Keras add epsilon before the correction, and so differ by epsilon from
+    bias_correction="global". Rows that are not in a step do not decay. Defaults are PyTorch's. What FBGEMM calls weight
+    decay of Adam is AdamW's.
     """
 
     name: ClassVar[str] = "adam"
@@ -37,14 +33,10 @@ class Adam(Optimizer):
     beta_2: float = 0.999
     epsilon: float = 1e-8
 
-    def __post_init__(self) -> None:
-        check_not_negative(self, "learning_rate", "beta_1", "beta_2", "epsilon")
-        check_at_most(self, MOST_BETA, "beta_1", "beta_2")
-
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The averages m of gradients and v of their squares, and how many steps the row took."""
-        return (Slot("m"), Slot("v"), Slot("steps", 1))
+        return self.counted(Slot("m"), Slot("v"))
 
     @staticmethod
     def formula(
@@ -53,15 +45,13 @@ class Adam(Optimizer):
         g: Elements,
         m: Elements,
         v: Elements,
-        steps: Elements,
+        t: Count,
         learning_rate: np.float64,
         beta_1: np.float64,
         beta_2: np.float64,
         epsilon: Number,
     ) -> None:
         """See Optimizer."""
-        t = steps[0] + 1
-        steps[0] = t
         rate = rounded(learning_rate / (1 - power(beta_1, t)), g)
         root = rounded(sqrt(1 - power(beta_2, t)), g)
         keep_m = rounded(beta_1, g)
@@ -74,3 +64,82 @@ class Adam(Optimizer):
             m[j] = mean
             v[j] = square
             w[j] = w[j] - rate * mean / (sqrt(square) / root + epsilon)
+
+
+@dataclass(frozen=True, repr=False)
+class AdamW(Correcting):
+    """Adam with decoupled weight decay, as torch.optim.AdamW has it (Loshchilov, Hutter, ICLR 2019).
+
+    w *= 1 - learning_rate * weight_decay; then Adam's step. Rows that are not in a step do not decay. Defaults are
+    PyTorch's; Keras' weight decay is 0.004.
+    """
+
+    name: ClassVar[str] = "adamw"
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+
+    formula = staticmethod(Adam.formula)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Those of Adam."""
+        return self.counted(Slot("m"), Slot("v"))
+
+    def decay(self) -> tuple[Function, ...]:
+        """See Optimizer."""
+        return (decoupled,) if self.weight_decay else ()
+
+
+@dataclass(frozen=True, repr=False)
+class AMSGrad(Decaying, Correcting):
+    """AMSGrad as torch.optim.Adam(amsgrad=True) has it (Reddi, Kale, Kumar, ICLR 2018).
+
+    Adam with v_max = max(v_max, v) in place of v at the division; the maximum is of averages that are not corrected.
+    Defaults are PyTorch's. Keras adds epsilon before the correction.
+    """
+
+    name: ClassVar[str] = "amsgrad"
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The averages m and v as Adam's, the largest v, and how many steps the row took."""
+        return self.counted(Slot("m"), Slot("v"), Slot("v_max"))
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        m: Elements,
+        v: Elements,
+        v_max: Elements,
+        t: Count,
+        learning_rate: np.float64,
+        beta_1: np.float64,
+        beta_2: np.float64,
+        epsilon: Number,
+    ) -> None:
+        """See Optimizer."""
+        rate = rounded(learning_rate / (1 - power(beta_1, t)), g)
+        root = rounded(sqrt(1 - power(beta_2, t)), g)
+        keep_m = rounded(beta_1, g)
+        take_m = rounded(1 - beta_1, g)
+        keep_v = rounded(beta_2, g)
+        take_v = rounded(1 - beta_2, g)
+        for j in range(dim):
+            square = keep_v * v[j] + take_v * (g[j] * g[j])
+            v[j] = square
+            v_max[j] = larger(v_max[j], square)
+        for j in range(dim):
+            mean = keep_m * m[j] + take_m * g[j]
+            m[j] = mean
+            w[j] = w[j] - rate * mean / (sqrt(v_max[j]) / root + epsilon)

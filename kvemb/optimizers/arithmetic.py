@@ -8,9 +8,24 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 # A number that a formula calculates with. Where NumPy runs it on many rows at once, an array (n,) of them.
 Number = Any
+# Numbers by whole number, float64 (m,): functions of a count of steps that have no closed form.
+Table = npt.NDArray[np.float64]
+# Elements that sum_of_squares adds at the same time.
+LANES = 16
+# ln 2 in two parts: k times the first is exact for every exponent k of a float64 (fdlibm, e_log.c).
+LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+LOG_TERMS, EXP_TERMS = 12, 16
+
+
+class Count(Protocol):
+    """The count of steps that bias correction uses, this step included: the row's own, or the variable's."""
+
+    def __add__(self, more: int) -> Number:
+        """Return the count some steps later."""
 
 
 class Elements(Protocol):
@@ -32,9 +47,54 @@ def sqrt(value: Number) -> Number:
     return np.sqrt(value)
 
 
+def absolute(value: Number) -> Number:
+    """Return the value without its sign."""
+    return np.abs(value)
+
+
+def larger(a: Number, b: Number) -> Number:
+    """Return a if a > b, else b: so b if one of them is NaN."""
+    return np.where(a > b, a, b)
+
+
+def smaller(a: Number, b: Number) -> Number:
+    """Return a if a < b, else b: so b if one of them is NaN."""
+    return np.where(a < b, a, b)
+
+
+def where_positive(value: Number, yes: Number, no: Number) -> Number:
+    """Return yes where value > 0, else no. Both are calculated."""
+    return np.where(value > 0, yes, no)
+
+
 def rounded(value: Number, like: Elements) -> Number:
     """Return a number in the dtype of a row's elements, which float64 is rounded to."""
     return like.dtype.type(value)
+
+
+def sum_of_squares(row: Any) -> Number:
+    """Return the sum of the squares of a row's first dim elements, in float64.
+
+    Of every 16 elements, the first is added to one sum, the second to another, and so on. Then each of the first 8 sums
+    is added to its partner among the last 8, and so on, and at last the elements that are left over, in their order.
+    """
+    wide = row.array.astype(np.float64)
+    squares = wide * wide
+    whole = squares.shape[1] // LANES * LANES
+    sums = np.zeros((len(squares), LANES))
+    for start in range(0, whole, LANES):
+        sums = sums + squares[:, start : start + LANES]
+    while (half := sums.shape[1] // 2) > 0:
+        sums = sums[:, :half] + sums[:, half:]
+    total = sums[:, 0]
+    for j in range(whole, squares.shape[1]):
+        total = total + squares[:, j]
+    return total
+
+
+def entry(table: Table, index: Number) -> Number:
+    """Return the number at an index: the last one for those above, the first one below and for NaN."""
+    return table[np.minimum(np.where(np.asarray(index) >= 0, index, 0), len(table) - 1).astype(np.int64)]
 
 
 def power(base: float, exponent: Number) -> Number:
@@ -49,3 +109,31 @@ def power(base: float, exponent: Number) -> Number:
         result = np.where(left & 1, result * square, result)
         square, left = square * square, left >> 1
     return result
+
+
+def root_power(base: Number, exponent: float) -> Number:
+    """Return base ** exponent in float64, for a base and an exponent of at least 0; 0 ** 0 is 1, a negative base NaN.
+
+    As exp(exponent * log(base)), with the series of both, for the reason given for power(). The relative error is
+    about 4e-16 times the larger of 1 and the logarithm of the result.
+    """
+    wide = np.asarray(base, np.float64)
+    with np.errstate(all="ignore"):
+        fraction, bits = np.frexp(wide)
+        low = fraction < 0.7071067811865476
+        fraction, bits = np.where(low, fraction * 2.0, fraction), np.where(low, bits - 1, bits)
+        s = (fraction - 1.0) / (fraction + 1.0)
+        square, series = s * s, np.zeros_like(wide)
+        for k in range(LOG_TERMS, -1, -1):
+            series = series * square + 1.0 / (2 * k + 1)
+        log = bits * LN2_HIGH + (bits * LN2_LOW + 2.0 * s * series)
+        y = exponent * log
+        doublings = np.maximum(np.minimum(np.floor(y * 1.4426950408889634 + 0.5), 5000.0), -5000.0)
+        x = (y - doublings * LN2_HIGH) - doublings * LN2_LOW
+        result = np.ones_like(wide)
+        for k in range(EXP_TERMS, 0, -1):
+            result = result * x / k + 1.0
+        result = np.ldexp(result, np.where(np.isnan(doublings), 0.0, doublings).astype(np.int64))
+    odd = np.where(wide > 0, wide, np.where(wide == 0, 0.0, np.nan))
+    result = np.where((wide > 0) & (wide < np.inf), result, odd)
+    return np.where(np.equal(exponent, 0), 1.0, result)

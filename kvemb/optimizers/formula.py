@@ -1,7 +1,7 @@
 """An optimizer's formula as it is written: Python over one row's elements, read so that kernels can be made of it.
 
-A formula is a function of `dim`, `w` (the embedding), `g` (its gradient), the optimizer's slots, in order and by name,
-and numbers by the names of the optimizer's attributes:
+A formula is a function of `dim`, `w` (the embedding), `g` (its gradient), slots by name, and numbers by the names of
+the optimizer's attributes:
 
     def formula(dim: int, w: Elements, g: Elements, accumulator: Elements, learning_rate: Number, epsilon: Number):
         for j in range(dim):
@@ -10,9 +10,12 @@ and numbers by the names of the optimizer's attributes:
             w[j] = w[j] - learning_rate * g[j] / (sqrt(s) + epsilon)
 
 It may assign names and elements, call what stands in kvemb.optimizers.arithmetic, and loop over range(dim); there is
-no if. All is calculated in the dtype of the slots, dim and literals included, which float32 must hold exactly, but for
-numbers that are annotated np.float64: what is calculated with these is float64 until rounded() brings it back. An
-element of w is read before it is written, as 16-bit values are rounded when they are.
+no if. A step is one formula or several, one after the other: each may change g for those that follow. All is calculated
+in the dtype of the slots, dim and literals included, which float32 must hold exactly, but for numbers that are
+annotated np.float64: what is calculated with these is float64 until rounded() brings it back. A number annotated Count
+is the count of steps, this one included; one annotated Table is an array for entry().
+
+A loop that names at most four rows, w and g among them, becomes vector instructions; of more, it does not.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,44 +32,78 @@ import numpy as np
 
 from kvemb.optimizers import arithmetic
 
-FUNCTIONS = ("sqrt", "rounded", "power")
+Function = Callable[..., None]
+
+FUNCTIONS = (
+    *("sqrt", "absolute", "larger", "smaller", "where_positive", "rounded"),
+    *("sum_of_squares", "entry", "power", "root_power"),
+)
 _OPERATIONS = (ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub)
 _PLAIN = (ast.Assign, ast.For, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Subscript, ast.Call, *_OPERATIONS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Formula:
-    """What a formula's function says. rows: its parameters that are rows, w and g first, then the slots. numbers: its
-    other parameters. wide: those of the numbers that are float64. body: its statements.
+    """What a formula's function says. rows: its parameters that are rows, w and g first, then slots. numbers: those
+    that are the optimizer's attributes. wide: those of the numbers that are float64. tables: those that are arrays.
+    count: its parameter that is the count of steps. body: its statements. sets: the rows that it sets elements of.
+    summed: the rows of which it takes sum_of_squares.
     """
 
     name: str
     rows: tuple[str, ...]
     numbers: tuple[str, ...]
     wide: frozenset[str]
+    tables: frozenset[str]
+    count: str | None
     body: tuple[ast.stmt, ...]
+    sets: frozenset[str]
+    summed: frozenset[str]
 
 
 @cache
-def read(function: Callable[..., None]) -> Formula:
+def read(function: Function) -> Formula:
     """Return what a formula says. Raises TypeError for what no formula can have."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(tree, ast.FunctionDef)
     given = {each.name: each.annotation for each in inspect.signature(function, eval_str=True).parameters.values()}
     rows = tuple(name for name, kind in given.items() if kind is arithmetic.Elements)
-    numbers = tuple(given)[1 + len(rows) :]
-    if tuple(given) != ("dim", *rows, *numbers) or rows[:2] != ("w", "g"):
+    rest = tuple(given)[1 + len(rows) :]
+    if tuple(given) != ("dim", *rows, *rest) or rows[:2] != ("w", "g"):
         raise TypeError(f"a formula is a function of dim, the Elements w, g and slots, and numbers, got {list(given)}")
-    wide = frozenset(name for name in numbers if given[name] is np.float64)
-    found = Formula(function.__qualname__, rows, numbers, wide, tuple(tree.body[ast.get_docstring(tree) is not None :]))
-    for node in _nodes(found):
+    counts = [name for name in rest if given[name] is arithmetic.Count]
+    body = tuple(tree.body[ast.get_docstring(tree) is not None :])
+    nodes = list(_nodes(body))
+    found = Formula(
+        name=function.__qualname__,
+        rows=rows,
+        numbers=tuple(name for name in rest if name not in counts),
+        wide=frozenset(name for name in rest if given[name] is np.float64),
+        tables=frozenset(name for name in rest if given[name] == arithmetic.Table),
+        count=counts[0] if counts else None,
+        body=body,
+        sets=frozenset(
+            ast.unparse(node.value)
+            for node in nodes
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        ),
+        summed=frozenset(row for node in nodes if (row := _summed(node)) is not None),
+    )
+    for node in nodes:
         _check(node, found)
     return found
 
 
-def _nodes(formula: Formula) -> Iterator[ast.AST]:
-    for statement in formula.body:
+def _nodes(body: tuple[ast.stmt, ...]) -> Iterator[ast.AST]:
+    for statement in body:
         yield from ast.walk(statement)
+
+
+def _summed(node: ast.AST) -> str | None:
+    """Return what a call of sum_of_squares is given; None for anything else."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "sum_of_squares":
+        return ", ".join(map(ast.unparse, node.args))
+    return None
 
 
 def _check(node: ast.AST, formula: Formula) -> None:
@@ -80,6 +117,7 @@ def _check(node: ast.AST, formula: Formula) -> None:
         fine = isinstance(node.value, ast.Name) and node.value.id in formula.rows
     elif isinstance(node, ast.Call):
         fine = isinstance(node.func, ast.Name) and node.func.id in (*FUNCTIONS, "range") and not node.keywords
+        fine = fine and _summed(node) in (None, *formula.rows)
     elif isinstance(node, ast.Name):
         fine = not node.id.startswith("_")
     elif isinstance(node, ast.Constant):
@@ -92,16 +130,17 @@ class _Columns:
     """A slot or the embedding of many rows, as a formula sees one row: an element is a column, read as a copy."""
 
     def __init__(self, array: Any) -> None:
-        self._array, self.dtype = array, array.dtype
+        self.array, self.dtype = array, array.dtype
 
     def __getitem__(self, j: int) -> Any:
-        return self._array[:, j].copy()
+        return self.array[:, j].copy()
 
     def __setitem__(self, j: int, value: Any) -> None:
-        self._array[:, j] = value
+        self.array[:, j] = value
 
 
-def run(function: Callable[..., None], rows: list[Any], numbers: list[Any]) -> None:
-    """Run a formula in NumPy, on all rows at once, in place. rows: arrays (n, width) of one dtype, in its order."""
+def run(function: Function, rows: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Run a formula in NumPy, on all rows at once, in place. rows: by name, arrays (n, width) of one dtype."""
+    formula, dim = read(function), rows["w"].shape[1]
     with np.errstate(all="ignore"):
-        function(rows[0].shape[1], *map(_Columns, rows), *numbers)
+        function(dim, **{name: _Columns(rows[name]) for name in formula.rows}, **numbers)

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent."""
+"""Stochastic gradient descent, plain and with momentum."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvemb.optimizers.arithmetic import Elements, Number
-from kvemb.optimizers.base import Optimizer, Slot, check_not_negative
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.weight_decay import Decaying
 
 
-@dataclass(frozen=True)
-class SGD(Optimizer):
-    """Stochastic gradient descent: w -= learning_rate * g."""
+@dataclass(frozen=True, repr=False)
+class SGD(Decaying):
+    """Stochastic gradient descent: w -= learning_rate * g. Defaults are torch.optim.SGD's."""
 
     name: ClassVar[str] = "sgd"
 
-    learning_rate: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "learning_rate")
+    learning_rate: float = 0.001
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -30,3 +28,60 @@ class SGD(Optimizer):
         """See Optimizer."""
         for j in range(dim):
             w[j] = w[j] - learning_rate * g[j]
+
+
+@dataclass(frozen=True, repr=False)
+class Momentum(Decaying):
+    """SGD with momentum, as torch.optim.SGD has it without dampening (Polyak, 1964).
+
+    velocity = momentum * velocity + g; w -= learning_rate * velocity. Keras has the learning rate inside velocity, so
+    that a change of it acts with a delay. PyTorch has no default for momentum but 0: 0.9 is the usual one.
+    """
+
+    name: ClassVar[str] = "momentum"
+
+    learning_rate: float = 0.001
+    momentum: float = 0.9
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The velocity, as wide as the embedding."""
+        return (Slot("velocity"),)
+
+    @staticmethod
+    def formula(
+        dim: int, w: Elements, g: Elements, velocity: Elements, learning_rate: Number, momentum: Number
+    ) -> None:
+        """See Optimizer."""
+        for j in range(dim):
+            b = momentum * velocity[j] + g[j]
+            velocity[j] = b
+            w[j] = w[j] - learning_rate * b
+
+
+@dataclass(frozen=True, repr=False)
+class Nesterov(Decaying):
+    """SGD with Nesterov's momentum, as torch.optim.SGD(nesterov=True) has it (Sutskever and others, ICML 2013).
+
+    velocity = momentum * velocity + g; w -= learning_rate * (g + momentum * velocity).
+    """
+
+    name: ClassVar[str] = "nesterov"
+
+    learning_rate: float = 0.001
+    momentum: float = 0.9
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The velocity, as wide as the embedding."""
+        return (Slot("velocity"),)
+
+    @staticmethod
+    def formula(
+        dim: int, w: Elements, g: Elements, velocity: Elements, learning_rate: Number, momentum: Number
+    ) -> None:
+        """See Optimizer."""
+        for j in range(dim):
+            b = momentum * velocity[j] + g[j]
+            velocity[j] = b
+            w[j] = w[j] - learning_rate * (g[j] + momentum * b)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kvemb.contracts import RowKernels, Values
 from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Positions
 from kvemb.rows.schema import as_values
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.locate import Located
@@ -34,19 +35,25 @@ class Constraining:
         whole.put(hot[np.argsort(at.keys[hot])], rows.select(np.argsort(rows.keys)))
         return whole
 
-    def project(self, at: Located, before: RowBlock, step: int) -> None:
-        """Project rows that were just changed. Where the constraint fails, hot rows are as in `before` again."""
+    def project(self, at: Located, before: RowBlock, step: int) -> Positions:
+        """Project rows that were just changed; returns the positions in at.keys of those that this changed again.
+
+        Where the constraint fails, hot rows are as in `before` again.
+        """
         try:
-            values = self._projected(at)
+            values, moved = self._projected(at)
         except BaseException:
             self._hot_tables.put(at.cells, at.owners, before)
             raise
         self._hot_tables.assign(at.cells, at.owners, values, step)
         self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], step)
+        return moved
 
-    def _projected(self, at: Located) -> Values:
+    def _projected(self, at: Located) -> tuple[Values, Positions]:
         schema = self._hot_tables.tables[0].schema
         values = np.empty((len(at.keys), schema.dim), schema.value_dtype)
         self._hot_tables.gather(at.cells, at.owners, values)
         values[at.cold] = at.rows.embeddings()
-        return as_values(self._constraint(values), schema.value_dtype, values.shape, "constraint's result", "(n, dim)")
+        given = self._constraint(values.copy())
+        projected = as_values(given, schema.value_dtype, values.shape, "constraint's result", "(n, dim)")
+        return projected, np.flatnonzero((projected != values).any(axis=1))

@@ -206,12 +206,24 @@ class HotTables:
             table.add(cells[positions], old[positions], new[positions], step)
 
     def apply(
-        self, cells: Positions, owners: Owners, optimizer: Optimizer, grads: Values, step: int, sums: Sums
+        self, cells: Positions, owners: Owners, optimizer: Optimizer, grads: Values, step: int, sums: Sums, count: int
     ) -> None:
         """Take one step of the optimizer on distinct cells, with these sums of grads (·, dim) for each."""
         for table, positions in self.by_table(owners):
             part = sums if positions is ALL else sums.of(positions)
-            table.apply(cells[positions], optimizer, grads, step, part)
+            table.apply(cells[positions], optimizer, grads, step, part, count)
+
+    def match(self, cells: Positions, owners: Owners, optimizer: Optimizer, step: int) -> None:
+        """Set the slots that follow the embedding."""
+        for table, positions in self.by_table(owners):
+            table.match(cells[positions], optimizer, step)
+
+    def read_slot(self, cells: Positions, owners: Owners, number: int, out: Values) -> None:
+        """Copy a slot of cells to out (n, width)."""
+        for table, positions in self.by_table(owners):
+            mine = np.arange(len(cells))[positions]
+            hot = mine[cells[mine] >= 0]
+            out[hot] = table.read(cells[hot]).slot(number)
 
     def scores(self, cells: Positions, owners: Owners) -> Scores:
         """Return the scores of cells (n,), NaN where an entry is < 0."""

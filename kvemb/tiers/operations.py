@@ -16,7 +16,7 @@ from kvemb.contracts import Mask, RowKernels, Values
 from kvemb.meter import Progress
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.hashing import Keys, Sums, Unique
+from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.constraining import Constraining, Constraint
 from kvemb.tiers.locate import Located
 from kvemb.tiers.reads import TableReads
@@ -57,6 +57,9 @@ class TableOperations(TableReads):
             storage.copy_before_change(keys, owners)
             with storage.changing():
                 missing = self._hot_tables.upsert(keys, owners, values, storage.step)
+                if self._matching is not None:
+                    cells = self._hot_tables.find(keys, owners)
+                    self._hot_tables.match(cells, owners, self._matching, storage.step)
                 storage.log.hot(keys, owners, missing, storage.step)
         if len(missing):
             self._upsert_missing(keys[missing], values[missing], score)
@@ -71,6 +74,7 @@ class TableOperations(TableReads):
             with storage.changing():
                 self._hot_tables.assign(at.cells, at.owners, values, storage.step)
                 self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], storage.step)
+                self._match(at, np.arange(len(at.keys)))
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 
@@ -102,6 +106,8 @@ class TableOperations(TableReads):
                 self._hot_tables.add(at.cells[added], at.owners_of(added), old[adding], new[adding], storage.step)
                 self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], storage.step)
                 self._kernels.add(at.rows, row_of[added], old[adding], new[adding], storage.step)
+                if self._matching is not None:
+                    self._match(at, np.union1d(added, at.cold[made]))
                 storage.log.located(at, storage.step)
                 storage.admit(at)
 
@@ -112,28 +118,48 @@ class TableOperations(TableReads):
         """
         optimizer = self.optimizer  # one for all chunks, whatever another thread sets meanwhile
         assert optimizer is not None
-        distinct = Unique(keys)
+        distinct, count = Unique(keys), 0
         for chunk in self._chunks(len(distinct.keys)):
-            self._apply(distinct.keys[chunk], optimizer, grads, distinct.sums.of(chunk))
+            count = self._apply(distinct.keys[chunk], optimizer, grads, distinct.sums.of(chunk), count)
         if acknowledge:
             self._storage.acknowledge()
 
-    def _apply(self, keys: Keys, optimizer: Optimizer, grads: Values, sums: Sums) -> None:
+    def _apply(self, keys: Keys, optimizer: Optimizer, grads: Values, sums: Sums, count: int) -> int:
+        """Take the step on a chunk. count: this step's number, 0 for the first chunk, which counts it; returns it."""
         storage = self._storage
         with storage.writing():
             at = storage.locate(keys)
             self._create(at, self._scoring.first(storage.step))
             before = None if self._constraining is None else self._constraining.copies(at)
+            number = count or storage.optimizer_steps + 1
             with storage.changing():
-                self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums)
+                self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums, number)
                 if len(at.rows):
                     cold = np.arange(len(at.rows))
-                    self._kernels.apply(at.rows, cold, optimizer, grads, storage.step, sums.of(at.cold))
+                    self._kernels.apply(at.rows, cold, optimizer, grads, storage.step, sums.of(at.cold), number)
+            moved = None
             if self._constraining is not None and before is not None:
-                self._constraining.project(at, before, storage.step)
+                moved = self._constraining.project(at, before, storage.step)
             with storage.changing():
+                if moved is not None:
+                    self._match(at, moved)
+                if optimizer.counts_steps and count == 0:
+                    storage.count_step()
                 storage.log.located(at, storage.step)
                 storage.admit(at)
+        return number
+
+    @property
+    def _matching(self) -> Optimizer | None:
+        """The optimizer, if it has slots that follow an embedding which is set."""
+        return self.optimizer if self.optimizer is not None and self.optimizer.match is not None else None
+
+    def _match(self, at: Located, changed: Positions) -> None:
+        """Set such slots of the rows at these positions in at.keys, whose embeddings were set."""
+        if (optimizer := self._matching) is not None:
+            self._hot_tables.match(at.cells[changed], at.owners_of(changed), optimizer, self._storage.step)
+            rows = np.flatnonzero(np.isin(at.cold, changed))
+            self._kernels.match(at.rows, rows, optimizer, self._storage.step)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Go on with an optimizer of the same slots. writable: raises where rows may not change."""

@@ -165,6 +165,23 @@ class TableReads:
                 scores[chunk] = part
         return scores[distinct.inverse]
 
+    @of_one_point
+    def slot(self, keys: Keys, number: int) -> Values:
+        """Return a slot of each key (n, width), as a new row has it where the key is absent. As scores() otherwise."""
+        distinct, width = Unique(keys), self._schema.slots[number].width
+        values = np.empty((len(distinct.keys), width), self._schema.slot_dtype)
+        for chunk in self._chunks(len(distinct.keys)):
+            part, wanted = values[chunk], distinct.keys[chunk]
+            with self._storage.reading():
+                at = self._storage.locate(wanted)
+                self._hot_tables.read_slot(at.cells, at.owners, number, part)
+                part[at.cold[at.exists]] = at.rows.slot(number)[at.exists]
+                absent = at.cold[~at.exists]
+                if len(absent):
+                    embeddings = self._factory.embeddings(wanted[absent])
+                    part[absent] = self._factory.rows(wanted[absent], embeddings, 0.0, 0).slot(number)
+        return values[distinct.inverse]
+
     def prefetch(self, keys: Keys) -> None:
         """Start reading the cold rows of keys, on another thread, for the call that follows. Changes no result."""
         self._storage.read_ahead(Unique(keys).keys)

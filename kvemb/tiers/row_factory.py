@@ -27,7 +27,7 @@ class RowFactory:
 
     def set_optimizer(self, optimizer: Optimizer | None) -> None:
         """Start the slots of later new rows as this optimizer says."""
-        self._slots = optimizer.slots if optimizer else ()
+        self._optimizer, self._slots = optimizer, optimizer.slots if optimizer else ()
 
     def embeddings(self, keys: Keys) -> Values:
         """Return (n, dim): what missing keys read as."""
@@ -42,5 +42,7 @@ class RowFactory:
         self._kernels.assign(rows, np.arange(len(keys)), values, step)
         for number, slot in enumerate(self._slots):
             rows.slot(number)[:] = slot.initial
+        if self._optimizer is not None and self._optimizer.match is not None:
+            self._kernels.match(rows, np.arange(len(keys)), self._optimizer, step)
         rows.scores[:] = score
         return rows

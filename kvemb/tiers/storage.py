@@ -56,7 +56,7 @@ class TieredStorage:
     executor: the one thread that writes spills, in the background. readers: threads that read ahead. slot_rows: of a
     slot of the spill buffer; lease: pays for more of them. recorder: keeps which rows change in the cold store. log:
     makes each write durable before its call returns. size: rows in both tiers, exact. step: calls that recorded uses,
-    ever. shown: calls of show().
+    ever. optimizer_steps: steps of an optimizer that has the variable count them, ever. shown: calls of show().
     """
 
     def __init__(
@@ -75,9 +75,10 @@ class TieredStorage:
         log: WriteLog | None = None,
         size: int = 0,
         step: int = 0,
+        optimizer_steps: int = 0,
     ) -> None:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
-        self.size, self.step, self.limits = size, step, limits
+        self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
         self.counts, self.shown = Stats(), 0
         self.log, self._recorder = WriteLogging(log, hot_tables), recorder
         self._executor, self.slot_rows, self.lease = executor, slot_rows, lease
@@ -224,6 +225,11 @@ class TieredStorage:
             self.size = 0
             self.log.cleared(self.step)
 
+    def count_step(self) -> None:
+        """Count one more step of the optimizer. REQUIRES: changing()."""
+        self.optimizer_steps += 1
+        self.log.counted(self.optimizer_steps, self.step)
+
     def copy_before_change(self, keys: Keys, owners: Owners) -> None:
         """These rows may change now where they are hot: a snapshot that has not written them copies them first."""
         if self._snapshot is not None:
@@ -365,8 +371,8 @@ class TieredStorage:
         with self.closing():
             self.state = self._access.state = state
 
-    def show(self, cold: ColdStore, size: int, step: int, renewed: Renewed | None) -> None:
-        """Go over to the rows of another cold store.
+    def show(self, cold: ColdStore, size: int, step: int, optimizer_steps: int, renewed: Renewed | None) -> None:
+        """Go over to the rows of another cold store, and to its counts.
 
         renewed: what differs there; None: not known. REQUIRES: closing(), and that no row is dirty.
         """
@@ -377,14 +383,18 @@ class TieredStorage:
             for rows, owners in renewed.rows:
                 for _, leaving in self.hot_tables.insert(rows, owners):
                     assert len(leaving) == 0
-        self.cold, self.size, self.step = cold, size, step
+        self.cold, self.size, self.step, self.optimizer_steps = cold, size, step, optimizer_steps
         self.shown += 1
         self._locator.read_from(cold)
 
-    def advance(self, step: int) -> None:
-        """Continue counting steps from this one, if it is later."""
+    def advance(self, step: int, optimizer_steps: int) -> None:
+        """Continue counting steps from these, where they are later."""
         with self._access.held():
             self.step = max(self.step, step)
+            if optimizer_steps > self.optimizer_steps:
+                self.optimizer_steps = optimizer_steps
+                with self.changing():
+                    self.log.counted(optimizer_steps, self.step)
 
     def record(self, keys: Keys) -> None:
         """These rows are about to change in the cold store. Takes no lock."""

@@ -48,6 +48,11 @@ class WriteLogging:
         if self._log is not None:
             self._log.removed(order_keys(keys, self._hot_tables.tables[0].schema), step)
 
+    def counted(self, optimizer_steps: int, step: int) -> None:
+        """Log how many steps of the optimizer were counted. Raises ColdStoreError."""
+        if self._log is not None:
+            self._log.counted(optimizer_steps, step)
+
     def cleared(self, step: int) -> None:
         """Log that every row was removed. Raises ColdStoreError."""
         if self._log is not None:

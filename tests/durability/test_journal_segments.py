@@ -108,5 +108,5 @@ def test_a_head_that_is_torn_is_damage_only_of_a_segment_that_was_begun(tmp_path
 
 def test_another_version_is_named(tmp_path):
     path = segment(tmp_path / "000007.log", version=9)
-    with pytest.raises(UnsupportedFormat, match=rf"{path} has format 9, this kvemb reads format 2"):
+    with pytest.raises(UnsupportedFormat, match=rf"{path} has format 9, this kvemb reads formats 2 and 3"):
         numbers(path)

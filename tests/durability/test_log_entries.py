@@ -8,7 +8,7 @@ from blocks import SCHEMA, rows_of
 from manifests import entry_of, log_entry, segment
 
 from kvemb.checks.ranges import MOST_STEPS
-from kvemb.durability.journal_segments import CLEARED, REMOVED, ROWS
+from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, counted
 from kvemb.durability.log_entries import checked
 from kvemb.errors import Corruption
 from kvemb.rows.codec import order_keys, pack_rows
@@ -37,7 +37,9 @@ def test_what_a_log_may_hold_is_given_as_it_is(tmp_path):
     written = log_entry(row(), rows=1, step=MOST_STEPS - 1)
     small = log_entry(removed(-(2**31), 2**31 - 1), REMOVED, b"small", rows=2, number=2, synced=1)
     cleared = log_entry(kind=CLEARED, number=3)
-    entries = read(tmp_path, written, small, cleared)
+    counts = log_entry(NUMBER.pack(MOST_STEPS - 1), COUNTED, number=4)
+    entries = read(tmp_path, written, small, cleared, counts)
+    assert counted(entries.pop()) == MOST_STEPS - 1
     assert [(entry.kind, entry.variable, entry.rows) for entry in entries] == [
         (ROWS, "table", 1), (REMOVED, "small", 2), (CLEARED, "table", 0),
     ]  # fmt: skip
@@ -63,6 +65,10 @@ def test_what_a_log_may_hold_is_given_as_it_is(tmp_path):
         (log_entry(row(steps=-1), rows=1), "steps of rows from 0 to .*, got -1"),
         (log_entry(row(steps=MOST_STEPS), rows=1), f"steps of rows from 0 to .*, got {MOST_STEPS}"),
         (log_entry(row(flags=16), rows=1), "no flags, got 16"),
+        (log_entry(NUMBER.pack(0), COUNTED), "a count of steps from 1 to"),
+        (log_entry(NUMBER.pack(MOST_STEPS), COUNTED), "a count of steps from 1 to"),
+        (log_entry(NUMBER.pack(1), COUNTED, rows=1), "a count of steps from 1 to"),
+        (log_entry(b"1234567", COUNTED), "a count of steps from 1 to"),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )

@@ -90,14 +90,14 @@ def test_what_is_no_object_is_no_manifest(data):
         check(data, 5)
 
 
-def refused(expected=ValueError, match="", version=3, **fields):
+def refused(expected=ValueError, match="", version=5, **fields):
     entry = parsed(entry_of())
     with pytest.raises(expected, match=match):
         check_variable(Fields({**entry, **fields}, "users"), version)
 
 
 def test_a_variable_at_its_limits_is_valid():
-    check_variable(Fields(parsed(entry_of(step=MOST_STEPS - 1))), 3)
+    check_variable(Fields(parsed(entry_of(step=MOST_STEPS - 1))), 5)
     refused(match="users.step must be an int", step=MOST_STEPS)
 
 
@@ -106,7 +106,7 @@ ADAGRAD = Adagrad().to_json()
 
 def test_slots_are_those_of_the_optimizer():
     own = (SlotShape("accumulator", 2),)
-    check_variable(Fields(parsed(entry_of(slots=own, optimizer=ADAGRAD))), 3)
+    check_variable(Fields(parsed(entry_of(slots=own, optimizer=ADAGRAD))), 5)
     for slots in ([], [{"name": "accumulator", "width": 1}], [{"name": "m", "width": 2}]):
         refused(match="users.slots must be those of the optimizer", slots=slots, optimizer=ADAGRAD)
     refused(match="users.slots must be those of the optimizer", slots=[{"name": "accumulator", "width": 2}])
@@ -114,10 +114,19 @@ def test_slots_are_those_of_the_optimizer():
 
 def test_a_slot_of_format_2_is_a_name():
     fields = {**parsed(entry_of()), "slots": ["accumulator"], "optimizer": ADAGRAD}
+    del fields["optimizer_steps"]
     check_variable(Fields(fields), 2)
     with pytest.raises(ValueError, match=r"slots\[0\] must be an object"):
         check_variable(Fields(fields), 3)
     refused(version=2, match="names of slots", slots=[{"name": "accumulator", "width": 2}], optimizer=ADAGRAD)
+
+
+def test_steps_are_counted_since_format_5():
+    for count in (0, MOST_STEPS - 1):
+        check_variable(Fields(parsed(entry_of(optimizer_steps=count))), 5)
+    for count in (-1, MOST_STEPS, True, 0.5):
+        refused(match="users.optimizer_steps must be an int", optimizer_steps=count)
+    refused(version=3, match="optimizer_steps is not a field that this kvemb knows")
 
 
 def test_integers_are_not_trained_and_take_whole_initial_values():
@@ -158,7 +167,9 @@ def test_no_path(path):
 
 
 def test_before_format_5_nothing_is_attached():
+    old = whole()
+    del old["variables"]["users/new"]["optimizer_steps"]
     with pytest.raises(ValueError, match="extra is not a field that this kvemb knows"):
-        check(whole(), 3)
+        check(old, 3)
     with pytest.raises(ValueError, match="extra must be an object"):
         check(changed(whole(), ["extra"], [1]), 5)

@@ -8,7 +8,7 @@ from blocks import SCHEMA, rows_of, values_of
 from manifests import entry_of, manifest_of
 
 from kvemb.backends.memory import MemoryStore
-from kvemb.durability.journal_segments import CLEARED, REMOVED, ROWS, Entry
+from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, Entry
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.errors import Corruption
 from kvemb.rows.codec import order_keys, pack_rows, unordered_keys
@@ -75,6 +75,14 @@ def test_a_cleared_variable_has_the_rows_that_came_after():
     assert place.rows("users") == {4: 2.0}
     assert (variables["users"].rows, rows) == (1, 1)
     assert place.recorded == [("users", "cleared"), ("users", [4])]
+
+
+def test_the_last_count_of_steps_is_kept():
+    place = Place()
+    variables, rows = place.replay(*(Entry(COUNTED, "users", 0, 8, NUMBER.pack(count), 1, 0) for count in (3, 4)))
+    users = variables["users"]
+    assert (users.optimizer_steps, users.step, users.rows, rows) == (4, 8, 2, 0)
+    assert (place.attached, place.recorded) == ([], [])
 
 
 def test_without_entries_nothing_changes():

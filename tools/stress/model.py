@@ -35,7 +35,7 @@ def in_order(positions: Positions) -> Iterator[Positions]:
 class Model:
     """Rows, slots, scores and presence of every key in `universe`, sorted and distinct, of the key dtype.
 
-    step: calls that recorded uses so far.
+    step: calls that recorded uses so far. optimizer_steps: steps so far, if the optimizer has them counted.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Model:
         shapes = [] if optimizer is None else optimizer.shapes(dim)
         self.slots = {slot.name: np.zeros((len(universe), slot.width), self.state_dtype) for slot in shapes}
         self.scores = np.zeros(len(universe))
-        self.step = 0
+        self.step = self.optimizer_steps = 0
 
     def copy(self) -> Model:
         """Return a copy of this state."""
@@ -101,8 +101,17 @@ class Model:
         self.values[positions] = self.first[positions]
         for slot in self.optimizer.slots if self.optimizer else ():
             self.slots[slot.name][positions] = slot.initial
+        self._match(positions)
         self.scores[positions] = policy.initial_score
         self._score(positions, np.ones(len(positions), np.int64))
+
+    def _match(self, positions: Positions) -> None:
+        """Set slots that follow embeddings, which were set at these positions."""
+        if self.optimizer is not None and self.optimizer.match is not None:
+            slots = {name: slot[positions] for name, slot in self.slots.items()}
+            self.optimizer.match_slots(self.values[positions], slots)
+            for name, slot in slots.items():
+                self.slots[name][positions] = slot
 
     def upsert(self, keys: Keys, values: Values) -> None:
         """Set values (n, dim); the last of duplicate keys wins."""
@@ -110,6 +119,7 @@ class Model:
         self._create(np.unique(at[~self.present[at]]))
         for turn in in_order(at):
             self.values[at[turn]] = values[turn]
+        self._match(np.unique(at))
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: npt.NDArray[np.bool_]) -> None:
         """For each occurrence: add new - old if exists and present; insert new if neither; otherwise ignore it."""
@@ -120,6 +130,7 @@ class Model:
             self.values[at[adding]] = self._sum(self.values[at[adding]], old[adding], new[adding])
             self._create(at[making])
             self.values[at[making]] = new[making]
+            self._match(at[np.concatenate([adding, making])])
 
     def _sum(self, values: Values, old: Values, new: Values) -> Values:
         # Integers wrap around; 16-bit floats are added in float32 and rounded once.
@@ -138,7 +149,9 @@ class Model:
         self._create(positions[~self.present[positions]])
         assert self.optimizer is not None
         slots = {name: slot[positions] for name, slot in self.slots.items()}
-        self.values[positions] = self.optimizer.step(self.values[positions], slots, total)
+        self.optimizer_steps += self.optimizer.counts_steps and len(keys) > 0
+        taken = self.optimizer.step(self.values[positions], slots, total, self.optimizer_steps)
+        self.values[positions] = taken
         for name, slot in slots.items():
             self.slots[name][positions] = slot
 

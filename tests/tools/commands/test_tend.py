@@ -66,7 +66,7 @@ def test_compact_gives_room_back(store, capsys):
 def test_another_optimizer(store, tmp_path):
     found = plan(store, tmp_path / "sgd", optimizer="sgd")
     assert found.steps == [
-        "optimizer: adagrad becomes sgd, learning rate 0.01 (the default; sgd:RATE for another)",
+        "optimizer: adagrad becomes sgd, learning rate 0.001 (the default; sgd:RATE for another)",
         "slot 'accumulator' is dropped: training cannot continue without it",
     ]
     assert migrate(found) == 1000
@@ -181,7 +181,7 @@ def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
     found = plan(store, tmp_path / "sgd", optimizer="sgd:0.1")
     assert found.steps[0] == "optimizer: adagrad becomes sgd, learning rate 0.1"
     migrate(found)
-    assert whole(tmp_path / "sgd")[0]["optimizer"] == {"name": "sgd", "learning_rate": 0.1}
+    assert whole(tmp_path / "sgd")[0]["optimizer"] == kvemb.optimizers.SGD(0.1).to_json()
     slower = plan(store, tmp_path / "slower", optimizer="adagrad:0.05")
     assert slower.steps == ["learning rate: 0.5 becomes 0.05"]
     migrate(slower)

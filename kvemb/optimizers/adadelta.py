@@ -1,0 +1,55 @@
+"""Adadelta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvemb.optimizers.arithmetic import Elements, Number, rounded, sqrt
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.weight_decay import Decaying
+
+
+@dataclass(frozen=True, repr=False)
+class Adadelta(Decaying):
+    """Adadelta as torch.optim.Adadelta has it (Zeiler, arXiv:1212.5701).
+
+    v = rho v + (1 - rho) g g; delta = sqrt(u + epsilon) / sqrt(v + epsilon) * g; w -= learning_rate * delta;
+    u = rho u + (1 - rho) delta delta. Defaults are PyTorch's; Keras' are a learning rate of 0.001, rho 0.95 and
+    epsilon 1e-7.
+    """
+
+    name: ClassVar[str] = "adadelta"
+
+    learning_rate: float = 1.0
+    rho: float = 0.9
+    epsilon: float = 1e-6
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The averages v of squared gradients and u of squared changes."""
+        return (Slot("v"), Slot("u"))
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        v: Elements,
+        u: Elements,
+        learning_rate: Number,
+        rho: np.float64,
+        epsilon: Number,
+    ) -> None:
+        """See Optimizer."""
+        keep = rounded(rho, g)
+        take = rounded(1 - rho, g)
+        for j in range(dim):
+            square = keep * v[j] + take * (g[j] * g[j])
+            before = u[j]
+            delta = sqrt(before + epsilon) / sqrt(square + epsilon) * g[j]
+            v[j] = square
+            u[j] = keep * before + take * (delta * delta)
+            w[j] = w[j] - learning_rate * delta

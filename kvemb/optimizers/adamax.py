@@ -1,0 +1,59 @@
+"""Adamax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvemb.optimizers.arithmetic import Count, Elements, Number, absolute, larger, power, rounded
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.bias_correction import Correcting
+from kvemb.optimizers.weight_decay import Decaying
+
+
+@dataclass(frozen=True, repr=False)
+class Adamax(Decaying, Correcting):
+    """Adamax as torch.optim.Adamax has it (Kingma, Ba, ICLR 2015, section 7.1).
+
+    m = beta_1 m + (1 - beta_1) g; u = max(beta_2 u, abs(g) + epsilon);
+    w -= learning_rate / (1 - beta_1 ** t) * m / u. Defaults are PyTorch's. Keras and TensorFlow add epsilon at the
+    division.
+    """
+
+    name: ClassVar[str] = "adamax"
+
+    learning_rate: float = 0.002
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The average m of gradients, the decaying maximum u, and how many steps the row took."""
+        return self.counted(Slot("m"), Slot("u"))
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        m: Elements,
+        u: Elements,
+        t: Count,
+        learning_rate: np.float64,
+        beta_1: np.float64,
+        beta_2: Number,
+        epsilon: Number,
+    ) -> None:
+        """See Optimizer."""
+        rate = rounded(learning_rate / (1 - power(beta_1, t)), g)
+        keep = rounded(beta_1, g)
+        take = rounded(1 - beta_1, g)
+        for j in range(dim):
+            mean = keep * m[j] + take * g[j]
+            most = larger(beta_2 * u[j], absolute(g[j]) + epsilon)
+            m[j] = mean
+            u[j] = most
+            w[j] = w[j] - rate * mean / most

@@ -1,0 +1,44 @@
+"""The count of steps by which averages that began at 0 are corrected: each row's own, or the variable's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvemb.checks.brief import brief
+from kvemb.optimizers.base import STEPS, Optimizer, Slot, check_at_most
+
+MOST_BETA = 0.999999
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Correcting(Optimizer):
+    """An optimizer whose averages are corrected for how many steps they have seen.
+
+    bias_correction="row": t is the row's own count of steps, in the slot `steps` that travels with it, so a key that
+    first appears late starts as any other did. "global": t counts the variable's calls of apply_gradients, as
+    torch.optim.SparseAdam does; Adam's first step of a row that appears late is then
+    (1 - beta_1) / sqrt(1 - beta_2) times learning_rate, 3.16 times with the defaults.
+
+    `steps` is of the slots' dtype. A float32 counts up to 2 ** 24 = 16,777,216 and then stays; a float64 up to 2 ** 53.
+    Betas are therefore at most 0.999999: corrections are then 1 to within 6e-8 at 2 ** 24 steps, one rounding of a
+    float32, and a count that stays changes nothing.
+    """
+
+    bias_correction: Literal["row", "global"] = "row"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bias_correction not in ("row", "global"):
+            what = f"{type(self).__name__} bias_correction"
+            raise ValueError(f"{what} must be 'row' or 'global', got {brief(self.bias_correction)}")
+        check_at_most(self, MOST_BETA, "beta_1", "beta_2")
+
+    @property
+    def counts_steps(self) -> bool:
+        """See Optimizer."""
+        return self.bias_correction == "global"
+
+    def counted(self, *slots: Slot) -> tuple[Slot, ...]:
+        """Return these slots, and the row's count of steps if it has one."""
+        return slots if self.counts_steps else (*slots, Slot(STEPS, 1))

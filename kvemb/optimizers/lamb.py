@@ -1,0 +1,69 @@
+"""LAMB."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvemb.optimizers.arithmetic import Count, Elements, Number, power, rounded, sqrt, sum_of_squares, where_positive
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.bias_correction import Correcting
+
+
+@dataclass(frozen=True, repr=False)
+class LAMB(Correcting):
+    """LAMB with the norms of each row, as FBGEMM has it (You and others, ICLR 2020).
+
+    m and v as Adam's; r = (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w;
+    w -= learning_rate * norm(w) / norm(r) * r. The ratio of norms is 1 where one of them is 0, as in Keras: without
+    this a row of zeros would never change. Keras' norms are those of the whole tensor. Defaults are Keras'; FBGEMM's
+    epsilon is 1e-8.
+    """
+
+    name: ClassVar[str] = "lamb"
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    weight_decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The averages m of gradients and v of their squares, and how many steps the row took."""
+        return self.counted(Slot("m"), Slot("v"))
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        m: Elements,
+        v: Elements,
+        t: Count,
+        learning_rate: np.float64,
+        beta_1: np.float64,
+        beta_2: np.float64,
+        epsilon: Number,
+        weight_decay: Number,
+    ) -> None:
+        """See Optimizer. g becomes r."""
+        full = rounded(1 / (1 - power(beta_1, t)), g)
+        root = rounded(sqrt(1 - power(beta_2, t)), g)
+        keep_m = rounded(beta_1, g)
+        take_m = rounded(1 - beta_1, g)
+        keep_v = rounded(beta_2, g)
+        take_v = rounded(1 - beta_2, g)
+        for j in range(dim):
+            mean = keep_m * m[j] + take_m * g[j]
+            square = keep_v * v[j] + take_v * (g[j] * g[j])
+            m[j] = mean
+            v[j] = square
+            g[j] = full * mean / (sqrt(square) / root + epsilon) + weight_decay * w[j]
+        of_w = sqrt(sum_of_squares(w))
+        of_r = sqrt(sum_of_squares(g))
+        rate = rounded(learning_rate * where_positive(of_w, where_positive(of_r, of_w / of_r, 1), 1), g)
+        for j in range(dim):
+            w[j] = w[j] - rate * g[j]

@@ -1,0 +1,56 @@
+"""Lion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvemb.optimizers.arithmetic import Elements, rounded, where_positive
+from kvemb.optimizers.base import Optimizer, Slot
+
+
+@dataclass(frozen=True, repr=False)
+class Lion(Optimizer):
+    """Lion as Keras has it (Chen and others, NeurIPS 2023).
+
+    w -= learning_rate * (sign(beta_1 m + (1 - beta_1) g) + weight_decay * w); m = beta_2 m + (1 - beta_2) g.
+    Weight decay is decoupled. Every element of a row that is in a step moves by the learning rate, also where its
+    gradient is 0, as long as m is not. Defaults are Keras'.
+    """
+
+    name: ClassVar[str] = "lion"
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    weight_decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The average m of gradients."""
+        return (Slot("m"),)
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        m: Elements,
+        learning_rate: np.float64,
+        beta_1: np.float64,
+        beta_2: np.float64,
+        weight_decay: np.float64,
+    ) -> None:
+        """See Optimizer."""
+        rate = rounded(learning_rate, g)
+        stay = rounded(1 - learning_rate * weight_decay, g)
+        keep_c = rounded(beta_1, g)
+        take_c = rounded(1 - beta_1, g)
+        keep_m = rounded(beta_2, g)
+        take_m = rounded(1 - beta_2, g)
+        for j in range(dim):
+            c = keep_c * m[j] + take_c * g[j]
+            m[j] = keep_m * m[j] + take_m * g[j]
+            w[j] = stay * w[j] - where_positive(c, rate, where_positive(-c, -rate, c))

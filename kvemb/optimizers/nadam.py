@@ -1,0 +1,102 @@
+"""NAdam."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from kvemb.optimizers.arithmetic import Count, Elements, Number, Table, entry, power, root_power, rounded, sqrt
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.bias_correction import Correcting
+from kvemb.optimizers.weight_decay import Decaying
+
+# A product below this, or a factor this close to 1, changes no float64 that it is subtracted from or multiplied with.
+_NOTHING = 2.0**-60
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, repr=False)
+class NAdam(Decaying, Correcting):
+    """NAdam as torch.optim.NAdam has it (Dozat, ICLR 2016 workshop).
+
+    mu_t = beta_1 * (1 - 0.5 * 0.96 ** (t * momentum_decay)), and p_t is the product of mu_1 to mu_t. With m and v as
+    Adam's, d = sqrt(v / (1 - beta_2 ** t)) + epsilon;
+    w -= learning_rate * (1 - mu_t) / (1 - p_t) * g / d + learning_rate * mu_(t+1) / (1 - p_(t+1)) * m / d.
+    Defaults are PyTorch's. Keras' Nadam has a momentum_decay of 1.
+    """
+
+    name: ClassVar[str] = "nadam"
+
+    learning_rate: float = 0.002
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    momentum_decay: float = 0.004
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The averages m of gradients and v of their squares, and how many steps the row took."""
+        return self.counted(Slot("m"), Slot("v"))
+
+    @property
+    def fading(self) -> float:
+        """0.96 ** momentum_decay."""
+        return _fading(self.momentum_decay)
+
+    @property
+    def products(self) -> Table:
+        """The product of 1 - 0.5 * fading ** i for i from 1 to t, at index t; the last one for all larger t."""
+        return _products(self.fading)
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        m: Elements,
+        v: Elements,
+        t: Count,
+        learning_rate: np.float64,
+        beta_1: np.float64,
+        beta_2: np.float64,
+        epsilon: Number,
+        fading: np.float64,
+        products: Table,
+    ) -> None:
+        """See Optimizer."""
+        mu = beta_1 * (1 - 0.5 * power(fading, t))
+        mu_next = beta_1 * (1 - 0.5 * power(fading, t + 1))
+        product = power(beta_1, t) * entry(products, t)
+        rate_g = rounded(learning_rate * (1 - mu) / (1 - product), g)
+        rate_m = rounded(learning_rate * mu_next / (1 - product * mu_next), g)
+        root = rounded(sqrt(1 - power(beta_2, t)), g)
+        keep_m = rounded(beta_1, g)
+        take_m = rounded(1 - beta_1, g)
+        keep_v = rounded(beta_2, g)
+        take_v = rounded(1 - beta_2, g)
+        for j in range(dim):
+            mean = keep_m * m[j] + take_m * g[j]
+            square = keep_v * v[j] + take_v * (g[j] * g[j])
+            m[j] = mean
+            v[j] = square
+            w[j] = w[j] - (rate_g * g[j] + rate_m * mean) / (sqrt(square) / root + epsilon)
+
+
+@cache
+def _fading(momentum_decay: float) -> float:
+    return 1 / float(root_power(1 / 0.96, momentum_decay))
+
+
+@cache
+def _products(fading: float) -> Table:
+    """Ends where the product no longer counts, or no longer changes: after some thousand entries at most."""
+    parts, last, first = [np.ones(1)], 1.0, 1
+    while last > _NOTHING and (faded := power(fading, np.arange(first, first + _BLOCK)))[0] > _NOTHING:
+        parts.append(last * np.cumprod(1 - 0.5 * faded))
+        last, first = float(parts[-1][-1]), first + _BLOCK
+    table = np.concatenate(parts)
+    table.flags.writeable = False
+    return table

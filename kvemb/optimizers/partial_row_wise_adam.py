@@ -1,0 +1,62 @@
+"""Partial row-wise Adam."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvemb.optimizers.arithmetic import Count, Elements, power, rounded, sqrt, sum_of_squares
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.bias_correction import Correcting
+
+
+@dataclass(frozen=True, repr=False)
+class PartialRowWiseAdam(Correcting):
+    """Adam with one v a row, as FBGEMM's PARTIAL_ROWWISE_ADAM has it: half of Adam's state.
+
+    m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) mean(g * g) over the row;
+    w -= learning_rate * ((m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w).
+    Weight decay is decoupled. Defaults are FBGEMM's, which counts steps as bias_correction="global" does.
+    """
+
+    name: ClassVar[str] = "partial_row_wise_adam"
+
+    learning_rate: float = 0.01
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The average m of gradients, v, one number, and how many steps the row took."""
+        return self.counted(Slot("m"), Slot("v", 1))
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        m: Elements,
+        v: Elements,
+        t: Count,
+        learning_rate: np.float64,
+        beta_1: np.float64,
+        beta_2: np.float64,
+        epsilon: np.float64,
+        weight_decay: np.float64,
+    ) -> None:
+        """See Optimizer."""
+        square = rounded(beta_2, g) * v[0] + rounded((1 - beta_2) * (sum_of_squares(g) / dim), g)
+        v[0] = square
+        root = sqrt(square / (1 - power(beta_2, t)))
+        rate = rounded(learning_rate / (1 - power(beta_1, t)) / (root + epsilon), g)
+        stay = rounded(1 - learning_rate * weight_decay, g)
+        keep = rounded(beta_1, g)
+        take = rounded(1 - beta_1, g)
+        for j in range(dim):
+            mean = keep * m[j] + take * g[j]
+            m[j] = mean
+            w[j] = stay * w[j] - rate * mean

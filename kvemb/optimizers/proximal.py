@@ -1,0 +1,92 @@
+"""Proximal optimizers: after the step, w is shrunk towards 0, exactly to 0 where it is small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvemb.optimizers.arithmetic import Elements, Number, absolute, larger, sqrt, where_positive
+from kvemb.optimizers.base import Optimizer, Slot, check_above_zero
+
+
+@dataclass(frozen=True, repr=False)
+class ProximalSGD(Optimizer):
+    """TensorFlow's ProximalGradientDescent (training_ops.cc; Duchi, Singer, JMLR 10, 2009).
+
+    v = w - learning_rate * g;
+    w = sign(v) * max(abs(v) - learning_rate * l1, 0) / (1 + learning_rate * l2).
+    l1 and l2 are the regularization strengths. TensorFlow has no default for the learning rate; this is Adagrad's.
+    """
+
+    name: ClassVar[str] = "proximal_sgd"
+
+    learning_rate: float = 0.01
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """None."""
+        return ()
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        learning_rate: Number,
+        l1_regularization_strength: Number,
+        l2_regularization_strength: Number,
+    ) -> None:
+        """See Optimizer."""
+        least = learning_rate * l1_regularization_strength
+        scale = 1 + learning_rate * l2_regularization_strength
+        for j in range(dim):
+            v = w[j] - learning_rate * g[j]
+            size = larger(0, absolute(v) - least) / scale
+            w[j] = where_positive(v, size, -size)
+
+
+@dataclass(frozen=True, repr=False)
+class ProximalAdagrad(Optimizer):
+    """TensorFlow's ProximalAdagrad (training_ops.cc; Duchi, Singer, JMLR 10, 2009).
+
+    accumulator += g * g; rate = learning_rate / sqrt(accumulator); then as ProximalSGD, with rate in place of
+    learning_rate. There is no epsilon, so initial_accumulator_value must be above 0. Defaults are TensorFlow's, which
+    has none for the learning rate; this is Adagrad's.
+    """
+
+    name: ClassVar[str] = "proximal_adagrad"
+
+    learning_rate: float = 0.01
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_above_zero(self, "initial_accumulator_value", "elements without a gradient would be divided by it")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The accumulator, as wide as the embedding."""
+        return (Slot("accumulator", initial=self.initial_accumulator_value),)
+
+    @staticmethod
+    def formula(
+        dim: int,
+        w: Elements,
+        g: Elements,
+        accumulator: Elements,
+        learning_rate: Number,
+        l1_regularization_strength: Number,
+        l2_regularization_strength: Number,
+    ) -> None:
+        """See Optimizer."""
+        for j in range(dim):
+            s = accumulator[j] + g[j] * g[j]
+            accumulator[j] = s
+            rate = learning_rate / sqrt(s)
+            v = w[j] - rate * g[j]
+            size = larger(0, absolute(v) - rate * l1_regularization_strength) / (1 + rate * l2_regularization_strength)
+            w[j] = where_positive(v, size, -size)

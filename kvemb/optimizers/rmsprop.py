@@ -1,0 +1,68 @@
+"""RMSProp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kvemb.optimizers.arithmetic import Elements, Number, larger, rounded, sqrt
+from kvemb.optimizers.base import Slot
+from kvemb.optimizers.formula import Function
+from kvemb.optimizers.sgd import SGD, Momentum
+from kvemb.optimizers.weight_decay import Decaying
+
+
+@dataclass(frozen=True, repr=False)
+class RMSProp(Decaying):
+    """RMSProp as torch.optim.RMSprop has it (Tieleman, Hinton, 2012; centered: Graves, arXiv:1308.0850).
+
+    v = rho v + (1 - rho) g g; h = g / (sqrt(v) + epsilon); w -= learning_rate * h.
+    centered: mean = rho mean + (1 - rho) g, and sqrt(v - mean * mean) in place of sqrt(v), where a difference that
+    rounding makes negative is 0; PyTorch's becomes NaN. momentum above 0: velocity = momentum * velocity + h;
+    w -= learning_rate * velocity. Defaults are PyTorch's; Keras adds epsilon inside the root, and has rho 0.9.
+    """
+
+    name: ClassVar[str] = "rmsprop"
+
+    learning_rate: float = 0.01
+    rho: float = 0.99
+    epsilon: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The average v of squared gradients; centered, that of gradients; with momentum, the velocity."""
+        optional = [("mean", self.centered), ("velocity", self.momentum > 0)]
+        return (Slot("v"), *(Slot(name) for name, there in optional if there))
+
+    def steps(self) -> tuple[Function, ...]:
+        """See Optimizer."""
+        scale = self._scale_centered if self.centered else self.formula
+        return (scale, Momentum.formula if self.momentum > 0 else SGD.formula)
+
+    @staticmethod
+    def formula(dim: int, w: Elements, g: Elements, v: Elements, rho: np.float64, epsilon: Number) -> None:
+        """Turn the gradient into h. See Optimizer."""
+        keep = rounded(rho, g)
+        take = rounded(1 - rho, g)
+        for j in range(dim):
+            square = keep * v[j] + take * (g[j] * g[j])
+            v[j] = square
+            g[j] = g[j] / (sqrt(square) + epsilon)
+
+    @staticmethod
+    def _scale_centered(
+        dim: int, w: Elements, g: Elements, v: Elements, mean: Elements, rho: np.float64, epsilon: Number
+    ) -> None:
+        """Turn the gradient into the centered h. See Optimizer."""
+        keep = rounded(rho, g)
+        take = rounded(1 - rho, g)
+        for j in range(dim):
+            square = keep * v[j] + take * (g[j] * g[j])
+            average = keep * mean[j] + take * g[j]
+            v[j] = square
+            mean[j] = average
+            g[j] = g[j] / (sqrt(larger(0, square - average * average)) + epsilon)

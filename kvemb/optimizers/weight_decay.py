@@ -1,0 +1,42 @@
+"""Weight decay, in the two forms in which optimizers have it. It acts on the rows of a step alone ("lazy")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvemb.optimizers.arithmetic import Elements, Number, rounded
+from kvemb.optimizers.base import Optimizer
+from kvemb.optimizers.formula import Function
+
+
+def coupled(dim: int, w: Elements, g: Elements, weight_decay: Number) -> None:
+    """Add weight_decay * w to the gradient: the derivative of an L2 penalty."""
+    for j in range(dim):
+        g[j] = g[j] + weight_decay * w[j]
+
+
+def decoupled(dim: int, w: Elements, g: Elements, learning_rate: np.float64, weight_decay: np.float64) -> None:
+    """Scale w by 1 - learning_rate * weight_decay (Loshchilov, Hutter, ICLR 2019)."""
+    keep = rounded(1 - learning_rate * weight_decay, g)
+    for j in range(dim):
+        w[j] = w[j] * keep
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Decaying(Optimizer):
+    """An optimizer with weight decay in either form.
+
+    weight_decay: how strong; decoupled: False adds weight_decay * w to the gradient, True scales w by
+    1 - learning_rate * weight_decay before the step. Either way the rows of a step alone decay.
+    """
+
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def decay(self) -> tuple[Function, ...]:
+        """See Optimizer."""
+        if self.weight_decay == 0:
+            return ()
+        return (decoupled if self.decoupled else coupled,)
