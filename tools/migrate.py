@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvemb.tools.numbers import rounded
 from kvemb.tools.reading import Progress, chosen, kind_name, opened, with_progress
 
 OPTIMIZERS: dict[str, type[kvemb.optimizers.Optimizer] | None] = {"none": None, **kvemb.optimizers.KINDS}
+_WORDS = {"true": True, "false": False, "none": None}
 POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp": kvemb.TimestampRestrictPolicy}
 
 
@@ -54,7 +55,8 @@ def plan(
     """Plan the migration of a variable of a checkpoint or store to a new store. None leaves a property unchanged.
 
     optimizer: a name of kvemb.optimizers.KINDS, such as "adagrad", or "none"; "adagrad:0.1" gives a learning rate
-    instead of the default, or changes that of the present optimizer. slots: "keep" those that the new optimizer has
+    instead of the default, or changes that of the present optimizer, and "adagrad:0.1,clip_norm=1" another parameter
+    too. slots: "keep" those that the new optimizer has
     too, with the same width, or "reset". value_dtype, key_dtype: as for get_variable. dim: rows are cut,
     or padded with zeros. policy: "frequency", "timestamp" or "none"; "frequency:1000" gives a half-life,
     "timestamp:steps" a clock; if the scale of scores changes they start again, as after one use.
@@ -107,22 +109,7 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
     if asked is None and slots == "keep":
         return
     if asked is not None:
-        name = asked.partition(":")[0]
-        made, was = _known("optimizer", name, OPTIMIZERS), found.before["optimizer"]
-        given = _rate(asked) if ":" in asked else None
-        if name == kind_name(was) and (given is None or given == was["learning_rate"]):
-            raise BadInput(f"variable {found.variable!r} has the optimizer {asked} already; leave --optimizer out")
-        if name == kind_name(was):
-            found.after["optimizer"] = {**was, "learning_rate": given}
-            found.steps.append(f"learning rate: {was['learning_rate']:g} becomes {given:g}")
-        elif made is None:
-            found.after["optimizer"] = None
-            found.steps.append(f"optimizer: {kind_name(was)} becomes none")
-        else:
-            new = made() if given is None else made(learning_rate=given)
-            found.after["optimizer"] = new.to_json()
-            rest = f" (the default; {name}:RATE for another)" if given is None else ""
-            found.steps.append(f"optimizer: {kind_name(was)} becomes {name}, learning rate {new.learning_rate:g}{rest}")
+        _change_optimizer(found, asked)
     before, after = _slots(found.before), _slots(found.after)
     for slot in before:
         if slot not in after:
@@ -133,6 +120,40 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
         elif slots == "reset":
             found.steps.append(f"slot {slot[0]!r} is reset: its values are lost")
     found.resets_slots = slots == "reset"
+
+
+def _change_optimizer(found: Plan, asked: str) -> None:
+    name, was = asked.partition(":")[0], found.before["optimizer"]
+    made, given = _known("optimizer", name, OPTIMIZERS), _options(asked)
+    if made is None:
+        if was is None:
+            raise BadInput(f"variable {found.variable!r} has no optimizer already; leave --optimizer out")
+        found.after["optimizer"] = None
+        found.steps.append(f"optimizer: {kind_name(was)} becomes none")
+        return
+    same = name == kind_name(was)
+    was = kvemb.optimizers.optimizer_from_json(was).to_json() if same else was  # with parameters that it lacks
+    try:
+        new = made(**{**({field: was[field] for field in was if field != "name"} if same else {}), **given}).to_json()
+    except (TypeError, ValueError) as error:
+        raise WrongUsage(f"--optimizer {asked}: {error}") from error
+    found.after["optimizer"] = new
+    if same:
+        changed = [field for field in given if new[field] != was[field]]
+        if not changed:
+            raise BadInput(f"variable {found.variable!r} has the optimizer {asked} already; leave --optimizer out")
+        for field in changed:
+            found.steps.append(f"{field.replace('_', ' ')}: {_told(was[field])} becomes {_told(new[field])}")
+        return
+    found.after["optimizer_steps"] = 0
+    rest = "" if "learning_rate" in given else f" (the default; {name}:RATE for another)"
+    others = "".join(f", {field} {_told(given[field])}" for field in given if field != "learning_rate")
+    rate = f"learning rate {_told(new['learning_rate'])}"
+    found.steps.append(f"optimizer: {kind_name(was)} becomes {name}, {rate}{rest}{others}")
+
+
+def _told(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value).lower()
 
 
 def _slots(described: dict[str, Any]) -> list[tuple[str, int | None]]:
@@ -147,18 +168,34 @@ def _shapes(described: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"name": name, "width": described["dim"] if width is None else width} for name, width in _slots(described)]
 
 
-def _rate(asked: str) -> float:
-    """Return the learning rate in a text such as "sgd:0.1". Raises WrongUsage."""
-    name, _, rate = asked.partition(":")
+def _options(asked: str) -> dict[str, Any]:
+    """Return the parameters in a text such as "adam:0.1,clip_norm=1,decoupled=true". Raises WrongUsage."""
+    name, colon, text = asked.partition(":")
+    kind = OPTIMIZERS[name]
+    found: dict[str, Any] = {}
+    for part in text.split(",") if colon else []:
+        field, equals, value = part.rpartition("=")
+        rate = None if equals else _number(part)
+        if kind is None or not (equals or (rate is not None and rate >= 0)):
+            raise WrongUsage(
+                f"--optimizer must be none, or one of {', '.join(kvemb.optimizers.KINDS)} with a learning rate such as "
+                f"sgd:0.1, got {asked!r}"
+            )
+        known = [each.name for each in fields(kind)]
+        field = field if equals else "learning_rate"
+        if field not in known:
+            raise WrongUsage(f"--optimizer {name} has no parameter {field!r}; it has {', '.join(known)}")
+        number = _number(value)
+        found[field] = _WORDS.get(value, value) if number is None else number
+    return found
+
+
+def _number(text: str) -> float | None:
+    """Return a number, or None."""
     try:
-        if OPTIMIZERS[name] is None:
-            raise ValueError
-        return kvemb.optimizers.SGD(learning_rate=float(rate)).learning_rate
+        return float(text)
     except ValueError:
-        raise WrongUsage(
-            f"--optimizer must be none, or one of {', '.join(kvemb.optimizers.KINDS)} with a learning rate such as "
-            f"sgd:0.1, got {asked!r}"
-        ) from None
+        return None
 
 
 def _plan_policy(found: Plan, asked: str) -> None:

@@ -118,7 +118,7 @@ def migrate(
     variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="Such as adagrad, or none; adagrad:0.1 also gives the learning rate."),
+        typer.Option(help="Such as adagrad, or none; adagrad:0.1,clip_norm=1 also gives parameters."),
     ] = None,
     slots: Annotated[
         Literal["keep", "reset"], typer.Option(help="Slots that both optimizers have: keep or reset.")

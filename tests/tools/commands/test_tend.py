@@ -177,6 +177,37 @@ def test_a_variable_without_a_policy_cannot_be_restricted(tmp_path, capsys):
     assert "kvemb migrate --policy frequency" in capsys.readouterr().err
 
 
+def test_every_parameter_of_an_optimizer_can_be_given(store, tmp_path):
+    found = plan(store, tmp_path / "rms", optimizer="rmsprop:0.1,centered=true,momentum=0.5")
+    assert found.steps[0] == "optimizer: adagrad becomes rmsprop, learning rate 0.1, centered true, momentum 0.5"
+    migrate(found)
+    described = whole(tmp_path / "rms")[0]
+    made = kvemb.optimizers.RMSProp(0.1, centered=True, momentum=0.5)
+    assert (described["optimizer"], [slot["name"] for slot in described["slots"]]) == (
+        made.to_json(),
+        ["v", "mean", "velocity"],
+    )
+    found = plan(store, tmp_path / "clipped", optimizer="adagrad:clip_norm=1,learning_rate=0.5")
+    assert found.steps == ["clip norm: none becomes 1"]
+    migrate(found)
+    described, rows = whole(tmp_path / "clipped")
+    assert described["optimizer"] == {**whole(store)[0]["optimizer"], "clip_norm": 1.0}
+    np.testing.assert_array_equal(rows.slots["accumulator"], whole(store)[1].slots["accumulator"])
+
+
+def test_linear_of_ftrl_follows_the_rows_that_are_migrated(store, tmp_path):
+    migrate(plan(store, tmp_path / "ftrl", optimizer="ftrl:0.5"))
+    _, rows = whole(tmp_path / "ftrl")
+    slots = {name: slot.copy() for name, slot in rows.slots.items()}
+    np.testing.assert_array_equal(slots["accumulator"], whole(store)[1].slots["accumulator"])
+    kvemb.optimizers.Ftrl(0.5).match_slots(rows.values, slots)
+    np.testing.assert_array_equal(slots["linear"], rows.slots["linear"])
+    with kvemb.open(tmp_path / "ftrl", memory_budget="4MiB") as opened:
+        (table,) = opened.variables.values()
+        table.apply_gradients(rows.keys, np.zeros_like(rows.values))
+        np.testing.assert_allclose(table.lookup(rows.keys), rows.values, rtol=1e-6, atol=1e-6)
+
+
 def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
     found = plan(store, tmp_path / "sgd", optimizer="sgd:0.1")
     assert found.steps[0] == "optimizer: adagrad becomes sgd, learning rate 0.1"
@@ -194,7 +225,11 @@ def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
         "sgd:-1": "such as sgd:0.1, got 'sgd:-1'",
         "sgd:": "such as sgd:0.1, got 'sgd:'",
         "none:1": "such as sgd:0.1, got 'none:1'",
-        "adamw:1": "--optimizer must be none, sgd, adagrad, row_wise_adagrad, adam, got 'adamw'",
+        "adamx:1": "--optimizer must be none, sgd, momentum, .*, lion, got 'adamx'",
+        "adam:0.1,speed=2": "--optimizer adam has no parameter 'speed'; it has .*beta_1",
+        "adam:beta_1=2": "--optimizer adam:beta_1=2: Adam beta_1 must be at most 0.999999",
+        "adam:bias_correction=each": "bias_correction must be 'row' or 'global', got 'each'",
+        "adagrad:clip_norm=none": "has the optimizer adagrad:clip_norm=none already",
     }.items():
         with pytest.raises(BadInput, match=line):
             plan(store, tmp_path / "no", optimizer=optimizer)
