@@ -127,6 +127,7 @@ def _root_power(base: Any, exponent: Any) -> Any:
         result = 1.0
         for k in range(EXP_TERMS, 0, -1):
             result = result * x / np.float64(k) + 1.0
-        return math.ldexp(result, np.int64(doublings))
+        power_of_two: Any = np.int64(doublings)
+        return math.ldexp(result, power_of_two)
 
     return powered

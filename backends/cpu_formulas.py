@@ -116,7 +116,8 @@ class _Elements(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """A row that is named whole says which dtype is meant, as all have that of the gradients, or is summed."""
         if ast.unparse(node.func) == "sum_of_squares":
-            return _expression(f"_sum_of_squares({ast.unparse(node.args[0])}, dim)")
+            summed: ast.AST = _expression(f"_sum_of_squares({ast.unparse(node.args[0])}, dim)")
+            return summed
         for at, argument in enumerate(node.args):
             whole = isinstance(argument, ast.Name) and argument.id in self._formula.rows
             node.args[at] = _expression("g") if whole else self.visit(argument)
