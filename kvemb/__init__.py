@@ -37,7 +37,16 @@ from kvemb.pooling import (
     embedding_lookup_unique,
     safe_embedding_lookup_sparse,
 )
-from kvemb.restrict import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
+from kvemb.restrict import (
+    Admission,
+    EpochFrequencyRestrictPolicy,
+    EpochTimestampRestrictPolicy,
+    FrequencyRestrictPolicy,
+    NormRestrictPolicy,
+    RestrictPolicy,
+    TimestampRestrictPolicy,
+    TimeToLiveRestrictPolicy,
+)
 from kvemb.scope import get_collection, get_variable
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
@@ -48,17 +57,21 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AUTO_REUSE",
+    "Admission",
     "Change",
     "Checkpoint",
     "CheckpointManager",
     "Constant",
     "Embeddings",
+    "EpochFrequencyRestrictPolicy",
+    "EpochTimestampRestrictPolicy",
     "FrequencyRestrictPolicy",
     "GlorotUniform",
     "GraphKeys",
     "Initializer",
     "KvembError",
     "MemoryCreator",
+    "NormRestrictPolicy",
     "Ones",
     "PendingCheckpoint",
     "RandomNormal",
@@ -69,6 +82,7 @@ __all__ = [
     "Saved",
     "Stats",
     "Store",
+    "TimeToLiveRestrictPolicy",
     "TimestampRestrictPolicy",
     "Transfer",
     "TruncatedNormal",

@@ -129,9 +129,10 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     return [(key_at(first, schema), key_at(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None = None) -> int:
+def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None = None, dry_run: bool = False) -> int:
     """Do what Variable.restrict does, with progress; returns how many rows were removed.
 
+    dry_run: remove none, and return how many would leave now; for read-only stores, too.
     progress(done, total): called with rows, first those that are scanned, then those that are removed. Raises
     ValueError if the variable has no policy, or was opened without its user-defined one; and what Variable.restrict
     raises.
@@ -140,7 +141,8 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
     if isinstance(variable.restrict_policy, MissingPolicy):
         raise variable.restrict_policy.error()
-    return inside(variable).operations.restrict(as_int(num_reserved, "num_reserved", 0, MOST_ROWS), None, progress)
+    reserved, operations = as_int(num_reserved, "num_reserved", 0, MOST_ROWS), inside(variable).operations
+    return operations.would_leave(reserved, progress) if dry_run else operations.restrict(reserved, None, progress)
 
 
 def compact(store: Store, *, progress: Progress | None = None) -> None:

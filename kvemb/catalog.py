@@ -64,6 +64,8 @@ def got(store: Handle[Engine], asked: Arguments) -> Variable:
         raise ValueError(
             f"variable {asked.name!r} is open with another constraint, or none; give it where it is opened"
         )
+    if asked.admission not in (None, known.specification.admission):
+        raise ValueError(f"variable {asked.name!r} is open with another admission; give it when it is opened")
     if optimizer is not None:
         known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
     return variable_of(known)

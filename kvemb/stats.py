@@ -16,6 +16,7 @@ class Stats:
     seconds_cold_read, which any thread updates and which is therefore approximate.
 
     hits: keys looked up that were hot. misses: keys looked up that were not, absent ones included (absent).
+    refused: gradients of keys that Admission has given no row yet; bytes_sightings: of its counters.
     promotions: rows offered to the hot tier, cold ones and new ones. spills: rows written to the cold store, removals
     included. rows: of both tiers; rows_waiting: in the spill buffer, removals included. Seconds are wall-clock: in
     lookups, in updates, reading the cold store, writing it.
@@ -24,6 +25,7 @@ class Stats:
     hits: int = 0
     misses: int = 0
     absent: int = 0
+    refused: int = 0
     promotions: int = 0
     spills: int = 0
     rows: int = 0
@@ -31,6 +33,7 @@ class Stats:
     rows_waiting: int = 0
     bytes_hot: int = 0
     bytes_cold: int = 0
+    bytes_sightings: int = 0
     seconds_lookup: float = 0.0
     seconds_update: float = 0.0
     seconds_cold_read: float = 0.0
@@ -53,7 +56,8 @@ class Stats:
             f"{self.rows:,} rows: {self.rows_hot:,} hot ({format_bytes(self.bytes_hot)}), "
             f"{format_bytes(self.bytes_cold)} cold\n"
             f"hits {self.hits:,}, misses {self.misses:,} ({self.absent:,} absent), hit rate {self.hit_rate:.1%}\n"
-            f"promotions {self.promotions:,}, spills {self.spills:,}, waiting {self.rows_waiting:,}\n"
+            + (f"refused gradients {self.refused:,}\n" if self.bytes_sightings else "")
+            + f"promotions {self.promotions:,}, spills {self.spills:,}, waiting {self.rows_waiting:,}\n"
             f"seconds: lookups {self.seconds_lookup:.2f}, updates {self.seconds_update:.2f}, "
             f"cold reads {self.seconds_cold_read:.2f}, spills {self.seconds_spill:.2f}"
         )

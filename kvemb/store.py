@@ -93,6 +93,7 @@ class Store(Handle[Engine]):
         optimizer: what apply_gradients uses, one of kvemb.optimizers.
         hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, into which
         the tier grows as needed.
+        admission: an Admission: which missing keys get a row in apply_gradients. Not stored. None: all.
         regularizer: fn(variable), called once when the variable is made or opened; what it returns, unless None, joins
         the collection REGULARIZATION_LOSSES.
         constraint: fn(values), which returns the rows (n, dim) that an optimizer has just changed, projected; row by

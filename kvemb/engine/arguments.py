@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvemb.initializers import Initializer
 from kvemb.optimizers import Optimizer
 from kvemb.options import Creator
-from kvemb.restrict import RestrictPolicy
+from kvemb.restrict import Admission, RestrictPolicy
 from kvemb.tiers.constraining import Constraint
 from kvemb.tiers.hot_tables import Partitioner, default_partitioner
 
@@ -86,6 +86,7 @@ class Use:
     _: KW_ONLY
     optimizer: Optimizer | None = None
     hot_rows: int | None = None
+    admission: Admission | None = None
     regularizer: Callable[[Any], Any] | None = None
     constraint: Constraint | None = None
     collections: Sequence[str] | None = None
@@ -112,8 +113,8 @@ class ReferenceArguments(Use, NamedLater, Place):
 Asked = Arguments | ReferenceArguments
 
 
-def check_graph_arguments(asked: Asked) -> None:
-    """Raise ValueError for an argument that means something in a TensorFlow graph only; TypeError for no function.
+def check_given(asked: Asked) -> None:
+    """Raise ValueError for an argument that means something in a TensorFlow graph only; TypeError for another kind.
 
     Values that say what kvemb does in any case are accepted.
     """
@@ -128,6 +129,8 @@ def check_graph_arguments(asked: Asked) -> None:
         raise ValueError("validate_shape must be True or left out: the shape of a row is always known, (dim,)")
     if asked.use_resource not in (None, True):
         raise ValueError("use_resource must be True or left out: a variable always behaves as a resource")
+    if asked.admission is not None and not isinstance(asked.admission, Admission):
+        raise TypeError(f"admission must be an Admission, got {asked.admission!r}; use kvemb.Admission(sightings=3)")
     for name in ("regularizer", "constraint", "custom_getter"):
         if getattr(asked, name) is not None and not callable(getattr(asked, name)):
             raise TypeError(f"{name} must be callable, got {getattr(asked, name)!r}")

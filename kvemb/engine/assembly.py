@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 
 from kvemb import registry
 from kvemb.contracts import ColdStore
@@ -82,6 +83,12 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         least_rows=sized.least_rows,
     )
     lease = engine.budgets.host.lease()
+    if specification.admission is not None:
+        try:
+            engine.budgets.host.reserve(specification.admission.memory_bytes, f"sightings of {specification.name!r}")
+        except BaseException:
+            give_back(engine, replace(specification, admission=None), hot_tables, sized.slot_rows, lease)
+            raise
     undo.callback(give_back, engine, specification, hot_tables, sized.slot_rows, lease)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:
@@ -106,8 +113,8 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     kernels, optimizer = registry.row_kernels(), specification.optimizer
     factory = RowFactory(schema, specification.initializer, optimizer, kernels)
     scratch = None if engine.state.read_only else engine.path
-    scoring, constraint = Scoring(policy, hot_tables), specification.constraint
-    operations = TableOperations(storage, factory, scoring, kernels, optimizer, scratch, constraint)
+    scoring, more = Scoring(policy, hot_tables), (specification.constraint, specification.admission)
+    operations = TableOperations(storage, factory, scoring, kernels, optimizer, scratch, *more)
     warm(engine, specification.name, hot_tables, operations)
     return Table(specification, policy, hot_tables, storage, operations, variable)
 
@@ -159,6 +166,8 @@ def give_back(
     """Return the memory of a table to the budgets. REQUIRES: nobody uses the table after this."""
     hot_tables.memory.end()
     lease.end()
+    if specification.admission is not None:
+        engine.budgets.host.give_back(specification.admission.memory_bytes)
     engine.budgets.host.give_back(spill_bytes(specification.schema, slot_rows))
 
 

@@ -16,12 +16,12 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_DIM, MOST_NAME_BYTES, MOST_ROWS
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
-from kvemb.engine.arguments import Asked, LeftOut, LeftOutFlag, LeftOutName, check_graph_arguments
+from kvemb.engine.arguments import Asked, LeftOut, LeftOutFlag, LeftOutName, check_given
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
-from kvemb.restrict import RestrictPolicy, as_policy, policy_class_name, policy_from_json
+from kvemb.restrict import Admission, RestrictPolicy, as_policy, policy_class_name, policy_from_json
 from kvemb.rows.schema import Schema, key_dtype, value_dtype
 from kvemb.seeding import seeded, seeded_like
 from kvemb.tiers.constraining import Constraint
@@ -53,6 +53,7 @@ class Specification:
     stored: VariableEntry | None
     dim_left_out: bool
     constraint: Constraint | None = None
+    admission: Admission | None = None
 
     @property
     def is_new(self) -> bool:
@@ -103,7 +104,7 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
     Raises SchemaMismatch naming the field; TypeError, ValueError; UnsupportedFormat, BackendUnavailable.
     """
     name = check_name(asked.name)
-    check_graph_arguments(asked)
+    check_given(asked)
     key_type, value_type, width = _asked_shape(stored, asked)
     first_rows = as_int(asked.init_size, "init_size", 0, MOST_ROWS)
     if stored is None:
@@ -134,6 +135,7 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
         stored=stored,
         dim_left_out=isinstance(asked.dim, LeftOut),
         constraint=asked.constraint,
+        admission=asked.admission,
     )
 
 
@@ -142,7 +144,7 @@ def agreed(asked: Asked, stored: VariableEntry) -> tuple[Optimizer | None, Restr
 
     Raises SchemaMismatch if a request differs from what is stored; TypeError, ValueError.
     """
-    check_graph_arguments(asked)
+    check_given(asked)
     key_type, value_type, width = _asked_shape(stored, asked)
     given = asked.initializer
     initializer = None if given is None else as_initializer(given, width, value_type)

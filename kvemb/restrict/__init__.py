@@ -11,18 +11,27 @@ from typing import Any
 
 from kvemb.checks.brief import brief
 from kvemb.errors import UnsupportedFormat
+from kvemb.restrict.admission import Admission
 from kvemb.restrict.built_in import FrequencyRestrictPolicy, TimestampRestrictPolicy
+from kvemb.restrict.epochs import EpochFrequencyRestrictPolicy, EpochTimestampRestrictPolicy
 from kvemb.restrict.missing import MissingPolicy
+from kvemb.restrict.norm import NormRestrictPolicy
 from kvemb.restrict.policy import Counts, RestrictPolicy, ScoredRows, ScoreRule, Scores, check_clock
+from kvemb.restrict.time_to_live import TimeToLiveRestrictPolicy
 
 __all__ = [
+    "Admission",
     "Counts",
+    "EpochFrequencyRestrictPolicy",
+    "EpochTimestampRestrictPolicy",
     "FrequencyRestrictPolicy",
     "MissingPolicy",
+    "NormRestrictPolicy",
     "RestrictPolicy",
     "ScoreRule",
     "ScoredRows",
     "Scores",
+    "TimeToLiveRestrictPolicy",
     "TimestampRestrictPolicy",
     "as_policy",
     "policy_class_name",
@@ -30,7 +39,15 @@ __all__ = [
 ]
 
 _KINDS: dict[str, type[RestrictPolicy]] = {
-    kind.kind: kind for kind in (TimestampRestrictPolicy, FrequencyRestrictPolicy)
+    kind.kind: kind
+    for kind in (
+        TimestampRestrictPolicy,
+        FrequencyRestrictPolicy,
+        EpochTimestampRestrictPolicy,
+        EpochFrequencyRestrictPolicy,
+        TimeToLiveRestrictPolicy,
+        NormRestrictPolicy,
+    )
 }
 
 

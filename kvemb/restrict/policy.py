@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import math
 import time
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -101,6 +102,14 @@ class RestrictPolicy:
                 f"{what} must not return NaN, got it from old_score={old_score[at]}, count={count[at]}, now={now}; "
                 "return -inf for a row that should leave first"
             )
+        return scores
+
+    def least_score(self, now: float) -> float:
+        """Return the score below which rows leave whenever the variable is restricted; -inf: none do."""
+        return -math.inf
+
+    def ranking(self, scores: Scores, values: npt.NDArray[Any]) -> Scores:
+        """Return what restrict ranks rows by (n,), without NaN: their scores. values: their embeddings (n, dim)."""
         return scores
 
     def bind(self: Self, variable: Handle[ScoredRows]) -> Self:

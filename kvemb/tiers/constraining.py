@@ -51,7 +51,7 @@ class Constraining:
 
     def _projected(self, at: Located) -> tuple[Values, Positions]:
         schema = self._hot_tables.tables[0].schema
-        values = np.empty((len(at.keys), schema.dim), schema.value_dtype)
+        values = np.zeros((len(at.keys), schema.dim), schema.value_dtype)  # of keys that were not admitted
         self._hot_tables.gather(at.cells, at.owners, values)
         values[at.cold] = at.rows.embeddings()
         given = self._constraint(values.copy())

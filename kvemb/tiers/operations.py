@@ -8,6 +8,7 @@ keys int64 (n,), values contiguous (n, dim).
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,16 @@ import numpy as np
 from kvemb.contracts import Mask, RowKernels, Values
 from kvemb.meter import Progress
 from kvemb.optimizers import Optimizer
+from kvemb.restrict import Admission
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.constraining import Constraining, Constraint
 from kvemb.tiers.locate import Located
 from kvemb.tiers.reads import TableReads
-from kvemb.tiers.restricting import keep_highest
+from kvemb.tiers.restricting import keep_highest, would_leave
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.sightings import Sightings
 from kvemb.tiers.storage import TieredStorage
 
 
@@ -38,10 +41,14 @@ class TableOperations(TableReads):
         optimizer: Optimizer | None,
         scratch: Path | None,
         constraint: Constraint | None = None,
+        admission: Admission | None = None,
     ) -> None:
         super().__init__(storage, factory, scoring)
         self._kernels, self._scratch = kernels, scratch
         self.optimizer = optimizer
+        self._sightings = None if admission is None else Sightings(admission)
+        if self._sightings is not None:
+            storage.counts.bytes_sightings = self._sightings.nbytes
         self._constraining = None if constraint is None else Constraining(constraint, self._hot_tables, kernels)
 
     def upsert(self, keys: Keys, values: Values) -> None:
@@ -120,15 +127,18 @@ class TableOperations(TableReads):
         assert optimizer is not None
         distinct, count = Unique(keys), 0
         for chunk in self._chunks(len(distinct.keys)):
-            count = self._apply(distinct.keys[chunk], optimizer, grads, distinct.sums.of(chunk), count)
+            part = distinct.keys[chunk], distinct.counts[chunk]
+            count = self._apply(*part, optimizer, grads, distinct.sums.of(chunk), count)
         if acknowledge:
             self._storage.acknowledge()
 
-    def _apply(self, keys: Keys, optimizer: Optimizer, grads: Values, sums: Sums, count: int) -> int:
+    def _apply(
+        self, keys: Keys, occurrences: Positions, optimizer: Optimizer, grads: Values, sums: Sums, count: int
+    ) -> int:
         """Take the step on a chunk. count: this step's number, 0 for the first chunk, which counts it; returns it."""
         storage = self._storage
         with storage.writing():
-            at = storage.locate(keys)
+            at = self._admitted(storage.locate(keys), occurrences)
             self._create(at, self._scoring.first(storage.step))
             before = None if self._constraining is None else self._constraining.copies(at)
             number = count or storage.optimizer_steps + 1
@@ -160,6 +170,17 @@ class TableOperations(TableReads):
             self._hot_tables.match(at.cells[changed], at.owners_of(changed), optimizer, self._storage.step)
             rows = np.flatnonzero(np.isin(at.cold, changed))
             self._kernels.match(at.rows, rows, optimizer, self._storage.step)
+
+    def _admitted(self, at: Located, counts: Positions) -> Located:
+        """Return `at` without the missing keys that were not sighted often enough, counts (n,) more times now."""
+        absent = at.cold[~at.exists]
+        if self._sightings is None or len(absent) == 0:
+            return at
+        enough = self._sightings.sight(at.keys[absent], counts[absent])
+        self._storage.counts.refused += int(counts[absent[~enough]].sum())
+        chosen = at.exists.copy()
+        chosen[~at.exists] = enough
+        return at.only(chosen)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Go on with an optimizer of the same slots. writable: raises where rows may not change."""
@@ -222,16 +243,21 @@ class TableOperations(TableReads):
     def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:
         """Keep the `keep_rows` highest scores over both tiers, ties to the larger key; returns how many rows left.
 
-        Does nothing unless there are more than trigger_rows.
+        Rows that the policy has expire leave in any case. Does nothing unless there are more than trigger_rows.
         """
         storage = self._storage
         with storage.writing(without_snapshot=True):
             before = storage.size
-            if keep_rows < before and (trigger_rows is None or before > trigger_rows):
-                keep_highest(storage, keep_rows, self._scratch, progress)
+            expire = self._scoring.least_score(storage.step) > -math.inf
+            if (keep_rows < before or expire) and (trigger_rows is None or before > trigger_rows):
+                keep_highest(storage, self._scoring, keep_rows, self._scratch, progress)
             removed = before - storage.size
         storage.acknowledge()
         return removed
+
+    def would_leave(self, keep_rows: int, progress: Progress | None = None) -> int:
+        """Return how many rows restrict would remove now."""
+        return would_leave(self._storage, self._scoring, keep_rows, self._scratch, progress)
 
     def new_rows(self, keys: Keys, values: Values) -> RowBlock:
         """Return rows as they would be made now, clean and in no tier."""

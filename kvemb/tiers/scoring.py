@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvemb.restrict import FrequencyRestrictPolicy, MissingPolicy, RestrictPolicy, ScoreRule, Scores
-from kvemb.rows.block import DIRTY
+from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located
@@ -35,6 +35,14 @@ class Scoring:
     def now(self, step: int) -> float:
         """Return the time of a use, by the policy's clock."""
         return self._policy.now(step)
+
+    def least_score(self, step: int) -> float:
+        """Return the score below which rows expire now; -inf: none do."""
+        return self._policy.least_score(self.now(step))
+
+    def ranking(self, rows: RowBlock) -> Scores:
+        """Return what rows are ranked by when the variable is restricted."""
+        return self._policy.ranking(rows.scores, rows.embeddings())
 
     def first(self, step: int) -> float:
         """Return the score of a row that is made now: making it is its first use."""

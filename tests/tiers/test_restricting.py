@@ -10,7 +10,8 @@ from kvemb.limits import Limits
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
 from kvemb.tiers.budget import Budget
-from kvemb.tiers.restricting import keep_highest
+from kvemb.tiers.restricting import keep_highest, would_leave
+from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -27,8 +28,12 @@ def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(
         at.rows.scores[:] = keys // 10  # ten of each score
         storage.admit(at)
     assert 0 < storage.stats().rows_hot < 100
+    assert would_leave(storage, Scoring(None, storage.hot_tables), 25, tmp_path, None) == 75
+    assert storage.size == 100
     with storage.writing(without_snapshot=True):
-        keep_highest(storage, 25, tmp_path, lambda done, total: told.append((done, total)))
+        keep_highest(
+            storage, Scoring(None, storage.hot_tables), 25, tmp_path, lambda done, total: told.append((done, total))
+        )
     assert storage.size == 25
     assert sorted(key for rows in storage.scan(10) for key in values_of(rows)) == [*range(75, 100)]
     assert told[-1] == (175, 175)

@@ -26,9 +26,9 @@ def _bytes(path: Path) -> int:
     return kvemb.Checkpoint.at(path).nbytes
 
 
-def _open(path: Path) -> kvemb.Store:
+def _open(path: Path, *, read_only: bool = False) -> kvemb.Store:
     kvemb.Checkpoint.at(path)  # raises if there is no store, which kvemb.open would create
-    return kvemb.open(path, memory_budget=BUDGET)
+    return kvemb.open(path, memory_budget=BUDGET, read_only=read_only)
 
 
 def restrict(
@@ -37,6 +37,7 @@ def restrict(
         int, typer.Argument(min=0, max=MOST_STORED_ROWS, help="How many rows to keep: those with the highest scores.")
     ],
     variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many rows would leave; change nothing.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,19 +47,27 @@ def restrict(
     """
     before = _bytes(path)
     screen = Screen(quiet, as_json)
-    with screen.counting("restrict") as update, _open(path) as store:
+    summary: dict[str, object]
+    with screen.counting("restrict") as update, _open(path, read_only=dry_run) as store:
         table = store.variables[chosen(path, list(store.variables), variable)]
         if table.restrict_policy is None:
             raise BadInput(f"variable {table.name!r} has no policy; give it one with kvemb migrate --policy frequency")
         rows = table.size()
-        left = bulk.restrict(table, keep, progress=update)
-        now = table.size()
+        left = bulk.restrict(table, keep, progress=update, dry_run=dry_run)
+        now = rows - left if dry_run else table.size()
+    if dry_run:
+        told = f"{rows:,} rows now, {now:,} would stay: {left:,} would be removed"
+        summary = {"variable": table.name, "rows_before": rows, "rows_after": now, "dry_run": True}
+        screen.close(
+            f"kvemb restrict {path} --dry-run", [(table.name, told), ("policy", str(table.restrict_policy))], summary
+        )
+        return
     after = _bytes(path)
     lines = [
         (table.name, f"{rows:,} rows before, {now:,} after: {left:,} removed"),
         ("bytes", f"{size(before)} before, {size(after)} after; may grow until kvemb compact frees the space"),
     ]
-    summary: dict[str, object] = {"variable": table.name, "rows_before": rows, "rows_after": now}
+    summary = {"variable": table.name, "rows_before": rows, "rows_after": now}
     summary |= {"bytes_before": before, "bytes_after": after}
     screen.close(f"kvemb restrict {path}", lines, summary)
 

@@ -44,6 +44,17 @@ def whole(path: Path) -> tuple[dict[str, Any], bulk.Rows]:
         return bulk.described(table), rows
 
 
+def test_a_dry_run_says_what_restrict_would_remove_and_changes_nothing(store, capsys):
+    for _ in range(2):
+        assert run(["restrict", str(store), "300", "--dry-run", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["rows_before"] - told["rows_after"], told["dry_run"]) == (told["rows_before"] - 300, True)
+    assert run(["restrict", str(store), "300", "--dry-run"]) == 0
+    assert "FrequencyRestrictPolicy(half_life=None)" in capsys.readouterr().out
+    assert run(["restrict", str(store), "300", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows_before"] == told["rows_before"]
+
+
 def test_restrict_keeps_the_highest_scores(store, capsys):
     assert run(["restrict", str(store), "300", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

@@ -1,0 +1,31 @@
+"""Which keys get a row of their own: those that were sighted often enough. A frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_BYTES_AT_ONCE
+
+MOST_SIGHTINGS = 255
+
+
+@dataclass(frozen=True)
+class Admission:
+    """apply_gradients makes the row of a missing key only at its n-th sighting; until then its gradients are dropped.
+
+    sightings: n, from 1 to 255. Each occurrence in apply_gradients is one; upsert and accum make rows in any case, and
+    lookups of keys without one give the initializer's row, as always.
+    memory_bytes: of the store's budget, for counters (kvemb.tiers.sightings). They are shared by several keys, so that
+    a key may be admitted early; all are halved whenever as many sightings were counted as there are counters, so that
+    old ones fade. They are not stored: sightings begin anew when the variable is opened, and Admission is to be given
+    again. Variable.stats says how many bytes they take and how many gradients were dropped.
+    """
+
+    sightings: int
+    memory_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sightings", as_int(self.sightings, "Admission sightings", 1, MOST_SIGHTINGS))
+        most = MOST_BYTES_AT_ONCE
+        object.__setattr__(self, "memory_bytes", as_int(self.memory_bytes, "Admission memory_bytes", 1024, most))

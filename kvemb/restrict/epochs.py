@@ -1,0 +1,74 @@
+"""The policies that put the epoch of the last use first: rows of earlier epochs leave before those of later ones.
+
+As HierarchicalKV's kEpochLru and kEpochLfu (NVIDIA, Apache License 2.0): the epoch takes the high bits of a score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvemb.checks.numeric import as_int
+from kvemb.restrict.policy import Counts, RestrictPolicy, Scores
+
+# A float64 holds integers of 53 bits: 21 of the epoch, 32 of the rest.
+_REST = 2.0**32
+MOST_EPOCH = (1 << 21) - 1
+
+
+class _Epochs(RestrictPolicy):
+    """What both have: the number of the epoch, of the policy that is bound to a variable. It is not stored."""
+
+    _epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of uses from now on; 0 when a variable is opened."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch: call it on variable.restrict_policy, also after a variable was opened again.
+
+        epoch: from 0 to 2**21 - 1. Raises TypeError, ValueError; ValueError if it is bound to no variable.
+        """
+        assert self.variable is not None
+        object.__setattr__(self, "_epoch", as_int(epoch, "epoch", 0, MOST_EPOCH))
+
+
+@dataclass(frozen=True)
+class EpochTimestampRestrictPolicy(_Epochs):
+    """Rows used in a later epoch outlive the others; of one epoch, those that were used later do.
+
+    The time of a use is its step, a call that recorded uses; after 2**32 steps it counts no further.
+    """
+
+    kind: ClassVar[str] = "epoch_timestamp"
+
+    def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
+        """Return epoch * 2**32 + now for every row."""
+        return np.full_like(old_score, self.epoch * _REST + min(now, _REST - 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind; of a subclass, its class by name."""
+        return {"kind": self.kind} if type(self) is EpochTimestampRestrictPolicy else super().to_json()
+
+
+@dataclass(frozen=True)
+class EpochFrequencyRestrictPolicy(_Epochs):
+    """Rows used in a later epoch outlive the others; of one epoch, those with more uses, of all epochs, do.
+
+    Uses count up to 2**32 - 1. Every occurrence counts.
+    """
+
+    kind: ClassVar[str] = "epoch_frequency"
+
+    def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
+        """Return epoch * 2**32 + uses."""
+        uses: Scores = np.minimum(old_score % _REST + count, _REST - 1)
+        return self.epoch * _REST + uses
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind; of a subclass, its class by name."""
+        return {"kind": self.kind} if type(self) is EpochFrequencyRestrictPolicy else super().to_json()

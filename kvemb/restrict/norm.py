@@ -1,0 +1,42 @@
+"""The policy that removes small rows first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores
+
+
+@dataclass(frozen=True)
+class NormRestrictPolicy(RestrictPolicy):
+    """restrict removes the rows of the smallest L2 norm first: those that training has left near zero.
+
+    Scores are numbers of uses, by which rows leave the hot tier: a norm changes with every step. Norms are taken when
+    the variable is restricted, in float64; a row with NaN leaves first.
+    """
+
+    kind: ClassVar[str] = "norm"
+
+    def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
+        """Return old_score + count."""
+        return old_score + count
+
+    @property
+    def rule(self) -> ScoreRule:
+        """COUNT, unless a subclass has a score or a start of its own."""
+        plain = self.initial_score == 0.0 and type(self).score is NormRestrictPolicy.score
+        return ScoreRule.COUNT if plain else ScoreRule.CUSTOM
+
+    def ranking(self, scores: Scores, values: npt.NDArray[Any]) -> Scores:
+        """Return the L2 norm of each row."""
+        wide = values.astype(np.float64)
+        norms: Scores = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+        return np.where(np.isnan(norms), -np.inf, norms)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kind; of a subclass, its class by name."""
+        return {"kind": self.kind} if type(self) is NormRestrictPolicy else super().to_json()
