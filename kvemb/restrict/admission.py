@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_BYTES_AT_ONCE
+from kvemb.checks.ranges import MOST_BUDGET_BYTES
 
 MOST_SIGHTINGS = 255
 
@@ -27,5 +27,5 @@ class Admission:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sightings", as_int(self.sightings, "Admission sightings", 1, MOST_SIGHTINGS))
-        most = MOST_BYTES_AT_ONCE
+        most = MOST_BUDGET_BYTES
         object.__setattr__(self, "memory_bytes", as_int(self.memory_bytes, "Admission memory_bytes", 1024, most))
