@@ -1,0 +1,104 @@
+"""Optimizers against PyTorch's own, where it is installed: all rows in every step, or sparse touches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvemb.backends.cpu_rows import CpuRows
+from kvemb.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    AMSGrad,
+    Momentum,
+    NAdam,
+    Nesterov,
+    Optimizer,
+    RMSProp,
+)
+from kvemb.rows.block import RowBlock
+from kvemb.rows.schema import Schema, dtype_of
+
+torch: Any = pytest.importorskip("torch")
+ROWS, DIM, STEPS = 7, 5, 200
+ADAM = {"betas": (0.8, 0.95), "eps": 1e-4}
+PAIRS: list[tuple[Optimizer, str, dict[str, Any]]] = [
+    (SGD(0.1, weight_decay=0.1), "SGD", {"lr": 0.1, "weight_decay": 0.1}),
+    (Momentum(0.1, 0.8, weight_decay=0.1), "SGD", {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.1}),
+    (Nesterov(0.1, 0.8), "SGD", {"lr": 0.1, "momentum": 0.8, "nesterov": True}),
+    (Adagrad(0.3, 0.2, 1e-5, weight_decay=0.1), "Adagrad",
+     {"lr": 0.3, "initial_accumulator_value": 0.2, "eps": 1e-5, "weight_decay": 0.1}),
+    (Adadelta(0.5, 0.8, 1e-4, weight_decay=0.1), "Adadelta", {"lr": 0.5, "rho": 0.8, "eps": 1e-4, "weight_decay": 0.1}),
+    (RMSProp(0.1, 0.9, 1e-4), "RMSprop", {"lr": 0.1, "alpha": 0.9, "eps": 1e-4}),
+    (RMSProp(0.1, 0.9, 1e-4, 0.7, True, weight_decay=0.1), "RMSprop",
+     {"lr": 0.1, "alpha": 0.9, "eps": 1e-4, "momentum": 0.7, "centered": True, "weight_decay": 0.1}),
+    (Adam(0.1, 0.8, 0.95, 1e-4, weight_decay=0.1), "Adam", {"lr": 0.1, "weight_decay": 0.1, **ADAM}),
+    (Adam(0.1, 0.8, 0.95, 1e-4, weight_decay=0.1, decoupled=True), "AdamW", {"lr": 0.1, "weight_decay": 0.1, **ADAM}),
+    (AdamW(0.1, 0.8, 0.95, 1e-4, 0.2), "AdamW", {"lr": 0.1, "weight_decay": 0.2, **ADAM}),
+    (AMSGrad(0.1, 0.8, 0.95, 1e-4), "Adam", {"lr": 0.1, "amsgrad": True, **ADAM}),
+    (AMSGrad(0.1, 0.8, 0.95, 1e-4, weight_decay=0.1, decoupled=True), "AdamW",
+     {"lr": 0.1, "amsgrad": True, "weight_decay": 0.1, **ADAM}),
+    (Adamax(0.1, 0.8, 0.95, 1e-4, weight_decay=0.1), "Adamax", {"lr": 0.1, "weight_decay": 0.1, **ADAM}),
+    (NAdam(0.1, 0.8, 0.95, 1e-4, 0.01, weight_decay=0.1), "NAdam",
+     {"lr": 0.1, "momentum_decay": 0.01, "weight_decay": 0.1, **ADAM}),
+    (NAdam(0.1, 0.8, 0.95, 1e-4, weight_decay=0.1, decoupled=True), "NAdam",
+     {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True, **ADAM}),
+]  # fmt: skip
+
+
+def block_of(optimizer: Optimizer, dtype: str) -> RowBlock:
+    """Rows of random numbers."""
+    block = RowBlock(Schema(dtype_of("int64"), dtype_of(dtype), DIM, optimizer.shapes(DIM)), ROWS)
+    start = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(dtype)
+    CpuRows().assign(block, np.arange(ROWS), start, 0)
+    for at, slot in enumerate(optimizer.slots):
+        block.slot(at)[:] = slot.initial
+    return block
+
+
+@pytest.fixture(autouse=True)
+def double_by_default():
+    """PyTorch keeps some of its state in the default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
+@pytest.mark.parametrize(("optimizer", "name", "given"), PAIRS, ids=[f"{pair[1]} {pair[0]!r}" for pair in PAIRS])
+def test_rows_are_pytorchs(optimizer, name, given, dtype, tolerance):
+    block = block_of(optimizer, dtype)
+    rows = torch.nn.Parameter(torch.tensor(block.embeddings()))
+    theirs = getattr(torch.optim, name)([rows], **given)
+    for step in range(STEPS):
+        grads = np.random.default_rng(step).normal(size=(ROWS, DIM)).astype(dtype)
+        CpuRows().apply(block, np.arange(ROWS), optimizer, grads, step)
+        rows.grad = torch.tensor(grads)
+        theirs.step()
+    expected = rows.detach().numpy()
+    scale = max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(block.embeddings(), expected, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.slow
+def test_a_global_count_is_that_of_sparse_adam():
+    """SparseAdam adds epsilon before the correction: without epsilon the two are one."""
+    optimizer = Adam(0.1, 0.8, 0.95, 0.0, bias_correction="global")
+    block = block_of(optimizer, "float64")
+    rows = torch.nn.Parameter(torch.tensor(block.embeddings()))
+    theirs = torch.optim.SparseAdam([rows], lr=0.1, betas=(0.8, 0.95), eps=0.0)
+    for step in range(1, STEPS):
+        chance = np.random.default_rng(step)
+        touched = np.sort(chance.permutation(ROWS)[: chance.integers(1, ROWS)])
+        grads = chance.normal(size=(len(touched), DIM))
+        CpuRows().apply(block, touched, optimizer, grads, step, count=step)
+        rows.grad = torch.sparse_coo_tensor(touched[None], torch.tensor(grads), (ROWS, DIM), is_coalesced=True)
+        theirs.step()
+    np.testing.assert_allclose(block.embeddings(), rows.detach().numpy(), rtol=1e-12, atol=1e-12)
