@@ -13,7 +13,7 @@ import pytest
 import kvemb
 from kvemb import bulk
 from kvemb.errors import SchemaMismatch
-from kvemb.optimizers import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
+from kvemb.optimizers import SGD, Adagrad, Adam, AMSGrad, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
 from kvemb.tools import table_stats
 from kvemb.tools.cli import run
 from kvemb.tools.diff import diff
@@ -27,6 +27,11 @@ DIM = 5
 WIDTHS: dict[str, tuple[Optimizer, dict[str, int]]] = {
     "row_wise_adagrad": (RowWiseAdagrad(0.5, 0.25), {"accumulator": 1}),
     "adam": (Adam(0.5), {"m": DIM, "v": DIM, "steps": 1}),
+    "amsgrad": (AMSGrad(0.5), {"m": DIM, "v": DIM, "v_max": DIM, "steps": 1}),
+    "partial_row_wise_adam": (
+        PartialRowWiseAdam(0.5, bias_correction="global"),
+        {"m": DIM, "v": 1},
+    ),
 }
 KEYS = np.arange(-200, 400)
 
