@@ -318,3 +318,38 @@ def export(
     from kvemb.tools.bench.export import run
 
     run(rows, dim, runs, folder).show(json)
+
+
+@app.command()
+def features(
+    tables: Annotated[int, typer.Option(min=1, max=1000, help="Tables.")] = 26,
+    rows: Rows = 40_000,
+    dim: Dim = 16,
+    batch: Batch = 4096,
+    steps: Steps = 5,
+    runs: Runs = 9,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Take steps through an EmbeddingBagCollection of many tables, all hot, beside PyTorch's sparse bags."""
+    from kvemb.tools.bench.features import run
+
+    run(tables, rows, dim, batch, steps, runs, folder).show(json)
+
+
+@app.command()
+def prefetch(
+    rows: Rows = 1_000_000,
+    dim: Dim = 32,
+    hot_rows: HotRows = 100_000,
+    batch: Batch = 16_384,
+    steps: Steps = 20,
+    runs: Runs = 5,
+    zipf: Zipf = 1.0,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Train a table that is mostly cold, with half of a step in a model, with kvemb.torch.prefetching and without."""
+    from kvemb.tools.bench.prefetch import run
+
+    run(rows, dim, hot_rows, batch, steps, runs, zipf, folder).show(json)

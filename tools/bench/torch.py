@@ -1,12 +1,13 @@
-"""`kvemb bench torch`: training steps on a table that is all hot, beside PyTorch's EmbeddingBag and Adagrad, sparse.
+"""`kvemb bench torch`: training steps of a module of kvemb.torch, all rows hot, beside PyTorch's EmbeddingBag, sparse.
 
 A step looks up a batch of ids, takes the gradient that pulls every row towards one target, and updates. PyTorch's bags
-hold one id each, so a lookup gives one row for each id on both sides. Both take the same steps, in turns, and the rows
-are compared at the end.
+hold one id each, so a lookup gives one row for each id on both sides. The peers are torch.optim.Adagrad, whose rows are
+compared at the end, and SparseAdam, beside kvemb's Adagrad too. All take their steps in turns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import kvemb
 from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, take_timed_turns
 from kvemb.tools.bench.results import Report, compare, compare_cost
-from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH, target, train_step
+from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH, target
 from kvemb.tools.failures import BadInput
 
-LEAST_RATIO = 3.0
+LEAST_RATIO, LEAST_OF_ADAM = 3.0, 5.0
 MOST_CPU = 0.3
 
 
@@ -41,30 +42,36 @@ def run(rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | N
         start = np.concatenate([values_of(ids, dim) for ids in batches_of_ids(rows, LOAD_BATCH)])
         for at, ids in zip(range(0, rows, LOAD_BATCH), batches_of_ids(rows, LOAD_BATCH), strict=True):
             var.upsert(ids, start[at : at + len(ids)])
-        peer = TorchTable(torch, start, pull)
+        made = TorchTable.adagrad(torch, start, pull), TorchTable.sparse_adam(torch, start, pull)
+        peer, module = made[0], Module(torch, var, pull)
         ids_of_run = [[ids_of(positions) for positions in run] for run in work]
 
         def ours(i: int) -> None:
             for ids in ids_of_run[i]:
-                train_step(var, ids, None, pull)
+                module.train(ids)
 
         def theirs(i: int) -> None:
             for positions in work[i]:
                 peer.train(positions)
 
-        take_timed_turns((ours, theirs), 1)  # warm up
+        def with_adam(i: int) -> None:
+            for positions in work[i]:
+                made[1].train(positions)
+
+        take_timed_turns((ours, theirs, with_adam), 1)  # warm up
         before = var.stats
-        mine, other = take_timed_turns((ours, theirs), runs)
+        mine, other, adam = take_timed_turns((ours, theirs, with_adam), runs)
         if var.stats.misses != before.misses:
             raise AssertionError("some rows were not hot, so the measurement is not valid")
         seen = np.unique(work[-1][-1])
         np.testing.assert_allclose(var.lookup(ids_of(seen), touch=False), peer.rows(seen), rtol=1e-4, atol=1e-5)
         report.facts["rows_compared"] = len(seen)
     name, count = "EmbeddingBag(sparse=True) + optim.Adagrad", steps * batch
-    rates = [[count / each.wall for each in side] for side in (mine, other)]
+    rates = [[count / each.wall for each in side] for side in (mine, other, adam)]
     cpu = [[each.cpu / count * 1e9 for each in side] for side in (mine, other)]
     report.lines = [
         compare("step", "rows/s", rates[0], name, rates[1], LEAST_RATIO),
+        compare("step", "rows/s", rates[0], "EmbeddingBag(sparse=True) + SparseAdam", rates[2], LEAST_OF_ADAM),
         compare_cost("CPU of a step", "ns a row", cpu[0], name, cpu[1], MOST_CPU),
     ]
     return report
@@ -75,15 +82,41 @@ def _budget(rows: int, dim: int) -> int:
     return 3 * rows * (8 * dim + 64) + (256 << 20)
 
 
+class Module:
+    """A module over a variable, and its optimizer. pull (dim,): see train_step."""
+
+    def __init__(self, torch: Any, var: kvemb.Variable, pull: Floats) -> None:
+        import kvemb.torch as kt
+
+        self._torch, self._pull, self._table = torch, torch.from_numpy(pull), kt.Embedding(var)
+        self._optimizer = kt.Optimizer(self._table)
+
+    def train(self, ids: Ids) -> None:
+        """Take one step on the rows of ids."""
+        values = self._table(self._torch.from_numpy(ids))
+        values.backward(values.detach() - self._pull)
+        self._optimizer.step()
+
+
 class TorchTable:
     """The same rows and steps in PyTorch. start (rows, dim): the first rows, copied; pull (dim,): see train_step."""
 
-    def __init__(self, torch: Any, start: Floats, pull: Floats) -> None:
+    def __init__(self, torch: Any, start: Floats, pull: Floats, make: Callable[[Any], Any]) -> None:
         self._torch, self._pull = torch, torch.from_numpy(pull)
         weight = torch.from_numpy(start.copy())
         self._table = torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", sparse=True)
-        parameters = self._table.parameters()
-        self._optimizer = torch.optim.Adagrad(parameters, lr=LEARNING_RATE, initial_accumulator_value=0.0, eps=EPSILON)
+        self._optimizer = make(self._table.parameters())
+
+    @classmethod
+    def adagrad(cls, torch: Any, start: Floats, pull: Floats) -> TorchTable:
+        """One that is trained with torch.optim.Adagrad."""
+        numbers = {"lr": LEARNING_RATE, "initial_accumulator_value": 0.0, "eps": EPSILON}
+        return cls(torch, start, pull, lambda parameters: torch.optim.Adagrad(parameters, **numbers))
+
+    @classmethod
+    def sparse_adam(cls, torch: Any, start: Floats, pull: Floats) -> TorchTable:
+        """One that is trained with torch.optim.SparseAdam."""
+        return cls(torch, start, pull, lambda parameters: torch.optim.SparseAdam(list(parameters), lr=LEARNING_RATE))
 
     def train(self, positions: Ids) -> None:
         """Take one step on the rows at these positions."""

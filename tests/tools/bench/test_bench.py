@@ -40,12 +40,16 @@ TINY = {
 }
 if find_spec("torch"):
     TINY["torch"] = [*TABLE, "--steps", "2", "--runs", "2"]
+    TINY["features"] = ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"]
+    TINY["prefetch"] = [*TIERED, "--steps", "2", "--runs", "2"]
 LINES = {
     "lookup": 3,
     "upsert": 2,
     "pool": 2,
     "small": 10,
-    "torch": 2,
+    "torch": 3,
+    "features": 3,
+    "prefetch": 1,
     "train": 2,
     "cold": 3,
     "tables": 2,
@@ -61,6 +65,8 @@ FACTS = {
     "pool": {"compile_s"},
     "small": {"compile_s", "cold_read_us", "cpu_us"},
     "torch": {"compile_s", "torch", "torch_threads", "rows_compared"},
+    "features": {"compile_s", "torch", "torch_threads", "rows_compared"},
+    "prefetch": {"compile_s", "torch", "torch_threads", "model_ms", "rows_compared"},
     "train": {"compile_s", "hit_rate", "spills_per_step", "rows_compared"},
     "cold": {"compile_s"},
     "tables": {"compile_s", "hot_rows", "rows_in_all"},
