@@ -1,0 +1,54 @@
+"""The code of the pages in docs/ runs as it stands, and learns; a page is skipped where its framework is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}
+
+
+def code_of(page: Path) -> str:
+    """The page's one block of code. Skips where what it imports is missing."""
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    for module, name in FRAMEWORKS.items():
+        if f"\nimport {module}\n" in f"\n{code}":
+            pytest.importorskip(module, reason=f"{name} is not installed, and docs/{page.name} trains with it")
+    return str(code)
+
+
+def run(page: Path) -> dict[str, Any]:
+    made: dict[str, Any] = {"__name__": page.stem}
+    exec(compile(code_of(page), page.name, "exec"), made)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_and_learns(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    losses = run(page)["losses"]
+    third = len(losses) // 3
+    assert sum(losses[-third:]) < 0.95 * sum(losses[:third])
+
+
+@pytest.mark.slow
+def test_a_dlrm_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = next(page for page in PAGES if page.stem == "dlrm")
+    code = code_of(page)
+    ends = []
+    for name, cut in (("whole", None), ("cut", 40)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        if cut is not None:  # it ends at step 40, ten steps after its last checkpoint, and is run again
+            exec(compile(code.replace("STEPS = 26, 8, 4, 60", f"STEPS = 26, 8, 4, {cut}"), "dlrm.md", "exec"), {})
+        steps = 60 if cut is None else 30
+        made: dict[str, Any] = {}
+        exec(compile(code.replace("STEPS = 26, 8, 4, 60", f"STEPS = 26, 8, 4, {steps}"), "dlrm.md", "exec"), made)
+        assert made["step"] == 59
+        ends.append(made["losses"][-30:])
+    assert ends[0] == ends[1]
