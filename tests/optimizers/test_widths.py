@@ -137,7 +137,7 @@ def test_other_systems_files_have_them(place, tmp_path, kind, capsys):
         assert run(command) == 0, capsys.readouterr().err
     found = whole(place / "store")
     for name in kind[1]:
-        raw = next((tmp_path / "tfra").glob(f"table-{name}_*-values")).read_bytes()
+        raw = next((tmp_path / "tfra").glob(f"table-{name}_mht_*-values")).read_bytes()
         assert raw == found[name].tobytes()
     together = np.concatenate([found[name] for name in kind[1]], axis=1)
     assert next((tmp_path / "dynamicemb").glob("*opt_values*")).read_bytes() == together.tobytes()
