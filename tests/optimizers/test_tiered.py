@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,17 @@ def test_a_step_whose_constraint_fails_is_not_counted(tmp_path):
         with pytest.raises(RuntimeError, match="no"):
             table.apply_gradients([1], np.ones((1, 3), np.float32))
         assert inside(table).storage.optimizer_steps == 0
+
+
+@pytest.mark.parametrize("optimizer", [Adam(0.5), Momentum(0.5)], ids=repr)
+def test_a_schedule_takes_effect_at_the_step_it_is_set_for(optimizer, tmp_path):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = table_of(store, optimizer, "float64")
+        rows = table.lookup(np.arange(30))
+        slots = {shape.name: np.zeros((30, shape.width)) for shape in optimizer.shapes(DIM)}
+        for step, rate in enumerate([0.5, 0.25, 0.0, 1.0]):
+            table.optimizer = replace(optimizer, learning_rate=rate)
+            grads = np.random.default_rng(step).normal(size=(30, DIM))
+            table.apply_gradients(np.arange(30), grads)
+            rows = replace(optimizer, learning_rate=rate).step(rows, slots, grads)
+            np.testing.assert_array_equal(table.lookup(np.arange(30)), rows)
