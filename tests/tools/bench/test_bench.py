@@ -50,7 +50,7 @@ LINES = {
     "torch": 3,
     "features": 3,
     "prefetch": 1,
-    "train": 2,
+    "train": 4,
     "cold": 3,
     "tables": 2,
     "hitrate": 2,
