@@ -61,7 +61,7 @@ class Budget:
     @property
     def unused(self) -> int:
         """Bytes that are neither reserved nor leased."""
-        return max(0, self._free)
+        return self._free
 
     def try_grow(self, nbytes: int) -> bool:
         """Take nbytes for growth, if that leaves kept_from_growth free or leased.
@@ -130,10 +130,10 @@ class Budget:
             self._leases.append(lease)
         return lease
 
-    def lend(self, lease: Lease, nbytes: int, *, beyond: bool = False) -> bool:
-        """Lease.take, or overdraw if beyond."""
+    def lend(self, lease: Lease, nbytes: int) -> bool:
+        """Lease.take."""
         with self._lock:
-            if beyond or (lease.owed == 0 and nbytes <= self._free):
+            if lease.owed == 0 and nbytes <= self._free:
                 self._free -= nbytes
                 lease.held += nbytes
                 return True
@@ -223,10 +223,6 @@ class Lease:
     def take(self, nbytes: int) -> bool:
         """Take nbytes if they are free and nothing is owed; if not, a lessee that has much more is asked for them."""
         return self._budget.lend(self, nbytes)
-
-    def overdraw(self, nbytes: int) -> None:
-        """Take nbytes whether they are free or not."""
-        self._budget.lend(self, nbytes, beyond=True)
 
     def give_back(self, nbytes: int) -> None:
         """Free nbytes of what is held."""

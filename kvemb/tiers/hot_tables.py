@@ -157,8 +157,8 @@ class HotTables:
         """
         for table, part in [(table, _part(rows, positions)) for table, positions in self.by_table(owners)]:
             leaving = table.insert(part, by_score=by_score, reserve=self.memory.reserve(table))
-            self.memory.offered(table, part.keys)
             yield part.keys, leaving
+            self.memory.offered(table, part.keys)
 
     def remove(self, keys: Keys, owners: Owners) -> None:
         """Empty the cells of keys; those that are not hot are ignored."""

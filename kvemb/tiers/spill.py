@@ -72,11 +72,17 @@ class SpillBuffer:
         self._held: deque[int] = deque()  # the oldest first; the last one fills
         self._filled = slot_rows  # rows in the last one
         self._writing: _Writing | None = None
+        self._failure: Exception | None = None  # of an append
+        self._kept: list[RowBlock] = []  # the rows of that one and of those after it
 
     @property
     def rows(self) -> int:
         """Rows that wait or are being written, removals included."""
-        return int(self._live[: self._leased * self._slot_rows].sum())
+        live = self._live[: self._leased * self._slot_rows]
+        if not self._kept:
+            return int(live.sum())
+        keys = [self._block.keys[: len(live)][live], *(rows.keys for rows in self._kept)]
+        return len(np.unique(np.concatenate(keys)))
 
     @property
     def writing(self) -> bool:
@@ -88,39 +94,45 @@ class SpillBuffer:
     def append(self, blocks: list[RowBlock]) -> None:
         """Take over rows that left the hot tier, or removals (flagged REMOVED). Waits when no slot can be had.
 
-        When a write fails its error is raised, and these rows are kept all the same.
+        If that fails, the error is raised, here and on every later call but read() and discard(): these rows and those
+        of later calls are kept as they came, and nothing is written any more.
         """
-        failure: Exception | None = None
-        for rows in blocks:
-            self.discard(rows.keys)
-            at = 0
-            while at < len(rows):
-                if self._filled == self._slot_rows:
-                    try:
+        try:
+            self._check_sound()
+            for rows in blocks:
+                self.discard(rows.keys)
+                at = 0
+                while at < len(rows):
+                    if self._filled == self._slot_rows:
                         self._begin_slot()
-                    except Exception as error:
-                        failure = error
-                        self._begin_slot_beyond()
-                stop = min(len(rows), at + self._slot_rows - self._filled)
-                self._put(rows.part(at, stop))
-                at = stop
-        if failure is not None:
-            raise failure
+                    stop = min(len(rows), at + self._slot_rows - self._filled)
+                    self._put(rows.part(at, stop))
+                    at = stop
+        except Exception as error:
+            # All of them, as nothing that could fail too finds out which are in a slot already.
+            self._failure = error
+            self._kept.extend(blocks)
+            raise
 
     def _put(self, rows: RowBlock) -> None:
         start = self._held[-1] * self._slot_rows + self._filled
         stop = start + len(rows)
-        self._block.put(slice(start, stop), rows)
         if not self._index.has_room(len(rows)):
             self._index = self._new_index()
-        self._live[start:stop] = True
+        self._block.put(slice(start, stop), rows)
         self._index.put(self._block.keys, start, stop)
+        self._live[start:stop] = True
         self._filled += len(rows)
+
+    def _check_sound(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _new_index(self) -> KeyIndex:
         """Return an index of the live rows alone, with room for a slot and as much again."""
-        index = KeyIndex(2 * (self.rows + self._slot_rows))
-        index.put_at(self._block.keys, np.flatnonzero(self._live))
+        live = np.flatnonzero(self._live)
+        index = KeyIndex(2 * (len(live) + self._slot_rows))
+        index.put_at(self._block.keys, live)
         return index
 
     def _find(self, keys: Keys) -> Positions:
@@ -132,12 +144,12 @@ class SpillBuffer:
         return positions
 
     def read(self, keys: Keys, into: RowBlock) -> tuple[np.ndarray, np.ndarray]:
-        """Copy the rows of keys that are here to the same positions of `into`.
+        """Copy the rows of distinct keys that are here to the same positions of `into`.
 
         Returns known (n,) bool: the key's latest row is here, or its removal; and exists (n,) bool: it is a row.
         """
         exists = np.zeros(len(keys), np.bool_)
-        if not self._held:
+        if not self._held and not self._kept:
             return exists.copy(), exists
         positions = self._find(keys)
         known = positions >= 0
@@ -145,10 +157,17 @@ class SpillBuffer:
             source = positions[known]
             into.put(np.flatnonzero(known), self._block.select(source))
             exists[known] = self._block.flags[source] & REMOVED == 0
+        for rows in self._kept:  # the latest last
+            _, source, wanted = np.intersect1d(rows.keys, keys, assume_unique=True, return_indices=True)
+            into.put(wanted, rows.select(source))
+            known[wanted], exists[wanted] = True, rows.flags[source] & REMOVED == 0
         return known, exists
 
     def discard(self, keys: Keys) -> None:
-        """Forget rows by key, as they are back in the hot tier, or superseded. One that is being written is written."""
+        """Forget rows by key, as they are back in the hot tier, or superseded. One that is being written is written.
+
+        Those that a failed append() kept stay: what is hot or came later counts.
+        """
         if self._held:
             positions = self._find(keys)
             self._live[positions[positions >= 0]] = False
@@ -187,19 +206,6 @@ class SpillBuffer:
         self._leased += 1
         return True
 
-    def _begin_slot_beyond(self) -> None:
-        """Have a slot with room although none can be had and none can be written: rows are never dropped."""
-        if not self._free:
-            if self._leased == self._slots:
-                larger, used = ReservedBlock(self._schema, 2 * len(self._block)), len(self._block)
-                larger.put(slice(0, used), self._block)
-                self._live = np.concatenate([self._live, np.zeros(used, np.bool_)])
-                self._block, self._slots = larger, 2 * self._slots
-            self._lease.overdraw(self._slot_bytes)
-            self._free.append(self._leased)
-            self._leased += 1
-        self._fill_next()
-
     def _fill_next(self) -> None:
         """Fill the first free slot: the last ones are given back first."""
         slot = min(self._free)
@@ -229,6 +235,7 @@ class SpillBuffer:
 
     def poll(self) -> None:
         """Release slots whose rows are in the cold store; write all where memory is owed. Raises a write's error."""
+        self._check_sound()
         if self._writing is not None and self._writing.done.done():
             self._finish()
         if self._lease.owed > 0:
@@ -238,6 +245,7 @@ class SpillBuffer:
 
     def drain(self) -> None:
         """Write everything and wait for it. Raises the error of a write; then the rows stay here."""
+        self._check_sound()
         self.wait_for_write()
         if self._held:
             self._start_write(len(self._held))
@@ -248,6 +256,7 @@ class SpillBuffer:
 
         Waits itself only where rows are being written already. Raises the error of that write.
         """
+        self._check_sound()
         if self._held and (self._writing is None or len(self._writing.slots) < len(self._held)):
             self.wait_for_write()
             self._start_write(len(self._held))
@@ -255,6 +264,7 @@ class SpillBuffer:
 
     def wait_for_write(self) -> None:
         """Wait until a write under way has ended. Raises its error."""
+        self._check_sound()
         if self._writing is not None:
             self._finish()
 

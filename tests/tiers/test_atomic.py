@@ -130,6 +130,29 @@ def test_memory_that_is_short_for_slots_that_are_written(
     check_nothing_is_wrong(store, open_store)
 
 
+@pytest.mark.limits(**SMALL_PILES)
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_memory_that_is_short_for_an_index_of_rows_that_wait(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = filled(store)
+    store.flush()
+    done = [KEYS]
+
+    def add_more() -> None:
+        for start in range(100, 2000, 100):
+            variable.upsert(KEYS + start, np.full((80, 1), 2, np.float32))
+            done.append(KEYS + start)
+
+    with monkeypatch.context() as patched:
+        short_of_memory(patched, spill, "KeyIndex", nth)
+        with pytest.raises(MemoryError):
+            add_more()
+    assert (variable.lookup(np.concatenate(done), touch=False) == 2).all()
+    check_nothing_is_wrong(store, open_store)
+
+
 def test_memory_that_is_short_while_a_table_grows(
     open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

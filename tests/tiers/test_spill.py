@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
+from itertools import count
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import ColdStoreError
+from kvemb.rows import hashing
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.hashing import table_size
+from kvemb.tiers import spill
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 
@@ -107,6 +111,57 @@ def test_rows_of_a_write_that_failed_stay_and_those_that_come_are_kept_too():
         with pytest.raises(ColdStoreError, match="full"):
             write()
     assert spilled.buffer.rows == 14
+
+
+class ShortNumPy:
+    """NumPy, of which the nth call of a function finds no memory."""
+
+    def __init__(self, nth):
+        self.calls_left = nth
+
+    def __getattr__(self, name):
+        real = getattr(np, name)
+        if isinstance(real, type) or not callable(real):
+            return real
+        return lambda *args, **named: self.call(real, args, named)
+
+    def call(self, real, args, named):
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise MemoryError("no memory")
+        return real(*args, **named)
+
+
+def test_no_row_is_lost_whichever_allocation_fails(monkeypatch):
+    for nth in count(1):
+        spilled, model = Spilled(slots=6, budget=Budget(4 * slot_bytes(SCHEMA, 4))), {}
+        short = ShortNumPy(nth)
+        with monkeypatch.context() as patched, suppress(MemoryError):
+            for module in (spill, hashing):
+                patched.setattr(module, "np", short)
+            for start in range(60):
+                keys = [start, start + 1, start + 2, start % 7]
+                model.update(dict.fromkeys(keys, float(start)))
+                spilled.append(sorted({*keys}), float(start))
+        failed = short.calls_left <= 0
+        if failed:
+            model[3] = 99.0
+            with pytest.raises(MemoryError):
+                spilled.append([3], 99.0)
+            for refused in (
+                spilled.buffer.poll,
+                spilled.buffer.drain,
+                spilled.buffer.clear,
+                spilled.buffer.start_write,
+            ):
+                with pytest.raises(MemoryError):
+                    refused()
+        _, _, waiting = spilled.read(list(model))
+        assert len(waiting) == spilled.buffer.rows
+        assert values_of(spilled.cold.read(np.array(list(model)))[0]) | waiting == model
+        if not failed:
+            break
+    assert nth > 100
 
 
 def test_what_begins_to_be_written_can_be_waited_for():
