@@ -15,7 +15,7 @@ _ROOM = 8 / 7
 
 def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOperations) -> None:
     """Load the rows of a variable that were hot, as many as there is memory for if all variables do the same."""
-    if rows := engine.hot_rows.get(name, 0):
+    if rows := _hot_rows(engine).get(name, 0):
         hot_tables.memory.make_room(int(rows * min(_ROOM, _part(engine))))
     with hot_tables.memory.not_growing():
         for ordered in engine.hot_keys(name):
@@ -26,5 +26,10 @@ def _part(engine: Engine) -> float:
     """Return which part of the rows that were hot there is memory for."""
     host, stored = engine.budgets.host, engine.described.variables
     own = sum(own_bytes(entry.schema, host, engine.limits) for entry in stored.values())
-    needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in engine.hot_rows.items())
+    needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in _hot_rows(engine).items())
     return max(0, host.for_growth - own) / max(1, needed)
+
+
+def _hot_rows(engine: Engine) -> dict[str, int]:
+    """Return how many rows of each variable were hot. Variables may have been dropped since they were counted."""
+    return {name: rows for name, rows in engine.hot_rows.items() if name in engine.described.variables}

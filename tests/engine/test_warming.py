@@ -61,3 +61,19 @@ def test_the_order_of_opening_does_not_matter(open_store: Opener, tmp_path: Path
         for name, rows in before.items():
             assert counts[name] == pytest.approx(part * rows, rel=0.1, abs=70), name
             assert counts[name] == pytest.approx(found[0][name], rel=0.01, abs=70), name
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_variables_are_warm_after_another_one_was_dropped(open_store: Opener, tmp_path: Path, follow: bool) -> None:
+    with open_store(tmp_path / "store") as store:
+        for name in ("dropped", "kept"):
+            store.get_variable(name, dim=4).upsert(np.arange(100), np.ones((100, 4), np.float32))
+    owner = open_store(tmp_path / "store", warm=True)
+    shown = open_store(tmp_path / "store", warm=True, follow=True) if follow else owner
+    owner.drop_variable("dropped")
+    if follow:
+        shown.refresh()
+    assert hot_counts(shown, ["kept"]) == {"kept": 100}
+    if not follow:
+        again = shown.get_variable("dropped", dim=4)
+        assert again.stats.rows_hot == 0 and again.lookup([1]).tolist() == [[0] * 4]
