@@ -98,15 +98,19 @@ class HotShares:
     def shrink(self) -> Iterator[RowBlock]:
         """Give up cells that are owed, some of each table, and yield the dirty rows that had to leave.
 
-        A table's memory is given back when the rows of the next one are asked for. `called` says whether more is owed.
+        A table's memory is given back when the rows of the next one are asked for, or where the caller fails. `called`
+        says whether more is owed.
         """
         for table, share in self._shares.items():
             if share.owed:
                 before, cells = table.nbytes, -(-share.owed // share.cell_bytes)
                 cells = min(cells, max(GIVEN_CELLS, table.capacity_rows // GIVEN_PART))
-                yield table.shrink(cells, share.least // share.cell_bytes)
-                self._budget_of[table].gave(share, before - table.nbytes)
-                self.called |= share.owed > 0
+                leaving = table.shrink(cells, share.least // share.cell_bytes)
+                try:
+                    yield leaving
+                finally:
+                    self._budget_of[table].gave(share, before - table.nbytes)
+                    self.called |= share.owed > 0
 
     def end(self) -> None:
         """Give the memory of all cells back to the budgets. Nobody uses the tables after."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from kvemb import registry
 from kvemb.rows.block import DIRTY, RowBlock
@@ -63,6 +64,19 @@ def test_cells_are_given_up_some_at_a_time_down_to_the_least():
         assert share.held == table.nbytes
     assert (table.capacity_rows, share.owed) == (32, 0)
     assert left + table.size == before
+    assert budget.free == 16 * MIB - table.nbytes
+
+
+def test_memory_is_given_back_where_the_rows_that_leave_are_refused():
+    (table,), budget, memory = shares_of(1)
+    budget.sharing.shares[0].ask(1)
+
+    def refuse(rows):
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        list(map(refuse, memory.shrink()))
+    assert table.capacity_rows < 64
     assert budget.free == 16 * MIB - table.nbytes
 
 
