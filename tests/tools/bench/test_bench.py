@@ -41,7 +41,7 @@ TINY = {
 if find_spec("torch"):
     TINY["torch"] = [*TABLE, "--steps", "2", "--runs", "2"]
     TINY["features"] = ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"]
-    TINY["prefetch"] = [*TIERED, "--steps", "2", "--runs", "2"]
+    TINY["prefetch"] = [*TABLE, "--hot-rows", "500", "--steps", "2", "--runs", "2"]
 LINES = {
     "lookup": 3,
     "upsert": 2,
