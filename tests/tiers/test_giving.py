@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from histories import KEYS, change, checker_of, small_spill
+from histories import DIM, KEYS, change, checker_of, small_spill
 from opaque_table import OpaqueTable
 from quick import quick
 
@@ -18,6 +19,8 @@ from kvemb import registry
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
+from kvemb.tiers.budget import Budget, Lease
+from kvemb.tiers.spill import slot_bytes
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
@@ -102,6 +105,62 @@ def test_histories_of_a_shrinking_table_survive_checkpoints_under_way(open_store
     with kvemb.restore(tmp_path / "last", tmp_path / "copy") as copy:
         np.testing.assert_array_equal(copy.variables["table"].lookup(KEYS, touch=False), rows)
     twin.check_export()
+
+
+@pytest.mark.slow
+@pytest.mark.limits(**{**small_spill(24), "spill_rows": 960, "copied_rows": 240}, snapshot_file_bytes=1200)
+def test_histories_of_two_variables_that_compete_for_what_is_lent(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, chance = open_store(tmp_path / "store"), np.random.default_rng(4)
+    twins = [checker_of(store, 64, name=name) for name in ("table", "other")]
+    storages = [inside(twin.variable).storage for twin in twins]
+    room = sum(10 * slot_bytes(storage.schema, storage.slot_rows) for storage in storages)
+    host, lend, take_back = inside(store).budgets.host, Budget.lend, Budget.take_back
+    host.reserve(host.free - room, "all but some slots")
+    taken, paid, asked = ({storage.lease: 0 for storage in storages} for _ in range(3))
+    lending = threading.local()
+
+    def counted_lend(budget: Budget, lease: Lease, nbytes: int) -> bool:
+        lending.now = True
+        lent = lend(budget, lease, nbytes)
+        lending.now = False
+        taken[lease] += lent
+        return lent
+
+    def counted_pay(lease: Lease, pay: Callable[[], None]) -> None:
+        asked[lease] += getattr(lending, "now", False)  # by the other variable, which lacks it
+        pay()
+
+    def counted_take_back(budget: Budget, lease: Lease, nbytes: int, **more: Any) -> None:
+        paid[lease] += nbytes > 0 and lease.owed > 0
+        take_back(budget, lease, nbytes, **more)
+
+    monkeypatch.setattr(Budget, "lend", counted_lend)
+    monkeypatch.setattr(Budget, "take_back", counted_take_back)
+    for lease in taken:
+        lease.pay = partial(counted_pay, lease, lease.pay)
+    for number in range(40):
+        turn, at = divmod(number, 8)
+        twin, values = twins[turn % 2], chance.standard_normal((len(KEYS), DIM)).astype(np.float32)
+        if at == 0:  # the other one has all of it
+            twin.upsert(KEYS[:300], values[:300])
+        writing = store.checkpoint(tmp_path / f"{number}", block=False) if number % 16 == 5 else None
+        if at == 4:
+            host.reserve(room, "another variable")
+        for _ in range(3):
+            change(twin, chance)
+        if at == 4:
+            host.give_back(room)
+        if at == 7:
+            twin.upsert(KEYS, values)
+        if writing is not None:
+            writing.result()
+        assert host.free == room
+    for counts in (taken, paid, asked):
+        assert min(counts.values()) > 0
+    for twin in twins:
+        twin.check_export()
 
 
 def test_memory_follows_a_popularity_that_changes_half_way(open_store: Opener, tmp_path: Path) -> None:
