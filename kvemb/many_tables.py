@@ -104,7 +104,7 @@ def _table(store: Handle[Engine], given: Any) -> Table:
 
 
 def _to_read(table: Table, keys: npt.ArrayLike) -> _Part:
-    shape, flat = table.flat_to_change(keys)  # a partitioner that raises does so now
+    shape, flat = table.flat_and_owned(keys)  # a partitioner that raises does so now
     return _Part(table, shape, flat, np.empty((len(flat), table.schema.dim), table.schema.value_dtype))
 
 

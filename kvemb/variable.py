@@ -192,7 +192,7 @@ class Variable(Handle[Table]):
         values: keys.shape + (dim,), of the value dtype, or lists. Of duplicate keys the last wins. If a cold read
         fails, keys that were hot may have been replaced. Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
-        shape, flat = self._inside.flat_to_change(keys)
+        shape, flat = self._inside.flat_and_owned(keys)
         given = as_values(values, self._inside.schema.value_dtype, (*shape, self.dim))
         self._inside.operations.upsert(flat, given)
 
@@ -204,7 +204,7 @@ class Variable(Handle[Table]):
         old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates are
         applied in order, so their deltas add up. This is TFRA's update with bp_v2: concurrent updates are not lost.
         """
-        shape, flat = self._inside.flat_to_change(keys)
+        shape, flat = self._inside.flat_and_owned(keys)
         old = as_values(old_values, self._inside.schema.value_dtype, (*shape, self.dim), "old_values")
         new = as_values(new_values, self._inside.schema.value_dtype, (*shape, self.dim), "new_values")
         given = plain(exists, np.dtype(np.bool_), "exists")
@@ -240,7 +240,7 @@ class Variable(Handle[Table]):
 
     def remove(self, keys: npt.ArrayLike) -> None:
         """Drop rows with their slots and scores; missing keys are ignored."""
-        _, flat = self._inside.flat_to_change(keys)
+        _, flat = self._inside.flat_and_owned(keys)
         self._inside.operations.remove(flat)
 
     def clear(self) -> None:

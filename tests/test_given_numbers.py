@@ -65,6 +65,18 @@ def variable(place: Any, **given: Any) -> None:
     place.store.get_variable(name, **{"dim": 2, "hot_rows": 16, "kv_creator": kvemb.MemoryCreator(), **given})
 
 
+def admitting(place: Any, admission: kvemb.Admission) -> None:
+    variable(place, optimizer=optimizers.SGD(), admission=admission)
+
+
+def scoped(place: Any, make: str, **given: Any) -> None:
+    """Make a variable in a scope of these defaults: given to variable_scope, or those of a VariableScope it enters."""
+    name = f"scope {next(place.counter)}"
+    scope = (name, given) if make == "variable_scope" else (kvemb.VariableScope(name, **given), {})
+    with kvemb.variable_scope(scope[0], **scope[1]):
+        variable(place)
+
+
 def limited(place: Any, **given: Any) -> None:
     """Work with a store of these limits."""
     path = place.path / f"limited {next(place.counter)}"
@@ -84,7 +96,12 @@ def drawn(make: Callable[..., Any], **given: Any) -> Callable[[Any], None]:
     return lambda place: variable(place, initializer=make(**given))
 
 
+def looked_up(place: Any) -> kvemb.Embeddings:
+    return kvemb.embedding_lookup(place.table, [1], touch=False)
+
+
 ONE = np.ones((1, 2), np.float32)
+BAGS = {"offsets": [0]}
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "open.memory_budget": lambda p, v: opened(p, kvemb.open, memory_budget=v),
     "restore.memory_budget": lambda p, v: opened(p, kvemb.restore, p.checkpoint, memory_budget=v),
@@ -115,6 +132,33 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "RestrictPolicy.apply_update.keys": lambda p, v: p.table.restrict_policy.apply_update(v),
     "RestrictPolicy.status.keys": lambda p, v: p.table.restrict_policy.status(v),
     "FrequencyRestrictPolicy.half_life": lambda p, v: variable(p, restrict_policy=kvemb.FrequencyRestrictPolicy(v)),
+    "TimeToLiveRestrictPolicy.ttl": lambda p, v: variable(p, restrict_policy=kvemb.TimeToLiveRestrictPolicy(ttl=v)),
+    "_Epochs.set_epoch.epoch": lambda p, v: p.epochs.restrict_policy.set_epoch(v),
+    "Admission.sightings": lambda p, v: admitting(p, kvemb.Admission(v)),
+    "Admission.memory_bytes": lambda p, v: admitting(p, kvemb.Admission(2, v)),
+    "Store.lookup.keys": lambda p, v: p.store.lookup({"table": v}),
+    "Store.prefetch.keys": lambda p, v: p.store.prefetch({"table": v}),
+    "Store.apply_gradients.grads": lambda p, v: p.store.apply_gradients({"table": ([1], v)}),
+    **{
+        f"{make}.{name}": lambda p, v, make=make, name=name: scoped(p, make, **{name: v})
+        for make in ("variable_scope", "VariableScope")
+        for name in ("initializer", "constraint")
+    },
+    **{
+        f"{look.__name__}.{name}": lambda p, v, look=look, bags=bags, name=name: look(
+            p.table, **{"ids": [1, 2], **bags, name: v}
+        )
+        for look, bags, names in (
+            (kvemb.embedding_lookup, {}, ("ids", "max_norm")),
+            (kvemb.embedding_lookup_unique, {}, ("ids", "max_norm")),
+            (kvemb.embedding_lookup_sparse, BAGS, ("ids", "offsets", "weights", "max_norm")),
+            (kvemb.safe_embedding_lookup_sparse, BAGS, ("ids", "offsets", "weights", "max_norm", "default_id")),
+        )
+        for name in names
+    },
+    "Embeddings.row_gradients.grads": lambda p, v: looked_up(p).row_gradients(v),
+    "Embeddings.apply_gradients.grads": lambda p, v: looked_up(p).apply_gradients(v),
+    "Embeddings.update.values": lambda p, v: looked_up(p).update(v),
     **{
         f"RocksDBCreator.{name}": lambda p, v, name=name: variable(p, kv_creator=kvemb.RocksDBCreator(**{name: v}))
         for name in ("block_bytes", "bloom_bits", "write_buffer_bytes", "background_jobs")
@@ -173,14 +217,24 @@ OWN = {
     *("Optimizer.clip_value", "Optimizer.clip_norm"),
     *("RestrictPolicy.now.step", "RestrictPolicy.checked_score.now", "Initializer.check.dim", "Initializer.rows.dim"),
     *("Initializer.agrees_with.dim", "Fixed.rows.dim", "Random.rows.dim"),
-    *(f"{kind}RestrictPolicy.score.now" for kind in ("", "Timestamp", "Frequency")),
+    *(
+        f"{kind}RestrictPolicy.score.now"
+        for kind in ("", "Timestamp", "Frequency", "EpochTimestamp", "EpochFrequency", "Norm")
+    ),
+    *("RestrictPolicy.least_score.now", "TimeToLiveRestrictPolicy.least_score.now"),
 }
 # What says that there is no such place, as for a list.
 LOOKUPS = {"Variable.size.index": IndexError}
 # Bounds, beyond which nothing is: any int is one.
 BOUNDS = {"bulk.scan.first", "bulk.scan.last"}
 # Floats, of which NaN is one.
-FLOATS = {f"{where}.initializer" for where in ("Store.get_variable", "get_variable", "Variable")} | {"Constant.value"}
+FLOATS = {
+    *(
+        f"{where}.initializer"
+        for where in ("Store.get_variable", "get_variable", "Variable", "variable_scope", "VariableScope")
+    ),
+    "Constant.value",
+}
 
 
 def test_every_number_of_the_public_interface_is_tried():
@@ -198,13 +252,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "table", dim=2, hot_rows=16, optimizer=optimizers.Adagrad(), restrict_policy=kvemb.FrequencyRestrictPolicy
         )
         table.upsert(KEYS, np.ones((100, 2), np.float32))
+        epochs = store.get_variable("epochs", dim=2, hot_rows=16, restrict_policy=kvemb.EpochFrequencyRestrictPolicy)
+        kvemb.embedding_lookup(table, [1], 1.0).row_gradients(ONE)  # compile: no call below may take long
         for _ in range(3):
             pending = series.save(store, block=False)
             pending.result()
         series.push(path / "there")
         made = store.checkpoint(path / "checkpoint")
         yield SimpleNamespace(
-            path=path, store=store, table=table, series=series, pending=pending, checkpoint=made,
+            path=path, store=store, table=table, epochs=epochs, series=series, pending=pending, checkpoint=made,
             counter=itertools.count(),
         )  # fmt: skip
         store.check()

@@ -91,8 +91,8 @@ class Table:
         array = as_keys(keys, self.schema.key_dtype)
         return array.shape, array.reshape(-1)
 
-    def flat_to_change(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
-        """The same; a partitioner that raises does so before anything changes."""
+    def flat_and_owned(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
+        """The same, after asking the partitioner, so that one that raises does so before anything is done."""
         shape, flat = self.flat(keys)
         self.hot_tables.owners(flat)
         return shape, flat
@@ -121,7 +121,7 @@ class Table:
             raise ValueError(
                 f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad()"
             )
-        shape, flat = self.flat_to_change(keys)
+        shape, flat = self.flat_and_owned(keys)
         return shape, flat, as_values(grads, self.schema.slot_dtype, (*shape, self.schema.dim), "grads")
 
     # For its policy: restrict.ScoredRows.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvemb import registry
 from kvemb.handle import inside
 from kvemb.rows.bags import Bags
-from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import as_values
 from kvemb.variable import Variable
 
@@ -87,13 +87,6 @@ class Embeddings:
         if absent.any():  # begin as the rows that were looked up, unless another thread has done so
             self.variable.accum(keys[absent], old[absent], old[absent], np.zeros(int(absent.sum()), np.bool_))
         self.variable.accum(keys, old, new, np.ones(len(keys), np.bool_))
-
-    def repeated(self, keys: Keys, source: Positions, shape: tuple[int, ...]) -> Embeddings:
-        """Return these rows, one for each distinct key, at all occurrences of the keys. source (n,): each key's row."""
-        offsets = np.arange(len(keys) + 1)
-        exists = None if self._exists is None else self._exists[source]
-        values = self.values[source].reshape(*shape, self.variable.dim)
-        return Embeddings(self.variable, keys, self._bags._replace(offsets=offsets), values, exists)
 
 
 def _through_clipping(grads: npt.NDArray[Any], rows: npt.NDArray[Any], most_norm: float) -> None:

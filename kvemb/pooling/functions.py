@@ -42,17 +42,7 @@ def embedding_lookup(
     ids: any shape. max_norm: rows of a larger L2 norm are scaled down to it; the table is not changed. touch: as in
     Variable.lookup. Raises TypeError, ValueError; Closed, Corruption.
     """
-    table, most = _table(var), most_norm_of(max_norm)
-    shape, keys = table.flat_to_change(ids)
-    values = np.empty((len(keys), table.schema.dim), table.schema.value_dtype)
-    bags, exists = single_bags(len(keys), most, table.schema.slot_dtype), None
-    if max_norm is None:
-        exists = np.empty(len(keys), np.bool_)
-        table.operations.lookup(keys, values, exists, touch=bool(touch))
-    else:
-        check_floats(table, "max_norm")
-        table.operations.pool(keys, bags, values, touch=bool(touch))
-    return Embeddings(var, keys, bags, values.reshape(*shape, table.schema.dim), exists)
+    return _rows(var, ids, max_norm, touch, once=False)
 
 
 def embedding_lookup_unique(
@@ -62,10 +52,7 @@ def embedding_lookup_unique(
 
     Arguments and errors are those of embedding_lookup.
     """
-    keys = as_keys(ids, _table(var).schema.key_dtype)
-    distinct = Unique(keys.reshape(-1))
-    once = embedding_lookup(var, inside(var).public(distinct.keys), max_norm, touch=touch)
-    return once.repeated(keys.reshape(-1), distinct.inverse, keys.shape)
+    return _rows(var, ids, max_norm, touch, once=True)
 
 
 def embedding_lookup_sparse(
@@ -120,6 +107,28 @@ def safe_embedding_lookup_sparse(
             raise ValueError(f"default_id must be one id, got {brief(default_id)}")
         given = with_default(given, key)
     return _pooled(var, table, given, how, max_norm, touch)
+
+
+def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool, *, once: bool) -> Embeddings:
+    """Look up single ids. once: each distinct one is read, and counts as a use, once."""
+    table, most = _table(var), most_norm_of(max_norm)
+    shape, keys = table.flat_and_owned(ids)
+    distinct = Unique(keys) if once else None
+    wanted = keys if distinct is None else distinct.keys
+    values, exists = np.empty((len(wanted), table.schema.dim), table.schema.value_dtype), None
+    if max_norm is None:
+        exists = np.empty(len(wanted), np.bool_)
+        table.operations.lookup(wanted, values, exists, touch=bool(touch))
+    else:
+        check_floats(table, "max_norm")
+        table.operations.pool(
+            wanted, single_bags(len(wanted), most, table.schema.slot_dtype), values, touch=bool(touch)
+        )
+    if distinct is not None:
+        values = values[distinct.inverse]
+        exists = None if exists is None else exists[distinct.inverse]
+    bags = single_bags(len(keys), most, table.schema.slot_dtype)
+    return Embeddings(var, keys, bags, values.reshape(*shape, table.schema.dim), exists)
 
 
 def _pooled(

@@ -45,7 +45,7 @@ def test_keys_to_change_are_shown_to_the_partitioner_first(make):
     variable = inside(make(devices=["cpu"] * 2, partitioner=broken))
     assert variable.flat([1])[1].tolist() == [1]
     with pytest.raises(ZeroDivisionError):
-        variable.flat_to_change([1])
+        variable.flat_and_owned([1])
 
 
 def test_its_entry_of_a_durable_point_has_the_numbers_of_now(table):
