@@ -225,13 +225,18 @@ def test_every_module_says_what_it_is(package):
         assert ast.get_docstring(ast.parse(path.read_text())), path.name
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "FORMAT.md"])
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "FORMAT.md", "CONTRIBUTING.md"])
 def test_pages_name_files_that_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    named = set(re.findall(r"\b(?:kvemb|backends|tools|tests)/[\w/]+\.py\b", text)) | set(
-        re.findall(r"\]\((\w+\.md)\)", text)
-    )
-    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+    named = set(re.findall(r"\b(?:kvemb|backends|tools|tests)/[\w/]+\.py\b", text))
+    named |= set(re.findall(r"\]\((\w+\.md)\)", text))
+    named |= set(re.findall(r"`((?:kvemb|backends|tools|tests)/[\w/]*/)`", text))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    # A file whose folder was named before it.
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for folder in FOLDERS.values() for path in folder.rglob("*.py")]
+    files += [f"/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "tests").rglob("*.py")]
+    short = set(re.findall(r"`([\w/]+\.py)`", text))
+    assert [name for name in sorted(short) if not any(file.endswith(f"/{name}") for file in files)] == []
 
 
 # Packaging.

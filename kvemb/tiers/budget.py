@@ -241,9 +241,9 @@ def _notify(asked: Iterable[Lease]) -> None:
 class Budgets:
     """The budgets of one store. memory_budget: bytes of the host's.
 
-    The cold store's share of the host's is set aside first: an eighth for filters and indexes, half of it for those
-    held whole and half for the block cache (backends/rocks_options.py);
-    and an eighth, at most 128 MiB, for its memtables.
+    The cold store's share of the host's is set aside first: an eighth, at most 128 MiB, for its memtables; and another
+    eighth, for as much more memtables if its files are mapped, else for filters and indexes: half of it for those held
+    whole, and half for the block cache (backends/rocks_options.py).
     A device's budget is as large as its tables say (contracts.HotTable.memory).
     """
 
