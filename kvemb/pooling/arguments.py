@@ -99,6 +99,8 @@ def most_norm_of(max_norm: float | None) -> float:
 
 
 def _offsets(offsets: npt.ArrayLike, ids: int, *, last_included: bool) -> Positions:
+    if offsets is None:  # which numpy takes for an object
+        raise TypeError("offsets must be integers, got None; give where each bag begins, such as np.arange(len(ids))")
     array = np.asarray(plain(offsets, np.dtype(np.int64), "offsets"))
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"offsets must be integers, got {array.dtype.name}")

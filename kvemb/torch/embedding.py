@@ -18,7 +18,7 @@ class Embedding(RowsModule):
     """Rows by key, as torch.nn.Embedding gives them by index. See RowsModule for fused, check_finite, output_dtype.
 
     variable: a Variable, or a name; then dim, store (None: the default one) and all other arguments are those of
-    Store.get_variable, such as optimizer and initializer.
+    Store.get_variable, such as optimizer and initializer (None: zeros, where torch.nn's rows are normal).
     padding_idx: a key (a negative one, too) whose row is zeros: it is not looked up, made or trained.
     max_norm, norm_type: rows of a larger norm are scaled to it in the result; the table keeps them, unlike torch.nn's.
     scale_grad_by_freq: as torch.nn's. sparse: accepted; a gradient is always of the rows that were used.

@@ -17,6 +17,11 @@ from kvemb.torch.gradients import Pending
 from kvemb.torch.lookups import Wanted, fetch
 from kvemb.variable import Variable
 
+# What the modules of torch.nn have, and programs that are ported read; the message says what to do.
+_ABSENT = {
+    "weight": "read them with variable.lookup(keys) or variable.export(), write them with variable.upsert(keys, rows)",
+    "num_embeddings": "keys are any int64; variable.size() counts the rows",
+}
 _OUTPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -53,6 +58,14 @@ class RowsModule(torch.nn.Module):
         if self.training and torch.is_grad_enabled() and any(variable.trainable for variable in self.variables):
             self._check_can_train()
         return fetch(wanted, self.pending, touch=self.training)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in _ABSENT:
+                raise
+        raise AttributeError(f"{type(self).__name__} has no {name}, as rows live in the store: {_ABSENT[name]}")
 
     def _check_can_train(self) -> None:
         distributed = torch.distributed
@@ -121,7 +134,8 @@ def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dic
         return given
     if not isinstance(given, str):
         raise TypeError(
-            f"expected a name or a Variable, got {brief(given)}; keys are any int64, so no number is needed"
+            f"expected a name or a Variable, got {brief(given)}; begin with a name, such as 'words': keys are any "
+            "int64, so no number of rows is needed"
         )
     if dim is not None:
         arguments = {"dim": dim, **arguments}

@@ -13,6 +13,8 @@ MODES = ("sum", "mean", "max")
 # What torch.nn has and rows do not; the message says what to do.
 _REFUSED = {
     "num_embeddings": "keys are any int64, and a row is made at its first step",
+    "embedding_dim": "give dim",
+    "lr": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
     "_weight": "upsert the rows: variable.upsert(keys, weight)",
     "_freeze": "make the variable with trainable=False",
     "freeze": "make the variable with trainable=False",

@@ -31,6 +31,7 @@ IDS = [1, 2, 3]
         ((IDS, []), ValueError, "3 ids are in no bag"),
         ((IDS, [[0]]), ValueError, r"offsets must have shape \(bags,\), got \(1, 1\)"),
         ((IDS, [0.0]), TypeError, "offsets must be integers, got float64"),
+        ((IDS, None), TypeError, "offsets must be integers, got None; give where each bag begins"),
         ((IDS, [0], [1.0, 2]), ValueError, r"weights must have shape ids.shape = \(3,\), got \(2,\)"),
         ((IDS, [0], np.ones(3)), TypeError, "weights must be float32, got float64"),
         (([], [0], [1.0]), ValueError, r"weights must have shape ids.shape = \(0,\), got \(1,\)"),

@@ -265,6 +265,8 @@ def test_bad_ids(loaded, ids, message):
     ("arguments", "error", "message"),
     [
         ({"num_embeddings": 9}, TypeError, "no argument num_embeddings here: keys are any int64"),
+        ({"embedding_dim": 9}, TypeError, "no argument embedding_dim here: give dim"),
+        ({"lr": 0.1}, TypeError, "no argument lr here: give optimizer"),
         ({"_weight": None}, TypeError, "upsert the rows"),
         ({"dtype": torch.float32}, TypeError, "value_dtype"),
         ({"device": "cuda"}, TypeError, "rows live in the store"),
@@ -292,6 +294,17 @@ def test_a_variable_comes_as_it_is_and_a_number_is_no_name(store, loaded):
     assert kt.Embedding(variable, DIM).variable is variable
     with pytest.raises(TypeError, match="expected a name or a Variable, got 1000"):
         kt.Embedding(1000, 16)
+
+
+def test_what_rows_in_a_store_are_not_is_said(loaded):
+    module = kt.Embedding(loaded(weight_of(1)))
+    assert not hasattr(module, "weight")
+    with pytest.raises(AttributeError, match="Embedding has no weight, as rows live in the store: read them with"):
+        module.weight.data  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no num_embeddings, .*variable\.size\(\) counts the rows"):
+        module.num_embeddings  # noqa: B018
+    with pytest.raises(AttributeError, match="object has no attribute 'bias'"):
+        module.bias  # noqa: B018
 
 
 def test_training_without_an_optimizer_is_named(loaded):
