@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_number
 from kvemb.engine.table import Table
-from kvemb.rows.bags import Bags
+from kvemb.rows.bags import Bags, bounds_of
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema, as_keys, as_values
 from kvemb.rows.tensors import plain
@@ -34,7 +34,11 @@ def given_bags(
     keys = as_keys(ids, schema.key_dtype)
     if keys.ndim != 1:
         raise ValueError(f"ids must have shape (n,), got {keys.shape}; embedding_lookup takes ids of any shape")
-    return Given(keys, _offsets(offsets, len(keys), last_included=last_included), _weights(weights, len(keys), schema))
+    if offsets is None:  # which numpy takes for an object
+        raise TypeError("offsets must be integers, got None; give where each bag begins, such as np.arange(len(ids))")
+    begins = np.asarray(plain(offsets, np.dtype(np.int64), "offsets"))
+    bounds = bounds_of(begins, len(keys), last_included=last_included)
+    return Given(keys, bounds, _weights(weights, len(keys), schema))
 
 
 def combined(given: Given, combiner: str, most_norm: float, dtype: np.dtype[Any]) -> Bags:
@@ -96,32 +100,6 @@ def most_norm_of(max_norm: float | None) -> float:
     if not norm > 0:
         raise ValueError(f"max_norm must be above 0, got {brief(max_norm)}; leave it out for no bound")
     return norm
-
-
-def _offsets(offsets: npt.ArrayLike, ids: int, *, last_included: bool) -> Positions:
-    if offsets is None:  # which numpy takes for an object
-        raise TypeError("offsets must be integers, got None; give where each bag begins, such as np.arange(len(ids))")
-    array = np.asarray(plain(offsets, np.dtype(np.int64), "offsets"))
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"offsets must be integers, got {array.dtype.name}")
-    if array.ndim != 1:
-        raise ValueError(f"offsets must have shape (bags,), got {array.shape}")
-    begins = array.astype(np.int64)
-    if last_included and len(begins) == 0:
-        raise ValueError("offsets must have at least one entry with include_last_offset=True, got none")
-    if not last_included:
-        begins = np.append(begins, ids)
-    if begins[0] != 0:
-        raise ValueError(f"offsets must begin with 0, got {begins[0]}" if len(array) else f"{ids} ids are in no bag")
-    down = np.flatnonzero(begins[1:] < begins[:-1])
-    if len(down):
-        at = int(down[0])
-        if at + 1 == len(array):
-            raise ValueError(f"offsets must be at most {ids}, the number of ids, got {begins[at]}")
-        raise ValueError(f"offsets must not descend, got {begins[at]} and then {begins[at + 1]}, at {at}")
-    if begins[-1] != ids:
-        raise ValueError(f"the last of offsets must be {ids}, the number of ids, got {begins[-1]}")
-    return begins
 
 
 def _weights(weights: npt.ArrayLike | None, ids: int, schema: Schema) -> npt.NDArray[Any] | None:

@@ -50,6 +50,36 @@ class Bags(NamedTuple):
         return positions, Bags(offsets, weights, divisors, self.most_norm)
 
 
+def bounds_of(given: npt.NDArray[Any], keys: int, *, last_included: bool, what: str = "ids") -> Positions:
+    """Return where bags begin and end, as Bags.offsets, from where a caller says that they begin: a fresh array.
+
+    given: integers (b,), or (b + 1,) with last_included, the last one being the number of keys. what: the keys' name in
+    errors. Raises TypeError, ValueError.
+    """
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"offsets must be integers, got {given.dtype.name}")
+    if given.ndim != 1:
+        raise ValueError(f"offsets must have one dimension, got the shape {given.shape}")
+    bounds = given.astype(np.int64)
+    if last_included and not len(given):
+        raise ValueError(f"offsets must have at least one entry, the number of {what}, with include_last_offset=True")
+    if not last_included:
+        bounds = np.append(bounds, keys)
+    if bounds[0] != 0:
+        raise ValueError(f"offsets must begin with 0, got {bounds[0] if len(given) else f'none for {keys} {what}'}")
+    down = np.flatnonzero(bounds[1:] < bounds[:-1])
+    if len(down):
+        at = int(down[0])
+        if at + 1 == len(given):
+            raise ValueError(f"offsets must be at most {keys}, the number of {what}, got {bounds[at]}")
+        raise ValueError(f"offsets must not descend, got {bounds[at]} and then {bounds[at + 1]} at {at + 1}")
+    if bounds[-1] != keys:
+        raise ValueError(
+            f"the last of offsets must be {keys}, the number of {what}, with include_last_offset=True, got {bounds[-1]}"
+        )
+    return bounds
+
+
 class Beside(NamedTuple):
     """Rows of some keys that are not in a hot table. at (n,): each key's row in values (m, ·), or -1."""
 

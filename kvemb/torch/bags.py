@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from kvemb.checks.brief import brief
+from kvemb.rows.bags import bounds_of
 
 Keys = npt.NDArray[Any]
 
@@ -79,32 +80,10 @@ def bags_of(
             raise ValueError(
                 f"offsets are needed where {what} has one dimension; for bags of one id pass {what}[:, None]"
             )
-        begins = _checked_offsets(keys_of(offsets, "offsets"), len(keys), include_last_offset, what)
+        given = keys_of(offsets, "offsets")
+        begins = bounds_of(given, len(keys), last_included=include_last_offset, what=what)[:-1]
         count = len(begins)
         one_each = count == len(keys) and bool((begins == np.arange(count)).all())
     else:
         raise ValueError(f"{what} must have one or two dimensions, got the shape {tuple(ids.shape)}")
     return Bags(keys.reshape(-1), torch.from_numpy(begins), count, weights, one_each, ids.device)
-
-
-def _checked_offsets(offsets: Keys, ids: int, include_last: bool, what: str) -> npt.NDArray[np.int64]:
-    """Return where each bag begins. Raises ValueError."""
-    if offsets.ndim != 1:
-        raise ValueError(f"offsets must have one dimension, got the shape {offsets.shape}")
-    offsets = offsets.astype(np.int64)  # a copy: what autograd keeps must not change
-    if include_last and not len(offsets):
-        raise ValueError("offsets must have at least one element with include_last_offset, the number of ids")
-    if len(offsets) and offsets[0] != 0:
-        raise ValueError(f"offsets must begin with 0, got {offsets[0]}")
-    if (offsets[1:] < offsets[:-1]).any():
-        at = int(np.flatnonzero(offsets[1:] < offsets[:-1])[0])
-        raise ValueError(f"offsets must not descend, got {offsets[at]} and then {offsets[at + 1]} at {at + 1}")
-    if len(offsets) and offsets[-1] > ids:
-        raise ValueError(f"offsets must be at most the number of {what}, {ids}, got {offsets[-1]}")
-    if include_last and offsets[-1] != ids:
-        raise ValueError(
-            f"the last offset must be the number of {what}, {ids}, with include_last_offset, got {offsets[-1]}"
-        )
-    if not include_last and ids and not len(offsets):
-        raise ValueError(f"offsets must have at least one element where there are {what}, got none")
-    return offsets[:-1] if include_last else offsets

@@ -146,10 +146,10 @@ def test_padding_is_never_looked_up_or_made(store):
         ([torch.tensor([1, 2])], ValueError, r"offsets are needed .* pass ids\[:, None\]"),
         ([torch.tensor([1, 2]), torch.tensor([1])], ValueError, "offsets must begin with 0, got 1"),
         ([torch.tensor([1, 2]), torch.tensor([0, 2, 1])], ValueError, "must not descend, got 2 and then 1 at 2"),
-        ([torch.tensor([1, 2]), torch.tensor([0, 3])], ValueError, "at most the number of ids, 2, got 3"),
+        ([torch.tensor([1, 2]), torch.tensor([0, 3])], ValueError, "at most 2, the number of ids, got 3"),
         ([torch.tensor([1, 2]), torch.tensor([0.0])], TypeError, "offsets must be a tensor of integers"),
         ([torch.tensor([1, 2]), torch.tensor([[0]])], ValueError, "offsets must have one dimension"),
-        ([torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)], ValueError, "at least one element"),
+        ([torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)], ValueError, "begin with 0, got none for 2 ids"),
         ([torch.tensor([[1, 2]]), torch.tensor([0])], ValueError, "offsets must be None"),
         ([torch.tensor([[[1]]])], ValueError, "one or two dimensions"),
         ([torch.tensor(1)], ValueError, "one or two dimensions"),
@@ -175,5 +175,7 @@ def test_bad_options(loaded):
     with pytest.raises(ValueError, match="per_sample_weights need mode='sum', got mode='mean'"):
         kt.EmbeddingBag(variable)(torch.tensor([[1]]), None, torch.ones(1, 1))
     module = kt.EmbeddingBag(variable, include_last_offset=True)
-    with pytest.raises(ValueError, match="must be the number of ids, 2, with include_last_offset, got 1"):
+    with pytest.raises(
+        ValueError, match="the last of offsets must be 2, the number of ids, with include_last_offset=True, got 1"
+    ):
         module(torch.tensor([1, 2]), torch.tensor([0, 1]))
