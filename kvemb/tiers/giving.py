@@ -1,7 +1,7 @@
-"""What a variable gives back of its memory when that is needed elsewhere: hot cells, slots of its spill buffer, reads.
+"""How a variable gives memory back when another needs it: hot cells, slots of its spill buffer, reads ahead.
 
-The caller of the variable pays; a thread does where nobody calls it, unless the lock is taken. So nobody ever waits for
-another variable's lock.
+The next call on the variable does it. A background thread does it for a variable that is not called, and only if the
+lock is free, so nobody waits for another variable's lock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kvemb.tiers.spill import SpillBuffer
 class Giving:
     """The memory of one variable that others may need.
 
-    writer: the thread that writes spills: it pays what the lease owes. others: threads that may wait for it: they give
-    cells. leave: called with dirty rows that have left the hot tier.
+    writer: the thread that writes spills; it gives back what the lease owes. others: threads that give back cells;
+    they may wait for the writer. leave: called with dirty rows that were evicted.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Giving:
         hot_tables.memory.urged_by(self._give_soon)
 
     def give(self) -> None:
-        """Measure what the hot cells are worth, and give up some of those that are owed. REQUIRES: held().
+        """Measure the worth of the hot cells, and give back some of those that are owed. REQUIRES: held().
 
         A failure poisons the store. Where a write fails the rows stay in memory, and nothing is raised.
         """
@@ -55,7 +55,7 @@ class Giving:
                     self._leave(leaving)
 
     def _give_soon(self) -> None:
-        """Do so on another thread if nobody uses the variable; else its user does."""
+        """Let another thread call give(), unless a call on the variable is under way, which does it itself."""
         if not self._giving:
             self._giving = True
             with suppress(RuntimeError):  # the store is being closed
@@ -70,7 +70,7 @@ class Giving:
                     self._give_soon()
 
     def _pay_soon(self) -> None:
-        """Give back what the lease owes, on the writer's thread if nobody uses the variable; else its user does."""
+        """Let the writer give back what the lease owes, unless a call on the variable is under way."""
         if not self._paying:
             self._paying = True
             with suppress(RuntimeError):

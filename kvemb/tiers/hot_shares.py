@@ -1,6 +1,7 @@
-"""The memory of one variable's hot tables: growth, and what is given back when other tables need it more.
+"""The memory of one variable's hot tables: how they grow, and how they shrink when other tables need it more.
 
-The variable's lock guards it. What is decided for it (kvemb.tiers.sharing) shows as `called`, whoever decides.
+kvemb.tiers.sharing decides, on any thread, and sets `called`; the variable acts on it under its own lock, which guards
+everything else here.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from kvemb.tiers.budget import Budget
 from kvemb.tiers.sharing import MISS_WORTH, Share
 from kvemb.tiers.worth import Worth
 
-# Cells that a table gives up at a time: the more of these, and this part of its own.
+# Cells that a table gives back at a time: GIVEN_CELLS, or 1/GIVEN_PART of its own if that is more.
 GIVEN_CELLS, GIVEN_PART = 8192, 64
 
 
 class HotShares:
-    """What hot tables have of the budgets that paid for their cells.
+    """The shares of one variable's hot tables, each in the budget that pays for its cells.
 
-    least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not grow.
-    called: look() or shrink() is asked for.
+    least_rows: cells that each table keeps when others need memory; None: tables neither grow nor shrink.
+    called: look() and shrink() have something to do.
     """
 
     def __init__(self, tables: list[HotTable], budgets: list[Budget], least_rows: int | None) -> None:
@@ -43,14 +44,14 @@ class HotShares:
         self.called = True
 
     def urged_by(self, urge: Callable[[], None]) -> None:
-        """Have this called, on any thread, when `called` was not noticed for long. It must not wait."""
+        """Set what is called, on any thread, if nobody acts on `called` soon. It must not block."""
         for share in self._shares.values():
             share.urge = urge
 
     # Growth.
 
     def reserve(self, table: HotTable) -> Callable[[int], bool] | None:
-        """Return what takes the memory of so many more cells of a table, None where it may not grow."""
+        """Return a function that reserves memory for a number of further cells; None where the table may not grow."""
         share = self._shares.get(table) if self._growing else None
         if share is None:
             return None
@@ -58,7 +59,7 @@ class HotShares:
         return lambda cells: budget.grow(share, cells * share.cell_bytes)
 
     def offered(self, table: HotTable, keys: Keys) -> None:
-        """These rows were not hot, and were offered to a table."""
+        """Record that rows of these keys, which were not hot, were offered to a table."""
         share = self._shares.get(table)
         if share is not None and share.refused:
             self._worths[table].offered(keys)
@@ -85,7 +86,7 @@ class HotShares:
     # Giving.
 
     def look(self) -> None:
-        """Measure what the cells are worth, if that is asked."""
+        """Measure the worth of the cells of tables for which it is due."""
         self.called = False
         for table, share in self._shares.items():
             if share.due:
@@ -113,7 +114,7 @@ class HotShares:
                     self.called |= share.owed > 0
 
     def end(self) -> None:
-        """Give the memory of all cells back to the budgets. Nobody uses the tables after."""
+        """Give the memory of all cells back to the budgets. The tables must not be used afterwards."""
         for table, budget in self._budget_of.items():
             if table in self._shares:
                 budget.leave(self._shares[table])

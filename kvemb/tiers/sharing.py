@@ -1,33 +1,36 @@
-"""Which hot tables give memory, and which get it, once a budget is spent: a row more where it saves the most misses.
+"""How growing hot tables share a spent budget: memory moves to the table where one more row saves the most misses.
 
-What a cell is worth to a table is the share of its least valuable rows that were used lately (kvemb.tiers.worth), per
-byte. Work goes in turns: after so many rows were offered to tables that could not grow, a table whose cells are worth
-less than half of the best one's among these owes some of them, and does not grow. Its variable pays at its next call,
-or, if there is none, a thread does (kvemb.tiers.giving). The budget's lock guards everything here.
+The worth of a table is the marginal benefit of its memory: recent uses of its least valuable rows, per byte
+(kvemb.tiers.worth). Tables are compared once a turn, which ends when tables that could not grow have been offered a
+certain number of rows. A table is poor if its worth is less than half of the best worth among those that want to grow.
+A poor table does not grow, and owes some of its bytes. Its variable gives them back at its next call; if none comes, a
+background thread does (kvemb.tiers.giving). The budget's lock guards everything here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# Cells move to a table where they are worth so many times as much.
+# Memory moves only to a table whose worth is larger by more than this factor, so that it does not move back and forth.
 BAND = 2.0
-# A turn: rows offered, as a part of the rows that all tables hold, and at least.
+# Rows offered in a turn: 1/TURN_PART of the cells of all tables, and at least LEAST_TURN_ROWS.
 TURN_PART, LEAST_TURN_ROWS = 16, 1024
-# What a table may give in a turn for each doubling of the difference in worth, as a part of its own, and at most.
+# A poor table gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MOST_GIVEN_PARTS.
 GIVEN_PART, MOST_GIVEN_PARTS = 16, 4
-# What a table may get in a turn: a part of its own, and of all.
+# A table gets up to 1/GOTTEN_PART of its memory in a turn, or 1/GOTTEN_OF_ALL of that of all tables if that is more.
 GOTTEN_PART, GOTTEN_OF_ALL = 2, 32
-# Of a miss, as a use of a cell: decides where no uses are recorded.
+# What a miss adds to the worth, as a part of a use. It decides between tables that record no uses.
 MISS_WORTH = 1 / 64
 
 
 class Share:
-    """What one growing table has of a budget, and what is known of it.
+    """The part of a budget that one growing table holds.
 
-    cell_bytes: of a cell. held: bytes of its cells. least: bytes that it keeps. worth: of a byte, None: not known yet.
-    owed: bytes to give back. due: worth is to be measured. tell: called when either is new; it must not wait. urge:
-    called when nobody has done it since; it must not wait either.
+    cell_bytes: bytes of a cell. held: bytes of all its cells. least: bytes that it always keeps. worth: recent uses per
+    byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered since the last
+    measurement. due: its worth has to be measured. refused: it wanted to grow in this turn and could not. poor: see
+    the module. tell: called when `owed` or `due` is set. urge: called if nobody has acted a turn later, or if a
+    reservation waits. Neither callback may block.
     """
 
     def __init__(self, cell_bytes: int, held: int, least: int) -> None:
@@ -44,19 +47,19 @@ class Share:
         return max(0, self.held - self.owed - self.least)
 
     def ask(self, nbytes: int) -> int:
-        """Have it owe nbytes more, or what it can spare; returns how many."""
+        """Make it owe nbytes more, at most what it can spare; return how many."""
         more = min(nbytes, self.spare)
         self.owed += more
         return more
 
     def gave(self, nbytes: int) -> None:
-        """It has nbytes less; 0: it can give no more."""
+        """Record that nbytes were given back. 0: the table cannot shrink further, so its debt is cancelled."""
         self.held -= nbytes
         self.owed = max(0, self.owed - nbytes) if nbytes else 0
 
 
 class Sharing:
-    """The shares in one budget. work: rows that were offered to tables that could not grow, ever."""
+    """The shares in one budget. work: total rows offered so far to tables that could not grow."""
 
     def __init__(self) -> None:
         self.shares: list[Share] = []
@@ -73,7 +76,7 @@ class Sharing:
         return sum(share.owed for share in self.shares)
 
     def offered(self, share: Share, rows: int) -> list[Share]:
-        """Rows were offered to a table that could not grow. Returns which shares to tell, and urge where still due."""
+        """Record rows offered to a table that could not grow. Return the shares to tell: all, if this ends a turn."""
         share.offered += rows
         self.work += rows
         if self.work < self._end_of_turn:
@@ -84,7 +87,7 @@ class Sharing:
         return list(self.shares)
 
     def _judge(self) -> None:
-        """Decide which shares are poor, and what they owe for the others that want memory."""
+        """Decide which shares are poor, and how much they owe to those that want to grow."""
         wanting = [share for share in self.shares if share.refused]
         # A table that is new is worth as much as the best one, until that is known.
         compared = self.shares if any(share.worth is None for share in wanting) else wanting
@@ -100,7 +103,7 @@ class Sharing:
             share.refused = False
 
     def ask(self, nbytes: int) -> None:
-        """Have shares owe nbytes, those that are worth least first."""
+        """Make shares owe nbytes in all, those of the lowest worth first."""
         for share in sorted(self.shares, key=lambda share: share.worth or 0.0):
             if nbytes > 0 and share.spare:
                 # At least an eighth, so that memory does not change hands bucket by bucket.
@@ -108,7 +111,7 @@ class Sharing:
 
 
 def _parts(worth: float, best: float) -> int:
-    """Return how many parts a share gives in a turn: one for each doubling from its worth to the best one's."""
+    """Return floor(log2(best / worth)), at most MOST_GIVEN_PARTS."""
     parts = 0
     while parts < MOST_GIVEN_PARTS and 2 ** (parts + 1) * worth <= best:
         parts += 1

@@ -1,8 +1,8 @@
-"""What the cells of a hot table are worth: how many of its least valuable rows are used while others miss theirs.
+"""The worth of a hot table's cells: how often its least valuable rows are used, in the time of one miss elsewhere.
 
-By continuity that is also what so many cells more would be worth, if the table is full. It is measured on a sample of
-cells: a row was used if it has another score, whatever the policy, or if it left and was offered again. The variable's
-lock guards it.
+If the table is full, as many more cells would hold rows that are used about as often: so this is both what shrinking
+costs and what growing saves. It is measured on a sample of cells. A row counts as used if its score has changed,
+whatever the policy, or if it was evicted and offered again. The variable's lock guards it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvemb.contracts import HotTable
 from kvemb.restrict import Scores
 from kvemb.rows.hashing import KeyIndex, Keys
 
-# Cells of a sample, and which part of them, the lowest scores, is watched. Empty cells are the least valuable.
+# Cells in a sample; of these, the 1/WATCHED_PART with the lowest scores is watched. Empty cells score lowest.
 SAMPLE_CELLS, WATCHED_PART = 8192, 4
 # The golden ratio spreads successive samples over the table.
 _SPREAD = 0.6180339887498949
@@ -33,15 +33,15 @@ class Worth:
         self._last: float | None = None
 
     def look(self, work: int, missed: float) -> float | None:
-        """Return what a cell is worth: uses for each row of work, the mean of this look and those before it.
+        """Return the worth of a cell in uses per row of work, a moving average over looks; None at the first look.
 
-        work: rows so far, of which the sample's uses since the last look are counted. missed: uses of one cell more.
-        None at the first look.
+        work: the budget's count of rows offered, as a clock (Sharing.work). missed: uses that one more cell would have
+        got since the last look.
         """
         worth = None
         if self._watched_cells and work > self._since:
             used = (self._used() / self._watched_cells, 1 - 1 / (2 * self._watched_cells))
-            # Of uses that come at random, so many leave this share of rows unused.
+            # If uses are a Poisson process, a share 1 - exp(-rate) of the rows has been used at least once.
             now = (-math.log1p(-min(used)) + missed) / (work - self._since)
             worth = now if self._last is None else (self._last + now) / 2
         if worth is not None:
@@ -51,13 +51,13 @@ class Worth:
         return self._last
 
     def offered(self, keys: Keys) -> None:
-        """These rows, which were not hot, were used."""
+        """Record that these keys, which were not hot, were used."""
         if len(self._keys):
             found = self._index.find(self._keys, keys)
             self._offered[found[found >= 0]] = True
 
     def _used(self) -> int:
-        """How many of the rows that are watched have been used since."""
+        """Return how many of the watched rows have been used since the last look."""
         cells = self._table.find(self._keys)
         here = (cells >= 0).nonzero()[0]
         self._offered[here[self._table.scores(cells[here]) != self._scores[here]]] = True
