@@ -33,7 +33,7 @@ def kept(table):
 POLICIES = [
     kvemb.EpochTimestampRestrictPolicy(),
     kvemb.EpochFrequencyRestrictPolicy(),
-    kvemb.TimeToLiveRestrictPolicy("steps", 5),
+    kvemb.TimeToLiveRestrictPolicy(5, clock="steps"),
     kvemb.NormRestrictPolicy(),
 ]
 
@@ -95,7 +95,7 @@ def test_an_epoch_is_a_number_of_a_variables_policy(make):
 
 
 def test_rows_that_were_not_used_for_long_leave_and_are_not_served(make):
-    table = make(kvemb.TimeToLiveRestrictPolicy("steps", 3), initializer=9.0)
+    table = make(kvemb.TimeToLiveRestrictPolicy(3, clock="steps"), initializer=9.0)
     for _ in range(4):
         table.lookup([3, 70])
     assert table.lookup([5], touch=False)[0].tolist() == pytest.approx([0.1, 0.11])

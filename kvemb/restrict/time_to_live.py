@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from kvemb.checks.numeric import as_number
@@ -12,16 +12,18 @@ from kvemb.restrict.policy import ScoreRule
 
 @dataclass(frozen=True)
 class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
-    """Rows that were not used for `ttl` leave whenever the variable is restricted, however many rows are reserved.
+    """restrict removes every row that was not used for `ttl`, however many rows are reserved.
 
-    Until then they are served; after it their keys read as missing ones. Of the others the least recently used leave
-    first. ttl: in units of the clock, "seconds" or "steps" (calls that recorded uses). It is stored and cannot change.
+    Until then these rows are served; afterwards their keys are missing. Of the other rows the least recently used are
+    removed first. ttl: in units of the clock, "seconds" or "steps" (calls that recorded uses); both are stored and
+    cannot change. Raises TypeError, ValueError unless ttl is finite and above 0.
     """
 
     kind: ClassVar[str] = "time_to_live"
 
-    clock: str = "seconds"
     ttl: float = 30 * 86_400.0
+    _: KW_ONLY
+    clock: str = "seconds"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +38,7 @@ class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
         return ScoreRule.LAST_USE if type(self).score is TimestampRestrictPolicy.score else ScoreRule.CUSTOM
 
     def least_score(self, now: float) -> float:
-        """Return the time of a use that is just not too long ago."""
+        """Return now - ttl: rows whose last use was before that have expired."""
         return now - self.ttl
 
     def to_json(self) -> dict[str, Any]:
