@@ -13,29 +13,24 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, seconds, take_timed_turns
+from kvemb.tools.bench.pytorch import ADAGRAD, budget_of_hot, import_torch
 from kvemb.tools.bench.results import Line, Report, Spread, compare, compare_cost
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH
-from kvemb.tools.failures import BadInput
 
 LEAST_RATIO, MOST_FIXED_US, SMALL_CALLS = 2.0, 40.0, 200
 
 
 def run(tables: int, rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None) -> Report:
     """Time `runs` runs of `steps` steps on `tables` tables of `rows` rows. Raises BadInput without PyTorch."""
-    try:
-        import torch
-    except ImportError as error:
-        raise BadInput("kvemb bench features needs PyTorch; install it: pip install 'kvemb[torch]'") from error
-    import kvemb.torch as kt
-
     settings: dict[str, object] = {"tables": tables, "rows": rows, "dim": dim, "batch": batch, "steps": steps}
     report = Report("features", {**settings, "runs": runs})
+    torch = import_torch(report)
+    import kvemb.torch as kt
+
     report.facts["compile_s"] = compile_seconds(dim)
-    report.facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     chance = np.random.default_rng(7)
     work = [[chance.integers(0, rows, (tables, batch)) for _ in range(steps)] for _ in range(runs)]
-    budget = tables * 3 * rows * (8 * dim + 64) + (256 << 20)
-    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget) as store:
+    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget_of_hot(tables * rows, dim)) as store:
         rule = kvemb.optimizers.Adagrad(LEARNING_RATE, 0.0, EPSILON)
         start = np.concatenate([values_of(ids, dim) for ids in batches_of_ids(rows, LOAD_BATCH)])
         variables = {f"t{at}": store.get_variable(f"t{at}", dim=dim, optimizer=rule) for at in range(tables)}
@@ -49,8 +44,7 @@ def run(tables: int, rows: int, dim: int, batch: int, steps: int, runs: int, fol
             for _ in variables
         ]
         parameters = [bag.weight for bag in bags]
-        numbers = {"lr": LEARNING_RATE, "initial_accumulator_value": 0.0, "eps": EPSILON}
-        peer = torch.optim.Adagrad(parameters, **numbers)
+        peer = torch.optim.Adagrad(parameters, **ADAGRAD)
         offsets = torch.arange(batch)
         given = [[[torch.from_numpy(ids_of(part)) for part in step] for step in run] for run in work]
         places = [[[torch.from_numpy(part) for part in step] for step in run] for run in work]

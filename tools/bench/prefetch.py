@@ -15,9 +15,9 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, take_timed_turns, until_idle
+from kvemb.tools.bench.pytorch import import_torch
 from kvemb.tools.bench.results import Report, compare_cost
 from kvemb.tools.bench.train import LOAD_BATCH, open_table
-from kvemb.tools.failures import BadInput
 
 MOST_RATIO = 0.75
 
@@ -26,14 +26,10 @@ def run(
     rows: int, dim: int, hot_rows: int, batch: int, steps: int, runs: int, exponent: float, folder: Path | None
 ) -> Report:
     """Time `runs` runs of `steps` steps of each side. Raises BadInput without PyTorch."""
-    try:
-        import torch
-    except ImportError as error:
-        raise BadInput("kvemb bench prefetch needs PyTorch; install it: pip install 'kvemb[torch]'") from error
     settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_rows": hot_rows, "batch": batch, "steps": steps}
     report = Report("prefetch", {**settings, "runs": runs, "zipf": exponent})
+    torch = import_torch(report)
     report.facts["compile_s"] = compile_seconds(dim)
-    report.facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     zipf = Zipf(rows, exponent, seed=3)
     budget = 4 * hot_rows * (8 * dim + 64) + (64 << 20)
     with (

@@ -16,9 +16,9 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, take_timed_turns
+from kvemb.tools.bench.pytorch import ADAGRAD, budget_of_hot, import_torch
 from kvemb.tools.bench.results import Report, compare, compare_cost
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH, target
-from kvemb.tools.failures import BadInput
 
 LEAST_RATIO, LEAST_OF_ADAM = 3.0, 5.0
 MOST_CPU = 0.3
@@ -26,17 +26,13 @@ MOST_CPU = 0.3
 
 def run(rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None) -> Report:
     """Time `runs` runs of `steps` steps each. Raises BadInput if PyTorch is not installed."""
-    try:
-        import torch
-    except ImportError as error:
-        raise BadInput("kvemb bench torch needs PyTorch; install it: pip install 'kvemb[torch]'") from error
     report = Report("torch", {"rows": rows, "dim": dim, "batch": batch, "steps": steps, "runs": runs})
+    torch = import_torch(report)
     report.facts["compile_s"] = compile_seconds(dim)
-    report.facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     chance = np.random.default_rng(6)
     work = [[chance.integers(0, rows, batch) for _ in range(steps)] for _ in range(runs)]
     pull = target(dim)
-    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=_budget(rows, dim)) as store:
+    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget_of_hot(rows, dim)) as store:
         optimizer = kvemb.optimizers.Adagrad(LEARNING_RATE, 0.0, EPSILON)
         var = store.get_variable("trained", dim=dim, optimizer=optimizer, init_size=rows)
         start = np.concatenate([values_of(ids, dim) for ids in batches_of_ids(rows, LOAD_BATCH)])
@@ -77,11 +73,6 @@ def run(rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | N
     return report
 
 
-def _budget(rows: int, dim: int) -> int:
-    """Bytes in which all rows are hot, with room for empty cells."""
-    return 3 * rows * (8 * dim + 64) + (256 << 20)
-
-
 class Module:
     """A module over a variable, and its optimizer. pull (dim,): see train_step."""
 
@@ -110,8 +101,7 @@ class TorchTable:
     @classmethod
     def adagrad(cls, torch: Any, start: Floats, pull: Floats) -> TorchTable:
         """One that is trained with torch.optim.Adagrad."""
-        numbers = {"lr": LEARNING_RATE, "initial_accumulator_value": 0.0, "eps": EPSILON}
-        return cls(torch, start, pull, lambda parameters: torch.optim.Adagrad(parameters, **numbers))
+        return cls(torch, start, pull, lambda parameters: torch.optim.Adagrad(parameters, **ADAGRAD))
 
     @classmethod
     def sparse_adam(cls, torch: Any, start: Floats, pull: Floats) -> TorchTable:
