@@ -16,10 +16,10 @@ class Admission:
 
     sightings: n, from 1 to 255. Each occurrence in apply_gradients is one; upsert and accum make rows in any case, and
     lookups of keys without one give the initializer's row, as always.
-    memory_bytes: of the store's budget, for counters (kvemb.tiers.sightings). They are shared by several keys, so that
-    a key may be admitted early; all are halved whenever as many sightings were counted as there are counters, so that
-    old ones fade. They are not stored: sightings begin anew when the variable is opened, and Admission is to be given
-    again. Variable.stats says how many bytes they take and how many gradients were dropped.
+    memory_bytes: size of the counters (kvemb.tiers.sightings), taken from the store's budget. Keys share counters, so
+    a key may be admitted early. All counters are halved whenever as many sightings as counters have been counted, so
+    old sightings fade. Counters are not stored: they start at 0 when the variable is opened, and Admission must be
+    given again. Variable.stats has their bytes and the number of dropped gradients. Raises TypeError, ValueError.
     """
 
     sightings: int

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvemb.checks.numeric import as_int
+from kvemb.handle import inside
 from kvemb.restrict.policy import Counts, RestrictPolicy, Scores
 
 # A float64 holds integers of 53 bits: 21 of the epoch, 32 of the rest.
@@ -19,7 +20,7 @@ MOST_EPOCH = (1 << 21) - 1
 
 
 class _Epochs(RestrictPolicy):
-    """What both have: the number of the epoch, of the policy that is bound to a variable. It is not stored."""
+    """What both policies share: the epoch, a number of the policy that is bound to a variable. It is not stored."""
 
     _epoch = 0
 
@@ -31,9 +32,9 @@ class _Epochs(RestrictPolicy):
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: call it on variable.restrict_policy, also after a variable was opened again.
 
-        epoch: from 0 to 2**21 - 1. Raises TypeError, ValueError; ValueError if it is bound to no variable.
+        epoch: from 0 to 2**21 - 1. Raises TypeError, ValueError; ValueError for a policy that is bound to no variable.
         """
-        assert self.variable is not None
+        inside(self.variable)
         object.__setattr__(self, "_epoch", as_int(epoch, "epoch", 0, MOST_EPOCH))
 
 

@@ -22,7 +22,8 @@ class EmbeddingBagCollection(RowsModule):
 
     tables: by a name of your choice, a Variable, or a dict of arguments of Store.get_variable, such as dim and
     optimizer; that variable has the name of the table. features: by feature, its table; features may share one. None:
-    one feature of each table, of its name. mode: "sum", "mean" or "max", or a dict of them by table. store: of new
+    one feature of each table, of its name. mode: "sum" (torchrec's default; EmbeddingBag's is torch.nn's, "mean"),
+    "mean" or "max", or a dict of them by table. store: of new
     variables, None for the default one. Raises TypeError, ValueError; what get_variable raises.
     """
 
