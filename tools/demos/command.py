@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,13 +25,19 @@ def demo(
             "--triples", help="Train on knowledge-graph triples: head<TAB>relation<TAB>tail, plain or gzipped."
         ),
     ] = False,
+    model: Annotated[
+        Literal["distmult", "complex"] | None,
+        typer.Option(show_default="distmult", help="With --triples: DistMult, or ComplEx."),
+    ] = None,
     clicks: Annotated[
         int | None,
         typer.Option(min=20, max=MOST_ROWS, show_default="6,000,000", help="Lines of the generated click log."),
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_RUNS, show_default="12", help="With --triples: passes over the training triples."),
+        typer.Option(
+            min=1, max=MOST_RUNS, show_default="12, or 40", help="With --triples: passes over the training triples."
+        ),
     ] = None,
     hot: Annotated[
         float | None,
@@ -65,16 +72,20 @@ def demo(
     if files and not triples:
         raise typer.BadParameter(f"files are read with --triples: kvemb demo --triples {' '.join(map(str, files))}")
     _refuse(triples, {"--clicks": clicks}, "cannot be used with --triples")
-    _refuse(not triples, {"--epochs": epochs, "--hot": hot}, "can only be used with --triples")
+    if model == "complex" and dim is not None and dim % 2:
+        raise typer.BadParameter(f"--dim must be even with --model complex, got {dim}")
+    _refuse(not triples, {"--model": model, "--epochs": epochs, "--hot": hot}, "can only be used with --triples")
     from kvemb.tools.demos import run_clicks, run_triples
-    from kvemb.tools.demos.distmult import Tuning
+    from kvemb.tools.demos.bilinear import TUNINGS
 
     with PatientInterrupts() as stop, workplace(directory, keep) as folder:
         screen = Screen(quiet, as_json)
         if triples:
-            tuning = Tuning(dim=dim or Tuning.dim, batch=batch or Tuning.batch)
+            name = model or "distmult"
+            given = {"dim": dim, "batch": batch, "epochs": epochs}
+            tuning = replace(TUNINGS[name], **{key: value for key, value in given.items() if value is not None})
             share = 0.1 if hot is None else hot
-            graph_run = run_triples.TripleRun(tuple(files or ()), epochs or 12, share, tuning, budget, seed)
+            graph_run = run_triples.TripleRun(tuple(files or ()), name, share, tuning, budget, seed)
             run_triples.run(graph_run, folder, screen, stop, folder if keep else None)
         else:
             click_run = run_clicks.ClickRun(clicks or 6_000_000, dim or 32, batch or 8192, budget, seed)

@@ -1,4 +1,4 @@
-"""`kvemb demo --triples FILE...`: train DistMult on a knowledge graph, with a share of the entities hot.
+"""`kvemb demo --triples FILE...`: train DistMult or ComplEx on a knowledge graph, with a share of the entities hot.
 
 As in the other demo, a checkpoint is taken half way. At the end it is opened as a store of its own, and must rank the
 validation triples exactly as the model did when it was taken.
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import kvemb
-from kvemb.tools.demos.distmult import DistMult, Tuning, batches
+from kvemb.tools.demos.bilinear import Bilinear, Tuning, batches
 from kvemb.tools.demos.figures import memory_figures, speed_figures, tier_figures
 from kvemb.tools.demos.ranking import Filter, Ranking, filtered_ranks, questions_of, summarise
 from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
@@ -24,10 +24,12 @@ from kvemb.tools.screen import Screen
 
 @dataclass(frozen=True)
 class TripleRun:
-    """The settings of a run: files, passes, hot share of the entities, tuning, the store's budget (text), seed."""
+    """The settings of a run: files, the model's name, hot share of the entities, tuning, the store's budget (text),
+    seed.
+    """
 
     files: tuple[Path, ...]
-    epochs: int
+    model: str
     hot: float
     tuning: Tuning
     budget: str
@@ -38,26 +40,27 @@ def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrup
     """Train, check the checkpoint, and print a table. folder: an empty directory to work in; kept: the same if it is
     kept, otherwise None. Raises Corruption if the reopened checkpoint ranks differently.
     """
+    tuning = settings.tuning
     graph = load_graph(settings.files, settings.seed)
     chance = np.random.default_rng(settings.seed)
     known = Filter(np.concatenate([graph.train, graph.valid, graph.test]), len(graph.relations))
     hot_rows = max(1, round(settings.hot * len(graph.entities)))
     before = anonymous_bytes()
 
-    def evaluated(model: DistMult, triples: Ints) -> Ranking:
+    def evaluated(model: Bilinear, triples: Ints) -> Ranking:
         return summarise(filtered_ranks(questions_of(triples), len(graph.entities), known, model.scorer))
 
     screen.milestone(
         f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples"
     )
     with kvemb.open(folder / "store", memory_budget=settings.budget) as store:
-        half_way = max(1, settings.epochs // 2)
-        steps = settings.epochs * -(-len(graph.train) // settings.tuning.batch)
+        half_way = max(1, tuning.epochs // 2)
+        steps = tuning.epochs * -(-len(graph.train) // tuning.batch)
         with screen.progress("training", steps, FIRST_NOTE) as advance:
-            model = DistMult(store, graph, settings.tuning, hot_rows, settings.seed)
+            model = Bilinear(store, graph, tuning, hot_rows, settings.seed)
             meter = Meter(model.variables, advance)
-            for epoch in range(1, settings.epochs + 1):
-                train(model, batches(graph, settings.tuning, chance), meter, stop)
+            for epoch in range(1, tuning.epochs + 1):
+                train(model, batches(graph, tuning, chance), meter, stop)
                 if epoch == half_way:
                     taken = evaluated(model, graph.valid)
                     store.checkpoint(folder / "checkpoint")
@@ -69,11 +72,12 @@ def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrup
         sections.append(memory_figures(before, store.budget.total, table))
     stop.check()
     with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=settings.budget) as restored:
-        again = evaluated(DistMult(restored, graph, settings.tuning, hot_rows, settings.seed), graph.valid)
+        again = evaluated(Bilinear(restored, graph, tuning, hot_rows, settings.seed), graph.valid)
     same = np.array_equal(taken, again, equal_nan=True)
     sizes = f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples"
     lines = [
-        ("trained on", f"{sizes}; {settings.epochs} passes, dim {settings.tuning.dim}, hot tier {hot_rows:,} rows"),
+        ("trained on", sizes),
+        ("model", f"{settings.model}: {tuning.epochs} passes, dim {tuning.dim}, hot tier {hot_rows:,} rows"),
         *(line for section, _ in sections for line in section),
         ("valid, half way", f"{_text(taken)} when the checkpoint was taken"),
         ("valid, reopened", f"{_text(again)} from that checkpoint: {'the same' if same else 'DIFFERENT'}"),
@@ -82,11 +86,12 @@ def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrup
     ]
     summary: dict[str, object] = {
         "demo": "triples",
+        "model": settings.model,
         "kept": kept and str(kept),
         "entities": len(graph.entities),
         "hot_rows": hot_rows,
     }
-    summary |= {"triples": len(graph.train), "epochs": settings.epochs, "dim": settings.tuning.dim}
+    summary |= {"triples": len(graph.train), "epochs": tuning.epochs, "dim": tuning.dim}
     summary |= {name: value for _, section in sections for name, value in section.items()}
     for name, ranking in (("checkpoint", taken), ("reopened", again), ("valid", valid), ("test", test)):
         summary[name] = ranking._asdict()

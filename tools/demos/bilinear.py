@@ -1,9 +1,11 @@
-"""DistMult (Yang et al., ICLR 2015) over two variables of a store: entities, and relations.
+"""DistMult (Yang et al., ICLR 2015) and ComplEx (Trouillon et al., ICML 2016) over two variables of a store.
 
-The score of a triple is the sum of head * relation * tail. A relation has one vector for each direction of a question
-("reciprocal relations", Lacroix, Usunier, Obozinski, ICML 2018), side by side in its row. Trained with a softmax of the
-right answer against sampled entities shared by the whole batch, and with the N3 regulariser of the same paper. Not
-thread-safe.
+Both score a triple by the sum of head * relation * conj(tail): DistMult of real numbers, ComplEx of complex ones, a row
+of which is d/2 pairs of real and imaginary part; what counts is the real part of the sum. A relation has one vector for
+each direction of a question ("reciprocal relations", Lacroix, Usunier, Obozinski, ICML 2018), side by side in its row.
+Trained with a softmax of the right answer against sampled entities shared by the whole batch, and with the N3
+regulariser of the same paper. The scores of the sampled entities are raised by ln((entities - 1) / sampled), so that
+the loss estimates that of the softmax over all entities. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -21,14 +23,46 @@ from kvemb.tools.demos.triple_files import Graph
 
 @dataclass(frozen=True)
 class Tuning:
-    """Hyperparameters: dim of an entity, triples and negatives per batch, weight of the N3 term per occurrence."""
+    """Hyperparameters: dim of an entity in float32, triples and negatives per batch, weight of the N3 term (its
+    gradient by an occurrence x is n3 |x| x), standard deviation of new rows, passes over the triples.
 
-    dim: int = 200
-    batch: int = 512
-    negatives: int = 1000
-    learning_rate: float = 0.3
-    n3: float = 0.2
-    spread: float = 0.1
+    numbers: what a row is read as: np.float32 (DistMult) or np.complex64 (ComplEx).
+    """
+
+    numbers: type[np.float32] | type[np.complex64]
+    dim: int
+    batch: int
+    negatives: int
+    learning_rate: float
+    n3: float
+    spread: float
+    epochs: int
+
+    def __post_init__(self) -> None:
+        if self.numbers is np.complex64 and self.dim % 2:
+            raise ValueError(f"dim of ComplEx must be even, two for each complex number; got {self.dim}")
+
+    def product(self, x: Floats, y: Floats) -> Floats:
+        """Return x * y, rows of numbers."""
+        product: Floats = (x.view(self.numbers) * y.view(self.numbers)).view(np.float32)
+        return product
+
+    def slope(self, grads: Floats, y: Floats) -> Floats:
+        """Return grads * conj(y): the gradient by x, when grads is that by product(x, y)."""
+        slope: Floats = (grads.view(self.numbers) * np.conj(y.view(self.numbers))).view(np.float32)
+        return slope
+
+    def shrinking(self, x: Floats) -> Floats:
+        """Return the gradient of the N3 term by rows x."""
+        numbers = x.view(self.numbers)
+        shrinking: Floats = (np.float32(self.n3) * np.abs(numbers) * numbers).view(np.float32)
+        return shrinking
+
+
+TUNINGS = {
+    "distmult": Tuning(np.float32, 200, 512, 1000, learning_rate=0.3, n3=0.2, spread=0.1, epochs=12),
+    "complex": Tuning(np.complex64, 200, 512, 4096, learning_rate=0.1, n3=0.3, spread=1e-3, epochs=40),
+}
 
 
 class TripleBatch(NamedTuple):
@@ -46,7 +80,7 @@ def batches(graph: Graph, tuning: Tuning, chance: np.random.Generator) -> Iterat
         yield TripleBatch(shuffled[start : start + tuning.batch], negatives)
 
 
-class DistMult:
+class Bilinear:
     """The model. All parameters are in `store`, so a checkpoint of the store is one of the model."""
 
     def __init__(self, store: kvemb.Store, graph: Graph, tuning: Tuning, hot_rows: int | None, seed: int) -> None:
@@ -83,7 +117,7 @@ class DistMult:
 
     def train(self, batch: TripleBatch) -> int:
         """Take one Adagrad step on the summed loss of both questions of every triple; returns the number of rows."""
-        count, dim, n3 = len(batch.triples), self._tuning.dim, np.float32(self._tuning.n3)
+        count, dim, tuning = len(batch.triples), self._tuning.dim, self._tuning
         entity_keys = self._entity_keys(batch)
         relation_keys = self._graph.relations[batch.triples[:, 1]]
         rows, relations = self.entities.lookup(entity_keys), self._relations.lookup(relation_keys)
@@ -92,33 +126,36 @@ class DistMult:
         asked = np.concatenate([heads, tails])
         through = np.concatenate([relations[:, :dim], relations[:, dim:]])
         answers = np.concatenate([tails, heads])
-        query = asked * through
-        excess = self._excess(query, answers, negatives, batch)
-        query_grads = excess[:, :1] * answers + excess[:, 1:] @ negatives
-        asked_grads = query_grads * through + n3 * np.abs(asked) * asked
-        through_grads = query_grads * asked + n3 * np.abs(through) * through
-        answer_grads = excess[:, :1] * query + n3 * np.abs(answers) * answers
+        query = tuning.product(asked, through)
+        excess, others = self._excess(query, answers, negatives, batch)
+        query_grads = excess * answers + others @ negatives
+        asked_grads = tuning.slope(query_grads, through) + tuning.shrinking(asked)
+        through_grads = tuning.slope(query_grads, asked) + tuning.shrinking(through)
+        answer_grads = excess * query + tuning.shrinking(answers)
         grads = np.concatenate([
             asked_grads[:count] + answer_grads[count:],
             asked_grads[count:] + answer_grads[:count],
-            excess[:, 1:].T @ query,
+            others.T @ query,
         ])  # fmt: skip
         self.entities.apply_gradients(entity_keys, grads)
         self._relations.apply_gradients(relation_keys, np.hstack([through_grads[:count], through_grads[count:]]))
         return len(entity_keys)
 
-    @staticmethod
-    def _excess(query: Floats, answers: Floats, negatives: Floats, batch: TripleBatch) -> Floats:
-        """Return softmax over (answer, negatives) minus the truth (2b, 1 + k): the gradient of the loss by score."""
-        scores = np.hstack([np.einsum("qd,qd->q", query, answers)[:, None], query @ negatives.T])
+    def _excess(self, query: Floats, answers: Floats, negatives: Floats, batch: TripleBatch) -> tuple[Floats, Floats]:
+        """Return softmax over (answer, negatives) minus the truth, which is the gradient of the loss by score: for the
+        answer (2b, 1), and for the negatives (2b, k).
+        """
+        others: Floats = query @ negatives.T
+        others += np.float32(np.log((len(self._graph.entities) - 1) / len(batch.negatives)))
         truth = np.concatenate([batch.triples[:, 2], batch.triples[:, 0]])
-        scores[:, 1:][truth[:, None] == batch.negatives] = -np.inf  # the answer, drawn as its own negative
-        scores -= scores.max(axis=1, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(axis=1, keepdims=True)
-        scores[:, 0] -= 1.0
-        excess: Floats = scores
-        return excess
+        others[truth[:, None] == batch.negatives] = -np.inf  # the answer, drawn as its own negative
+        answer: Floats = np.einsum("qd,qd->q", query, answers)[:, None]
+        highest = np.maximum(answer, others.max(axis=1, keepdims=True))
+        np.exp(others - highest, out=others)
+        answer = np.exp(answer - highest)
+        total = answer + others.sum(axis=1, keepdims=True)
+        others /= total
+        return answer / total - np.float32(1), others
 
     def _entity_keys(self, batch: TripleBatch) -> Ints:
         positions = np.concatenate([batch.triples[:, 0], batch.triples[:, 2], batch.negatives])
@@ -133,8 +170,7 @@ class DistMult:
         dim = self._tuning.dim
         entities = self.entities.lookup(self._graph.entities[ask[:, 0]], touch=False)
         relations = self._relations.lookup(self._graph.relations[ask[:, 1]], touch=False)
-        through = np.where(ask[:, 2:] == 0, relations[:, :dim], relations[:, dim:])
-        query = entities * through
+        query = self._tuning.product(entities, np.where(ask[:, 2:] == 0, relations[:, :dim], relations[:, dim:]))
 
         def score(start: int, stop: int) -> Floats:
             candidates = self.entities.lookup(self._graph.entities[start:stop], touch=False)
