@@ -11,7 +11,7 @@ the loss estimates that of the softmax over all entities. Not thread-safe.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -59,10 +59,8 @@ class Tuning:
         return shrinking
 
 
-TUNINGS = {
-    "distmult": Tuning(np.float32, 200, 512, 1000, learning_rate=0.3, n3=0.2, spread=0.1, epochs=12),
-    "complex": Tuning(np.complex64, 200, 512, 4096, learning_rate=0.1, n3=0.3, spread=1e-3, epochs=40),
-}
+_DISTMULT = Tuning(np.float32, 200, 512, 4096, learning_rate=0.3, n3=0.3, spread=1e-2, epochs=15)
+TUNINGS = {"distmult": _DISTMULT, "complex": replace(_DISTMULT, numbers=np.complex64, spread=1e-3)}
 
 
 class TripleBatch(NamedTuple):

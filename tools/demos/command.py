@@ -35,9 +35,7 @@ def demo(
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=MOST_RUNS, show_default="12, or 40", help="With --triples: passes over the training triples."
-        ),
+        typer.Option(min=1, max=MOST_RUNS, show_default="15", help="With --triples: passes over the training triples."),
     ] = None,
     hot: Annotated[
         float | None,
