@@ -161,9 +161,10 @@ class HotTables:
             self.memory.offered(table, part.keys)
 
     def remove(self, keys: Keys, owners: Owners) -> None:
-        """Empty the cells of keys; those that are not hot are ignored."""
-        for table, positions in self.by_table(owners):
-            table.remove(table.find(keys[positions]))
+        """Empty the cells of keys; those that are not hot are ignored. Without memory for it none is emptied."""
+        found = [(table, table.find(keys[positions])) for table, positions in self.by_table(owners)]
+        for table, cells in found:
+            table.remove(cells)
 
     def keys(self) -> Keys:
         """Return the keys of all rows."""

@@ -54,6 +54,23 @@ def test_rows_go_to_the_table_of_their_key():
     )
 
 
+def test_rows_are_removed_from_all_tables_or_from_none(monkeypatch):
+    hot_tables = tables_of(2)
+    insert(hot_tables, rows_of(hot_tables, KEYS))
+
+    def fail(keys):
+        raise MemoryError
+
+    owners = hot_tables.owners(KEYS)
+    with monkeypatch.context() as patch:
+        patch.setattr(hot_tables.tables[1], "find", fail)
+        with pytest.raises(MemoryError):
+            hot_tables.remove(KEYS, owners)
+    assert (hot_tables.find(KEYS, owners) >= 0).all()
+    hot_tables.remove(KEYS, owners)
+    assert hot_tables.size == 0
+
+
 def test_one_table_takes_whole_batches():
     hot_tables = tables_of(1)
     assert hot_tables.owners(KEYS) is None
