@@ -107,7 +107,9 @@ class PointWriter:
                 self._described = self._points.describe(self._number, entries, self._without)
                 self._described = replace(self._described, extra=self._attached.extra)
                 for part in self._parts:
-                    self._snapshots.append((part, part.storage.begin_snapshot()))
+                    part.storage.prepare_snapshot()
+                for number, part in enumerate(self._parts):
+                    self._snapshots.append((part, part.storage.begin_snapshot(len(self._parts) - number)))
                     if self._target is not None or self._last:
                         self._hot[part.name] = part.storage.hot_keys()
                 self._base = in_order.submit(self._copy_database)

@@ -25,13 +25,17 @@ from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.hot_tables import HotTables, Owners
 
+# Rows of a file where a spent budget leaves no room for more: a file of a few rows costs a thousand times its rows. So
+# much may be in memory beyond the budget, once in a store, while a checkpoint is written.
+LEAST_FILE_BYTES = 1 << 20
+
 
 class DirtySnapshot:
     """One snapshot of one variable.
 
     in_order: the one thread that writes to the cold store in use. written: called, under the lock, with keys whose rows
     have changed there. room_rows: rows that the buffer holds before callers wait for the disk. file_bytes: rows taken
-    at a time.
+    at a time, at most.
     """
 
     def __init__(
@@ -46,7 +50,8 @@ class DirtySnapshot:
     ) -> None:
         self._schema, self._hot_tables, self._access = schema, hot_tables, access
         self._in_order, self._written = in_order, written
-        self._file_rows = max(1, min(room_rows // 2, file_bytes // RowBlock.bytes_per_row(schema)))
+        row_bytes = RowBlock.bytes_per_row(schema)
+        self._file_rows = max(1, min(max(room_rows // 2, LEAST_FILE_BYTES // row_bytes), file_bytes // row_bytes))
         self._copies: list[RowBlock] = []
         self._copied_rows, self._room_rows = 0, room_rows
         self._keys: list[Keys] = []

@@ -217,19 +217,24 @@ class SpillBuffer:
         self._live[slot * self._slot_rows : (slot + 1) * self._slot_rows] = False
         self._free.append(slot)
 
-    def _pay(self) -> None:
-        """Give slots back that hold no row, as far as the lease owes them: the last ones."""
-        if self._can_pay():
+    def give_back_idle(self) -> None:
+        """Give slots back that hold no row, though nobody has asked: the last ones. Raises a write's error."""
+        self.poll()
+        self._pay(all_idle=True)
+
+    def _pay(self, *, all_idle: bool = False) -> None:
+        """Give slots back that hold no row, the last ones: all, or as far as the lease owes them."""
+        if self._can_pay(all_idle):
             # Without entries of rows that are gone: memory that is given back reads as key 0.
             self._index = self._new_index()
-        while self._can_pay():
+        while self._can_pay(all_idle):
             self._leased -= 1
             self._free.remove(self._leased)
             self._block.release(self._leased * self._slot_rows, (self._leased + 1) * self._slot_rows)
             self._lease.give_back(self._slot_bytes)
 
-    def _can_pay(self) -> bool:
-        return self._lease.owed > 0 and self._leased > OWN_SLOTS and self._leased - 1 in self._free
+    def _can_pay(self, all_idle: bool) -> bool:
+        return (all_idle or self._lease.owed > 0) and self._leased > OWN_SLOTS and self._leased - 1 in self._free
 
     # Writing.
 

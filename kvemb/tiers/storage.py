@@ -292,10 +292,16 @@ class TieredStorage:
             with self.changing():
                 return self._spill.start_write()
 
-    def begin_snapshot(self) -> DirtySnapshot:
+    def prepare_snapshot(self) -> None:
+        """Free memory that waits for spilled rows: rows are copied there. REQUIRES: held(). Raises Poisoned."""
+        with self.changing():
+            self._spill.give_back_idle()
+
+    def begin_snapshot(self, sharing: int = 1) -> DirtySnapshot:
         """Keep the dirty rows as they are until end_snapshot(). REQUIRES: held(), and no other snapshot.
 
-        What waits to be spilled has been given to the executor when it returns.
+        sharing: variables, this one included, that have yet to begin: they share the memory for copies. What waits to
+        be spilled has been given to the executor when it returns.
         """
         with self.changing():
             self._spill.start_write()
@@ -305,16 +311,20 @@ class TieredStorage:
             self._access,
             self._executor,
             self._forget_reads,
-            self._room_for_copies(),
+            self._room_for_copies(sharing),
             self.limits.snapshot_file_bytes,
         )
         self._snapshot.begin()
         return self._snapshot
 
-    def _room_for_copies(self) -> int:
-        """Rows that may be copied for a snapshot: a slot of the variable's own, and what can be leased."""
+    def _room_for_copies(self, sharing: int) -> int:
+        """Rows that may be copied for a snapshot: a slot of the variable's own, and what can be leased.
+
+        Of what there is, each variable that shares it gets a part, and spill buffers get one.
+        """
         row_bytes = RowBlock.bytes_per_row(self.schema)
-        wanted = max(0, min(self.limits.copied_rows - self.slot_rows, self.lease.available // 2 // row_bytes))
+        part = self.lease.available // (sharing + 1) // row_bytes
+        wanted = max(0, min(self.limits.copied_rows - self.slot_rows, part))
         self._leased_for_copies = wanted * row_bytes if wanted and self.lease.take(wanted * row_bytes) else 0
         return self.slot_rows + self._leased_for_copies // row_bytes
 
