@@ -80,8 +80,8 @@ def demo(
         screen = Screen(quiet, as_json)
         if triples:
             name = model or "distmult"
-            given = {"dim": dim, "batch": batch, "epochs": epochs}
-            tuning = replace(TUNINGS[name], **{key: value for key, value in given.items() if value is not None})
+            usual = TUNINGS[name]
+            tuning = replace(usual, dim=dim or usual.dim, batch=batch or usual.batch, epochs=epochs or usual.epochs)
             share = 0.1 if hot is None else hot
             graph_run = run_triples.TripleRun(tuple(files or ()), name, share, tuning, budget, seed)
             run_triples.run(graph_run, folder, screen, stop, folder if keep else None)
