@@ -42,8 +42,7 @@ one to the next, merges included, was {ours:.1f} times the changed rows for kvem
 
 RESTART = """\
 Full speed: the first {rolling} steps whose mean is at most {slack:g} times a step before, in seconds since the opening
-began. Closed and opened in one process with the page cache as it was: a new process adds about a second of imports and
-compiled kernels."""
+began. Closed and opened in one process, with kernels loaded and the page cache as it was."""
 
 AGAIN = """\
 ## Measure it again
