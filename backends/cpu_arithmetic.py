@@ -13,7 +13,7 @@ from kvemb.optimizers import arithmetic
 from kvemb.optimizers.arithmetic import EXP_TERMS, LANES, LN2_HIGH, LN2_LOW, LOG_TERMS
 
 
-@overload(arithmetic.sqrt, inline="always")
+@overload(arithmetic.sqrt)
 def _sqrt(value: Any) -> Any:
     def root(value: Any) -> Any:
         return np.sqrt(value)
@@ -21,7 +21,7 @@ def _sqrt(value: Any) -> Any:
     return root
 
 
-@overload(arithmetic.rounded, inline="always")
+@overload(arithmetic.rounded)
 def _rounded(value: Any, like: Any) -> Any:
     kind = np.dtype(like.dtype.name).type
 
@@ -46,7 +46,7 @@ def _power(base: Any, exponent: Any) -> Any:
     return squared
 
 
-@overload(arithmetic.absolute, inline="always")
+@overload(arithmetic.absolute)
 def _absolute(value: Any) -> Any:
     def size(value: Any) -> Any:
         return np.abs(value)
@@ -54,7 +54,7 @@ def _absolute(value: Any) -> Any:
     return size
 
 
-@overload(arithmetic.larger, inline="always")
+@overload(arithmetic.larger)
 def _larger(a: Any, b: Any) -> Any:
     def chosen(a: Any, b: Any) -> Any:
         return a if a > b else b
@@ -62,7 +62,7 @@ def _larger(a: Any, b: Any) -> Any:
     return chosen
 
 
-@overload(arithmetic.smaller, inline="always")
+@overload(arithmetic.smaller)
 def _smaller(a: Any, b: Any) -> Any:
     def chosen(a: Any, b: Any) -> Any:
         return a if a < b else b
@@ -70,7 +70,7 @@ def _smaller(a: Any, b: Any) -> Any:
     return chosen
 
 
-@overload(arithmetic.where_positive, inline="always")
+@overload(arithmetic.where_positive)
 def _where_positive(value: Any, yes: Any, no: Any) -> Any:
     def chosen(value: Any, yes: Any, no: Any) -> Any:
         return yes if value > 0 else no

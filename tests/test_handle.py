@@ -22,13 +22,13 @@ def test_inside_is_what_it_stands_for():
 def test_what_users_see_of_a_variable_and_a_store_does_not_grow() -> None:
     variable = {name for name in dir(kvemb.Variable) if not name.startswith("_")}
     assert variable == {
-        "accum", "apply_gradients", "bp_v2", "clear", "devices", "dim", "export", "export_batches", "initializer",
-        "key_dtype", "lookup", "name", "optimizer", "partitioner", "persistent", "prefetch", "remove",
-        "resource_handle", "restrict", "restrict_policy", "size", "stats", "tables", "trainable", "upsert",
-        "value_dtype",
+        "accum", "apply_gradients", "bp_v2", "clear", "devices", "dim", "export", "export_batches",
+        "initializer", "get_slot_variables", "key_dtype", "lookup", "lookup_slot", "name", "optimizer",
+        "partitioner", "persistent", "prefetch", "remove", "resource_handle", "restrict", "restrict_policy",
+        "size", "stats", "tables", "trainable", "upsert", "value_dtype",
     }  # fmt: skip
     store = {name for name in dir(kvemb.Store) if not name.startswith("_")}
     assert store == {
-        "apply_delta", "as_default", "check", "checkpoint", "close", "drop_variable", "flush", "get_collection",
-        "get_variable", "refresh", "stats", "variables",
+        "apply_delta", "apply_gradients", "as_default", "check", "checkpoint", "close", "drop_variable", "flush",
+        "get_collection", "get_variable", "id", "lookup", "point", "prefetch", "refresh", "stats", "variables",
     }  # fmt: skip

@@ -84,7 +84,7 @@ def check_store_path(path: Path) -> None:
             f"{path} is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path"
         )
     if points := [
-        point for point in (path / POINTS).glob("*") if is_checkpoint(point) and manifest.read(point).variables
+        point for point in (path / POINTS).glob("[!.]*") if is_checkpoint(point) and manifest.read(point).variables
     ]:
         raise Corruption(f"{path / CURRENT} is missing, but {points[0]} exists; run kvemb repair")
     strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)

@@ -47,7 +47,7 @@ def combined(given: Given, combiner: str, most_norm: float, dtype: np.dtype[Any]
     divisors = none
     if combiner != "sum":
         power = 1 if combiner == "mean" else 2
-        totals = sizes.astype(np.float64)
+        totals: npt.NDArray[Any] = sizes.astype(np.float64)
         if given.weights is not None:
             bag_of = np.repeat(np.arange(len(sizes)), sizes)
             totals = np.bincount(bag_of, given.weights.astype(np.float64) ** power, len(sizes))

@@ -20,6 +20,14 @@ def test_a_place_for_a_store(tmp_path, entries):
     layout.check_store_path(tmp_path / "missing")
 
 
+def test_a_draft_of_a_crash_during_creation_is_no_point(tmp_path):
+    """Its manifest may be empty still; that was called damage."""
+    draft = tmp_path / "points" / ".000001.1-1.tmp"
+    draft.mkdir(parents=True)
+    (draft / "manifest.json").touch()
+    layout.check_store_path(tmp_path)
+
+
 def test_no_place_for_a_store(tmp_path):
     (tmp_path / "photo.jpg").touch()
     with pytest.raises(StoreNotFound, match=r"it contains 'photo\.jpg'"):
