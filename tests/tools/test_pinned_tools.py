@@ -172,7 +172,7 @@ def test_no_argument_is_ignored(tmp_path):
     done = export(tmp_path / "2", tmp_path / "o.parquet", since=tmp_path / "1", where="key in 0..2")
     assert (done.rows, done.removed) == (1, 1)
     assert np.load(tmp_path / "o.removed.npy").tolist() == [1]
-    with pytest.raises(BadInput, match="has the optimizer none already"):
+    with pytest.raises(BadInput, match="has no optimizer already; leave --optimizer out"):
         plan(tmp_path / "2", tmp_path / "out", optimizer="none")
     with pytest.raises(BadInput, match="has the policy none already"):
         plan(tmp_path / "2", tmp_path / "out", policy="none")
