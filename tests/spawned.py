@@ -1,4 +1,4 @@
-"""What a test runs in a process that it spawns: that process imports it from here."""
+"""What a test runs or reads in a process that it spawns: that process imports it from here."""
 
 from __future__ import annotations
 
@@ -16,3 +16,13 @@ def looked_up(table: kvemb.Variable, keys: list[int], answers: Any) -> None:
         table.upsert(keys, np.zeros((len(keys), 2), np.float32))
     except ReadOnly:
         answers.put(table.lookup(keys).tolist())
+
+
+class Clicks:
+    """A data set of pairs of a user and an item, a function of the index."""
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"user": index * 7 % 97, "item": index * 13 % 89}

@@ -7,20 +7,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from spawned import Clicks
 
 import kvemb
 import kvemb.torch as kt
 from kvemb.optimizers import Adagrad
-
-
-class Clicks(torch.utils.data.Dataset):
-    """Pairs of a user and an item, a function of the index."""
-
-    def __len__(self) -> int:
-        return 256
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        return {"user": index * 7 % 97, "item": index * 13 % 89}
 
 
 def trained(store, loader, depth: int | None):
