@@ -168,10 +168,12 @@ def test_memory_follows_a_popularity_that_changes_half_way(open_store: Opener, t
     tables = [filled(store, f"field{number}") for number in range(6)]
     fixed = filled(store, "fixed", 2000, hot_rows=512)
     for busy, idle in ((tables[:3], tables[3:]), (tables[3:], tables[:3])):
-        for _ in range(60):
+        for _ in range(300):
             for table in busy:
                 table.lookup(popular(chance))
             idle[0].lookup([1])
+            if min(hot_bytes(*busy)) > 3 * max(hot_bytes(*idle)):
+                break
         assert min(hot_bytes(*busy)) > 3 * max(hot_bytes(*idle))
         assert fixed.tables[0].capacity_rows == 512
         held = sum(share.held for share in shares_of(store))
@@ -186,10 +188,12 @@ def test_a_variable_opened_last_in_a_full_store_gets_what_it_needs(open_store: O
     first = filled(store, "first", 3 * ROWS)
     before = hot_bytes(first)[0]
     small, large = filled(store, "small", 100), filled(store, "large")
-    for _ in range(60):
+    for _ in range(300):  # how fast memory moves depends on threads; where it goes does not
         small.lookup(np.arange(100))
         large.lookup(popular(chance))
-    assert hot_bytes(large)[0] > before / 4
+        if hot_bytes(large)[0] > 0.4 * before:
+            break
+    assert hot_bytes(large)[0] > 0.4 * before
     assert small.stats.rows_hot == 100
     assert small.tables[0].capacity_rows < 2000
     wide = store.get_variable("wide", dim=16, hot_rows=40_000)  # all at once, from those that have it
