@@ -104,20 +104,24 @@ class Locator:
         own: list[Fetch] = []
         owners = self._hot_tables.owners(keys)
         try:
-            while True:
-                found = self._look(keys, owners)
-                if len(found.cold) == 0:
-                    return found
+            found = self._look(keys, owners)
+            while len(found.cold):
                 unknown, awaited = self._take_fetched(found, own)
                 if awaited is not None:
-                    with self._access.given_up():
+                    with self._access.given_up() as given_up:
                         awaited.wait()
+                    alone = given_up.alone
                 elif len(unknown) == 0:
                     return found
                 elif self._read_unknown(found, unknown, own):
                     self._access.state.check_open()
                     return found
+                else:
+                    alone = False
                 self._access.state.check_open()
+                if not alone:  # what was found may have changed
+                    found = self._look(keys, owners)
+            return found
         finally:
             for fetch in own:
                 self._reads.remove(fetch)
