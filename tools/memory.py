@@ -1,10 +1,14 @@
-"""The memory use of this process: the peak of all of it, and what is anonymous now."""
+"""The memory use of this process: the peak of all of it, what is anonymous now, and the sampled peaks of each kind."""
 
 from __future__ import annotations
 
 import resource
 import sys
+import threading
 from pathlib import Path
+from types import TracebackType
+
+SAMPLE_SECONDS = 0.05
 
 
 def peak_bytes() -> int:
@@ -12,7 +16,7 @@ def peak_bytes() -> int:
 
     On Linux this is VmHWM: getrusage also counts the size of the parent when it started this process.
     """
-    found = _status("VmHWM")
+    found = _status().get("VmHWM")
     if found is not None:
         return found
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -24,16 +28,42 @@ def anonymous_bytes() -> int:
 
     The peak of all memory if the system does not report it.
     """
-    found = _status("RssAnon")
+    found = _status().get("RssAnon")
     return peak_bytes() if found is None else found
 
 
-def _status(field: str) -> int | None:
+class Peaks:
+    """Samples memory on a thread, within a `with` block: the kernel keeps only the peak of the sum.
+
+    anonymous, mapped: the most bytes of either so far; mapped is 0 if the system does not report it.
+    """
+
+    def __init__(self) -> None:
+        self.anonymous = self.mapped = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Peaks:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        over = False
+        while not over:
+            over = self._done.wait(SAMPLE_SECONDS)
+            self.anonymous = max(self.anonymous, anonymous_bytes())
+            self.mapped = max(self.mapped, _status().get("RssFile", 0))
+
+
+def _status() -> dict[str, int]:
+    """Return what the kernel says of this process's memory, in bytes, under its names; nothing where it does not."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
-        return None
-    for line in lines:
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return None
+        return {}
+    pairs = (line.split(":", 1) for line in lines)
+    return {name: int(text.split()[0]) * 1024 for name, text in pairs if name in ("VmHWM", "RssAnon", "RssFile")}

@@ -10,21 +10,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from types import TracebackType
 
 import kvemb
 from kvemb.tools.bench.data import Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
 from kvemb.tools.bench.results import Line, Report, Spread
 from kvemb.tools.bench.train import LOAD_BATCH, open_table, target, train_step
+from kvemb.tools.memory import Peaks
 
 OVERHEAD_BYTES = 300_000_000
 # Two runs of one size differ by a few percent; a table four times as large may not take more than that.
 MOST_GROWTH = 1.05
-SAMPLE_SECONDS = 0.05
-FIELDS = ("VmHWM", "VmRSS", "RssAnon", "RssFile")
+FIELDS = ("VmHWM", "VmRSS")
 
 
 def run(
@@ -75,7 +73,7 @@ def measure(
     popularity = Zipf(rows, zipf, seed=3)
     with (
         scratch(None if folder is None else Path(folder)) as path,
-        _Peaks() as peaks,
+        Peaks() as peaks,
         kvemb.open(path / "store", memory_budget=budget_mib << 20) as store,
     ):
         var = open_table(store, dim, hot_rows)
@@ -88,30 +86,8 @@ def measure(
             train_step(var, ids, upcoming, pull)
         trained = _resident()
     seen = {"peak_mb": _resident()["VmHWM"], "imported_mb": baseline["VmRSS"], "loaded_peak_mb": loaded["VmHWM"]}
-    seen |= {"trained_mb": trained["VmRSS"], "anon_peak_mb": peaks.anon, "file_peak_mb": peaks.file}
+    seen |= {"trained_mb": trained["VmRSS"], "anon_peak_mb": peaks.anonymous / 1e6, "file_peak_mb": peaks.mapped / 1e6}
     return {**seen, "compile_s": compiled}
-
-
-class _Peaks:
-    """Samples anonymous and file-backed memory on a thread: the kernel keeps only the peak of their sum."""
-
-    def __init__(self) -> None:
-        self.anon = self.file = 0.0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> _Peaks:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._done.wait(SAMPLE_SECONDS):
-            now = _resident()
-            self.anon, self.file = max(self.anon, now["RssAnon"]), max(self.file, now["RssFile"])
 
 
 def _resident() -> dict[str, float]:

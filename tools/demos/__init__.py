@@ -1,1 +1,1 @@
-"""`kvemb demo`: two complete training jobs, their data, models and metrics."""
+"""`kvemb demo`: three complete training jobs, their data, models and metrics."""

@@ -13,6 +13,9 @@ from kvemb.tools.demos.workplace import PatientInterrupts, workplace
 from kvemb.tools.limits import MOST_BATCH, MOST_DIM, MOST_ROWS, MOST_RUNS, MOST_SEED, no_nan
 from kvemb.tools.screen import Screen, local_path
 
+# Of the two other demos; and of --dlrm.
+BUDGET, STEPS = "64MiB", 1000
+
 
 def demo(
     files: Annotated[
@@ -29,6 +32,10 @@ def demo(
         Literal["distmult", "complex"] | None,
         typer.Option(show_default="distmult", help="With --triples: DistMult, or ComplEx."),
     ] = None,
+    dlrm: Annotated[
+        bool,
+        typer.Option("--dlrm", help="Train a DLRM of 26 tables, beside the same model in PyTorch. Needs PyTorch."),
+    ] = False,
     clicks: Annotated[
         int | None,
         typer.Option(min=20, max=MOST_ROWS, show_default="6,000,000", help="Lines of the generated click log."),
@@ -36,6 +43,17 @@ def demo(
     epochs: Annotated[
         int | None,
         typer.Option(min=1, max=MOST_RUNS, show_default="15", help="With --triples: passes over the training triples."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=MOST_RUNS, show_default="1000", help="With --dlrm: steps.")
+    ] = None,
+    kill_at: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_RUNS,
+            help="With --dlrm: train once more, with kill -9 after this many steps, and resume: it must end the same.",
+        ),
     ] = None,
     hot: Annotated[
         float | None,
@@ -48,13 +66,19 @@ def demo(
         ),
     ] = None,
     dim: Annotated[
-        int | None, typer.Option(min=1, max=MOST_DIM, show_default="32, or 200", help="Elements of an embedding.")
+        int | None, typer.Option(min=1, max=MOST_DIM, show_default="32, 200 or 16", help="Elements of an embedding.")
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_BATCH, show_default="8192, or 512", help="Lines, or triples, per step."),
+        typer.Option(min=1, max=MOST_BATCH, show_default="8192, 512 or 1024", help="Lines, or triples, per step."),
     ] = None,
-    budget: Annotated[str, typer.Option(help="The store's memory budget: bytes, or text such as 96MiB.")] = "64MiB",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            show_default="64MiB; with --dlrm a fifth of the tables",
+            help="The store's memory budget: bytes, or text such as 96MiB.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the random data.")] = 0,
     directory: Annotated[
         Path | None,
@@ -64,45 +88,54 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print only the closing figures, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
 ) -> None:
-    """Train a table larger than its memory budget: a generated click log, or with --triples a knowledge graph."""
+    """Train tables larger than their memory budget: on a generated click log, or with --triples a knowledge graph, or
+    with --dlrm 26 tables of a deep model.
+    """
     if triples and not files:
         raise typer.BadParameter("--triples needs at least one FILE")
     if files and not triples:
         raise typer.BadParameter(f"files are read with --triples: kvemb demo --triples {' '.join(map(str, files))}")
-    _refuse(triples, {"--clicks": clicks}, "cannot be used with --triples")
+    _refuse(triples, {"--clicks": clicks, "--dlrm": dlrm or None}, "cannot be used with --triples")
+    _refuse(dlrm, {"--clicks": clicks}, "cannot be used with --dlrm")
+    _refuse(not dlrm, {"--steps": steps, "--kill-at": kill_at}, "can only be used with --dlrm")
+    if kill_at is not None and kill_at >= (steps or STEPS):
+        raise typer.BadParameter(f"--kill-at must be less than the {steps or STEPS} steps, got {kill_at}")
     if model == "complex" and dim is not None and dim % 2:
         raise typer.BadParameter(f"--dim must be even with --model complex, got {dim}")
     _refuse(not triples, {"--model": model, "--epochs": epochs, "--hot": hot}, "can only be used with --triples")
-    from kvemb.tools.demos import run_clicks, run_triples
+    from kvemb.tools.demos import run_clicks, run_dlrm, run_triples
     from kvemb.tools.demos.bilinear import TUNINGS
 
     with PatientInterrupts() as stop, workplace(directory, keep) as folder:
-        screen = Screen(quiet, as_json)
+        screen, kept, checkpoint = Screen(quiet, as_json), folder if keep else None, folder / "checkpoint"
         if triples:
             name = model or "distmult"
             usual = TUNINGS[name]
             tuning = replace(usual, dim=dim or usual.dim, batch=batch or usual.batch, epochs=epochs or usual.epochs)
             share = 0.1 if hot is None else hot
-            graph_run = run_triples.TripleRun(tuple(files or ()), name, share, tuning, budget, seed)
-            run_triples.run(graph_run, folder, screen, stop, folder if keep else None)
+            graph_run = run_triples.TripleRun(tuple(files or ()), name, share, tuning, budget or BUDGET, seed)
+            run_triples.run(graph_run, folder, screen, stop, kept)
+        elif dlrm:
+            dlrm_run = run_dlrm.DlrmRun(steps or STEPS, batch or 1024, dim or 16, budget, seed, kill_at)
+            checkpoint = run_dlrm.run(dlrm_run, folder, screen, stop, kept)
         else:
-            click_run = run_clicks.ClickRun(clicks or 6_000_000, dim or 32, batch or 8192, budget, seed)
-            run_clicks.run(click_run, folder, screen, stop, folder if keep else None)
-    _suggest_commands(screen, folder if keep else None, "entity" if triples else "item")
+            click_run = run_clicks.ClickRun(clicks or 6_000_000, dim or 32, batch or 8192, budget or BUDGET, seed)
+            run_clicks.run(click_run, folder, screen, stop, kept)
+    _suggest_commands(screen, kept, checkpoint, "entity" if triples else "field00" if dlrm else "item")
 
 
-def _suggest_commands(screen: Screen, kept: Path | None, variable: str) -> None:
-    """Print where the kept store is, and commands that inspect it."""
+def _suggest_commands(screen: Screen, kept: Path | None, checkpoint: Path, variable: str) -> None:
+    """Print where the kept store is, and commands that inspect it and its checkpoint."""
     if kept is None:
         screen.milestone("next: kvemb demo --keep --dir here, to inspect the store and its checkpoint")
         return
     screen.print_line(f"kept: {kept}")
-    store, checkpoint = (shlex.quote(str(kept / name)) for name in ("store", "checkpoint"))
+    store = shlex.quote(str(kept / "store"))
     for command in (
         f"kvemb info {store}",
         f"kvemb stats {store} {variable}",
         f"kvemb peek {store} {variable} --count 3 --neighbours 5",
-        f"kvemb diff {checkpoint} {store} --variable {variable}",
+        f"kvemb diff {shlex.quote(str(checkpoint))} {store} --variable {variable}",
         f"kvemb report {store} --out {shlex.quote(str(kept / 'report.html'))}",
     ):
         screen.milestone(f"next: {command}")

@@ -1,4 +1,4 @@
-"""The closing figures of both demos: rows by tier, speed, and memory beside the budget."""
+"""The closing figures of the demos: rows by tier, speed, and memory beside the budget."""
 
 from __future__ import annotations
 

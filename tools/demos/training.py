@@ -1,4 +1,4 @@
-"""The training loop of both demos: prefetches the next batch's rows, and counts rows, seconds and hits."""
+"""The training loop of the demos in NumPy: prefetches the next batch's rows, and counts rows, seconds and hits."""
 
 from __future__ import annotations
 

@@ -1,0 +1,86 @@
+"""`kvemb demo --dlrm` at a tiny size: kvemb and PyTorch train alike, and what was killed ends as what was not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvemb.tools.cli import run
+from kvemb.tools.demos.field_log import FieldLog
+from kvemb.tools.demos.sides import Outcome, Settings, run_side
+
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed, and the demo trains with it")
+COMMAND = ["demo", "--dlrm", "--steps", "8", "--batch", "64", "--dim", "4", "--budget", "8MiB", "--json"]
+
+
+def almost_in_this_process(
+    settings: Settings, stepped: Callable[[int, float], None], kill_at: int | None = None
+) -> Outcome | None:
+    """What run_side does; a process, which takes seconds to begin, only where it is to be killed."""
+    if kill_at is not None:
+        return run_side(settings, stepped, kill_at)
+    from kvemb.tools.demos import dlrm_side
+
+    said: list[dict[str, Any]] = []
+    dlrm_side.run(settings, said.append)
+    for number, each in enumerate(said[:-1]):
+        stepped(number + 1, each["loss"])
+    return Outcome(said[0]["step"], [each["loss"] for each in said[:-1]], **said[-1])
+
+
+@needs_torch
+@pytest.mark.slow
+def test_kvemb_trains_as_pytorch_does_and_ends_the_same_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("kvemb.tools.demos.run_dlrm.run_side", almost_in_this_process)
+    assert run([*COMMAND, "--kill-at", "6"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["killed_at"], summary["resumed_the_same"]) == (6, True)
+    assert 0 < summary["resumed_at"] <= 6, "at the newest checkpoint that was complete"
+    assert summary["loss_difference"] < 1e-5
+    assert summary["kvemb_auc"] == pytest.approx(summary["torch_auc"], abs=1e-3)
+    assert summary["rows"] == summary["ids"] == sum(FieldLog(0, 8 * 64).sizes)
+    assert 0 < summary["kvemb_anonymous_bytes"] < summary["anonymous_limit"]
+    assert not list(tmp_path.glob("kvemb-*"))
+
+
+@needs_torch
+def test_a_budget_that_cannot_be_is_refused_before_anything_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*COMMAND, "--budget", "1KiB"]) == 1
+    assert "memory_budget must be at least" in capsys.readouterr().err
+
+
+def test_without_pytorch_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvemb.tools.demos.run_dlrm.find_spec", lambda name: None)
+    assert run(COMMAND) == 1
+    assert capsys.readouterr().err == (
+        "kvemb: kvemb demo --dlrm needs PyTorch; install it: pip install 'kvemb[torch]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dlrm", "--clicks", "100"], "--clicks cannot be used with --dlrm"),
+        (["--dlrm", "--epochs", "1"], "--epochs can only be used with --triples"),
+        (["--kill-at", "3"], "--kill-at can only be used with --dlrm"),
+        (["--dlrm", "--steps", "5", "--kill-at", "5"], "--kill-at must be less than the 5 steps, got 5"),
+        (["--dlrm", "--triples", "x.txt"], "--dlrm cannot be used with --triples"),
+        (["--dlrm", "x.txt"], "files are read with --triples"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["demo", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""One side of `kvemb demo --dlrm`, in a process of its own, so that its memory can be told from the other's.
+
+Run as a module with its Settings as JSON, it trains, prints a JSON line for every step, and a last one that says how it
+ended (kvemb.tools.demos.sides). It may be killed at any time: a side with a store saves the dense part with the tables,
+and goes on from the newest checkpoint. It ends when its stdin is closed, with the process that started it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+import kvemb
+import kvemb.torch as kt
+from kvemb.tools.demos import dlrm
+from kvemb.tools.demos.click_log import HELD_OUT, auc
+from kvemb.tools.demos.field_log import FIELDS, Lines
+from kvemb.tools.demos.figures import tier_figures
+from kvemb.tools.demos.sides import Settings
+from kvemb.tools.failures import explain
+from kvemb.tools.memory import Peaks
+
+STATE = "dense.pt"
+
+
+class TorchSide:
+    """PyTorch's tables, in memory. first: the step that training begins with."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.first = 0
+        sizes = [1] * FIELDS if settings.alone else settings.log.sizes
+        self.model = dlrm.DLRM(dlrm.TorchTables(sizes, settings.dim, settings.seed), settings.dim, settings.seed)
+        self.optimizers = dlrm.optimizers_of(self.model)
+
+    def batches(self) -> Iterator[Lines]:
+        """Yield the batches of the steps from `first` on."""
+        settings = self._settings
+        for step in range(self.first, settings.steps):
+            lines = settings.log.part(step * settings.batch, settings.batch)
+            if settings.alone:
+                lines.ids[:] = 0
+            yield lines
+
+    def stepped(self, steps: int) -> None:
+        """So many steps have been taken."""
+
+    def rows(self) -> Iterator[Any]:
+        """Yield arrays of all rows and slots, in one order."""
+        for parameter in self.model.tables.parameters():
+            yield parameter.detach().numpy()
+            yield self.optimizers["tables"].state[parameter]["sum"].numpy()
+
+    def figures(self) -> dict[str, Any]:
+        """Return lines and summary for the closing table."""
+        return {"lines": [], "summary": {}}
+
+
+class StoredSide(TorchSide):
+    """Tables in a store of its folder, in the state of the newest checkpoint there."""
+
+    def __init__(self, settings: Settings, opened: ExitStack) -> None:
+        self._settings = settings
+        folder = Path(settings.folder)
+        self._series = opened.enter_context(kvemb.CheckpointManager(folder / "checkpoints", keep=2))
+        self._store, last = self._series.resume(folder / "store", memory_budget=settings.budget)
+        opened.enter_context(self._store)
+        tables = dlrm.kvemb_tables(self._store, settings.dim, settings.seed)
+        self.model = dlrm.DLRM(tables, settings.dim, settings.seed)
+        self.optimizers = dlrm.optimizers_of(self.model)
+        self._variables = tables.tables
+        self.first = 0
+        if last is not None:
+            self.first = last.extra["steps"]
+            state = torch.load(last.files[STATE])
+            self.model.load_state_dict(state.pop("model"))
+            for name, optimizer in self.optimizers.items():
+                optimizer.load_state_dict(state[name])
+
+    def batches(self) -> Iterator[Lines]:
+        """The same; the next batch's rows are read while one trains."""
+        sources = {self._variables[name]: partial(_ids_of, at=at) for at, name in enumerate(dlrm.NAMES)}
+        return kt.prefetching(super().batches(), sources)
+
+    def stepped(self, steps: int) -> None:
+        """Save a checkpoint where one is due, in the background."""
+        if steps % self._settings.every == 0 and steps < self._settings.steps:
+            self._series.save(self._store, block=False, files={STATE: self._write}, extra={"steps": steps})
+
+    def _write(self, file: IO[bytes]) -> None:
+        state = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        torch.save({"model": self.model.state_dict(), **state}, file)
+
+    def rows(self) -> Iterator[Any]:
+        """Yield arrays of all keys, rows and slots, in one order."""
+        for variable in self._variables.values():
+            for keys, values, slots in variable.export_batches(with_slots=True):
+                yield from (keys, values, *slots.values())
+
+    def figures(self) -> dict[str, Any]:
+        """Return lines and summary of where rows are."""
+        variables = list(self._variables.values())
+        lines, summary = tier_figures(variables, self._settings.row_bytes)
+        hit_rate = self._store.stats.hit_rate
+        by_table = {variable.name: variable.stats.hit_rate for variable in variables}
+        largest, smallest = (by_table[dlrm.NAMES[at]] for at in (0, -1))
+        said = f"{hit_rate:.3f}; of the largest table {largest:.3f}, of the smallest {smallest:.3f}"
+        return {
+            "lines": [*lines, ("hit rate", said)],
+            "summary": {**summary, "hit_rate": hit_rate, "hit_rates": by_table},
+        }
+
+
+def _ids_of(lines: Lines, at: int) -> Any:
+    return lines.ids[:, at]
+
+
+def run(settings: Settings, say: Any) -> None:
+    """Train one side. say: gets a dict after each step, and one at the end."""
+    with Peaks() as peaks, ExitStack() as opened:
+        side = StoredSide(settings, opened) if settings.folder else TorchSide(settings)
+        began = before = time.perf_counter()
+        for number, lines in enumerate(side.batches(), side.first):
+            loss = dlrm.step(side.model, side.optimizers, lines)
+            side.stepped(number + 1)
+            if number == side.first:  # it compiles kernels
+                began = time.perf_counter()
+            before = time.perf_counter()
+            say({"step": number, "loss": loss})
+        seconds, counted = before - began, settings.steps - side.first - 1
+        ended = side.figures()
+        held_out = settings.log.part(settings.lines - settings.held_out, settings.held_out, HELD_OUT)
+        if settings.alone:
+            held_out.ids[:] = 0
+        ended["auc"] = auc(dlrm.scores(side.model, held_out, settings.batch), held_out.clicked)
+        ended["digest"] = _digest([*side.model.networks.state_dict().values()], side.rows())
+    rate = counted / seconds if counted > 0 else 0.0
+    say({**ended, "steps_per_second": rate, "anonymous": peaks.anonymous})
+
+
+def _digest(tensors: list[torch.Tensor], arrays: Iterable[Any]) -> str:
+    """Return the sha256 of numbers, as text."""
+    found = hashlib.sha256()
+    for array in chain((tensor.numpy() for tensor in tensors), arrays):
+        found.update(np.ascontiguousarray(array))
+    return found.hexdigest()
+
+
+def _end_with_parent() -> None:
+    """End this process when its stdin is closed. Ctrl-C reaches the whole group, and is the parent's to decide."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="kvemb-parent", daemon=True).start()
+
+
+def main(settings: Settings) -> None:
+    """Run a side, and print what it says."""
+
+    def say(said: dict[str, Any]) -> None:
+        print(json.dumps(said), flush=True)
+
+    torch.sparse.check_sparse_tensor_invariants.disable()  # said aloud: PyTorch warns where it is left open
+    try:
+        run(settings, say)
+    except Exception as error:
+        found = explain(error)
+        if found is None:
+            raise
+        say({"failed": found.line})
+
+
+if __name__ == "__main__":
+    _end_with_parent()
+    main(Settings(**json.loads(sys.argv[1])))

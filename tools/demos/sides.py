@@ -1,0 +1,104 @@
+"""The sides of `kvemb demo --dlrm` as processes: what each is told, what it says, how it is started and killed.
+
+A side is `python -m kvemb.tools.demos.dlrm_side`. Its settings are its argument, its stdout has a JSON line for every
+step and a last one for its outcome, and it ends when its stdin is closed. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvemb.tools.demos.field_log import FieldLog
+from kvemb.tools.failures import BadInput
+
+MODULE = "kvemb.tools.demos.dlrm_side"
+MOST_HELD_OUT = 50_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a side trains. steps, batch: lines of the log are their product. dim: of a row. seed: of all that is random.
+
+    folder: of the store and its checkpoints; "" for PyTorch's tables in memory. budget: the store's, in bytes. every:
+    steps between checkpoints. alone: PyTorch's tables have one row each, so that what is measured is all but them.
+    """
+
+    steps: int
+    batch: int
+    dim: int
+    seed: int
+    folder: str = ""
+    budget: int = 0
+    every: int = 1
+    alone: bool = False
+
+    @property
+    def lines(self) -> int:
+        """Lines of the log."""
+        return self.steps * self.batch
+
+    @property
+    def held_out(self) -> int:
+        """Lines that the AUC is taken of."""
+        return min(MOST_HELD_OUT, self.lines)
+
+    @property
+    def log(self) -> FieldLog:
+        """The log."""
+        return FieldLog(self.seed, self.lines)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a float32 row with its Adagrad slot."""
+        return 2 * 4 * self.dim
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a side ended. losses: of each step that this process took, from step `first`. auc: of held-out lines.
+
+    steps_per_second: without the first step. anonymous: the peak, in bytes. digest: of all rows, slots and dense
+    parameters. lines, summary: for the closing table.
+    """
+
+    first: int
+    losses: list[float]
+    auc: float
+    steps_per_second: float
+    anonymous: int
+    digest: str
+    lines: list[tuple[str, str]]
+    summary: dict[str, Any]
+
+
+def run_side(settings: Settings, stepped: Callable[[int, float], None], kill_at: int | None = None) -> Outcome | None:
+    """Run a side to its end; or kill it (SIGKILL) when it has taken `kill_at` steps, and return None.
+
+    stepped: called with the number of steps that have been taken, and the loss of the last. Raises BadInput if the
+    process fails; whatever stepped raises, when the process has ended.
+    """
+    command = [sys.executable, "-m", MODULE, json.dumps(asdict(settings))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            first = 0
+            losses: list[float] = []
+            for line in process.stdout:
+                said = json.loads(line)
+                if "failed" in said:
+                    raise BadInput(said["failed"])
+                if "loss" not in said:
+                    return Outcome(first, losses, **said)
+                first = first if losses else said["step"]
+                losses.append(said["loss"])
+                if kill_at is not None and said["step"] + 1 >= kill_at:
+                    return None
+                stepped(said["step"] + 1, said["loss"])
+        finally:
+            process.kill()
+    raise BadInput(f"a process that trains ended with exit code {process.returncode}; its error is above")
