@@ -38,7 +38,14 @@ class CpuTable:
 
     cells_per_bucket = cpu_probe.CELLS
 
-    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int, limits: Limits = DEFAULT) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        capacity_rows: int,
+        max_capacity_rows: int,
+        limits: Limits = DEFAULT,
+        device: str | None = None,
+    ) -> None:
         self._parallel_keys = limits.hot_parallel_keys
         self._buckets = max(1, -(-capacity_rows // cpu_probe.CELLS))
         self._max_buckets = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)

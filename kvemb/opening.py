@@ -20,7 +20,7 @@ from kvemb.engine.engine import Engine
 from kvemb.errors import KvembError
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.options import parse_budget
+from kvemb.options import parse_budget, parse_device_memory
 from kvemb.store import Store
 
 _logger = logging.getLogger("kvemb")
@@ -30,6 +30,7 @@ def open(
     path: str | os.PathLike[str],
     *,
     memory_budget: int | str = "1GiB",
+    device_memory: int | str | None = None,
     read_only: bool = False,
     follow: bool = False,
     warm: bool = False,
@@ -39,6 +40,7 @@ def open(
     """Open the store at path; it is created if the directory is missing or empty.
 
     memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given.
+    device_memory: the same for the cells of hot tables on each GPU; None: three quarters of what it has.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
     follow: the same for a store that another process trains; refresh() moves to its newest point.
     warm: load the rows that were hot when the store was closed, or its last checkpoint made, for each variable when it
@@ -49,12 +51,13 @@ def open(
     limits: how much one internal step processes at a time (kvemb.limits).
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
-    return _opened(path, memory_budget, bool(read_only), bool(follow), durability, limits, bool(warm))
+    return _opened(path, memory_budget, device_memory, bool(read_only), bool(follow), durability, limits, bool(warm))
 
 
 def _opened(
     path: str | os.PathLike[str],
     memory_budget: int | str,
+    device_memory: int | str | None,
     read_only: bool,
     follow: bool,
     durability: str,
@@ -69,6 +72,7 @@ def _opened(
     engine = Engine(
         place,
         memory_budget=memory_budget,
+        device_memory=device_memory,
         read_only=read_only or follow,
         follow=follow,
         durability=durability,
@@ -83,6 +87,7 @@ def restore(
     path: str | os.PathLike[str],
     *,
     memory_budget: int | str = "1GiB",
+    device_memory: int | str | None = None,
     variables: Collection[str] | None = None,
     warm: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
@@ -92,18 +97,20 @@ def restore(
 
     checkpoint: a checkpoint, or the root of a series: then the newest one, which the logger "kvemb" names. variables:
     take only these. warm: load the rows that were hot when the checkpoint was made, for each variable when it is
-    opened; otherwise rows become hot as they are used. Devices may differ. durability, limits: as for open.
+    opened; otherwise rows become hot as they are used. Devices may differ. device_memory, durability, limits: as
+    for open.
 
     Makes hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
     name, and what open does.
     """
     parse_budget(memory_budget)
+    parse_device_memory(device_memory)
     given, place = paths.local(checkpoint, "checkpoint"), paths.local(path)
     if (source := paths.newest_of(given)) != given:
         _logger.info("restoring %s, the newest checkpoint of %s", source, given)
     install(source, place, variables)
     try:
-        return _opened(place, memory_budget, False, False, durability, limits, bool(warm))
+        return _opened(place, memory_budget, device_memory, False, False, durability, limits, bool(warm))
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise

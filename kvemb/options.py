@@ -29,14 +29,19 @@ def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def parse_budget(size: int | str) -> int:
-    """Return the bytes of a memory_budget argument. Raises TypeError or ValueError."""
-    total = parse_bytes(size)
+def parse_budget(size: int | str, what: str = "memory_budget") -> int:
+    """Return the bytes of a memory_budget argument, or another of the kind. Raises TypeError or ValueError."""
+    total = parse_bytes(size, what)
     if total < MIN_BUDGET_BYTES:
-        raise ValueError(f"memory_budget must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {brief(size)}")
+        raise ValueError(f"{what} must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {brief(size)}")
     if total > MOST_BUDGET_BYTES:
-        raise ValueError(f"memory_budget must be at most {format_bytes(MOST_BUDGET_BYTES)}, got {brief(size)}")
+        raise ValueError(f"{what} must be at most {format_bytes(MOST_BUDGET_BYTES)}, got {brief(size)}")
     return total
+
+
+def parse_device_memory(size: int | str | None) -> int | None:
+    """Return the bytes of a device_memory argument. Raises TypeError or ValueError."""
+    return None if size is None else parse_budget(size, "device_memory")
 
 
 def format_bytes(count: float) -> str:

@@ -9,20 +9,17 @@ from kvemb.contracts import HotTable, RowKernels
 from kvemb.errors import BackendUnavailable
 
 # The class of hot tables of each kind of device. Another one may be added.
-hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable"}
+hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable", "gpu": "kvemb.backends.cuda.table:CudaTable"}
 _ROWS = "kvemb.backends.cpu_rows:CpuRows"
 _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
 
 
 def hot_table(device: str) -> type[HotTable]:
-    """Return the HotTable class for a device as parse_device spells it: "cpu", "gpu:0"."""
-    kind = device.partition(":")[0]
-    if kind not in hot_backends:
-        raise BackendUnavailable(
-            f"device {device!r} is not available: hot tables are on the CPU only in this version of kvemb; "
-            "use devices=None"
-        )
-    table: type[HotTable] = _load(hot_backends[kind])
+    """Return the HotTable class for a device as parse_device spells it: "cpu", "gpu:0".
+
+    Whether this machine has the device is seen when it is asked for its memory.
+    """
+    table: type[HotTable] = _load(hot_backends[device.partition(":")[0]])
     return table
 
 
@@ -45,10 +42,7 @@ def parse_device(spec: object) -> str:
         raise TypeError(f"a device must be text such as 'cpu', got {spec!r}")
     kind, _, number = spec.lower().removeprefix("/").removeprefix("device:").partition(":")
     if kind not in ("cpu", "gpu", "cuda") or not (number.isdigit() or (number == "" and ":" not in spec)):
-        raise ValueError(
-            f"a device must be 'cpu', 'cpu:N' or TensorFlow's '/CPU:N', got {spec!r}; "
-            "hot tables are on the CPU only in this version of kvemb"
-        )
+        raise ValueError(f"a device must be 'cpu', 'gpu:N' or TensorFlow's '/GPU:N', got {spec!r}")
     return "cpu" if kind == "cpu" else f"gpu:{int(number or 0)}"
 
 

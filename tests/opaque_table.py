@@ -43,7 +43,14 @@ class OpaqueTable:
 
     cells_per_bucket: ClassVar[int] = 16
 
-    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int, limits: Limits = DEFAULT) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        capacity_rows: int,
+        max_capacity_rows: int,
+        limits: Limits = DEFAULT,
+        device: str | None = None,
+    ) -> None:
         self._schema, self._capacity, self._most = schema, capacity_rows, max(capacity_rows, max_capacity_rows)
         self._cells: dict[int, Cell] = {}
         self._cell_of: dict[int, int] = {}

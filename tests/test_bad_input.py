@@ -233,7 +233,7 @@ ARGUMENTS = [
     *(("dim", dim, TypeError) for dim in (1.0, "3", None, True, [3])),
     *(("devices", spec, ValueError) for spec in ("tpu:0", [], "cpu:x", "", "/GPU:")),
     *(("devices", spec, TypeError) for spec in (0, [0], [None])),
-    *(("devices", spec, BackendUnavailable) for spec in ("gpu:0", "cuda:0", "cuda")),
+    *(("devices", spec, BackendUnavailable) for spec in ("gpu:99", "/GPU:98", "cuda:99")),
     *(("partitioner", spec, TypeError) for spec in (None, 3, "mod")),
     *(("initializer", spec, ValueError) for spec in ([1.0, 2.0], np.zeros((1, 3)), [[1, 2, 3]], 1e39)),
     *(("initializer", spec, TypeError) for spec in ("zeros", Zeros, True, ...)),

@@ -104,6 +104,8 @@ ONE = np.ones((1, 2), np.float32)
 BAGS = {"offsets": [0]}
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "open.memory_budget": lambda p, v: opened(p, kvemb.open, memory_budget=v),
+    "open.device_memory": lambda p, v: opened(p, kvemb.open, device_memory=v),
+    "restore.device_memory": lambda p, v: opened(p, kvemb.restore, p.checkpoint, device_memory=v),
     "restore.memory_budget": lambda p, v: opened(p, kvemb.restore, p.checkpoint, memory_budget=v),
     **{
         f"{where}.{name}": lambda p, v, name=name: variable(

@@ -86,12 +86,25 @@ class HotTable(Protocol):
     cells_per_bucket: ClassVar[int]
     size: int
 
-    def __init__(self, schema: Schema, capacity_rows: int, max_capacity_rows: int, limits: Limits = DEFAULT) -> None:
-        """Make an empty table. Both are multiples of cells_per_bucket: cells at first, and at most."""
+    def __init__(
+        self,
+        schema: Schema,
+        capacity_rows: int,
+        max_capacity_rows: int,
+        limits: Limits = DEFAULT,
+        device: str | None = None,
+    ) -> None:
+        """Make an empty table. Both are multiples of cells_per_bucket: cells at first, and at most.
+
+        device: where ("gpu:1"); None: the first of the kind. Raises MemoryError.
+        """
 
     @staticmethod
     def memory(device: str) -> Memory:
-        """Return the memory whose budget pays for the cells of a table on this device ("cpu", "gpu:0")."""
+        """Return the memory whose budget pays for the cells of a table on this device ("cpu", "gpu:0").
+
+        Raises BackendUnavailable if the device is not there.
+        """
 
     @staticmethod
     def bytes_per_cell(schema: Schema) -> int:

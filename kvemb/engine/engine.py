@@ -30,7 +30,7 @@ from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 from kvemb.interrupts import result_of
 from kvemb.limits import Limits
-from kvemb.options import parse_budget
+from kvemb.options import parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
 from kvemb.tiers.budget import Budgets
@@ -59,6 +59,7 @@ class Engine:
         path: Path,
         *,
         memory_budget: int | str = "1GiB",
+        device_memory: int | str | None = None,
         read_only: bool = False,
         follow: bool = False,
         durability: str = "checkpoint",
@@ -66,7 +67,7 @@ class Engine:
         warm: bool = False,
     ) -> None:
         self.limits, self.follows, self.warm = limits, follow, warm
-        self.budgets = Budgets(parse_budget(memory_budget))
+        self.budgets = Budgets(parse_budget(memory_budget), parse_device_memory(device_memory))
         self.state = StoreState(str(path), read_only=read_only)
         self.path = path.absolute()  # wherever the process goes
         self.lock = threading.RLock()

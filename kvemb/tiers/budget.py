@@ -244,10 +244,11 @@ class Budgets:
     The cold store's share of the host's is set aside first: an eighth, at most 128 MiB, for its memtables; and another
     eighth, for as much more memtables if its files are mapped, else for filters and indexes: half of it for those held
     whole, and half for the block cache (backends/rocks_options.py).
-    A device's budget is as large as its tables say (contracts.HotTable.memory).
+    device_memory: bytes of each device's; None: as many as its tables say (contracts.HotTable.memory).
     """
 
-    def __init__(self, memory_budget: int) -> None:
+    def __init__(self, memory_budget: int, device_memory: int | None = None) -> None:
+        self._device_memory = device_memory
         self.cache_bytes = memory_budget // 8
         self.write_buffer_bytes = min(128 << 20, memory_budget // 8)
         self.host = Budget(memory_budget, set_aside=self.cache_bytes + self.write_buffer_bytes)
@@ -261,5 +262,6 @@ class Budgets:
         with self._lock:
             if memory.name not in self._of_device:
                 advice = "ask for less, or for rows on another device too"
-                self._of_device[memory.name] = Budget(memory.nbytes, whose=f"{memory.name}'s", advice=advice)
+                total = memory.nbytes if self._device_memory is None else self._device_memory
+                self._of_device[memory.name] = Budget(total, whose=f"{memory.name}'s", advice=advice)
             return self._of_device[memory.name]

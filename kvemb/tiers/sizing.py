@@ -83,8 +83,8 @@ def make_tables(
             budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}")
             undo.callback(budgets.of(memory).give_back, nbytes)
         tables = [
-            kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket, limits)
-            for kind, start, limit in zip(kinds, first, most, strict=True)
+            kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket, limits, device)
+            for kind, start, limit, device in zip(kinds, first, most, devices, strict=True)
         ]
         undo.pop_all()
     return Sized(tables, paying, slot_rows, least_rows)

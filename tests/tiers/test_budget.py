@@ -33,6 +33,12 @@ def test_each_memory_has_a_budget_of_its_own():
         budgets.of(device).reserve(1, "rows")
 
 
+def test_a_devices_budget_is_what_the_store_was_opened_with():
+    budgets = Budgets(16 << 20, device_memory=2 << 20)
+    assert budgets.of(Memory("gpu:0", 1 << 20)).free == budgets.of(Memory("gpu:1", 1 << 30)).free == 2 << 20
+    assert budgets.host.total == 16 << 20
+
+
 def test_what_is_reserved_is_gone():
     budget = Budget(16 << 20)
     free = budget.free
