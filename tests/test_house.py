@@ -248,7 +248,7 @@ def test_every_folder_is_packaged():
         {module_of(path.parent / "__init__.py") for name in FOLDERS for path in sources(name)}
     )
     assert settings["package-dir"] == {"kvemb.backends": "backends", "kvemb.tools": "tools"}
-    assert settings["package-data"] == {"kvemb": ["py.typed"]}
+    assert settings["package-data"] == {"kvemb": ["py.typed"], "kvemb.backends.cuda": ["*.cu"]}
     assert (ROOT / "kvemb" / "py.typed").is_file()
     for folder in {path.parent for name in FOLDERS for path in sources(name)}:
         assert (folder / "__init__.py").is_file(), (
@@ -280,6 +280,7 @@ def test_the_wheel_holds_kvemb_and_nothing_else(tmp_path):
     (wheel,) = (tmp_path / "out").glob("*.whl")
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     expected = ["kvemb/py.typed"]
+    expected += [f"kvemb/backends/cuda/{path.name}" for path in (ROOT / "backends" / "cuda").glob("*.cu")]
     for package, folder in FOLDERS.items():
         expected += [f"{package.replace('.', '/')}/{path.relative_to(folder).as_posix()}" for path in sources(package)]
     assert sorted(names) == sorted(expected)

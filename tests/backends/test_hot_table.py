@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_on_cpu import CudaOnCpuTable, require_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opaque_table import OpaqueTable
@@ -13,6 +15,7 @@ from pooled import pooled
 from quick import quick
 
 from kvemb import registry
+from kvemb.backends.cpu import CpuTable
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.errors import BackendUnavailable
 from kvemb.optimizers import Adagrad
@@ -23,26 +26,36 @@ from kvemb.rows.hashing import Unique
 from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
+KINDS = ["cpu", "opaque", "cuda-on-cpu", *(["gpu:0"] if importlib.util.find_spec("cupy") else [])]
 EXTREMES = np.array([0, -1, 1, LEAST, LEAST + 1, MOST, MOST - 1, 2**32, -(2**32), 255, 2**24])
 
 
 def many(kind: Any) -> int:
-    """The rows of a large batch: above CpuTable's threshold for several threads; the opaque table has none."""
-    return 4_000 if kind is OpaqueTable else 40_000
+    """The rows of a large batch: above CpuTable's threshold for several threads; others have none."""
+    return 40_000 if kind is CpuTable else 4_000
 
 
 def table_kind(name: str) -> Any:
     """A HotTable class."""
-    return OpaqueTable if name == "opaque" else registry.hot_table(name)
+    if name == "cuda-on-cpu":
+        require_compiler()
+    return {"opaque": OpaqueTable, "cuda-on-cpu": CudaOnCpuTable}.get(name) or registry.hot_table(name)
 
 
-@pytest.fixture(params=["cpu", "opaque"], scope="module")
-def kind(request: pytest.FixtureRequest) -> Any:
-    """Each HotTable class in turn."""
+def available(name: str) -> Any:
+    """A HotTable class; the test is skipped if this machine lacks it."""
     try:
-        return table_kind(request.param)
+        kind = table_kind(name)
+        kind.memory(name)
+        return kind
     except BackendUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def kind(request: pytest.FixtureRequest) -> Any:
+    """Each HotTable class in turn."""
+    return available(request.param)
 
 
 def schema_of(name: str = "float32", dim: int = 3, widths: tuple[int, ...] = (3,)) -> Schema:
@@ -319,13 +332,15 @@ def test_a_large_step_sums_the_gradients_of_a_key_in_order(kind, dim):
 # Inserting and evicting.
 
 
-@pytest.mark.parametrize("name", ["cpu", "opaque"])
+@pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_one_bucket_keeps_the_highest_scores(name, data):
     # All keys of a table of one bucket share it, so a dict that evicts its least (score, key) is the exact model.
     schema = schema_of(dim=1, widths=())
-    table = table_kind(name)(schema, 16, 16)
+    table = one_bucket(available(name), schema)
+    others = rows_of(schema, np.arange(100, 100 + table.capacity_rows - 16), np.inf)  # these never leave
+    table.insert(others)
     model: dict[int, tuple[float, bool]] = {}
     for _ in range(data.draw(st.integers(1, 6))):
         fresh = st.integers(-40, 40).filter(lambda key: key not in model)
@@ -344,35 +359,40 @@ def test_one_bucket_keeps_the_highest_scores(name, data):
             model[key] = (score, is_dirty)
         left = table.insert(rows_of(schema, keys, scores, dirty=np.array(dirty, bool)), by_score=by_score)
         assert left.keys.tolist() == expected
-        assert table.size == len(model)
-        assert sorted(table.keys().tolist()) == sorted(model)
+        assert table.size == len(model) + len(others)
+        assert sorted(table.keys().tolist()) == sorted([*model, *others.keys.tolist()])
         for key in list(model)[: data.draw(st.integers(0, 3))]:
             table.remove(table.find(np.array([key])))
             del model[key]
 
 
+def one_bucket(kind: Any, schema: Schema) -> Any:
+    """A table of one bucket, which does not grow."""
+    return kind(schema, kind.cells_per_bucket, kind.cells_per_bucket)
+
+
 def test_of_equal_scores_the_smaller_key_leaves(kind):
     schema = schema_of()
-    table = kind(schema, 16, 16)
-    keys = np.arange(-8, 8)
+    table = one_bucket(kind, schema)
+    keys = np.arange(-8, table.capacity_rows - 8)
     table.insert(rows_of(schema, keys[::-1], 5.0, dirty=True))
-    left = table.insert(rows_of(schema, [100, 101], 5.0))
+    left = table.insert(rows_of(schema, [1000, 1001], 5.0))
     assert left.keys.tolist() == [-8, -7]
     assert_same(left, rows_of(schema, [-8, -7], 5.0, dirty=True))
 
 
 def test_by_score_a_clean_newcomer_must_outscore_the_victim(kind):
     schema = schema_of()
-    table = kind(schema, 16, 16)
-    table.insert(rows_of(schema, np.arange(16), np.arange(16) + 1.0))
-    table.insert(rows_of(schema, [50, 51], [0.5, 1.0]), by_score=True)
-    assert table.find(np.array([50, 51])).tolist() == [-1, -1]
-    table.insert(rows_of(schema, [52], [1.5]), by_score=True)
-    table.insert(rows_of(schema, [53], [-9.0], dirty=True), by_score=True)
-    assert table.find(np.array([0, 52])).tolist() == [-1, -1]
-    assert (table.find(np.array([53])) >= 0).all()
-    table.insert(rows_of(schema, [54], [-9.0]))
-    assert (table.find(np.array([54])) >= 0).all(), "without by_score every newcomer enters"
+    table = one_bucket(kind, schema)
+    table.insert(rows_of(schema, np.arange(table.capacity_rows), np.arange(table.capacity_rows) + 1.0))
+    table.insert(rows_of(schema, [1000, 1001], [0.5, 1.0]), by_score=True)
+    assert table.find(np.array([1000, 1001])).tolist() == [-1, -1]
+    table.insert(rows_of(schema, [1002], [1.5]), by_score=True)
+    table.insert(rows_of(schema, [1003], [-9.0], dirty=True), by_score=True)
+    assert table.find(np.array([0, 1002])).tolist() == [-1, -1]
+    assert (table.find(np.array([1003])) >= 0).all()
+    table.insert(rows_of(schema, [1004], [-9.0]))
+    assert (table.find(np.array([1004])) >= 0).all(), "without by_score every newcomer enters"
 
 
 @pytest.mark.parametrize("by_score", [False, True])
@@ -385,7 +405,7 @@ def test_no_dirty_row_is_ever_dropped(kind, capacity, inserted, by_score):
     rows = rows_of(schema, keys, random.integers(0, 9, inserted), dirty=random.random(inserted) < 0.7)
     left = [table.insert(rows.select(slice(at, at + 700)), by_score=by_score) for at in range(0, inserted, 700)]
     here = table.read(table.occupied())
-    assert table.size == len(here) <= capacity
+    assert table.size == len(here) <= table.capacity_rows
     dirty = [block.select(block.flags & DIRTY != 0) for block in (here, *left)]
     assert all(len(a) == len(b) for a, b in zip(dirty[1:], left, strict=True)), "only dirty rows are handed back"
     kept = np.concatenate([block.keys for block in dirty])
@@ -400,8 +420,8 @@ def test_a_batch_larger_than_the_table_leaves_it_full(kind):
     table = kind(schema, 64, 64)
     keys = random_keys(many(kind) // 2)
     left = table.insert(rows_of(schema, keys, 1.0, dirty=True))
-    assert table.size == 64
-    assert len(left) == len(keys) - 64
+    assert table.size == table.capacity_rows
+    assert len(left) == len(keys) - table.size
     assert not np.isin(left.keys, table.keys()).any()
 
 
@@ -410,8 +430,8 @@ def test_a_batch_larger_than_the_table_leaves_it_full(kind):
 
 def full_table(kind: Any, schema: Schema, capacity: int, load: float) -> Any:
     table = kind(schema, capacity, 4 * capacity)
-    wanted = round(load * capacity)
-    keys = random_keys(40 * capacity, capacity)
+    wanted = round(load * table.capacity_rows)
+    keys = random_keys(40 * table.capacity_rows, table.capacity_rows)
     for at in range(0, len(keys), 8):
         if table.size >= wanted:
             break
@@ -423,12 +443,12 @@ def full_table(kind: Any, schema: Schema, capacity: int, load: float) -> Any:
 @pytest.mark.parametrize("load", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_growing_keeps_every_row(kind, capacity, load):
     table = full_table(kind, schema_of("float32", 5), capacity, load)
-    assert load < 1.0 or table.size == capacity
+    assert load < 1.0 or table.size == table.capacity_rows
     before = table.read(table.occupied())
     while table.step_rows:
         cells = table.capacity_rows + table.step_rows
         table.grow()
-        assert table.capacity_rows == cells <= 4 * capacity
+        assert table.capacity_rows == cells <= table.max_capacity_rows
         assert table.size == len(before) == len(table.occupied())
         assert_holds(table, before)
     table.insert(rows_of(before.schema, random_keys(capacity, 77), 1e9))
@@ -438,8 +458,8 @@ def test_growing_keeps_every_row(kind, capacity, load):
 
 def test_a_table_grows_before_a_row_has_to_leave(kind):
     schema = schema_of()
-    table = kind(schema, 64, 64 << 5)
-    asked = []
+    table = kind(schema, kind.cells_per_bucket, 1 << 11)
+    asked, cells_before = [], table.capacity_rows
 
     def reserve(cells: int) -> bool:
         asked.append((cells, table.size / table.capacity_rows))
@@ -448,7 +468,7 @@ def test_a_table_grows_before_a_row_has_to_leave(kind):
 
     rows = rows_of(schema, random_keys(1500), dirty=True)
     assert len(table.insert(rows, reserve=reserve)) == 0
-    assert 64 + sum(cells for cells, _ in asked) == table.capacity_rows <= 64 << 5
+    assert cells_before + sum(cells for cells, _ in asked) == table.capacity_rows <= 1 << 11
     assert_holds(table, rows)
     assert min(load for _, load in asked) > 0.6, "growth waits until the table is nearly full"
     assert table.nbytes == table.capacity_rows * type(table).bytes_per_cell(schema)
@@ -465,7 +485,8 @@ def test_shrinking_lets_only_dirty_rows_out_and_keeps_the_highest_scores(kind, l
         left.append(table.shrink(cells, 256))
         assert 256 <= table.capacity_rows < capacity
         if kind is not OpaqueTable:  # which halves
-            assert table.capacity_rows == max(256, capacity - -(-cells // 16) * 16)
+            bucket = kind.cells_per_bucket
+            assert table.capacity_rows == max(256, capacity - -(-cells // bucket) * bucket)
         assert len(table.occupied()) == table.size <= table.capacity_rows
         assert_holds(table, table.read(table.occupied()))
     assert table.capacity_rows == 256
@@ -522,9 +543,9 @@ def test_a_sample_is_of_rows_that_are_there(kind):
 def test_without_leave_to_grow_rows_are_evicted(kind):
     schema = schema_of()
     for reserve in (None, lambda cells: False):
-        table = kind(schema, 64, 1024)
+        table = kind(schema, kind.cells_per_bucket, 1024)
         left = table.insert(rows_of(schema, random_keys(200), dirty=True), reserve=reserve)
-        assert table.capacity_rows == 64
+        assert table.size <= table.capacity_rows == kind.cells_per_bucket
         assert len(left) + table.size == 200
 
 
@@ -673,9 +694,10 @@ def test_rows_about_to_change_are_released_once_each(kind):
 
 def test_marks_leave_with_the_row(kind):
     schema = schema_of()
-    table = kind(schema, 16, 16)
-    table.insert(rows_of(schema, np.arange(16), dirty=True))
+    table = one_bucket(kind, schema)
+    count = table.capacity_rows
+    table.insert(rows_of(schema, np.arange(count), dirty=True))
     table.mark_dirty_pending()
-    left = table.insert(rows_of(schema, np.arange(100, 116), 1.0))
-    assert left.flags.tolist() == [DIRTY | PENDING] * 16
+    left = table.insert(rows_of(schema, np.arange(1000, 1000 + count), 1.0))
+    assert left.flags.tolist() == [DIRTY | PENDING] * count
     assert not table.read(table.occupied()).flags.any()

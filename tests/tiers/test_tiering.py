@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashes import copy_of_open
+from cuda_on_cpu import require_compiler
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,6 +26,7 @@ from quick import quick
 
 import kvemb
 from kvemb import registry
+from kvemb.errors import BackendUnavailable
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.schema import value_dtype
@@ -54,10 +56,10 @@ def shuffled(keys: Any, hot_tables: int) -> Any:
     return (mixed % np.uint64(max(1, hot_tables - 1))).astype(np.int64) + (1 if hot_tables == 3 else 0)
 
 
-def universe(name: str) -> Any:
+def universe(name: str, count: int) -> Any:
     """Keys of a dtype: a dense run about 0, and the extremes."""
     kind = np.iinfo(name)
-    dense = np.arange(max(kind.min, -KEYS // 2), max(kind.min, -KEYS // 2) + KEYS, dtype=name)
+    dense = np.arange(max(kind.min, -count // 2), max(kind.min, -count // 2) + count, dtype=name)
     ends = np.array([kind.min, kind.min + 1, kind.max - 1, kind.max, kind.max // 2, kind.max // 2 + 1], name)
     return np.unique(np.concatenate([dense, ends]))
 
@@ -89,10 +91,14 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 class Tiering(RuleBasedStateMachine):
-    """One variable and its model, under every operation there is."""
+    """One variable and its model, under every operation there is.
+
+    spread: keys that a place stands for. hot_rows: cells, where they do not grow.
+    """
 
     cold: type[Any] = kvemb.RocksDBCreator
-    device = "cpu"
+    device, on_device = "cpu", "opaque_table:OpaqueTable"
+    spread, hot_rows = 1, 16
     limits = Limits()
 
     def __init__(self) -> None:
@@ -122,9 +128,10 @@ class Tiering(RuleBasedStateMachine):
             "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim, "devices": [self.device] * devices,
             "initializer": start, "optimizer": optimizer, "restrict_policy": policy, "kv_creator": self.cold(),
             "partitioner": shuffled if seed % 2 else kvemb.tiers.hot_tables.default_partitioner,
-            **({"init_size": 1} if growing else {"hot_rows": 16}),
+            **({"init_size": 1} if growing else {"hot_rows": self.hot_rows}),
         }  # fmt: skip
-        self.model = Model(universe(key_dtype), kind, dim, initializer=start, optimizer=optimizer, policy=policy)
+        keys = universe(key_dtype, KEYS * self.spread)
+        self.model = Model(keys, kind, dim, initializer=start, optimizer=optimizer, policy=policy)
         self.store = self._open(self.home / "store")
         self.twin = self._twin(self.store, self.model)
         # What a crash goes back to; a variable no flush has seen is not there.
@@ -147,10 +154,12 @@ class Tiering(RuleBasedStateMachine):
         self.durable = model.copy()
 
     def _keys(self, places: list[int]) -> Any:
-        return self.model.universe[np.array(places, np.intp) % len(self.model.universe)]
+        each = np.repeat(np.array(places, np.intp) * self.spread, self.spread)
+        each += np.tile(np.arange(self.spread), len(places))
+        return self.model.universe[each % len(self.model.universe)]
 
     def _values(self, seed: int, places: list[int]) -> Any:
-        return numbers(seed, self.model.dtype, (len(places), self.model.dim))
+        return numbers(seed, self.model.dtype, (len(places) * self.spread, self.model.dim))
 
     @invariant()
     def sizes_are_equal(self) -> None:
@@ -192,7 +201,8 @@ class Tiering(RuleBasedStateMachine):
 
     @rule(places=BATCHES, seed=SEEDS, believing=st.sampled_from(["all", "none", "right", "random"]))
     def accum(self, places: list[int], seed: int, believing: str) -> None:
-        keys, n = self._keys(places), len(places)
+        keys = self._keys(places)
+        n = len(keys)
         exists = {
             "all": np.ones(n, np.bool_),
             "none": np.zeros(n, np.bool_),
@@ -204,9 +214,8 @@ class Tiering(RuleBasedStateMachine):
     @precondition(lambda self: self.model.optimizer is not None)
     @rule(places=BATCHES, seed=SEEDS)
     def apply_gradients(self, places: list[int], seed: int) -> None:
-        self.twin.apply_gradients(
-            self._keys(places), numbers(seed, self.model.state_dtype, (len(places), self.model.dim))
-        )
+        keys = self._keys(places)
+        self.twin.apply_gradients(keys, numbers(seed, self.model.state_dtype, (len(keys), self.model.dim)))
 
     @rule(places=BATCHES)
     def remove(self, places: list[int]) -> None:
@@ -287,6 +296,20 @@ class TieringOnADevice(Tiering):
     device = "gpu:0"
 
 
+class TieringOnCuda(Tiering):
+    """The same over the GPU's hot table, on a CPU. A bucket has 128 cells, so there are more keys: 5% of them are hot
+    where the table does not grow."""
+
+    device, on_device = "gpu:0", "cuda_on_cpu:CudaOnCpuTable"
+    spread, hot_rows = 16, 128
+
+
+class TieringOnCudaOfManyKeys(TieringOnCuda):
+    """1% of the keys are hot."""
+
+    spread = 80
+
+
 @pytest.fixture(params=["whole", "in pieces"])
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Piles of a few rows, so that rows spill all the time; and calls cut in chunks, batches split among threads."""
@@ -301,7 +324,23 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_table_with_next_to_no_hot_rows_equals_its_model(
     machine: type[Tiering], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
     # The opaque table works cell by cell in Python.
-    most = EXAMPLES / 4 if machine is TieringOnADevice else EXAMPLES
-    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max(1, int(share * most))))
+    check(machine, share * (EXAMPLES / 4 if machine is TieringOnADevice else EXAMPLES), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_sizes")
+@pytest.mark.parametrize("machine", [TieringOnCuda, TieringOnCudaOfManyKeys])
+def test_a_table_with_next_to_no_rows_on_a_gpu_equals_its_model(
+    machine: type[Tiering], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        require_compiler()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    check(machine, EXAMPLES / 10, monkeypatch)
+
+
+def check(machine: type[Tiering], examples: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.hot_backends, "gpu", machine.on_device)
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max(1, int(examples))))

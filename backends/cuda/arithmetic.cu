@@ -1,0 +1,112 @@
+// Numbers as kernels calculate with them: 16-bit floats, and what formulas call (kvemb.optimizers.arithmetic). Each
+// gives the bits that the CPU's kernels give: no multiply-add may be fused (--fmad=false).
+
+struct Half { unsigned short bits; };
+struct Bfloat { unsigned short bits; };
+
+enum { LANES = 16, LOG_TERMS = 12, EXP_TERMS = 16 };
+#define LN2_HIGH 6.93147180369123816490e-01
+#define LN2_LOW 1.90821492927058770002e-10
+
+__device__ inline double not_a_number() { return __longlong_as_double(0x7FF8000000000000ll); }
+
+// An element as it is calculated with: 16-bit floats as float, integers as u64, whose sums do not overflow.
+__device__ inline float wide(float value) { return value; }
+__device__ inline double wide(double value) { return value; }
+__device__ inline u64 wide(signed char value) { return (u64)(i64)value; }
+__device__ inline u64 wide(int value) { return (u64)(i64)value; }
+__device__ inline u64 wide(i64 value) { return (u64)value; }
+__device__ inline float wide(Bfloat value) { return __uint_as_float((u32)value.bits << 16); }
+__device__ inline float wide(Half value) {
+  const u32 sign = (u32)(value.bits & 0x8000) << 16, exponent = value.bits >> 10 & 31, fraction = value.bits & 1023;
+  if (exponent == 0) {
+    const float magnitude = (float)fraction * 5.9604644775390625e-08f;  // 2 ** -24
+    return sign ? -magnitude : magnitude;
+  }
+  return __uint_as_float(sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | fraction << 13);
+}
+
+// The reverse; floats are rounded to nearest even.
+__device__ inline void narrow(float value, float* to) { *to = value; }
+__device__ inline void narrow(double value, double* to) { *to = value; }
+__device__ inline void narrow(double value, float* to) { *to = (float)value; }
+__device__ inline void narrow(u64 value, signed char* to) { *to = (signed char)value; }
+__device__ inline void narrow(u64 value, int* to) { *to = (int)value; }
+__device__ inline void narrow(u64 value, i64* to) { *to = (i64)value; }
+__device__ inline void narrow(float value, Bfloat* to) {
+  const u32 bits = __float_as_uint(value);
+  const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+  to->bits = (unsigned short)(is_nan ? (bits >> 16 & 0x8000) | 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+__device__ inline void narrow(float value, Half* to) {
+  const u32 bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
+  u32 rounded;
+  if (magnitude > 0x7F800000) rounded = 0x7E00;
+  else if (magnitude >= 0x477FF000) rounded = 0x7C00;  // 65520 and above become infinity
+  else if (magnitude < 0x38800000) rounded = __float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3F000000;
+  else rounded = (magnitude + 0xFFF + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  to->bits = (unsigned short)(sign | rounded);
+}
+
+__device__ inline void narrow(double value, Bfloat* to) { narrow((float)value, to); }
+__device__ inline void narrow(double value, Half* to) { narrow((float)value, to); }
+
+__device__ inline float root(float value) { return sqrtf(value); }
+__device__ inline double root(double value) { return sqrt(value); }
+__device__ inline float absolute(float value) { return fabsf(value); }
+__device__ inline double absolute(double value) { return fabs(value); }
+template <class A, class B> __device__ inline auto larger(A a, B b) { return a > b ? a : b; }
+template <class A, class B> __device__ inline auto smaller(A a, B b) { return a < b ? a : b; }
+template <class A, class B, class C> __device__ inline auto where_positive(A value, B yes, C no) {
+  return value > 0 ? yes : no;
+}
+
+// Of a table of `length` numbers: the last one for an index above, the first one below and for NaN.
+__device__ inline double entry(const double* table, i64 length, double index) {
+  const double last = (double)(length - 1);
+  return index >= 0 ? table[(i64)(index < last ? index : last)] : table[0];
+}
+
+__device__ inline double power(double base, double exponent) {
+  const double most = 4611686018427387904.0;  // 2 ** 62
+  i64 left = exponent >= 1 ? (i64)(exponent < most ? exponent : most) : 0;
+  double result = 1.0;
+  for (; left > 0; left >>= 1) {
+    if (left & 1) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+__device__ inline double root_power(double base, double exponent) {
+  if (exponent == 0) return 1.0;
+  if (!(base > 0 && base <= 1.7976931348623157e308)) return base > 0 ? base : base == 0 ? 0.0 : not_a_number();
+  int bits;
+  double fraction = frexp(base, &bits);
+  if (fraction < 0.7071067811865476) {
+    fraction = fraction * 2.0;
+    bits = bits - 1;
+  }
+  const double s = (fraction - 1.0) / (fraction + 1.0), square = s * s;
+  double series = 0.0;
+  for (int k = LOG_TERMS; k >= 0; k--) series = series * square + 1.0 / (double)(2 * k + 1);
+  const double log = bits * LN2_HIGH + (bits * LN2_LOW + 2.0 * s * series), y = exponent * log;
+  const double doublings = fmax(fmin(floor(y * 1.4426950408889634 + 0.5), 5000.0), -5000.0);
+  const double x = (y - doublings * LN2_HIGH) - doublings * LN2_LOW;
+  double result = 1.0;
+  for (int k = EXP_TERMS; k > 0; k--) result = result * x / (double)k + 1.0;
+  return ldexp(result, (int)doublings);
+}
+
+// A warp's sum of the squares of a row's first dim elements, in the order that arithmetic.sum_of_squares says: lanes l
+// and l + 16 have the l-th of 16 sums. Waits for what other lanes wrote to the row before, and then until all have read.
+template <class A> __device__ inline double sum_of_squares(const A* row, i64 dim) {
+  const i64 whole = dim / LANES * LANES;
+  double total = 0.0;
+  __syncwarp();
+  for (i64 j = lane_number() % LANES; j < whole; j += LANES) total = total + (double)row[j] * (double)row[j];
+  for (int half = LANES / 2; half; half >>= 1) total = total + __shfl_xor_sync(ALL, total, half);
+  for (i64 j = whole; j < dim; j++) total = total + (double)row[j] * (double)row[j];
+  __syncwarp();
+  return total;
+}

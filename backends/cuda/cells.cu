@@ -1,0 +1,140 @@
+// The layout of a hot table in device memory, and what every kernel over it uses. Compiled by NVRTC before the file
+// with the kernels; the tests compile the same text for a CPU, which defines the two relaxed operations itself.
+//
+// Cells come in buckets of 128. A bucket is one piece of memory with a column for each property of its rows: digests,
+// flags, keys, scores, steps, rows. One byte a cell is 0 (empty) or a digest of the hash, so every int64 is usable as
+// a key. Buckets come in chunks of a power of two, so that a table grows and shrinks without moving.
+//
+// A key has one bucket: the low bits of its hash, as many as the highest bucket has, without the top one where there is
+// no such bucket (linear hashing: Litwin, VLDB 1980). So a bucket at the end splits one that is there, or merges into
+// one that stays. A warp does what there is to do in one bucket, so kernels that write need no locks. In a bucket, lane
+// l has the cells 4 l to 4 l + 3, and no other lane touches their digests, keys, scores, steps and flags.
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+const int CELLS = 128;
+const u32 ALL = 0xffffffffu;
+const u8 DIRTY = 1;
+
+const i64 FLAGS_AT = CELLS;
+const i64 KEYS_AT = 2 * CELLS;
+const i64 SCORES_AT = KEYS_AT + 8 * CELLS;
+const i64 STEPS_AT = SCORES_AT + 8 * CELLS;
+const i64 ROWS_AT = STEPS_AT + 8 * CELLS;
+
+// Blocks of 256 threads, three of which fit a processor at once, or two of an optimizer's: with the registers that this
+// leaves, nothing is spilled.
+#define KERNEL extern "C" __global__ void __launch_bounds__(256, 3)
+#define STEP_KERNEL extern "C" __global__ void __launch_bounds__(256, 2)
+
+#ifndef CUDA_ON_CPU
+// Accesses that other lanes may make at the same time; nothing is ordered by them (PTX: volatile is relaxed).
+template <class A> __device__ A relaxed_load(const A* at) { return *(const volatile A*)at; }
+template <class A> __device__ void relaxed_store(A* at, A value) { *(volatile A*)at = value; }
+#endif
+
+// What every kernel over a table is given first. words: 8-byte words of a row.
+#define TABLE_PARAMETERS u8* const* chunks, i64 buckets, i64 chunk_shift, i64 words
+#define TABLE (Table{chunks, buckets, chunk_shift, words})
+
+struct Table {
+  u8* const* chunks;
+  i64 buckets, chunk_shift, words;
+
+  __device__ u8* bucket(i64 number) const {
+    const i64 within = number & (((i64)1 << chunk_shift) - 1);
+    return chunks[number >> chunk_shift] + within * (ROWS_AT + 8 * words * CELLS);
+  }
+  __device__ u64* row(u8* bucket, i64 slot) const { return (u64*)(bucket + ROWS_AT) + slot * words; }
+};
+
+__device__ inline u8* digests(u8* bucket) { return bucket; }
+__device__ inline u8* flags(u8* bucket) { return bucket + FLAGS_AT; }
+__device__ inline i64* keys(u8* bucket) { return (i64*)(bucket + KEYS_AT); }
+__device__ inline double* scores(u8* bucket) { return (double*)(bucket + SCORES_AT); }
+__device__ inline i64* steps(u8* bucket) { return (i64*)(bucket + STEPS_AT); }
+
+// Rows outside a table, as columns of `pitch` entries in one piece of memory; pitch is a multiple of 16.
+struct Rows {
+  u8* start;
+  i64 pitch, words;
+
+  __device__ i64* keys() const { return (i64*)start; }
+  __device__ double* scores() const { return (double*)(start + 8 * pitch); }
+  __device__ i64* steps() const { return (i64*)(start + 16 * pitch); }
+  __device__ u64* row(i64 number) const { return (u64*)(start + 24 * pitch) + number * words; }
+  __device__ u8* flags() const { return start + (24 + 8 * words) * pitch; }
+};
+
+// The place of a thread among all of a launch, by threads and by warps.
+__device__ inline u32 lane_number() { return threadIdx.x & 31; }
+__device__ inline i64 first_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ inline i64 all_threads() { return (i64)gridDim.x * blockDim.x; }
+__device__ inline i64 first_warp() { return first_thread() >> 5; }
+__device__ inline i64 all_warps() { return all_threads() >> 5; }
+
+// MurmurHash3's 64-bit finaliser, as kvemb.rows.hash_kernels has it.
+__device__ inline u64 mix(i64 key) {
+  u64 h = (u64)key;
+  h ^= h >> 33;
+  h *= 0xFF51AFD7ED558CCDull;
+  h ^= h >> 33;
+  h *= 0xC4CEB9FE1A85EC53ull;
+  return h ^ h >> 33;
+}
+
+// One byte of the hash, not 0; independent of the bucket.
+__device__ inline u32 digest_of(u64 h) {
+  const u32 digest = (u32)(h >> 56);
+  return digest ? digest : 1;
+}
+
+__device__ inline i64 bucket_of(u64 h, i64 buckets) {
+  u64 mask = (u64)(buckets - 1);
+  for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
+  const u64 bucket = h & mask;
+  return (i64)(bucket < (u64)buckets ? bucket : bucket & mask >> 1);
+}
+
+// The bucket that the last of `count` buckets was split from.
+__device__ inline i64 split_from(i64 bucket) {
+  i64 top = 1;
+  while (2 * top <= bucket) top *= 2;
+  return bucket - top;
+}
+
+// A warp finds a key in its bucket: the slot, or -1. All lanes get it.
+__device__ inline int slot_of(u8* bucket, i64 key, u64 h) {
+  const u32 lane = lane_number();
+  u32 match = __vcmpeq4(((const u32*)digests(bucket))[lane], digest_of(h) * 0x01010101u);
+  int slot = -1;
+  while (match && slot < 0) {
+    const int byte = (__ffs(match) - 1) / 8;
+    match &= ~(255u << 8 * byte);
+    if (keys(bucket)[lane * 4 + byte] == key) slot = (int)lane * 4 + byte;
+  }
+  const u32 found = __ballot_sync(ALL, slot >= 0);
+  return found ? __shfl_sync(ALL, slot, __ffs(found) - 1) : -1;
+}
+
+// A warp copies bytes between places that are multiples of `unit` bytes (1, 2, 4, 8, 16), as is their number. Lane l
+// copies the units l, l + 32 and so on, so a lane reads from a row what it alone wrote there with the same unit.
+template <class Unit> __device__ inline void copy_units(u8* to, const u8* from, i64 bytes) {
+  for (i64 at = lane_number(); at < bytes / (i64)sizeof(Unit); at += 32) ((Unit*)to)[at] = ((const Unit*)from)[at];
+}
+
+__device__ inline void copy_bytes(u8* to, const u8* from, i64 bytes, i64 unit) {
+  if (unit == 16) copy_units<uint4>(to, from, bytes);
+  else if (unit == 8) copy_units<u64>(to, from, bytes);
+  else if (unit == 4) copy_units<u32>(to, from, bytes);
+  else if (unit == 2) copy_units<unsigned short>(to, from, bytes);
+  else copy_units<u8>(to, from, bytes);
+}
+
+// A warp copies a whole row. Rows of an even number of words begin at multiples of 16 bytes.
+__device__ inline void copy_row(u64* to, const u64* from, i64 words) {
+  copy_bytes((u8*)to, (const u8*)from, 8 * words, words & 1 ? 8 : 16);
+}

@@ -1,0 +1,191 @@
+"""Kernels of optimizers on a GPU: the CUDA C of their formulas (kvemb.optimizers.formula), for NVRTC to compile.
+
+A warp takes a row, a lane each 32nd element: a formula's loops run over those, and every lane calculates what stands
+outside of loops. Each literal is a number of the slots' dtype, and nothing is reordered, so the bits are those of the
+formulas (arithmetic.cu has what they call).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+
+from kvemb.optimizers.base import STEPS
+from kvemb.optimizers.formula import Formula, Function, read
+
+# Functions that C has under another name, or with another argument.
+_NAMES = {"sqrt": "root"}
+_OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+
+# Names of its own end in an underscore or are those of cells.cu; a formula's end in the formula's place.
+_KERNEL = """
+STEP_KERNEL step(
+    TABLE_PARAMETERS, const i64* cells_, i64 n_, const Slot* grads_, const i64* first_, const i64* following_,
+    Slot* sums_, Slot* wide_, i64 dim_, i64 step_, double count_{parameters}) {{
+  const Table table_ = TABLE;
+  const u32 lane_ = lane_number();
+  for (i64 i_ = first_warp(); i_ < n_; i_ += all_warps()) {{
+    if (cells_[i_] < 0) continue;
+    u8* bucket_ = table_.bucket(cells_[i_] / CELLS);
+    const i64 slot_ = cells_[i_] % CELLS;
+    Value* stored_ = (Value*)table_.row(bucket_, slot_);
+    const i64 at_ = first_ ? first_[i_] : i_;
+    const i64 next_ = following_ ? following_[at_] : -1;
+    {gradient} g = {given}grads_ + at_ * dim_;
+    if ({copies} || next_ >= 0) {{
+      Slot* sum_ = sums_ + i_ * dim_;
+      for (i64 j_ = lane_; j_ < dim_; j_ += 32) {{
+        Slot total_ = g[j_];
+        for (i64 q_ = next_; q_ >= 0; q_ = following_[q_]) total_ = total_ + grads_[q_ * dim_ + j_];
+        sum_[j_] = total_;
+      }}
+      g = sum_;
+    }}
+{body}
+    if (lane_) continue;
+    steps(bucket_)[slot_] = step_;
+    flags(bucket_)[slot_] |= DIRTY;
+  }}
+}}
+"""
+_COUNT_OF_ROW = [
+    f"const Slot count_of_row_ = slots_[at_{STEPS}_] + (Slot)1;",
+    "__syncwarp();",
+    f"if (lane_ == 0) slots_[at_{STEPS}_] = count_of_row_;",
+    "__syncwarp();",
+]
+# Of formulas that set w one after the other, or that need it whole, 16-bit values are rounded once, at the end.
+_TO_WIDE = ["Slot* w = wide_ + i_ * dim_;", "for (i64 j_ = lane_; j_ < dim_; j_ += 32) w[j_] = wide(stored_[j_]);"]
+_FROM_WIDE = ["for (i64 j_ = lane_; j_ < dim_; j_ += 32) narrow(w[j_], &stored_[j_]);"]
+
+
+class _Text:
+    """The C of the formula at `place`.
+
+    stored: w is the embedding as it is stored. count: the name of the count of steps.
+    """
+
+    def __init__(self, formula: Formula, place: int, *, stored: bool, count: str) -> None:
+        self._formula, self._place, self._stored, self._count = formula, place, stored, count
+        self._names: set[str] = set()
+
+    def statements(self) -> Iterator[str]:
+        """Yield its statements. Lanes wait for each other around elements that all of them use."""
+        for node in self._formula.body:
+            if isinstance(node, ast.For):
+                index = self._name(ast.unparse(node.target))
+                yield f"for (i64 {index} = lane_; {index} < dim_; {index} += 32) {{"
+                yield from ("  " + self._assigned(each) for each in node.body)
+                yield "}"
+                continue
+            if not any(isinstance(each, ast.Subscript) for each in ast.walk(node)):
+                yield self._assigned(node)
+                continue
+            yield "__syncwarp();"
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+                yield f"if (lane_ == 0) {self._assigned(node)}"
+                yield "__syncwarp();"
+            else:
+                yield self._assigned(node)
+
+    def _assigned(self, node: ast.stmt) -> str:
+        if not isinstance(node, ast.Assign):
+            raise TypeError(f"{self._formula.name}: no loop is in a loop: {ast.unparse(node)}")
+        (target,), value = node.targets, self._of(node.value)
+        if isinstance(target, ast.Name):
+            if target.id in self._names:
+                raise TypeError(f"{self._formula.name}: {target.id} is assigned twice; use another name")
+            self._names.add(target.id)
+            return f"const auto {self._name(target.id)} = {value};"
+        element = self._element(target)
+        return f"narrow({value}, &{element});" if element.startswith("stored_") else f"{element} = {value};"
+
+    def _of(self, node: ast.expr) -> str:
+        """Return an expression."""
+        if isinstance(node, ast.BinOp):
+            return f"({self._of(node.left)} {_OPERATORS[type(node.op)]} {self._of(node.right)})"
+        if isinstance(node, ast.UnaryOp):
+            return f"(-{self._of(node.operand)})"
+        if isinstance(node, ast.Constant):
+            return f"(Slot){node.value!r}"
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        if isinstance(node, ast.Subscript):
+            element = self._element(node)
+            return f"wide({element})" if element.startswith("stored_") else element
+        if ast.unparse(node) == "dim":
+            return "(Slot)dim_"
+        return self._count if ast.unparse(node) == self._formula.count else self._name(ast.unparse(node))
+
+    def _called(self, node: ast.Call) -> str:
+        name, given = ast.unparse(node.func), node.args
+        if name == "rounded":
+            return f"(Slot)({self._of(given[0])})"
+        if name == "sum_of_squares":
+            return f"sum_of_squares({ast.unparse(given[0])}, dim_)"
+        arguments = [self._of(each) for each in given]
+        if name == "entry":
+            arguments.insert(1, f"{arguments[0]}_length")
+        return f"{_NAMES.get(name, name)}({', '.join(arguments)})"
+
+    def _element(self, node: ast.expr) -> str:
+        assert isinstance(node, ast.Subscript)
+        row = ast.unparse(node.value)
+        at = self._name(node.slice.id) if isinstance(node.slice, ast.Name) else ast.unparse(node.slice)
+        return f"{'stored_' if row == 'w' and self._stored else row}[{at}]"
+
+    def _name(self, name: str) -> str:
+        return f"{name}_{self._place}"
+
+
+@cache
+def source_of(functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
+    """Return the CUDA C of the kernel `step` that runs formulas one after the other.
+
+    slots: names of all slots of a row. After the parameters that every one has come each slot's column, and each
+    formula's numbers in order; a table is followed by its length. Value and Slot are the dtypes of embeddings and
+    slots; sums_ and wide_ have room for n rows each, if uses_rooms says so. Raises TypeError for a formula that assigns
+    a name twice.
+    """
+    formulas = [read(function) for function in functions]
+    sets = [row for formula in formulas for row in formula.sets]
+    copies, stored = "g" in sets, not _is_wide(formulas)
+    parameters = [f"i64 at_{slot}_" for slot in slots]
+    parameters += [each for place, formula in enumerate(formulas) for each in _parameters(formula, place)]
+    body = ["Slot* slots_ = (Slot*)stored_;"] if slots else []
+    body += [f"Slot* {slot} = slots_ + at_{slot}_;" for slot in slots if any(slot in each.rows for each in formulas)]
+    body += [] if stored else _TO_WIDE
+    of_row = STEPS in slots and any(formula.count for formula in formulas)
+    body += _COUNT_OF_ROW if of_row else []
+    for place, formula in enumerate(formulas):
+        text = _Text(formula, place, stored=stored, count="count_of_row_" if of_row else "count_")
+        body += text.statements()
+    body += [] if stored else _FROM_WIDE
+    return _KERNEL.format(
+        parameters="".join(f",\n    {each}" for each in parameters),
+        gradient="Slot*" if copies else "const Slot*",
+        given="(Slot*)" if copies else "",
+        copies="true" if copies else "false",
+        body="\n".join(f"    {each}" for each in body),
+    )
+
+
+def uses_rooms(functions: tuple[Function, ...]) -> tuple[bool, bool]:
+    """Return whether a kernel of these formulas always needs its room for sums, and whether it needs that for wide
+    embeddings."""
+    formulas = [read(function) for function in functions]
+    return any("g" in formula.sets for formula in formulas), _is_wide(formulas)
+
+
+def _is_wide(formulas: list[Formula]) -> bool:
+    sets = [row for formula in formulas for row in formula.sets]
+    return sets.count("w") > 1 or any("w" in formula.summed for formula in formulas)
+
+
+def _parameters(formula: Formula, place: int) -> Iterator[str]:
+    for name in formula.numbers:
+        if name in formula.tables:
+            yield f"const double* {name}_{place}, i64 {name}_{place}_length"
+        else:
+            yield f"{'double' if name in formula.wide else 'Slot'} {name}_{place}"

@@ -1,0 +1,134 @@
+"""Device memory that a hot table keeps: the chunks of its buckets, and rooms for what a call brings and takes away.
+
+cells.cu says what is where in a bucket, and in rows outside of buckets. The table's caller locks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvemb.backends.cuda.device import Device, Memory
+from kvemb.rows.block import CELL_OVERHEAD_BYTES, RowBlock
+from kvemb.rows.schema import Schema
+
+CELLS = 128
+# A table has at most so many chunks at its largest size, of a power of two of buckets each.
+MOST_CHUNKS_BIT = 10
+# Rows outside of buckets come in so many, so that each column begins at a multiple of 16 bytes.
+PITCH = 16
+
+
+def bytes_per_cell(schema: Schema) -> int:
+    """Return the bytes of a row, its key, score, step and flags, and a digest."""
+    return schema.row_bytes + CELL_OVERHEAD_BYTES + 1
+
+
+class Chunks:
+    """The buckets of a table, in chunks whose addresses are in the device's memory too.
+
+    buckets: how many there are; most_buckets: how many there may be. shift: the bit of the buckets in a chunk, of which
+    the last one may have fewer if it ends the largest table.
+    """
+
+    def __init__(self, device: Device, schema: Schema, most_buckets: int) -> None:
+        self._device, self._bucket_bytes = device, CELLS * bytes_per_cell(schema)
+        self.buckets, self.most_buckets = 0, most_buckets
+        self.shift = chunk_shift(most_buckets)
+        self._chunks: list[Memory] = []
+        self._addresses = device.allocate(8 * self._chunk_count(most_buckets))
+
+    @property
+    def address(self) -> int:
+        """Where the chunks' addresses are."""
+        return self._addresses.address
+
+    def rounded(self, buckets: int) -> int:
+        """Return the smallest number of whole chunks' buckets that is at least this, or the most there may be."""
+        return min(-(-buckets >> self.shift) << self.shift, self.most_buckets)
+
+    def resize(self, buckets: int) -> None:
+        """Have so many buckets, a rounded number. Raises MemoryError, and then has what it had."""
+        chunks = self._chunks[: self._chunk_count(buckets)]
+        while len(chunks) < self._chunk_count(buckets):
+            size = min(1 << self.shift, self.most_buckets - (len(chunks) << self.shift))
+            chunks.append(self._device.allocate(size * self._bucket_bytes))
+        self._device.upload(self.address, np.array([chunk.address for chunk in chunks], np.uint64))
+        self._chunks, self.buckets = chunks, buckets
+
+    def _chunk_count(self, buckets: int) -> int:
+        return -(-buckets >> self.shift)
+
+
+def chunk_shift(most_buckets: int) -> int:
+    """Return the bit of the buckets in a chunk, for a table of so many at most."""
+    return max(0, (most_buckets - 1).bit_length() - MOST_CHUNKS_BIT)
+
+
+class Rooms:
+    """Pieces of device memory by name, each as large as the largest thing that was ever put there."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._rooms: dict[str, tuple[Memory, int]] = {}
+
+    def of(self, name: str, nbytes: int) -> int:
+        """Return the address of a room of at least nbytes, whose contents are undefined."""
+        memory, size = self._rooms.get(name, (None, 0))
+        if memory is None or size < nbytes:
+            self._rooms.pop(name, None)
+            memory = None  # freed before the next one is made
+            size = max(256, nbytes + nbytes // 4 if size else nbytes)
+            memory = self._device.allocate(size)
+            self._rooms[name] = memory, size
+        return memory.address
+
+    def put(self, name: str, array: Any) -> int:
+        """Copy an array to a room; return its address."""
+        address = self.of(name, array.nbytes)
+        if array.nbytes:
+            self._device.upload(address, np.ascontiguousarray(array))
+        return address
+
+    def zeros(self, name: str, count: int) -> int:
+        """Return the address of a room with so many 8-byte zeros."""
+        return self.put(name, np.zeros(count, np.uint64))
+
+    def get(self, address: int, count: int, dtype: Any) -> Any:
+        """Return a copy of count elements."""
+        array = np.empty(count, dtype)
+        if count:
+            self._device.download(array, address)
+        return array
+
+    # Rows, as columns with a pitch.
+
+    def for_rows(self, name: str, schema: Schema, rows: int) -> tuple[int, int]:
+        """Return the address of a room for so many rows, and their pitch."""
+        pitch = -(-max(1, rows) // PITCH) * PITCH
+        return self.of(name, pitch * RowBlock.bytes_per_row(schema)), pitch
+
+    def put_rows(self, name: str, rows: RowBlock) -> tuple[int, int]:
+        """Copy rows to a room; return its address, and their pitch."""
+        address, pitch = self.for_rows(name, rows.schema, len(rows))
+        for column, at in zip(_columns(rows), _places(address, pitch, rows.schema), strict=True):
+            if len(rows):
+                self._device.upload(at, np.ascontiguousarray(column))
+        return address, pitch
+
+    def get_rows(self, address: int, pitch: int, rows: RowBlock) -> None:
+        """Overwrite the rows of a block, whose columns are contiguous, by the first ones of a room."""
+        for column, at in zip(_columns(rows), _places(address, pitch, rows.schema), strict=True):
+            if len(rows):
+                self._device.download(column, at)
+
+
+def _columns(rows: RowBlock) -> tuple[Any, ...]:
+    return rows.keys, rows.scores, rows.steps, rows.words, rows.flags
+
+
+def _places(address: int, pitch: int, schema: Schema) -> tuple[int, ...]:
+    """Where the columns of rows outside of buckets are, in the order of _columns."""
+    starts = (0, 8, 16, 24, 24 + schema.row_bytes)
+    return tuple(address + start * pitch for start in starts)

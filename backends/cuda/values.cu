@@ -1,0 +1,70 @@
+// What calculates with embeddings, but for optimizers' steps. Value is an element as it is stored, Wide what it is
+// calculated with, and of floats also what weights and divisors are.
+
+// Adds new - old, both (n, dim), to the embeddings of n cells. order sorts the cells, stably; a warp takes all entries
+// of a cell, in their order.
+KERNEL add(
+    TABLE_PARAMETERS, const i64* cells, const i64* order, i64 n, const Value* old, const Value* newer, i64 dim,
+    i64 step) {
+  const Table table = TABLE;
+  for (i64 head = first_warp(); head < n; head += all_warps()) {
+    const i64 cell = cells[order[head]];
+    if (cell < 0 || (head && cells[order[head - 1]] == cell)) continue;
+    u8* bucket = table.bucket(cell / CELLS);
+    Value* row = (Value*)table.row(bucket, cell % CELLS);
+    for (i64 p = head; p < n && cells[order[p]] == cell; p++) {
+      const i64 i = order[p];
+      for (i64 j = lane_number(); j < dim; j += 32)
+        narrow((Wide)(wide(row[j]) + (wide(newer[i * dim + j]) - wide(old[i * dim + j]))), &row[j]);
+    }
+    if (lane_number()) continue;
+    steps(bucket)[cell % CELLS] = step;
+    flags(bucket)[cell % CELLS] |= DIRTY;
+  }
+}
+
+// The row of a key: in its cell, or beside the table at its place; null for none.
+__device__ inline const Value* row_of(
+    const Table& table, const i64* cells, const i64* at, const Value* beside, i64 dim, i64 i) {
+  if (at && at[i] >= 0) return beside + at[i] * dim;
+  if (cells[i] < 0) return nullptr;
+  return (const Value*)table.row(table.bucket(cells[i] / CELLS), cells[i] % CELLS);
+}
+
+// Sets scales to what each of n keys' rows is multiplied with if its norm is above most_norm, else to NaN. The squares
+// are summed in their order, by one thread.
+KERNEL clip_scales(
+    TABLE_PARAMETERS, const i64* cells, i64 n, const i64* at, const Value* beside, i64 dim, double most_norm,
+    const Wide* weights, double* scales) {
+  const Table table = TABLE;
+  for (i64 i = first_thread(); i < n; i += all_threads()) {
+    const Value* row = row_of(table, cells, at, beside, dim, i);
+    double squares = 0.0;
+    for (i64 j = 0; row && j < dim; j++) squares += (double)wide(row[j]) * (double)wide(row[j]);
+    const double norm = sqrt(squares);
+    scales[i] = norm > most_norm ? most_norm / norm * (weights ? (double)weights[i] : 1.0) : not_a_number();
+  }
+}
+
+// Pools each bag's rows in their order (kvemb.rows.bags): a warp a bag, a lane an element. weights, divisors, scales:
+// null for none. Rows that are nowhere are left out.
+KERNEL pool(
+    TABLE_PARAMETERS, const i64* cells, const i64* at, const Value* beside, i64 dim, const i64* offsets, i64 bags,
+    const Wide* weights, const Wide* divisors, const double* scales, Value* out) {
+  const Table table = TABLE;
+  for (i64 bag = first_warp(); bag < bags; bag += all_warps()) {
+    for (i64 j = lane_number(); j < dim; j += 32) {
+      Wide total = 0;
+      for (i64 i = offsets[bag]; i < offsets[bag + 1]; i++) {
+        const Value* row = row_of(table, cells, at, beside, dim, i);
+        if (!row) continue;
+        const Wide element = wide(row[j]);
+        if (scales && scales[i] == scales[i]) total = (Wide)(total + scales[i] * element);
+        else if (weights) total = total + weights[i] * element;
+        else total = total + element;
+      }
+      if (divisors) total = divisors[bag] != 0 ? total / divisors[bag] : 0;
+      narrow(total, &out[bag * dim + j]);
+    }
+  }
+}

@@ -1,0 +1,106 @@
+"""Opening a GPU that is there or not; on a machine with one, what the hot table asks of it."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cuda_on_cpu import CpuDevice, require_compiler
+
+from kvemb.backends.cuda.device import open_device
+from kvemb.backends.cuda.table import CudaTable
+from kvemb.errors import BackendUnavailable
+
+KERNEL = """
+#define KERNEL extern "C" __global__ void __launch_bounds__(256)
+typedef long long i64;
+KERNEL scale(const i64* given, i64 n, double by, float more, i64* out) {
+  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x)
+    out[i] = (i64)(given[i] * by + more);
+}
+"""
+
+
+@pytest.fixture(params=["cpu", "gpu:0"])
+def device(request):
+    """Each implementation of Device that this machine has."""
+    try:
+        if request.param == "cpu":
+            require_compiler()
+            return CpuDevice()
+        return open_device(request.param)
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+class NoDriver(Exception):
+    """What CuPy raises."""
+
+
+def cupy_with(count: int | None) -> SimpleNamespace:
+    """What of CuPy is asked first. count: of GPUs; None: there is no driver."""
+
+    def counted() -> int:
+        if count is None:
+            raise NoDriver("the driver is missing")
+        return count
+
+    runtime = SimpleNamespace(getDeviceCount=counted, CUDARuntimeError=NoDriver)
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+
+
+@pytest.mark.parametrize(
+    ("cupy", "said"),
+    [
+        (None, r"install CuPy: pip install 'kvemb\[gpu\]' \(CUDA 13\) or 'kvemb\[gpu-cuda12\]'; or use devices=None"),
+        (cupy_with(None), "the driver is missing; install NVIDIA's driver, or use devices=None"),
+        (cupy_with(3), "this machine has 3 GPUs; use devices=None"),
+    ],
+    ids=["no CuPy", "no driver", "too few"],
+)
+def test_a_gpu_that_is_not_there_is_told_with_what_to_install(monkeypatch, cupy, said):
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for ask in (open_device, CudaTable.memory):
+        with pytest.raises(BackendUnavailable, match=rf"device 'gpu:97' is not available: .*{said}$"):
+            ask("gpu:97")
+
+
+def test_memory_is_copied_there_and_back(device):
+    given = np.arange(1000)
+    memory = device.allocate(8000)
+    assert memory.address % 256 == 0
+    device.upload(memory.address, given)
+    got = np.zeros(500, np.int64)
+    device.download(got, memory.address + 4000)
+    assert got.tolist() == given[500:].tolist()
+    assert device.memory_bytes() > 8000
+
+
+def test_numbers_are_sorted_stably(device):
+    numbers = np.random.default_rng(0).integers(-3, 3, 5000)
+    memory = device.allocate(2 * numbers.nbytes)
+    device.upload(memory.address, numbers)
+    device.order(memory.address, len(numbers), memory.address + numbers.nbytes)
+    got = np.empty(len(numbers), np.int64)
+    device.download(got, memory.address + numbers.nbytes)
+    assert got.tolist() == np.argsort(numbers, kind="stable").tolist()
+
+
+def test_a_kernel_gets_its_arguments(device):
+    memory = device.allocate(1600)
+    device.upload(memory.address, np.arange(100))
+    run = device.load(KERNEL)
+    assert device.load(KERNEL) is run
+    run("scale", 100, memory.address, 100, 3.0, np.float32(0.5), memory.address + 800)
+    got = np.empty(100, np.int64)
+    device.download(got, memory.address + 800)
+    assert got.tolist() == [3 * number for number in range(100)]
+
+
+def test_more_memory_than_there_is_is_a_memory_error(device):
+    if isinstance(device, CpuDevice):
+        pytest.skip("a CPU's memory is not what is tested here")
+    with pytest.raises(MemoryError):
+        device.allocate(1 << 50)

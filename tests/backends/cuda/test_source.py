@@ -1,0 +1,61 @@
+"""The GPU's kernels compile for the GPUs of today, keep everything in registers, and fuse no multiply-add."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from nvrtc import ARCHITECTURES, assembly_of, used_by
+
+from kvemb.backends.cuda.source import OPTIONS, step_source, table_source, values_source
+from kvemb.optimizers import KINDS, LAMB, NAdam, Optimizer
+from kvemb.rows.schema import VALUE_DTYPES, Schema, dtype_of
+
+
+def schema_of(name: str, optimizer: Optimizer | None = None) -> Schema:
+    if name == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    return Schema(dtype_of("int64"), dtype_of(name), 4, optimizer.shapes(4) if optimizer else ())
+
+
+def step_of(optimizer: Optimizer, dtype: str) -> str:
+    slots = tuple(slot.name for slot in optimizer.slots)
+    return step_source(optimizer.formulas, slots, schema_of(dtype, optimizer))
+
+
+def check(source: str, what: Any) -> None:
+    """Compile for every GPU; print the registers, and fail on a spill or a stack frame."""
+    for architecture in ARCHITECTURES:
+        kernels = used_by(source, architecture)
+        assert set(kernels) == set(re.findall(r"^(?:STEP_)?KERNEL (\w+)\(", source, re.MULTILINE))
+        print(what, architecture, {name: used.registers for name, used in kernels.items()})
+        for name, used in kernels.items():
+            assert (used.stack_bytes, used.spilled_bytes) == (0, 0), f"{name} for {architecture}: {used}"
+
+
+def test_kernels_of_the_table_keep_everything_in_registers():
+    check(table_source(), "table")
+
+
+@pytest.mark.parametrize("name", VALUE_DTYPES)
+def test_kernels_of_every_dtype_keep_everything_in_registers(name):
+    check(values_source(schema_of(name)), name)
+
+
+def test_a_step_keeps_everything_in_registers():
+    check(step_of(LAMB(), "float64"), LAMB())  # the one that takes most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_steps_of_every_optimizer_keep_everything_in_registers(name):
+    check(step_of(KINDS[name](learning_rate=0.1), "float64"), name)
+
+
+def test_no_multiply_add_is_fused():
+    assert "--fmad=false" in OPTIONS
+    for source in (step_of(NAdam(), "float32"), values_source(schema_of("float64"))):
+        assembly = assembly_of(source)
+        assert "mul.rn.f" in assembly
+        assert not re.search(r"\bfma\.rn\.f(32|64)", assembly)

@@ -1,0 +1,116 @@
+"""The GPU's hot table against a plain model of it, whatever order its threads run in. tests/backends/test_hot_table.py
+has what it shares with the others; on a machine with a GPU that runs there too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_life import Life
+from cuda_on_cpu import CpuDevice, CudaOnCpuTable, require_compiler
+
+from kvemb.backends.cuda.device import Memory
+from kvemb.backends.cuda.table import CudaTable
+from kvemb.errors import BackendUnavailable
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.schema import Schema, SlotShape, dtype_of
+
+SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 1, (SlotShape("a", 1),))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiler() -> None:
+    try:
+        require_compiler()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 4, 7))])
+def test_a_table_lives_as_its_model_does(seed):
+    Life(seed, CpuDevice(seed)).run(30)
+
+
+def table_on(device: Any, first: int, most: int) -> CudaTable:
+    kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: device)})
+    return kind(SCHEMA, first, most)  # type: ignore[no-any-return]
+
+
+def rows_of(keys: Any) -> RowBlock:
+    rows = RowBlock(SCHEMA, len(keys))
+    rows.keys[:], rows.scores[:], rows.flags[:] = keys, np.arange(len(keys)), DIRTY
+    rows.words[:] = rows.keys.view(np.uint64)[:, None]
+    return rows
+
+
+def test_a_large_table_comes_and_goes_in_chunks():
+    table = table_on(CpuDevice(), 1, 128 * 5000)
+    assert (table.capacity_rows, table.max_capacity_rows) == (8 * 128, 5000 * 128), "a 1024th of the largest"
+    assert CudaTable.first_rows(1, 128 * 5000) == 8 * 128
+    assert CudaTable.first_rows(128, 128 * 1024) == 128
+    rows = rows_of(np.random.default_rng(0).permutation(8000)[:2000] - 4000)
+    assert len(table.insert(rows, reserve=lambda cells: True)) == 0
+    assert table.capacity_rows % (8 * 128) == 0
+    assert table.nbytes == table.capacity_rows * CudaTable.bytes_per_cell(SCHEMA)
+    read = table.read(table.find(rows.keys))
+    np.testing.assert_array_equal(read.words, rows.words)
+    left = table.shrink(1, 1)
+    before = table.capacity_rows
+    assert len(left) + table.size == 2000
+    assert len(table.shrink(1, before)) == 0
+    assert table.capacity_rows == before
+
+
+def test_the_last_chunk_of_a_table_may_be_smaller():
+    table = table_on(CpuDevice(), 128 * 1500, 128 * 1500)
+    assert (table.capacity_rows, table.step_rows) == (1500 * 128, 0)
+    assert len(table.shrink(1, 1)) == 0
+    assert (table.capacity_rows, table.step_rows) == (1498 * 128, 2 * 128)
+    table.grow()
+    assert table.capacity_rows == 1500 * 128
+
+
+class FullDevice(CpuDevice):
+    """A device whose memory is spent at some point."""
+
+    spent = False
+
+    def allocate(self, nbytes: int) -> Memory:
+        if self.spent:
+            raise MemoryError(f"no room for {nbytes} bytes")
+        return super().allocate(nbytes)
+
+
+def test_without_memory_for_growth_nothing_has_changed():
+    device = FullDevice()
+    table = table_on(device, 128, 1024)
+    rows = rows_of(np.arange(100))
+    table.insert(rows)
+    device.spent = True
+    with pytest.raises(MemoryError, match="no room"):
+        table.grow()
+    device.spent = False
+    assert (table.capacity_rows, table.size) == (128, 100)
+    np.testing.assert_array_equal(table.read(table.find(rows.keys)).words, rows.words)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("setarch") is None, reason="needs Linux and setarch")
+def test_threads_of_kernels_do_not_race():
+    """Under ThreadSanitizer: it watches kernels alone, since nothing else is compiled for it."""
+    library = subprocess.run(["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True).stdout.strip()
+    if not Path(library).is_absolute():
+        pytest.skip("ThreadSanitizer is not installed: g++ has no libtsan.so")
+    tests = Path(__file__).parents[2]
+    environment = {**os.environ, "LD_PRELOAD": library, "TSAN_OPTIONS": "exitcode=66", "PYTHONPATH": str(tests)}
+    command = ["setarch", "-R", sys.executable, str(tests / "cuda_life.py"), "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tests.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout

@@ -1,0 +1,177 @@
+"""A Device (kvemb.backends.cuda.device) that is this machine's CPU, and the GPU's hot table on it.
+
+g++ compiles the GPU's own kernels behind backends/cuda/cuda_on_cpu.h. What is built is kept in the system's temporary
+folder, by its content. Memory has a known filling, and bytes after its end that must not change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvemb.backends.cuda.device import Memory, Program
+from kvemb.backends.cuda.table import CudaTable
+from kvemb.errors import BackendUnavailable
+
+HERE = Path(__file__).parent / "backends" / "cuda"
+DEVICE_BYTES = 1 << 18
+FILLING, GUARD_BYTES = 0xCD, 64
+FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-Wall")
+TSAN_FLAGS = ("-O1", "-g", "-fsanitize=thread")
+_KERNEL = re.compile(r"^(?:STEP_)?KERNEL (\w+)\(", re.MULTILINE)
+_ENTRY = """
+extern "C" const char* run_{name}(unsigned blocks, unsigned threads, uint64_t seed, void** arguments) {{
+  return cpu::launch(blocks, threads, seed, [](void* given) {{ cpu::call({name}, (void**)given); }}, arguments);
+}}
+"""
+
+
+class Guarded:
+    """Device memory: bytes, and behind them a guard."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = np.full(nbytes + GUARD_BYTES + 256, FILLING, np.uint8)
+        self.start = -self.bytes.ctypes.data % 256
+        self._end = self.start + nbytes
+
+    def __del__(self) -> None:
+        assert not self.bytes[self._end :].tobytes().strip(bytes([FILLING])), (
+            "a kernel wrote behind the end of its memory"
+        )
+
+
+class CpuDevice:
+    """Device on the CPU. seed: of the order in which threads run, which every launch continues from. launches: how many
+    there were of each kernel."""
+
+    def __init__(self, seed: int = 1, flags: Sequence[str] = ("-O1",)) -> None:
+        self._random = np.random.default_rng(seed)
+        self._flags = tuple(flags)
+        self._lock = threading.Lock()
+        self._programs: dict[str, Program] = {}
+        self.launches: dict[str, int] = {}
+
+    def memory_bytes(self) -> int:
+        return DEVICE_BYTES
+
+    def allocate(self, nbytes: int) -> Memory:
+        owner = Guarded(nbytes)
+        return Memory(owner.bytes.ctypes.data + owner.start, owner)
+
+    def upload(self, address: int, array: Any) -> None:
+        assert array.flags.c_contiguous
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def download(self, array: Any, address: int) -> None:
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+    def order(self, numbers: int, count: int, out: int) -> None:
+        given, result = (np.frombuffer((ctypes.c_int64 * count).from_address(at), np.int64) for at in (numbers, out))
+        result[:] = np.argsort(given, kind="stable")
+
+    def load(self, source: str) -> Program:
+        with self._lock:
+            if source not in self._programs:
+                self._programs[source] = self._program(ctypes.CDLL(str(built(source, self._flags))))
+            return self._programs[source]
+
+    def _program(self, library: Any) -> Program:
+        def run(name: str, threads: int, *arguments: Any) -> None:
+            held = [_as_c(argument) for argument in arguments]
+            pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
+            function = getattr(library, f"run_{name}")
+            function.restype = ctypes.c_char_p
+            with self._lock:
+                self.launches[name] = self.launches.get(name, 0) + 1
+                blocks, warps = self._random.integers(1, 4), self._random.integers(1, 3)
+                needed = -(-threads // 32)
+                blocks, warps = (1, 1) if needed == 1 else (min(int(blocks), needed), int(warps))
+                seed = ctypes.c_uint64(int(self._random.integers(1, 1 << 63)))
+                error = function(blocks, 32 * warps, seed, pointers)
+            if error:
+                raise RuntimeError(f"kernel {name}: {error.decode()}")
+
+        return run
+
+
+def _as_c(argument: Any) -> Any:
+    if isinstance(argument, np.float32):
+        return ctypes.c_float(float(argument))
+    if isinstance(argument, float):  # np.float64 too
+        return ctypes.c_double(argument)
+    return ctypes.c_int64(int(argument))
+
+
+def require_compiler() -> None:
+    """Raise BackendUnavailable where there is no g++."""
+    if shutil.which("g++") is None:
+        raise BackendUnavailable("CUDA kernels run on a CPU only where g++ is installed")
+
+
+@cache
+def built(source: str, flags: tuple[str, ...]) -> Path:
+    """Return the library of kernels for this machine, built by g++ if it is not there."""
+    names = _KERNEL.findall(source)
+    glue = "".join(_ENTRY.format(name=name) for name in names)
+    text = f'#include "cuda_on_cpu.h"\n{source}\n{glue}'
+    runtime = (HERE / "cuda_on_cpu.cpp").read_text() + (HERE / "cuda_on_cpu.h").read_text()
+    folder = Path(tempfile.gettempdir(), f"kvemb-cuda-on-cpu-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    shared = _object("runtime", runtime, HERE / "cuda_on_cpu.cpp", folder, _runtime_flags(flags))
+    target = folder / f"{_digest(text + runtime, flags)}.so"
+    if not target.exists():
+        kernels = folder / f"{target.stem}-{os.getpid()}.cpp"
+        kernels.write_text(text)
+        _compile([*FLAGS, *flags, "-shared", str(kernels), str(shared)], target)
+        kernels.unlink()
+    return target
+
+
+def _object(name: str, text: str, source: Path, folder: Path, flags: tuple[str, ...]) -> Path:
+    target = folder / f"{name}-{_digest(text, flags)}.o"
+    if not target.exists():
+        _compile([*FLAGS, *flags, "-c", str(source)], target)
+    return target
+
+
+def _runtime_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """What runs fibers is not itself watched by ThreadSanitizer."""
+    return ("-O2", "-DUNDER_TSAN") if "-fsanitize=thread" in flags else ("-O2",)
+
+
+def _compile(arguments: list[str], target: Path) -> None:
+    """Build a file under another name first, since other processes may build it too."""
+    draft = target.with_suffix(f".{os.getpid()}")
+    done = subprocess.run(["g++", f"-I{HERE}", *arguments, "-o", str(draft)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    draft.rename(target)
+
+
+def _digest(text: str, flags: tuple[str, ...]) -> str:
+    return hashlib.sha256((text + repr((FLAGS, flags))).encode()).hexdigest()[:16]
+
+
+@cache
+def cpu_device(name: str) -> CpuDevice:
+    """The device of this name."""
+    return CpuDevice(seed=len(name))
+
+
+class CudaOnCpuTable(CudaTable):
+    """The GPU's hot table on the CPU."""
+
+    open_device = staticmethod(cpu_device)

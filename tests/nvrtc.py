@@ -1,0 +1,70 @@
+"""Compiles CUDA C for GPUs that this machine does not have: NVIDIA's run-time compiler, of nvidia-cuda-nvrtc."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from kvemb.backends.cuda.source import OPTIONS
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+_REPORT = re.compile(
+    r"entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?Used (\d+) registers",
+    re.DOTALL,
+)
+
+
+class Used(NamedTuple):
+    """What one kernel takes: registers a thread, and bytes of memory a thread that hold what fits no register."""
+
+    registers: int
+    stack_bytes: int
+    spilled_bytes: int
+
+
+@cache
+def _library() -> Any:
+    where = pytest.importorskip("nvidia.cu13", reason="compiling for GPUs needs nvidia-cuda-nvrtc 13, of kvemb[test]")
+    found = [Path(folder, "lib", "libnvrtc.so.13") for folder in where.__path__]
+    return ctypes.CDLL(str(next(path for path in found if path.exists())))
+
+
+def used_by(source: str, architecture: str) -> dict[str, Used]:
+    """Compile; return what each kernel takes. Fails with the compiler's words."""
+    log = _compiled(source, f"--gpu-architecture={architecture}", "--ptxas-options=-v")[1]
+    assert "warning" not in log, log
+    return {
+        name: Used(int(registers), int(stack), int(stores) + int(loads))
+        for name, stack, stores, loads, registers in _REPORT.findall(log)
+    }
+
+
+def assembly_of(source: str) -> str:
+    """Return PTX, NVIDIA's portable assembly."""
+    return _compiled(source, "--gpu-architecture=compute_80")[0]
+
+
+def _compiled(source: str, *options: str) -> tuple[str, str]:
+    nvrtc, program = _library(), ctypes.c_void_p()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
+    given = [option.encode() for option in (*OPTIONS, *options)]
+    failed = nvrtc.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
+    log = _text(program, "ProgramLog")
+    assert not failed, log
+    ptx = _text(program, "PTX")
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return ptx, log
+
+
+def _text(program: Any, what: str) -> str:
+    size = ctypes.c_size_t()
+    getattr(_library(), f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(max(1, size.value))
+    getattr(_library(), f"nvrtcGet{what}")(program, buffer)
+    return buffer.value.decode(errors="replace")
