@@ -270,7 +270,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def state(place: Any) -> Any:
     rows = place.table.export(with_slots=True, with_scores=True)
-    return rows, list(place.store.variables), place.store.budget.free, place.series.numbers()
+    names = "\n".join(place.store.variables)  # one text, as there are hundreds
+    return rows, names, place.store.budget.free, place.series.numbers()
 
 
 @pytest.mark.slow

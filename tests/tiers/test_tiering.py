@@ -35,7 +35,7 @@ from kvemb.tools.stress.model import Model
 from tests.histories import small_spill
 
 KEYS = 160
-EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", "12"))
 SETTINGS = settings(
     stateful_step_count=40,
     deadline=None,
