@@ -14,6 +14,7 @@ import numpy as np
 
 from kvemb.backends.cuda.source import OPTIONS
 from kvemb.errors import BackendUnavailable
+from kvemb.options import format_bytes
 
 THREADS = 256
 # Threads that a launch has at most; kernels go over what is more. 16 for each lane of the largest GPU of today.
@@ -70,8 +71,11 @@ class CupyDevice:
 
     def allocate(self, nbytes: int) -> Memory:
         """See Device."""
-        with self._device, self._stream:
-            pointer = self._cupy.cuda.alloc(nbytes)
+        try:
+            with self._device, self._stream:
+                pointer = self._cupy.cuda.alloc(nbytes)
+        except self._cupy.cuda.memory.OutOfMemoryError as error:
+            raise MemoryError(f"gpu:{self._device.id} has no {format_bytes(nbytes)} left") from error
         return Memory(int(pointer.ptr), pointer)
 
     def upload(self, address: int, array: Any) -> None:

@@ -10,7 +10,7 @@ from kvemb.optimizers.formula import Function
 from kvemb.rows.schema import Schema
 
 # No multiply-add is fused: results must have the CPU's bits.
-OPTIONS = ("--std=c++17", "--fmad=false")
+OPTIONS = ("-std=c++17", "--fmad=false")
 
 _TYPES = {
     "float16": "Half",

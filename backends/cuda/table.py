@@ -7,6 +7,7 @@ the variable's lock. Longer than 300 lines: each verb of the contract is here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
+
+_logger = logging.getLogger("kvemb")
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 NULL = 0
@@ -185,7 +188,7 @@ class CudaTable:
         self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
     ) -> RowBlock:
         """See contracts.HotTable. Grows when the bucket of a key is full. Rows that leave are in the order of the rows
-        that they leave for.
+        that they leave for. Where the device's memory is spent before its budget is, rows are evicted instead.
         """
         growing = reserve is not None and self.step_rows > 0
         pending, left = self._insert(rows, by_score, evicting=not growing)
@@ -193,11 +196,23 @@ class CudaTable:
             rows = rows.select(pending)
             # Not for keys that have the same few buckets: they would not find room in a table of any size.
             growing = reserve is not None and self.step_rows > 0 and 2 * self.size > self.capacity_rows
-            growing = growing and reserve is not None and reserve(self.step_rows)
-            if growing:
-                self.grow()
+            growing = growing and reserve is not None and reserve(self.step_rows) and self._grown()
             pending, left = self._insert(rows, by_score, evicting=not growing)
         return left
+
+    def _grown(self) -> bool:
+        """Grow; where the device has no memory left for it, say so, once, and stay at this size."""
+        try:
+            self.grow()
+        except MemoryError as error:
+            self._chunks.most_buckets = self._chunks.buckets
+            _logger.warning(
+                "a hot table stays at %d rows: %s; open the store with a smaller device_memory",
+                self.capacity_rows,
+                error,
+            )
+            return False
+        return True
 
     def _insert(self, rows: RowBlock, by_score: bool, *, evicting: bool) -> tuple[Positions, RowBlock]:
         """Insert rows. Returns the positions of those that found no room, if nothing is evicted, and those evicted."""

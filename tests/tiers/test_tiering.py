@@ -338,7 +338,7 @@ def test_a_table_with_next_to_no_rows_on_a_gpu_equals_its_model(
         require_compiler()
     except BackendUnavailable as error:
         pytest.skip(str(error))
-    check(machine, EXAMPLES / 10, monkeypatch)
+    check(machine, EXAMPLES / 20, monkeypatch)
 
 
 def check(machine: type[Tiering], examples: float, monkeypatch: pytest.MonkeyPatch) -> None:

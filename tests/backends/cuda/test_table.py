@@ -77,13 +77,16 @@ def test_the_last_chunk_of_a_table_may_be_smaller():
     assert table.capacity_rows == 1500 * 128
 
 
+CHUNK_BYTES = 128 * CudaTable.bytes_per_cell(SCHEMA)
+
+
 class FullDevice(CpuDevice):
-    """A device whose memory is spent at some point."""
+    """A device that at some point has no memory for another chunk of one bucket."""
 
     spent = False
 
     def allocate(self, nbytes: int) -> Memory:
-        if self.spent:
+        if self.spent and nbytes == CHUNK_BYTES:
             raise MemoryError(f"no room for {nbytes} bytes")
         return super().allocate(nbytes)
 
@@ -96,9 +99,23 @@ def test_without_memory_for_growth_nothing_has_changed():
     device.spent = True
     with pytest.raises(MemoryError, match="no room"):
         table.grow()
-    device.spent = False
     assert (table.capacity_rows, table.size) == (128, 100)
     np.testing.assert_array_equal(table.read(table.find(rows.keys)).words, rows.words)
+
+
+def test_without_memory_for_growth_rows_are_evicted_and_it_is_said_once(caplog):
+    device = FullDevice()
+    table = table_on(device, 128, 1024)
+    rows = rows_of(np.arange(128 + 64))
+    device.spent = True
+    left = table.insert(rows, reserve=lambda cells: True)
+    assert table.capacity_rows == table.max_capacity_rows == 128
+    assert (len(left), table.size) == (64, 128)
+    assert left.keys.tolist() == list(range(64))
+    table.insert(rows_of(np.arange(1000, 1100)), reserve=lambda cells: True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a hot table stays at 128 rows: no room for {CHUNK_BYTES} bytes; open the store with a smaller device_memory"
+    ]
 
 
 @pytest.mark.slow
