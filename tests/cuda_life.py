@@ -10,9 +10,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from cuda_on_cpu import TSAN_FLAGS, CpuDevice, CudaOnCpuTable
+from cuda_on_cpu import TSAN_FLAGS, CpuDevice
 from pooled import pooled
 
+from kvemb.backends.cuda.device import Device
+from kvemb.backends.cuda.table import CudaTable
 from kvemb.optimizers import LAMB, SGD, Adagrad, Adam, Optimizer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, Beside
@@ -50,7 +52,7 @@ def bucket_of(h: int, buckets: int) -> int:
 class Life:
     """A table and its model. rows: the rows of all keys there are, of which those of `hot` are in the table."""
 
-    def __init__(self, seed: int, device: CpuDevice, keys: int = 700) -> None:
+    def __init__(self, seed: int, device: Device, keys: int = 700) -> None:
         self.random = np.random.default_rng(seed)
         self.optimizer = OPTIMIZERS[seed % len(OPTIMIZERS)]
         dtype, dim = SHAPES[(seed + seed // 4) % len(SHAPES)]
@@ -62,7 +64,7 @@ class Life:
         self.hashes = hashes_of(universe)
         self.hot = np.zeros(len(universe), bool)
         self.buckets, self.step = 3, 0
-        kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: device)})
+        kind = type("Table", (CudaTable,), {"open_device": staticmethod(lambda name: device)})
         self.table: Any = kind(self.schema, 3 * BUCKET, 9 * BUCKET)
 
     def run(self, steps: int) -> None:

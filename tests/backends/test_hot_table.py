@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 from cuda_on_cpu import CudaOnCpuTable, require_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ from kvemb.rows.hashing import Unique
 from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
-KINDS = ["cpu", "opaque", "cuda-on-cpu", *(["gpu:0"] if importlib.util.find_spec("cupy") else [])]
+KINDS = ["cpu", "opaque", "cuda-on-cpu", *DEVICES[1:]]
 EXTREMES = np.array([0, -1, 1, LEAST, LEAST + 1, MOST, MOST - 1, 2**32, -(2**32), 255, 2**24])
 
 
@@ -431,11 +431,11 @@ def test_a_batch_larger_than_the_table_leaves_it_full(kind):
 def full_table(kind: Any, schema: Schema, capacity: int, load: float) -> Any:
     table = kind(schema, capacity, 4 * capacity)
     wanted = round(load * table.capacity_rows)
-    keys = random_keys(40 * table.capacity_rows, table.capacity_rows)
-    for at in range(0, len(keys), 8):
+    keys, few = random_keys(40 * table.capacity_rows, table.capacity_rows), np.arange(kind.cells_per_bucket // 2)
+    for at in range(0, len(keys), len(few)):
         if table.size >= wanted:
             break
-        table.insert(rows_of(schema, keys[at : at + 8], np.arange(8.0) + at, dirty=np.arange(8) % 2 == 0))
+        table.insert(rows_of(schema, keys[at + few], 0.0 + at + few, dirty=few % 2 == 0))
     return table
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashes import copy_of_open
-from cuda_on_cpu import require_compiler
+from cuda_devices import device_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,7 +26,6 @@ from quick import quick
 
 import kvemb
 from kvemb import registry
-from kvemb.errors import BackendUnavailable
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.schema import value_dtype
@@ -329,15 +328,12 @@ def test_a_table_with_next_to_no_hot_rows_equals_its_model(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("machine", [TieringOnCuda, TieringOnCudaOfManyKeys])
 def test_a_table_with_next_to_no_rows_on_a_gpu_equals_its_model(
     machine: type[Tiering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    try:
-        require_compiler()
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+    device_of("cpu")
+    monkeypatch.setattr(Tiering, "limits", Limits(**small_spill(8)))
     check(machine, EXAMPLES / 20, monkeypatch)
 
 

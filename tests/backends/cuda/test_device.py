@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_on_cpu import CpuDevice, require_compiler
+from cuda_devices import DEVICES, device_of
+from cuda_on_cpu import CpuDevice
 
 from kvemb.backends.cuda.device import open_device
 from kvemb.backends.cuda.table import CudaTable
@@ -23,16 +24,10 @@ KERNEL scale(const i64* given, i64 n, double by, float more, i64* out) {
 """
 
 
-@pytest.fixture(params=["cpu", "gpu:0"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     """Each implementation of Device that this machine has."""
-    try:
-        if request.param == "cpu":
-            require_compiler()
-            return CpuDevice()
-        return open_device(request.param)
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+    return device_of(request.param)
 
 
 class NoDriver(Exception):

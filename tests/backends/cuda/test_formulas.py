@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cuda_on_cpu import CpuDevice, CudaOnCpuTable, require_compiler
+from cuda_devices import DEVICES, device_of
 from every_optimizer import EVERY, QUICK, SHAPES, assert_same
 
 from kvemb.backends.cuda.formulas import source_of, uses_rooms
-from kvemb.errors import BackendUnavailable
+from kvemb.backends.cuda.table import CudaTable
 from kvemb.optimizers import LAMB, SGD, Adagrad, Adam, NAdam, Optimizer, RowWiseAdagrad
 from kvemb.optimizers.arithmetic import Elements
 from kvemb.rows.block import DIRTY, RowBlock
@@ -16,7 +16,6 @@ from kvemb.rows.hashing import Sums
 from kvemb.rows.schema import Schema, dtype_of
 
 ROWS = 20
-DEVICE = CpuDevice(1)
 
 
 def of(optimizer: Optimizer) -> str:
@@ -63,15 +62,12 @@ def test_a_name_is_assigned_once():
         source_of((twice,), ())
 
 
-def check_bits(optimizer: Optimizer, dtype: str, dim: int) -> None:
+def check_bits(optimizer: Optimizer, dtype: str, dim: int, device: str = "cpu") -> None:
     """Steps on rows, some by sums of gradients, have NumPy's bits."""
-    try:
-        require_compiler()
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+    where = device_of(device)
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
-    kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: DEVICE)})
+    kind = type("Table", (CudaTable,), {"open_device": staticmethod(lambda name: where)})
     schema, chance = Schema(dtype_of("int64"), dtype_of(dtype), dim, optimizer.shapes(dim)), np.random.default_rng(dim)
     rows, every = RowBlock(schema, ROWS), np.arange(ROWS)
     rows.keys[:] = every
@@ -110,14 +106,16 @@ def assert_rows(table, values, slots) -> None:
         assert_same(slot, slots[name])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("optimizer", QUICK, ids=repr)
-def test_kernels_have_the_bits_of_numpy(optimizer):
-    check_bits(optimizer, "float32", 17)
+def test_kernels_have_the_bits_of_numpy(optimizer, device):
+    check_bits(optimizer, "float32", 17, device)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("number", range(len(EVERY)), ids=lambda number: repr(EVERY[number]))
-def test_kernels_of_every_optimizer_have_the_bits_of_numpy(number):
+def test_kernels_of_every_optimizer_have_the_bits_of_numpy(number, device):
     """In one dtype each, rows longer and shorter than a warp among them."""
     dtype, dim = [*SHAPES, ("float32", 45)][number % 5]
-    check_bits(EVERY[number], dtype, dim)
+    check_bits(EVERY[number], dtype, dim, device)

@@ -1,5 +1,5 @@
 """The GPU's hot table against a plain model of it, whatever order its threads run in. tests/backends/test_hot_table.py
-has what it shares with the others; on a machine with a GPU that runs there too.
+has what it shares with the others. On a machine with a GPU both run there too.
 """
 
 from __future__ import annotations
@@ -13,29 +13,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES, device_of
 from cuda_life import Life
-from cuda_on_cpu import CpuDevice, CudaOnCpuTable, require_compiler
+from cuda_on_cpu import CpuDevice, CudaOnCpuTable
 
 from kvemb.backends.cuda.device import Memory
 from kvemb.backends.cuda.table import CudaTable
-from kvemb.errors import BackendUnavailable
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 1, (SlotShape("a", 1),))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compiler() -> None:
-    try:
-        require_compiler()
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
-
-
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 4, 7))])
-def test_a_table_lives_as_its_model_does(seed):
-    Life(seed, CpuDevice(seed)).run(30)
+def test_a_table_lives_as_its_model_does(seed, device):
+    Life(seed, device_of(device, seed)).run(30)
+
+
+@pytest.fixture
+def _on_cpu() -> None:
+    device_of("cpu")
 
 
 def table_on(device: Any, first: int, most: int) -> CudaTable:
@@ -50,6 +48,7 @@ def rows_of(keys: Any) -> RowBlock:
     return rows
 
 
+@pytest.mark.usefixtures("_on_cpu")
 def test_a_large_table_comes_and_goes_in_chunks():
     table = table_on(CpuDevice(), 1, 128 * 5000)
     assert (table.capacity_rows, table.max_capacity_rows) == (8 * 128, 5000 * 128), "a 1024th of the largest"
@@ -68,6 +67,7 @@ def test_a_large_table_comes_and_goes_in_chunks():
     assert table.capacity_rows == before
 
 
+@pytest.mark.usefixtures("_on_cpu")
 def test_the_last_chunk_of_a_table_may_be_smaller():
     table = table_on(CpuDevice(), 128 * 1500, 128 * 1500)
     assert (table.capacity_rows, table.step_rows) == (1500 * 128, 0)
@@ -91,6 +91,7 @@ class FullDevice(CpuDevice):
         return super().allocate(nbytes)
 
 
+@pytest.mark.usefixtures("_on_cpu")
 def test_without_memory_for_growth_nothing_has_changed():
     device = FullDevice()
     table = table_on(device, 128, 1024)
@@ -103,6 +104,7 @@ def test_without_memory_for_growth_nothing_has_changed():
     np.testing.assert_array_equal(table.read(table.find(rows.keys)).words, rows.words)
 
 
+@pytest.mark.usefixtures("_on_cpu")
 def test_without_memory_for_growth_rows_are_evicted_and_it_is_said_once(caplog):
     device = FullDevice()
     table = table_on(device, 128, 1024)
@@ -118,6 +120,7 @@ def test_without_memory_for_growth_rows_are_evicted_and_it_is_said_once(caplog):
     ]
 
 
+@pytest.mark.usefixtures("_on_cpu")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("setarch") is None, reason="needs Linux and setarch")
 def test_threads_of_kernels_do_not_race():
