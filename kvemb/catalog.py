@@ -12,6 +12,7 @@ from kvemb.engine.specification import agreed, check_name, stored_optimizer
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import initializer_from_json
+from kvemb.optimizers import Optimizer
 from kvemb.options import RocksDBCreator
 from kvemb.restrict import MissingPolicy, policy_from_json
 from kvemb.variable import Variable
@@ -57,6 +58,16 @@ def got(store: Handle[Engine], asked: Arguments) -> Variable:
     known = inside(store).tables.get(check_name(asked.name))
     if known is None:
         return Variable(**{**vars(asked), "store": store})
+    if (optimizer := agreed_optimizer(known, asked)) is not None:
+        known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
+    return variable_of(known)
+
+
+def agreed_optimizer(known: Table, asked: Arguments) -> Optimizer | None:
+    """Check what is requested of an open variable; return the optimizer that it goes on with, None for its own.
+
+    Raises as get_variable does.
+    """
     optimizer, policy = agreed(asked, known.entry())
     if isinstance(known.policy, MissingPolicy) and policy is not None and not isinstance(policy, MissingPolicy):
         raise known.policy.error()
@@ -66,9 +77,7 @@ def got(store: Handle[Engine], asked: Arguments) -> Variable:
         )
     if asked.admission not in (None, known.specification.admission):
         raise ValueError(f"variable {asked.name!r} is open with another admission; give it when it is opened")
-    if optimizer is not None:
-        known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
-    return variable_of(known)
+    return optimizer
 
 
 def variable_of(table: Table) -> Variable:

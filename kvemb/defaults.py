@@ -6,19 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from kvemb.checks.brief import brief
-from kvemb.engine.engine import Engine
-from kvemb.handle import Handle, inside
+from kvemb.handle import Place
 
 
 class Defaults:
     """The stores that functions use if they are given none. temporary: makes one if there is none (kvemb.opening)."""
 
-    temporary: Callable[[], Handle[Engine]]
+    temporary: Callable[[], Place[Any]]
 
     def __init__(self) -> None:
-        self.stores: list[Handle[Engine]] = []
+        self.stores: list[Place[Any]] = []
 
-    def innermost(self) -> Handle[Engine]:
+    def innermost(self) -> Place[Any]:
         """Return the default store."""
         return self.stores[-1] if self.stores else self.temporary()
 
@@ -26,10 +25,10 @@ class Defaults:
 DEFAULTS = Defaults()
 
 
-def chosen(store: Any) -> Handle[Engine]:
+def chosen(store: Any) -> Place[Any]:
     """Return a `store` argument, for None the default store. Raises TypeError."""
     if store is None:
         return DEFAULTS.innermost()
-    if not isinstance(store, Handle) or not isinstance(inside(store), Engine):
+    if not isinstance(store, Place):
         raise TypeError(f"store must be a Store, got {brief(store)}; use kvemb.open(path)")
     return store

@@ -76,3 +76,10 @@ class TransferError(KvembError, OSError):
 
 class Poisoned(KvembError, RuntimeError):
     """An earlier write to disk failed, so writes are refused; reads go on. The failed write is the __cause__."""
+
+
+# While a cluster is used.
+
+
+class ShardLost(KvembError, ConnectionError):
+    """A shard of a cluster does not answer. No later call is made, so no checkpoint can have half of one."""

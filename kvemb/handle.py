@@ -23,6 +23,10 @@ class Handle(Generic[Inside]):
         return self
 
 
+class Place(Handle[Inside]):
+    """A handle of what has variables: functions with an argument `store` take it."""
+
+
 def inside(handle: Handle[Inside]) -> Inside:
     """Return the internal object of a handle: the Table of a Variable, the Engine of a Store."""
     return handle._inside

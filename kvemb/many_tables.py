@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.catalog import opened
+from kvemb.catalog import VariableMap, opened
 from kvemb.checks.brief import brief
 from kvemb.contracts import Values
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
-from kvemb.handle import Handle, inside
+from kvemb.handle import Place, inside
 from kvemb.parallel import MOST_THREADS, cores, run_each
 from kvemb.rows.hashing import Keys
 from kvemb.tiers.reads import Missed
@@ -26,7 +26,7 @@ from kvemb.variable import Variable
 Given = TypeVar("Given")
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """What a call does to one variable. keys: flat (n,); values: gradients, or the rows to fill, (n, dim)."""
 
     table: Table
@@ -35,9 +35,9 @@ class _Part(NamedTuple):
     values: Values
 
 
-def lookup(store: Handle[Engine], wanted: Mapping[Any, npt.ArrayLike], *, touch: bool) -> dict[Any, npt.NDArray[Any]]:
+def lookup(store: Place[Engine], wanted: Mapping[Any, npt.ArrayLike], *, touch: bool) -> dict[Any, npt.NDArray[Any]]:
     """See Store.lookup."""
-    parts = _checked(store, wanted, _to_read)
+    parts = checked(store, wanted, to_read, _variables(store))
     tables = [part.table for part in parts.values()]
     while True:
         shown = [table.storage.shown for table in tables]
@@ -47,12 +47,12 @@ def lookup(store: Handle[Engine], wanted: Mapping[Any, npt.ArrayLike], *, touch:
     return {given: part.values.reshape(*part.shape, part.table.schema.dim) for given, part in parts.items()}
 
 
-def apply_gradients(store: Handle[Engine], wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
+def apply_gradients(store: Place[Engine], wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
     """See Store.apply_gradients."""
-    parts = list(_checked(store, wanted, _to_train).values())
+    parts = list(checked(store, wanted, to_train, _variables(store)).values())
     inside(store).state.check_writable()
 
-    def step(part: _Part) -> Callable[[], None]:
+    def step(part: Part) -> Callable[[], None]:
         return lambda: part.table.operations.apply_gradients(part.keys, part.values, acknowledge=False)
 
     failures = run_each([step(part) for part in parts], _threads(parts))
@@ -61,41 +61,45 @@ def apply_gradients(store: Handle[Engine], wanted: Mapping[Any, tuple[npt.ArrayL
     _raise_first(parts, failures)
 
 
-def prefetch(store: Handle[Engine], wanted: Mapping[Any, npt.ArrayLike]) -> None:
+def prefetch(store: Place[Engine], wanted: Mapping[Any, npt.ArrayLike]) -> None:
     """See Store.prefetch."""
-    for part in _checked(store, wanted, _to_read).values():
+    for part in checked(store, wanted, to_read, _variables(store)).values():
         part.table.operations.prefetch(part.keys)
 
 
 # Checking.
 
 
-def _checked(
-    store: Handle[Engine], wanted: Mapping[Any, Given], check: Callable[[Table, Given], _Part]
-) -> dict[Any, _Part]:
-    """Return each variable's part. Raises before anything changes, naming the variable."""
+def _variables(store: Place[Engine]) -> Mapping[str, Variable]:
+    return VariableMap(inside(store).names, lambda name: opened(store, name))
+
+
+def checked(
+    store: Place[Any],
+    wanted: Mapping[Any, Given],
+    check: Callable[[Table, Given], Part],
+    variables: Mapping[str, Variable],
+) -> dict[Any, Part]:
+    """Return each variable's part. Raises before anything changes, naming the variable. variables: of the store."""
     if not isinstance(wanted, Mapping):
         raise TypeError(f"expected a dict from variable, or its name, to keys, got {brief(wanted)}")
-    parts: dict[Any, _Part] = {}
+    parts: dict[Any, Part] = {}
     seen: set[str] = set()
     for given, arguments in wanted.items():
-        table = _table(store, given)
+        table = _table(store, given, variables)
         if table.name in seen:
             raise ValueError(f"variable {table.name!r} is given twice; join its keys to one array")
         seen.add(table.name)
         try:
             parts[given] = check(table, arguments)
         except Exception as error:
-            _raise_named(table.name, error)
+            raise_named(table.name, error)
     return parts
 
 
-def _table(store: Handle[Engine], given: Any) -> Table:
+def _table(store: Place[Any], given: Any, variables: Mapping[str, Variable]) -> Table:
     if isinstance(given, str):
-        names = inside(store).names()
-        if given not in names:
-            raise KeyError(f"there is no variable {given!r}; there is {', '.join(names) or 'none'}")
-        return inside(opened(store, given))
+        return inside(variables[given])
     if not isinstance(given, Variable):
         raise TypeError(f"expected a Variable or its name, got {brief(given)}")
     if given.resource_handle[0] is not store:
@@ -103,24 +107,26 @@ def _table(store: Handle[Engine], given: Any) -> Table:
     return inside(given)
 
 
-def _to_read(table: Table, keys: npt.ArrayLike) -> _Part:
+def to_read(table: Table, keys: npt.ArrayLike) -> Part:
+    """Return what a lookup does, and memory for its rows."""
     shape, flat = table.flat_and_owned(keys)  # a partitioner that raises does so now
-    return _Part(table, shape, flat, np.empty((len(flat), table.schema.dim), table.schema.value_dtype))
+    return Part(table, shape, flat, np.empty((len(flat), table.schema.dim), table.schema.value_dtype))
 
 
-def _to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> _Part:
+def to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> Part:
+    """Return what a step does. given: keys and gradients."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(f"expected (keys, grads), got {brief(given)}")
-    return _Part(table, *table.gradients(*given))
+    return Part(table, *table.gradients(*given))
 
 
 # Running.
 
 
-def _read(parts: list[_Part], touch: bool) -> None:
+def _read(parts: list[Part], touch: bool) -> None:
     missed: list[Missed | None] = [None] * len(parts)
 
-    def find(number: int, part: _Part) -> Callable[[], None]:
+    def find(number: int, part: Part) -> Callable[[], None]:
         def found() -> None:
             missed[number] = part.table.operations.lookup_hot(part.keys, part.values, None, touch=touch)
 
@@ -130,7 +136,7 @@ def _read(parts: list[_Part], touch: bool) -> None:
     _raise_first(parts, failures)
     left = [(part, found) for part, found in zip(parts, missed, strict=True) if found is not None]
 
-    def fill(part: _Part, found: Missed) -> Callable[[], None]:
+    def fill(part: Part, found: Missed) -> Callable[[], None]:
         return lambda: part.table.operations.lookup_cold(part.keys, found, part.values, None)
 
     reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
@@ -138,19 +144,19 @@ def _read(parts: list[_Part], touch: bool) -> None:
     _raise_first(cold, run_each([fill(*each) for each in left], MOST_THREADS if pays else 1))
 
 
-def _threads(parts: list[_Part]) -> int:
+def _threads(parts: list[Part]) -> int:
     """Return over how many threads work on hot rows is spread: one, unless there is enough of it."""
     keys = sum(len(part.keys) for part in parts)
     return cores() if parts and keys >= parts[0].table.storage.limits.hot_parallel_keys else 1
 
 
-def _raise_first(parts: list[_Part], failures: list[Exception | None]) -> None:
+def _raise_first(parts: list[Part], failures: list[Exception | None]) -> None:
     for part, failure in zip(parts, failures, strict=True):
         if failure is not None:
-            _raise_named(part.table.name, failure)
+            raise_named(part.table.name, failure)
 
 
-def _raise_named(name: str, error: Exception) -> NoReturn:
+def raise_named(name: str, error: Exception) -> NoReturn:
     """Raise an error that names the variable: in its message if it is plain, else in a note."""
     if type(error) in (TypeError, ValueError):
         raise cast(Any, type(error))(f"variable {name!r}: {error}") from error

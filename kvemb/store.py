@@ -27,7 +27,7 @@ from kvemb.engine.assembly import GraphKeys
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.errors import Corruption
-from kvemb.handle import Handle
+from kvemb.handle import Place
 from kvemb.limits import Limits
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta, refresh
@@ -41,7 +41,7 @@ from kvemb.variable_scope import get_in_scope
 __all__ = ["GraphKeys", "Store"]
 
 
-class Store(Handle[Engine]):
+class Store(Place[Engine]):
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
     A context manager: inside `with`, module-level functions use it; leaving the block flushes and closes it. path: its

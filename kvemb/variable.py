@@ -22,6 +22,7 @@ from kvemb.contracts import HotTable
 from kvemb.defaults import chosen
 from kvemb.engine.arguments import ReferenceArguments
 from kvemb.engine.assembly import GraphKeys, open_table
+from kvemb.engine.engine import Engine
 from kvemb.engine.slot_variable import SlotVariable
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
@@ -69,6 +70,8 @@ class Variable(Handle[Table]):
             raise ValueError("custom_getter wraps get_variable; Variable makes what it is told")
         self._store = chosen(asked.store)
         engine = inside(self._store)
+        if not isinstance(engine, Engine):
+            raise TypeError(f"Variable makes one in a Store; use get_variable of {brief(self._store)}")
         super().__init__(open_table(engine, asked, self))
         if asked.regularizer is not None and (loss := asked.regularizer(self)) is not None:
             engine.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
@@ -152,7 +155,7 @@ class Variable(Handle[Table]):
 
     @property
     def resource_handle(self) -> tuple[Store, str]:
-        """The store and the name that together identify this variable."""
+        """The store and the name that together identify this variable. Of a cluster's, the cluster."""
         return cast("Store", self._store), self.name
 
     @property

@@ -25,11 +25,11 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 ROOMS = " ".join(
     [
-        "errors checks handle signatures rows optimizers initializers seeding restrict options limits",
+        "errors checks handle signatures rows optimizers initializers seeding moment restrict options limits",
         "contracts registry stats store_state interrupts parallel meter",
         "tiers durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
-        "opening scope offline pickling bulk __init__ torch",
+        "opening scope offline pickling bulk __init__ torch cluster",
     ]
 ).split()
 # A variable says which store it is in: the one name of a room above, for annotations alone (TYPE_CHECKING).
@@ -357,6 +357,12 @@ TESTED_BY = {
     "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
     "kvemb/tiers/reads.py": "tiers/test_operations.py",
+    # What a cluster's variable does is compared with what a store's does.
+    **{
+        f"kvemb/cluster/{name}.py": "cluster/test_same_results.py"
+        for name in ("cluster", "operations", "shard", "storage", "variable")
+    },
+    **{f"kvemb/cluster/{name}.py": "cluster/test_calls.py" for name in ("local", "transport")},
     "kvemb/tiers/constraining.py": "test_variable_scope.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "test_initializers.py",

@@ -174,8 +174,13 @@ def give_back(
 def _register(engine: Engine, table: Table, undo: ExitStack, asked: Asked) -> None:
     undo.callback(engine.discard, table)
     engine.tables[table.name] = table
-    collections = [GraphKeys.GLOBAL_VARIABLES] if asked.collections is None else list(asked.collections)
-    if table.specification.trainable and GraphKeys.TRAINABLE_VARIABLES not in collections:
-        collections.append(GraphKeys.TRAINABLE_VARIABLES)
-    for collection in collections:
+    for collection in collections_of(asked, table.specification):
         engine.collect(collection, table.variable)
+
+
+def collections_of(asked: Asked, specification: Specification) -> list[str]:
+    """Return the names of the collections that a variable joins."""
+    collections = [GraphKeys.GLOBAL_VARIABLES] if asked.collections is None else list(asked.collections)
+    if specification.trainable and GraphKeys.TRAINABLE_VARIABLES not in collections:
+        collections.append(GraphKeys.TRAINABLE_VARIABLES)
+    return collections

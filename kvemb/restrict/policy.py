@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_ROWS
 from kvemb.handle import Handle, inside
+from kvemb.moment import given
 
 Scores = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -79,7 +80,10 @@ class RestrictPolicy:
 
     def now(self, step: int) -> float:
         """Return the time of a use made in this step: the step, or the seconds since 1970."""
-        return float(step) if self.clock == "steps" else time.time()
+        if self.clock == "steps":
+            return float(step)
+        moment = given()
+        return time.time() if moment is None else moment.seconds
 
     def checked_score(self, old_score: Scores, count: Counts, now: float) -> Scores:
         """Return score(...) as fresh contiguous float64 (n,).

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.contracts import Mask, RowKernels, Values
-from kvemb.meter import Progress
+from kvemb.meter import Meter, Progress
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import Admission
 from kvemb.rows.block import DIRTY, RowBlock
@@ -22,9 +22,10 @@ from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.constraining import Constraining, Constraint
 from kvemb.tiers.locate import Located
 from kvemb.tiers.reads import TableReads
-from kvemb.tiers.restricting import keep_highest, would_leave
+from kvemb.tiers.restricting import Restriction, keep_highest, would_leave
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.selection import Limit
 from kvemb.tiers.sightings import Sightings
 from kvemb.tiers.storage import TieredStorage
 
@@ -141,7 +142,7 @@ class TableOperations(TableReads):
             at = self._admitted(storage.locate(keys), occurrences)
             self._create(at, self._scoring.first(storage.step))
             before = None if self._constraining is None else self._constraining.copies(at)
-            number = count or storage.optimizer_steps + 1
+            number = count or storage.next_optimizer_step()
             with storage.changing():
                 self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums, number)
                 if len(at.rows):
@@ -154,7 +155,7 @@ class TableOperations(TableReads):
                 if moved is not None:
                     self._match(at, moved)
                 if optimizer.counts_steps and count == 0:
-                    storage.count_step()
+                    storage.count_optimizer_step(number)
                 storage.log.located(at, storage.step)
                 storage.admit(at)
         return number
@@ -229,7 +230,7 @@ class TableOperations(TableReads):
         storage, distinct = self._storage, Unique(keys)
         storage.state.check_writable()
         with storage.held():
-            storage.step += 1
+            storage.count_use()
         for chunk in self._chunks(len(distinct.keys)):
             with storage.writing():
                 at = storage.locate(distinct.keys[chunk])
@@ -258,6 +259,29 @@ class TableOperations(TableReads):
     def would_leave(self, keep_rows: int, progress: Progress | None = None) -> int:
         """Return how many rows restrict would remove now."""
         return would_leave(self._storage, self._scoring, keep_rows, self._scratch, progress)
+
+    # A restriction of a table of which this variable is a part. REQUIRES: no call in between changes a row.
+
+    def ranked(self) -> Restriction:
+        """Rank every row; the caller closes what it gets."""
+        restriction = Restriction(self._storage, self._scoring, self._scratch)
+        try:
+            with self._storage.writing(without_snapshot=True):
+                restriction.rank(Meter(0, None))
+        except BaseException:
+            restriction.close()
+            raise
+        return restriction
+
+    def remove_below(self, restriction: Restriction, limit: Limit | None) -> int:
+        """Remove the rows that are below a limit, None: all; returns how many."""
+        storage = self._storage
+        with storage.writing(without_snapshot=True):
+            before = storage.size
+            restriction.remove_below(limit, Meter(0, None))
+            removed = before - storage.size
+        storage.acknowledge()
+        return removed
 
     def new_rows(self, keys: Keys, values: Values) -> RowBlock:
         """Return rows as they would be made now, clean and in no tier."""

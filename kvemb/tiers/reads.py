@@ -71,7 +71,7 @@ class TableReads:
             touch = touch and storage.state.keeps_uses and scoring.records_uses
             owners = self._hot_tables.owners(keys)
             if touch:
-                storage.step += 1
+                storage.count_use()
                 storage.copy_before_change(keys, owners)
             now = scoring.now(storage.step)
             missing = read(owners, scoring.rule if touch else None, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from kvemb.meter import Meter, Progress
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.tiers.scoring import Scoring
-from kvemb.tiers.selection import Spool
+from kvemb.tiers.selection import Limit, Spool, lowest_kept
 from kvemb.tiers.storage import TieredStorage
 
 
@@ -23,34 +23,75 @@ def keep_highest(
     Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a row to
     a temporary file in scratch, from which the limit is found. REQUIRES: writing(without_snapshot=True).
     """
-    storage.write_dirty()
     meter = Meter(2 * storage.size - min(rows, storage.size), progress)
-    with Spool(scratch) as spool:
-        keep = _spooled(spool, storage, scoring, rows, storage.cold.scan(storage.limits.call_rows), meter)
-        for ordered in spool.below_limit(keep):
-            storage.remove(unordered_keys(ordered, storage.schema))
-            meter(len(ordered))
-    storage.write_dirty()
+    with Restriction(storage, scoring, scratch) as restriction:
+        restriction.rank(meter)
+        keep = min(rows, restriction.alive)
+        if keep < restriction.rows:
+            restriction.remove_below(restriction.limit(keep) if keep else None, meter)
 
 
 def would_leave(
     storage: TieredStorage, scoring: Scoring, rows: int, scratch: Path | None, progress: Progress | None
 ) -> int:
     """Return how many rows keep_highest would remove now. Takes the lock itself; changes nothing."""
-    meter = Meter(storage.size, progress)
-    with Spool(scratch) as spool:
-        keep = _spooled(spool, storage, scoring, rows, storage.scan(storage.limits.call_rows), meter)
-        return sum(len(ordered) for ordered in spool.below_limit(keep))
+    with Restriction(storage, scoring, scratch) as restriction:
+        restriction.rank_as_shown(Meter(storage.size, progress))
+        return max(0, restriction.rows - min(rows, restriction.alive))
 
 
-def _spooled(
-    spool: Spool, storage: TieredStorage, scoring: Scoring, rows: int, scan: Iterator[RowBlock], meter: Meter
-) -> int:
-    """Spool the rank of every row; return how many of the highest stay: at most `rows`, and none that has expired."""
-    least, alive = scoring.least_score(storage.step), 0
-    for found in scan:
-        ranks = scoring.ranking(found)
-        alive += int(np.count_nonzero(ranks >= least))
-        spool.append(ranks, order_keys(found.keys, storage.schema))
-        meter(len(found))
-    return min(rows, alive)
+class Restriction:
+    """The ranks of all rows of a variable, spooled, and the removal of those below a limit.
+
+    The limit may be one over several variables that share the rows of a table: see kvemb.tiers.selection.lowest_kept.
+    alive: of the rows ranked, those that have not expired. counts, matching: the spool's. REQUIRES: no row changes from
+    rank() to remove_below().
+    """
+
+    def __init__(self, storage: TieredStorage, scoring: Scoring, scratch: Path | None) -> None:
+        self._storage, self._scoring, self._spool = storage, scoring, Spool(scratch)
+        self.counts, self.matching = self._spool.counts, self._spool.matching
+        self.alive = 0
+
+    def __enter__(self) -> Restriction:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the spool."""
+        self._spool.__exit__()
+
+    @property
+    def rows(self) -> int:
+        """How many rows were ranked."""
+        return len(self._spool)
+
+    def rank(self, meter: Callable[[int], None]) -> None:
+        """Rank every row, dirty ones included. REQUIRES: writing(without_snapshot=True)."""
+        self._storage.write_dirty()
+        self._rank(self._storage.cold.scan(self._storage.limits.call_rows), meter)
+
+    def rank_as_shown(self, meter: Callable[[int], None]) -> None:
+        """Rank every row as it is now. Takes the lock itself."""
+        self._rank(self._storage.scan(self._storage.limits.call_rows), meter)
+
+    def _rank(self, scan: Iterator[RowBlock], meter: Callable[[int], None]) -> None:
+        least = self._scoring.least_score(self._storage.step)
+        for found in scan:
+            ranks = self._scoring.ranking(found)
+            self.alive += int(np.count_nonzero(ranks >= least))
+            self._spool.append(ranks, order_keys(found.keys, self._storage.schema))
+            meter(len(found))
+
+    def limit(self, keep: int) -> Limit:
+        """Return the limit that keeps so many of these rows, at least 1."""
+        return lowest_kept(self.counts, self.matching, keep)
+
+    def remove_below(self, limit: Limit | None, meter: Callable[[int], None]) -> None:
+        """Remove the rows below a limit, None: all. REQUIRES: writing(without_snapshot=True)."""
+        for ordered in self._spool.below(limit):
+            self._storage.remove(unordered_keys(ordered, self._storage.schema))
+            meter(len(ordered))
+        self._storage.write_dirty()

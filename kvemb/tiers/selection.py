@@ -2,15 +2,15 @@
 
 The pairs are spooled to a temporary file, 16 bytes each. The limit is found digit by digit, as a radix selection: a
 histogram of 16 bits at a time, over the pairs that share the digits found so far. Typical tables need two or three
-passes over the spool.
+passes over the spool. Histograms add up, so the limit over several spools is found in the same way.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,41 @@ def order_scores(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
     return np.where(bits & _SIGN, ~bits, bits | _SIGN)
 
 
+class Limit(NamedTuple):
+    """The lowest pair that is kept: an ordered score, and an ordered key."""
+
+    score: int
+    key: int
+
+
+Pairs = npt.NDArray[Any]
+
+
+def lowest_kept(
+    counts: Callable[[list[int]], npt.NDArray[np.int64]],
+    matching: Callable[[list[int]], Pairs],
+    keep: int,
+    *,
+    most_pairs: int = BLOCK_PAIRS,
+) -> Limit:
+    """Return the keep-th highest pair, of all spools that counts and matching tell of. REQUIRES: so many pairs.
+
+    counts, matching: Spool's, summed and joined over the spools. most_pairs: as many are sorted in memory.
+    """
+    prefix: list[int] = []
+    while len(prefix) < _DIGITS:
+        found = counts(prefix)
+        from_top = np.cumsum(found[::-1])
+        place = int(np.searchsorted(from_top, keep))
+        keep -= int(from_top[place - 1]) if place else 0
+        prefix.append(len(found) - 1 - place)
+        if found[prefix[-1]] <= most_pairs:
+            break
+    left = matching(prefix)
+    left.sort(order=("score", "key"))
+    return Limit(int(left["score"][-keep]), int(left["key"][-keep]))
+
+
 class Spool:
     """Pairs of a score and a distinct key (codec.order_keys), on disk while the block runs.
 
@@ -47,6 +82,9 @@ class Spool:
     def __exit__(self, *exc: object) -> None:
         self._file.close()
 
+    def __len__(self) -> int:
+        return self._count
+
     def append(self, scores: npt.NDArray[np.float64], keys: Ordered) -> None:
         """Add pairs: scores (n,) and ordered keys (n,)."""
         pairs = np.empty(len(keys), _PAIR)
@@ -58,34 +96,31 @@ class Spool:
         """Yield, in batches, the ordered keys of all but the `keep` highest pairs; of equal scores the larger key is
         higher.
         """
-        if keep >= self._count:
-            return
-        lowest = self._lowest_kept(keep) if keep else None
+        if keep < self._count:
+            limit = lowest_kept(self.counts, self.matching, keep, most_pairs=self._block_pairs) if keep else None
+            yield from self.below(limit)
+
+    def below(self, limit: Limit | None) -> Iterator[Ordered]:
+        """Yield, in batches, the ordered keys of the pairs below the limit; None: of all pairs."""
         for pairs in self._blocks():
-            if lowest is None:
+            if limit is None:
                 yield pairs["key"].copy()
                 continue
-            score, key = lowest
+            score, key = np.uint64(limit.score), np.uint64(limit.key)
             below = (pairs["score"] < score) | ((pairs["score"] == score) & (pairs["key"] < key))
             if below.any():
                 yield pairs["key"][below]
 
-    def _lowest_kept(self, keep: int) -> tuple[np.uint64, np.uint64]:
-        """The keep-th highest pair."""
-        prefix: list[int] = []
-        for digit in range(_DIGITS):
-            counts = np.zeros(1 << _DIGIT_BITS, np.int64)
-            for pairs in self._blocks():
-                counts += np.bincount(_digit(_matching(pairs, prefix), digit), minlength=len(counts))
-            from_top = np.cumsum(counts[::-1])
-            place = int(np.searchsorted(from_top, keep))
-            keep -= int(from_top[place - 1]) if place else 0
-            prefix.append(len(counts) - 1 - place)
-            if counts[prefix[-1]] <= self._block_pairs:
-                break
-        left = np.concatenate([_matching(pairs, prefix) for pairs in self._blocks()])
-        left.sort(order=("score", "key"))
-        return left["score"][-keep], left["key"][-keep]
+    def counts(self, prefix: list[int]) -> npt.NDArray[np.int64]:
+        """Return how many pairs have each value of the digit after these (65536,)."""
+        counts = np.zeros(1 << _DIGIT_BITS, np.int64)
+        for pairs in self._blocks():
+            counts += np.bincount(_digit(_matching(pairs, prefix), len(prefix)), minlength=len(counts))
+        return counts
+
+    def matching(self, prefix: list[int]) -> Pairs:
+        """Return the pairs that begin with these digits, a copy."""
+        return np.concatenate([np.empty(0, _PAIR), *(_matching(pairs, prefix) for pairs in self._blocks())])
 
     def _blocks(self) -> Iterator[npt.NDArray[Any]]:
         self._file.seek(0)

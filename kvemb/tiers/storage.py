@@ -22,6 +22,7 @@ from kvemb.contracts import ColdStore, Recorder, WriteLog
 from kvemb.errors import ColdStoreError
 from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
+from kvemb.moment import given
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.hashing import Keys
@@ -128,6 +129,8 @@ class TieredStorage:
 
     def _begin_writing(self) -> None:
         self.state.check_writable()
+        if (moment := given()) is not None:
+            self.step = max(self.step, moment.step)
         with self.changing():
             self._spill.poll()
         if self.hot_tables.memory.called:
@@ -225,9 +228,19 @@ class TieredStorage:
             self.size = 0
             self.log.cleared(self.step)
 
-    def count_step(self) -> None:
-        """Count one more step of the optimizer. REQUIRES: changing()."""
-        self.optimizer_steps += 1
+    def count_use(self) -> None:
+        """Count one more call that records uses. A step never goes back, whatever the moment of the call is."""
+        moment = given()
+        self.step = self.step + 1 if moment is None else max(self.step, moment.step)
+
+    def next_optimizer_step(self) -> int:
+        """Return the number of the optimizer's step that is being taken."""
+        moment = given()
+        return self.optimizer_steps + 1 if moment is None else moment.optimizer_step
+
+    def count_optimizer_step(self, number: int) -> None:
+        """Count the step with this number. REQUIRES: changing()."""
+        self.optimizer_steps = max(self.optimizer_steps, number)
         self.log.counted(self.optimizer_steps, self.step)
 
     def copy_before_change(self, keys: Keys, owners: Owners) -> None:

@@ -1,0 +1,57 @@
+"""The gate of calls: many at a time, or one that must have the whole table to itself.
+
+The time between two such cuts is an epoch. A cut waits for the calls of its epoch, and holds back those of the next; so
+each call is on one side of it, on all of its shards. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvemb.interrupts import TURN_SECONDS
+
+
+class Epochs:
+    """number: of the epoch, from 0."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._changed = threading.Condition()
+        self._calls, self._cutting = 0, False
+
+    @contextmanager
+    def call(self) -> Iterator[int]:
+        """Be a call of the epoch whose number is given; waits while a cut is made."""
+        with self._changed:
+            while self._cutting:
+                self._changed.wait(TURN_SECONDS)  # in turns, so that Ctrl-C ends it
+            self._calls += 1
+        try:
+            yield self.number
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def cut(self) -> Iterator[int]:
+        """Be alone: waits for the calls under way, and for another cut. The next epoch begins when the block ends.
+
+        REQUIRES: this thread is in no call and in no cut.
+        """
+        with self._changed:
+            while self._cutting:
+                self._changed.wait(TURN_SECONDS)
+            self._cutting = True
+        try:
+            with self._changed:
+                while self._calls:
+                    self._changed.wait(TURN_SECONDS)
+            yield self.number
+        finally:
+            with self._changed:
+                self._cutting = False
+                self.number += 1
+                self._changed.notify_all()

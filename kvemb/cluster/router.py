@@ -1,0 +1,73 @@
+"""Which shard has a key: a key belongs to a bucket for ever, a shard has a range of buckets. Pure functions and values.
+
+The bucket is part of the format (FORMAT.md, "A cluster"). It is taken from another hash than the hot table's, whose
+buckets would fill unevenly if all keys of a shard shared some bits of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.rows.hashing import Keys, Positions
+
+BUCKETS = 4096  # on disk; do not change
+_SHIFT = np.uint64(64 - 12)
+_Array = npt.NDArray[np.generic]
+
+
+def buckets_of(keys: Keys) -> npt.NDArray[np.uint16]:
+    """Return the bucket of each key (n,): the high 12 bits of SplitMix64's hash (Steele, Lea, Flood, OOPSLA 2014)."""
+    h = keys.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    h ^= h >> np.uint64(30)
+    h *= np.uint64(0xBF58476D1CE4E5B9)
+    h ^= h >> np.uint64(27)
+    h *= np.uint64(0x94D049BB133111EB)
+    h ^= h >> np.uint64(31)
+    return (h >> _SHIFT).astype(np.uint16)
+
+
+def first_buckets(shards: int) -> list[int]:
+    """Return where the buckets of each of `shards` shards begin, and then BUCKETS: ranges as equal as they can be."""
+    return [shard * BUCKETS // shards for shard in range(shards + 1)]
+
+
+class Split(NamedTuple):
+    """A batch by shard. order (n,): positions in the batch, those of each shard together and in the batch's order.
+
+    parts: for each shard with any, its number and where its positions are in `order`.
+    """
+
+    order: Positions
+    parts: list[tuple[int, slice]]
+
+    def positions(self) -> Iterator[tuple[int, Positions]]:
+        """Yield each shard with the positions of its part in the batch."""
+        for shard, where in self.parts:
+            yield shard, self.order[where]
+
+
+class Router:
+    """The shards of a table. firsts: first_buckets(shards)."""
+
+    def __init__(self, shards: int) -> None:
+        self.shards, self.firsts = shards, first_buckets(shards)
+        self._shard_of = np.repeat(np.arange(shards, dtype=np.uint16), np.diff(self.firsts))
+
+    def shards_of(self, keys: Keys) -> npt.NDArray[np.uint16]:
+        """Return the shard of each key (n,)."""
+        return self._shard_of[buckets_of(keys)]
+
+    def split(self, keys: Keys) -> Split:
+        """Divide a batch of keys (n,)."""
+        if self.shards == 1:
+            return Split(np.arange(len(keys)), [(0, slice(0, len(keys)))] if len(keys) else [])
+        shards = self.shards_of(keys)
+        order = np.argsort(shards, kind="stable")  # a radix sort, as the numbers are of 16 bits
+        ends = np.cumsum(np.bincount(shards, minlength=self.shards)).tolist()
+        begins = [0, *ends[:-1]]
+        bounds = zip(range(self.shards), begins, ends, strict=True)
+        return Split(order, [(shard, slice(begin, end)) for shard, begin, end in bounds if end > begin])

@@ -1,0 +1,249 @@
+"""A shard: a store, and what a cluster asks of it that no store offers by itself.
+
+Every method is a call that a client makes through a transport: arguments and results are plain values. Calls that
+change rows come with a Stamp, and are made once, however often they arrive; those that only read may be made again. A
+Moment says which step a call is, so that scores are those of one table. Thread-safe, as the store is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb import moment
+from kvemb.cluster.ledger import Ledger, Stamp
+from kvemb.contracts import Mask, Values
+from kvemb.engine.table import Table
+from kvemb.errors import Closed
+from kvemb.handle import inside
+from kvemb.moment import Moment
+from kvemb.optimizers import Optimizer
+from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Keys, Positions
+from kvemb.stats import Stats
+from kvemb.store import Store
+from kvemb.tiers.restricting import Restriction
+from kvemb.tiers.selection import Limit
+
+# Scans that are under way at once; the one that was not read for longest ends.
+MOST_SCANS = 64
+# A block of rows as plain arrays: keys, scores, steps, flags, words.
+Columns = tuple[npt.NDArray[Any], ...]
+
+
+class Read(NamedTuple):
+    """What a lookup asks of one variable. counts: uses of each key; None: one. moment: of the use."""
+
+    variable: str
+    keys: Keys
+    counts: Positions | None
+    moment: Moment
+
+
+class Change(NamedTuple):
+    """What a call changes in one variable. method: of TableOperations, with these arguments."""
+
+    variable: str
+    method: str
+    arguments: tuple[Any, ...]
+    moment: Moment
+
+
+class _Scan:
+    """A scan that is read batch by batch; the last one is kept, in case its answer is lost. Thread-safe."""
+
+    def __init__(self, blocks: Iterator[RowBlock]) -> None:
+        self._blocks, self._given = blocks, 0
+        self._lock = threading.Lock()
+        self._last: Columns | None = None
+
+    def batch(self, number: int) -> Columns | None:
+        """Return a batch, the next one or the last again; None after the end."""
+        with self._lock:
+            if number == self._given:
+                block = next(self._blocks, None)
+                self._last = None if block is None else _columns_of(block)
+                self._given += 1
+            return self._last
+
+
+def _columns_of(block: RowBlock) -> Columns:
+    return block.keys, block.scores, block.steps, block.flags, block.words
+
+
+class Shard:
+    """A store as a part of a table. release: called when it is closed."""
+
+    def __init__(self, store: Store, release: Callable[[], None]) -> None:
+        self._store, self._release = store, release
+        self._ledger = Ledger()
+        self._lock = threading.Lock()
+        self._scans: OrderedDict[str, _Scan] = OrderedDict()
+        self._ranked: dict[str, Restriction] = {}
+        self._ranking = threading.Lock()  # a call that arrives twice must not read a spool at the same time
+
+    # Its variables.
+
+    def open_variable(self, stamp: Stamp, name: str, arguments: dict[str, Any]) -> None:
+        """Make a variable or open it: Store.get_variable."""
+
+        def make() -> None:
+            self._store.get_variable(name, **arguments)
+
+        self._ledger.once(stamp, make)
+
+    def drop_variable(self, stamp: Stamp, name: str) -> None:
+        """Drop a variable, if there is one of this name."""
+
+        def drop() -> None:
+            if name in self._store.variables:
+                self._store.drop_variable(name)
+
+        self._ledger.once(stamp, drop)
+
+    def set_optimizer(self, stamp: Stamp, name: str, optimizer: Optimizer, writable: bool) -> None:
+        """Go on with an optimizer: Table.set_optimizer."""
+        self._ledger.once(stamp, lambda: self._table(name).set_optimizer(optimizer, writable=writable))
+
+    def stats(self, names: list[str]) -> list[Stats]:
+        """Return the counts of variables."""
+        return [self._table(name).stats() for name in names]
+
+    def size(self, name: str) -> int:
+        """Return the number of rows of a variable."""
+        return self._store.variables[name].size()
+
+    # Rows.
+
+    def lookup(self, stamp: Stamp | None, reads: list[Read], exists: bool) -> list[tuple[Values, Mask | None]]:
+        """Return rows (n, dim), and if wanted which keys exist (n,), of each read. stamp: None records no uses."""
+        touch = stamp is not None and self._ledger.begin(stamp)
+        found = []
+        for read in reads:
+            with moment.at(read.moment):
+                found.append(_looked_up(self._table(read.variable), read, exists, touch))
+        return found
+
+    def change(self, stamp: Stamp, changes: list[Change]) -> list[Exception | None]:
+        """Make changes, each of another variable; returns what each failed with. One that fails stops no other."""
+        return self._ledger.once(stamp, lambda: [self._changed(change) for change in changes])  # type: ignore[no-any-return]
+
+    def _changed(self, change: Change) -> Exception | None:
+        try:
+            with moment.at(change.moment):
+                getattr(self._table(change.variable).operations, change.method)(*change.arguments)
+        except Exception as error:
+            return error
+        return None
+
+    def slot(self, name: str, keys: Keys, number: int) -> Values:
+        """Return a slot of each key: TableOperations.slot."""
+        return self._table(name).operations.slot(keys, number)  # type: ignore[no-any-return]
+
+    def scores(self, name: str, keys: Keys) -> npt.NDArray[np.float64]:
+        """Return each key's score: TableOperations.scores."""
+        return self._table(name).operations.scores(keys)  # type: ignore[no-any-return]
+
+    def prefetch(self, name: str, keys: Keys) -> None:
+        """Start reading cold rows: TableOperations.prefetch."""
+        self._table(name).operations.prefetch(keys)
+
+    # Scans.
+
+    def begin_scan(self, token: str, name: str, batch_rows: int, first: int, last: int) -> None:
+        """Begin a scan of rows as they are now, between two ordered keys. token: its name from now on."""
+        scan = _Scan(self._table(name).storage.scan(batch_rows, first, last))
+        with self._lock:
+            self._scans.setdefault(token, scan)
+            if len(self._scans) > MOST_SCANS:
+                self._scans.popitem(last=False)
+
+    def next_batch(self, token: str, number: int) -> Columns | None:
+        """Return the batch with this number, from 0, of a scan, None after its end. Raises Closed."""
+        with self._lock:
+            if (scan := self._scans.get(token)) is None:
+                raise Closed(f"the scan was ended, as {MOST_SCANS} others began since; begin it again")
+            self._scans.move_to_end(token)
+        return scan.batch(number)
+
+    def end_scan(self, token: str) -> None:
+        """Forget a scan."""
+        with self._lock:
+            self._scans.pop(token, None)
+
+    # A restriction over all shards. No other call changes the variable's rows while it lasts.
+
+    def rank(self, stamp: Stamp, name: str, at: Moment) -> tuple[int, int]:
+        """Rank every row of a variable; returns how many there are, and how many have not expired."""
+
+        def rank() -> tuple[int, int]:
+            self._forget_ranks(name)
+            with moment.at(at):
+                ranked = self._table(name).operations.ranked()
+            self._ranked[name] = ranked
+            return ranked.rows, ranked.alive
+
+        return self._ledger.once(stamp, rank)  # type: ignore[no-any-return]
+
+    def count_ranks(self, name: str, prefix: list[int]) -> npt.NDArray[np.int64]:
+        """Return how many ranks have each value of the digit after these: Spool.counts."""
+        with self._ranking:
+            return self._ranked[name].counts(prefix)
+
+    def matching_ranks(self, name: str, prefix: list[int]) -> npt.NDArray[Any]:
+        """Return the ranks that begin with these digits: Spool.matching."""
+        with self._ranking:
+            return self._ranked[name].matching(prefix)
+
+    def remove_ranked(self, stamp: Stamp, name: str, limit: Limit | None) -> int:
+        """Remove the rows whose rank is below a limit, None: all; returns how many."""
+
+        def remove() -> int:
+            with self._ranking:
+                return self._table(name).operations.remove_below(self._ranked[name], limit)
+
+        return self._ledger.once(stamp, remove)  # type: ignore[no-any-return]
+
+    def forget_ranks(self, stamp: Stamp, name: str) -> None:
+        """End a restriction."""
+        self._ledger.once(stamp, lambda: self._forget_ranks(name))
+
+    def _forget_ranks(self, name: str) -> None:
+        with self._ranking:
+            if (ranked := self._ranked.pop(name, None)) is not None:
+                ranked.close()
+
+    # The whole of it.
+
+    def check(self, deep: bool) -> None:
+        """Raise Corruption if something is wrong: Store.check."""
+        self._store.check(deep=deep)
+
+    def close(self) -> None:
+        """Close the store without a durable point, and delete it. Idempotent."""
+        for name in list(self._ranked):
+            self._forget_ranks(name)
+        self._scans.clear()
+        self._store.close(flush=False)
+        self._release()
+
+    def _table(self, name: str) -> Table:
+        return inside(self._store.variables[name])
+
+
+def _looked_up(table: Table, read: Read, exists: bool, touch: bool) -> tuple[Values, Mask | None]:
+    keys, counts, first = read.keys, read.counts, None
+    if touch and counts is not None:
+        # Each use counts, so the store sees each occurrence.
+        keys, first = np.repeat(keys, counts), np.cumsum(counts) - counts
+    rows = np.empty((len(keys), table.schema.dim), table.schema.value_dtype)
+    there = np.empty(len(keys), np.bool_) if exists else None
+    table.operations.lookup(keys, rows, there, touch=touch)
+    if first is None:
+        return rows, there
+    return rows[first], None if there is None else there[first]

@@ -1,0 +1,114 @@
+"""What a table of a cluster knows of its rows as a whole: how many there are, and all of them in key order."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from kvemb.cluster.cluster import Clock, Cluster
+from kvemb.cluster.shard import Columns
+from kvemb.engine.table import Table
+from kvemb.errors import KvembError
+from kvemb.offline.merging import merged
+from kvemb.rows.block import RowBlock
+from kvemb.rows.schema import LAST_KEY
+from kvemb.stats import Stats
+
+
+class ClusterStorage:
+    """The rows of one variable. state: of the cluster. table: the variable's, set once it is made."""
+
+    table: Table
+
+    def __init__(self, cluster: Cluster, clock: Clock, name: str) -> None:
+        self._cluster, self._name = cluster, name
+        self.state, self._clock = cluster.state, clock
+        self._last_stats: list[Stats] | None = None
+
+    @property
+    def size(self) -> int:
+        """Rows on all shards."""
+        with self._cluster.calling():
+            return sum(self._cluster.calls.all("size", self._name))
+
+    @property
+    def step(self) -> int:
+        """Calls that recorded uses, ever."""
+        return self._clock.step
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps of an optimizer that has the variable count them, ever."""
+        return self._clock.optimizer_steps
+
+    def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
+        """Return rows in key order, batch_rows at a time, as they are now. first, last: ordered keys, both included."""
+        schema = self.table.schema
+        with self._cluster.alone():
+            streams = [_Stream(self._cluster, shard) for shard in range(self._cluster.router.shards)]
+            arguments = {each.shard: (each.token, self._name, batch_rows, first, last) for each in streams}
+            self._cluster.calls.each("begin_scan", arguments)
+        blocks = [(RowBlock.of(schema, *columns) for columns in stream) for stream in streams]
+        return _in_batches(merged([iter(each) for each in blocks], schema, batch_rows), batch_rows, schema)
+
+    def stats_by_shard(self) -> list[Stats]:
+        """Return the counts of each shard; once the cluster is closed, at that time."""
+        if self._last_stats is not None:
+            return self._last_stats
+        with self._cluster.calling():
+            return [stats for (stats,) in self._cluster.calls.all("stats", [self._name])]
+
+    def stats(self) -> Stats:
+        """Return the sum of all shards' counts."""
+        return sum(self.stats_by_shard(), Stats())
+
+    def keep_stats(self) -> None:
+        """Keep the counts, which cannot be read once the cluster is closed."""
+        self._last_stats = self.stats_by_shard()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # What works past the tiers, such as kvemb.bulk.load, is of one store.
+        raise AttributeError(f"a variable of a cluster has no {name}: its rows are in the stores of its shards")
+
+
+class _Stream:
+    """The rows of one shard in key order, a batch ahead of what is read. Ends the scan there when it is deleted."""
+
+    def __init__(self, cluster: Cluster, shard: int) -> None:
+        self._cluster, self.shard, self.token = cluster, shard, uuid.uuid4().hex
+        self._number = 0
+
+    def __iter__(self) -> _Stream:
+        return self
+
+    def __next__(self) -> Columns:
+        with self._cluster.calling():
+            arguments: dict[int, tuple[Any, ...]] = {self.shard: (self.token, self._number)}
+            columns: Columns | None = self._cluster.calls.each("next_batch", arguments)[self.shard]
+        self._number += 1
+        if columns is None:
+            raise StopIteration
+        return columns
+
+    def __del__(self) -> None:
+        if not self._cluster.state.gone and self._cluster.calls.lost is None:
+            with suppress(KvembError, RuntimeError):  # it is being closed
+                self._cluster.calls.transport.call(self.shard, "end_scan", self.token)
+
+
+def _in_batches(blocks: Iterator[RowBlock], rows: int, schema: Any) -> Iterator[RowBlock]:
+    """Yield the same rows, `rows` at a time."""
+    waiting: list[RowBlock] = []
+    count = 0
+    for block in blocks:
+        waiting.append(block)
+        count += len(block)
+        if count >= rows:
+            joined = RowBlock.joined(waiting, schema)
+            whole = count - count % rows
+            yield from (joined.part(at, at + rows) for at in range(0, whole, rows))
+            waiting, count = [joined.part(whole, count)], count - whole
+    if count:
+        yield RowBlock.joined(waiting, schema)

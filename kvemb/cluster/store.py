@@ -1,0 +1,229 @@
+"""A cluster, as users see it: variables whose rows are spread over shards. Thread-safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TypeVar, cast
+
+import numpy.typing as npt
+
+from kvemb import many_tables
+from kvemb.catalog import VariableMap, agreed_optimizer, variable_of
+from kvemb.cluster.cluster import Cluster, Step, Wanted
+from kvemb.cluster.storage import ClusterStorage
+from kvemb.cluster.variable import Variable
+from kvemb.defaults import DEFAULTS
+from kvemb.engine.arguments import Arguments
+from kvemb.engine.assembly import GraphKeys, collections_of
+from kvemb.engine.engine import Engine
+from kvemb.engine.specification import Specification, check_name, specify
+from kvemb.engine.table import Table
+from kvemb.errors import ShardLost
+from kvemb.handle import Place, inside
+from kvemb.signatures import method_of
+from kvemb.stats import Stats
+from kvemb.store_state import StoreState
+from kvemb.variable import Variable as OneStoresVariable
+from kvemb.variable_scope import get_in_scope
+
+Result = TypeVar("Result")
+# Calls of lookup_async and the like that are under way at once; more wait.
+MOST_STARTED = 8
+
+
+class Store(Place[Cluster]):
+    """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open.
+
+    Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level
+    functions use it; leaving the block closes it. A call that fails on one shard, because a user's constraint raised or
+    its disk is full, may have been made on others. ShardLost: a shard does not answer, and nothing goes on.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.state: StoreState = cluster.state
+        self.path: str = cluster.path
+        self._started = ThreadPoolExecutor(MOST_STARTED, thread_name_prefix="kvemb-started")
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return self._inside.router.shards
+
+    # Its variables.
+
+    @method_of(Arguments)
+    def get_variable(self, asked: Arguments) -> Variable:
+        """Return the variable of this name: the open one, or a new one. Arguments and errors: kvemb.Store.get_variable.
+
+        hot_rows, init_size and the memory of an Admission are each shard's. Functions and a user-defined policy are
+        called on the shards; what a policy has in attributes of its own is as it is now.
+        """
+        self.state.check_here()
+        with self._inside.lock:
+            self.state.check_open()
+            return cast(Variable, get_in_scope(asked, cast(Engine, self._inside), self._got))
+
+    def _got(self, asked: Arguments) -> Variable:
+        known = self._inside.tables.get(check_name(asked.name))
+        if known is not None:
+            if (optimizer := agreed_optimizer(known, asked)) is not None:
+                known.set_optimizer(optimizer, writable=False)
+            return cast(Variable, variable_of(known))
+        specification = specify(asked, None)
+        variable = Variable(self, specification)
+        with self._inside.alone():
+            try:
+                self._inside.calls.all_once("open_variable", asked.name, _of_shards(specification))
+            except Exception:
+                self._inside.calls.all_once("drop_variable", asked.name)
+                raise
+        self._inside.add(inside(variable))
+        for collection in collections_of(asked, specification):
+            self._inside.collect(collection, variable)
+        if asked.regularizer is not None and (loss := asked.regularizer(variable)) is not None:
+            self._inside.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
+        return variable
+
+    def drop_variable(self, name: str) -> None:
+        """Drop a variable with all its rows; the Variable raises Closed from then on. Raises KeyError; Closed."""
+        with self._inside.lock:
+            self.state.check_open()
+            _storage(inside(self.variables[name])).keep_stats()  # raises KeyError
+            self._inside.drop(name)
+
+    @property
+    def variables(self) -> Mapping[str, OneStoresVariable]:
+        """The variables by name. Raises Closed."""
+        return VariableMap(self._inside.names, lambda name: variable_of(self._inside.tables[name]))
+
+    def get_collection(self, name: str) -> list[Any]:
+        """Return what was added under a GraphKeys name, in order, a copy."""
+        return list(self._inside.collections.get(name, []))
+
+    # Many of its variables at once.
+
+    def lookup(
+        self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, touch: bool = True
+    ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
+        """Look up keys of several variables, in one call of each shard: kvemb.Store.lookup."""
+        parts = many_tables.checked(self, keys, many_tables.to_read, self.variables)
+        wanted = [Wanted(part.table, part.keys, part.values, None) for part in parts.values()]
+        self._inside.lookup(wanted, touch=bool(touch))
+        return {given: part.values.reshape(*part.shape, part.table.schema.dim) for given, part in parts.items()}
+
+    def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
+        """Take one optimizer step on several variables, in one call of each shard: kvemb.Store.apply_gradients."""
+        parts = list(many_tables.checked(self, grads, many_tables.to_train, self.variables).values())
+        failures = self._inside.train([Step(part.table, part.keys, part.values) for part in parts])
+        for part, failure in zip(parts, failures, strict=True):
+            if failure is not None:
+                many_tables.raise_named(part.table.name, failure)
+
+    def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike]) -> None:
+        """Start reading the cold rows of several variables, for the call that follows. Changes no result."""
+        for part in many_tables.checked(self, keys, many_tables.to_read, self.variables).values():
+            part.table.operations.prefetch(part.keys)
+
+    def lookup_async(
+        self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, touch: bool = True
+    ) -> Future[dict[OneStoresVariable | str, npt.NDArray[Any]]]:
+        """Start a lookup, and return a future of its result. keys must not change until it is done.
+
+        Calls that are under way at the same time happen in any order.
+        """
+        return self.start(lambda: self.lookup(keys, touch=touch))
+
+    def apply_gradients_async(
+        self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]
+    ) -> Future[None]:
+        """Start apply_gradients, and return a future; as lookup_async."""
+        return self.start(lambda: self.apply_gradients(grads))
+
+    def start(self, call: Callable[[], Result]) -> Future[Result]:
+        """Run a function on another thread, and return a future of its result. Raises Closed."""
+        self.state.check_open()
+        return self._started.submit(call)
+
+    # The whole of it.
+
+    def check(self, *, deep: bool = False) -> None:
+        """Raise Corruption with what is wrong on the first shard where something is: kvemb.Store.check."""
+        with self._inside.alone():
+            self._inside.calls.all("check", bool(deep))
+
+    def close(self) -> None:
+        """Close every shard and delete its files: the rows are gone. Idempotent."""
+        if not self.state.gone:
+            self._started.shutdown(wait=True)
+            with suppress(ShardLost):
+                for table in self._inside.tables.values():
+                    _storage(table).keep_stats()
+            self._inside.end()
+
+    @property
+    def stats(self) -> Stats:
+        """Sums of the counts of all variables on all shards; of a closed cluster, at its close."""
+        return sum((table.stats() for table in list(self._inside.tables.values())), Stats())
+
+    @property
+    def stats_by_shard(self) -> list[Stats]:
+        """Sums of the counts of all variables, in the order of shards."""
+        each = [cast(Variable, table.variable).stats_by_shard for table in list(self._inside.tables.values())]
+        return [sum(of_shard, Stats()) for of_shard in zip(*each, strict=True)] or [Stats()] * self.shards
+
+    def __enter__(self) -> Store:
+        self.state.check_open()
+        DEFAULTS.stores.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        DEFAULTS.stores.remove(self)
+        self.close()
+
+    @contextmanager
+    def as_default(self) -> Iterator[Store]:
+        """Let module-level functions use this cluster inside the block; it stays open afterwards."""
+        self.state.check_open()
+        DEFAULTS.stores.append(self)
+        try:
+            yield self
+        finally:
+            DEFAULTS.stores.remove(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a cluster cannot be pickled: its shards are in this process")
+
+    def __repr__(self) -> str:
+        state = "closed" if self.state.gone else "lost" if self._inside.calls.lost is not None else "open"
+        first = f"<kvemb.cluster.Store {self.path} {state}, {self.shards} shards>"
+        lines = [] if state != "open" else [f"  {variable!r}" for variable in self.variables.values()]
+        return "\n".join([first, *lines])
+
+
+def _storage(table: Table) -> ClusterStorage:
+    return cast(ClusterStorage, table.storage)
+
+
+def _of_shards(specification: Specification) -> dict[str, Any]:
+    """Return the arguments by which each shard makes its variable: nothing is left out, so all make the same."""
+    return {
+        "key_dtype": specification.schema.key_dtype.name,
+        "value_dtype": specification.schema.value_dtype.name,
+        "dim": specification.schema.dim,
+        "devices": list(specification.devices),
+        "partitioner": specification.partitioner,
+        "initializer": specification.initializer,
+        "trainable": specification.trainable,
+        "checkpoint": specification.checkpointed,
+        "init_size": specification.first_rows,
+        "kv_creator": specification.creator,
+        "restrict_policy": specification.policy,
+        "bp_v2": specification.bp_v2,
+        "optimizer": specification.optimizer,
+        "hot_rows": specification.hot_rows,
+        "admission": specification.admission,
+        "constraint": specification.constraint,
+    }

@@ -1,0 +1,77 @@
+"""The public face of a table of a cluster: kvemb.Variable's methods, and calls that return at once. Thread-safe."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import numpy.typing as npt
+
+from kvemb import registry
+from kvemb.cluster.cluster import Clock, Cluster
+from kvemb.cluster.operations import ClusterOperations
+from kvemb.cluster.storage import ClusterStorage
+from kvemb.contracts import HotTable
+from kvemb.engine.specification import Specification
+from kvemb.engine.table import Table
+from kvemb.handle import Handle, inside
+from kvemb.stats import Stats
+from kvemb.tiers.budget import Budget
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.variable import Variable as OneStoresVariable
+
+if TYPE_CHECKING:
+    from kvemb.cluster.store import Store
+
+
+class Variable(OneStoresVariable):
+    """An embedding table over the shards of a cluster; get one with Store.get_variable of kvemb.cluster.
+
+    Its methods are those of kvemb.Variable, with the same results. A call is atomic per key. hot_rows, init_size and
+    the memory of an Admission are each shard's; an Admission counts on each shard by itself, so that keys which share a
+    counter in one store may not do so here.
+    """
+
+    def __init__(self, store: Store, specification: Specification) -> None:
+        self._store = store
+        Handle.__init__(self, _table(inside(store), specification, self))
+
+    @property
+    def tables(self) -> tuple[HotTable, ...]:
+        """None: hot tables are in the shards."""
+        return ()
+
+    @property
+    def stats_by_shard(self) -> list[Stats]:
+        """Counts of each shard since it was opened, in the order of shards; `stats` is their sum."""
+        return cast(ClusterStorage, self._inside.storage).stats_by_shard()
+
+    def lookup_async(self, keys: npt.ArrayLike, return_exists: bool = False, *, touch: bool = True) -> Future[Any]:
+        """Start a lookup, and return a future of its result. keys must not change until it is done.
+
+        Calls that are under way at the same time happen in any order.
+        """
+        return cast("Store", self._store).start(lambda: self.lookup(keys, return_exists, touch=touch))
+
+    def apply_gradients_async(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> Future[None]:
+        """Start apply_gradients, and return a future; as lookup_async."""
+        return cast("Store", self._store).start(lambda: self.apply_gradients(keys, grads))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"variable {self.name!r} cannot be pickled: its cluster is in this process")
+
+
+def _table(cluster: Cluster, specification: Specification, variable: Variable) -> Table:
+    """Return the parts of a variable that its shards have: what checks arguments here is what does so in a store."""
+    schema, name = specification.schema, specification.name
+    clock = cluster.clocks[name] = Clock()
+    # No row is ever in these: they ask the partitioner, which must not fail on a shard.
+    empty = [registry.hot_table("cpu")(schema, 16, 16) for _ in specification.devices]
+    budgets = [Budget(0) for _ in empty]
+    hot_tables = HotTables(empty, specification.partitioner, schema.key_dtype, budgets, least_rows=None)
+    policy = None if specification.policy is None else specification.policy.bind(variable)
+    storage, operations = ClusterStorage(cluster, clock, name), ClusterOperations(cluster, specification.optimizer)
+    # These have the methods of a store's storage and operations that a Variable and its Table call.
+    table = Table(specification, policy, hot_tables, cast(Any, storage), cast(Any, operations), variable)
+    storage.table = operations.table = table
+    return table

@@ -1,0 +1,39 @@
+"""Clusters for tests, each in a directory of its own, checked at teardown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import kvemb.cluster
+from kvemb.limits import Limits
+
+BUDGET = "4MiB"
+
+
+@pytest.fixture
+def open_cluster(limits: Limits, tmp_path: Any) -> Iterator[Callable[..., kvemb.cluster.Store]]:
+    """kvemb.cluster.open with a small budget; what it opened is checked and closed at teardown."""
+    opened: list[kvemb.cluster.Store] = []
+
+    def opener(shards: int = 3, **arguments: Any) -> kvemb.cluster.Store:
+        arguments = {"memory_budget": BUDGET, "limits": limits, "scratch": tmp_path / "scratch", **arguments}
+        opened.append(kvemb.cluster.open(shards=shards, **arguments))
+        return opened[-1]
+
+    yield opener
+    for cluster in opened:
+        if not cluster.state.closed:
+            try:
+                cluster.check()
+            finally:
+                cluster.close()
+    assert list((tmp_path / "scratch").glob("*")) == []
+
+
+@pytest.fixture
+def cluster(open_cluster: Callable[..., kvemb.cluster.Store]) -> kvemb.cluster.Store:
+    """An empty cluster of three shards."""
+    return open_cluster()

@@ -1,0 +1,107 @@
+"""Calls whose answers are lost are repeated, and made once; a shard that never answers is lost."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from faulty import FaultyTransport
+
+import kvemb
+import kvemb.cluster
+from kvemb.cluster.calls import MOST_ATTEMPTS, Calls
+from kvemb.cluster.cluster import Cluster
+from kvemb.cluster.local import LocalTransport
+from kvemb.cluster.shard import Shard
+from kvemb.cluster.transport import Unanswered
+from kvemb.errors import ShardLost
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
+
+KEYS = np.arange(300)
+
+
+class Script:
+    """A transport of two shards that answers as it is told to."""
+
+    shards = 2
+
+    def __init__(self, *answers):
+        self.answers, self.made = list(answers), []
+
+    def call(self, shard, name, *arguments):
+        self.made.append((shard, name, *arguments))
+        future, answer = Future(), self.answers.pop(0)
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+        return future
+
+    def close(self):
+        pass
+
+
+def test_results_come_in_the_order_of_shards_and_lost_calls_are_sent_again():
+    script = Script(Unanswered("gone"), "b", Unanswered("gone"), "a")
+    assert Calls(script).all("name", 1) == ["a", "b"]
+    assert script.made == [(0, "name", 1), (1, "name", 1), (0, "name", 1), (0, "name", 1)]
+
+
+def test_a_failure_is_raised_when_all_have_ended_and_is_not_repeated():
+    script = Script(KeyError("first"), ValueError("second"))
+    with pytest.raises(KeyError, match="first"):
+        Calls(script).all("name")
+    assert len(script.made) == 2
+
+
+def test_a_shard_that_never_answers_is_lost_and_nothing_goes_on():
+    calls = Calls(Script("a", *[Unanswered("gone")] * MOST_ATTEMPTS))
+    with pytest.raises(ShardLost, match=f"shard 1 did not answer a call of name, sent {MOST_ATTEMPTS} times: gone"):
+        calls.all("name")
+    with pytest.raises(ShardLost, match="shard 1"):
+        calls.all("other")
+
+
+def test_stamps_say_which_answers_have_arrived():
+    calls = Calls(Script())
+    with calls.stamped() as first:
+        with calls.stamped() as second:
+            pass
+        with calls.stamped() as third:
+            pass
+    with calls.stamped() as fourth:
+        pass
+    assert [each.number for each in (first, second, third, fourth)] == [0, 1, 2, 3]
+    assert [each.answered for each in (first, second, third, fourth)] == [0, 0, 0, 3]
+
+
+def test_every_change_is_made_once_whatever_is_lost_or_arrives_twice(tmp_path):
+    def shard(number):
+        return Shard(kvemb.open(tmp_path / str(number), memory_budget="4MiB"), lambda: None)
+
+    transport = FaultyTransport(LocalTransport(shard, 3), 0.3)
+    cluster = kvemb.cluster.Store(Cluster(transport, "faulty", lambda: None))
+    optimizer, policy = kvemb.optimizers.Adam(0.5, bias_correction="global"), kvemb.FrequencyRestrictPolicy()
+    variable = cluster.get_variable("table", dim=2, optimizer=optimizer, restrict_policy=policy)
+    model = Model(
+        KEYS, variable.value_dtype, 2, initializer=variable.initializer, optimizer=optimizer, policy=policy
+    )  # fmt: skip
+    twin = LockstepChecker(variable, model)
+    chance = np.random.default_rng(1)
+    for step in range(60):
+        keys = chance.choice(KEYS, 40)
+        values = chance.standard_normal((40, 2)).astype(np.float32)
+        twin.apply_gradients(keys, values)
+        twin.lookup(keys, touch=True)
+        twin.accum(keys, values, values * 2, chance.random(40) < 0.5)
+        twin.use(keys[:5])
+        twin.remove(keys[:3])
+        if step % 10 == 5:
+            twin.restrict(model.size - 10)
+            twin.upsert(keys, values)
+    twin.check_size()
+    twin.check_export(20)
+    assert min(transport.counts.values()) > 100
+    cluster.close()

@@ -1,0 +1,75 @@
+"""A call that arrives again is not made again, and gives what it gave."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kvemb.cluster.ledger import MOST_CLIENTS, Ledger, Stamp
+
+
+def test_a_call_is_made_once_and_answers_as_often_as_it_arrives():
+    ledger, made = Ledger(), []
+    for _ in range(3):
+        assert ledger.once(Stamp("a", 0, 0), lambda: made.append(1) or len(made)) == 1
+    assert ledger.once(Stamp("b", 0, 0), lambda: made.append(1) or len(made)) == 2
+    assert made == [1, 1]
+
+
+def test_a_failure_is_an_answer():
+    ledger, made = Ledger(), []
+
+    def fail():
+        made.append(1)
+        raise ValueError("no")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            ledger.once(Stamp("a", 0, 0), fail)
+    assert made == [1]
+
+
+def test_numbers_may_arrive_in_any_order_and_answered_ones_are_forgotten_but_known():
+    ledger, made = Ledger(), []
+    for number in (2, 0, 1):
+        ledger.once(Stamp("a", number, 0), lambda number=number: made.append(number))
+    ledger.once(Stamp("a", 3, 3), lambda: made.append(3))
+    assert ledger.once(Stamp("a", 1, 0), lambda: made.append(1)) is None
+    assert made == [2, 0, 1, 3]
+
+
+def test_one_that_arrives_while_it_is_made_waits_for_it():
+    ledger, begun, go, answers = Ledger(), threading.Event(), threading.Event(), []
+
+    def work():
+        begun.set()
+        go.wait(10)
+        return "done"
+
+    def call():
+        answers.append(ledger.once(Stamp("a", 0, 0), work))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    threads[0].start()
+    begun.wait(10)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert answers == []
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert answers == ["done", "done"]
+
+
+def test_a_read_that_arrives_again_is_known():
+    ledger = Ledger()
+    assert [ledger.begin(Stamp("a", number, 0)) for number in (0, 0, 1)] == [True, False, True]
+
+
+def test_clients_that_called_last_are_remembered():
+    ledger = Ledger()
+    for number in range(MOST_CLIENTS + 1):
+        ledger.begin(Stamp(str(number), 0, 0))
+    assert not ledger.begin(Stamp("1", 0, 0))
+    assert ledger.begin(Stamp("0", 0, 0))

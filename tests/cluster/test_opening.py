@@ -1,0 +1,51 @@
+"""Opening a cluster: its arguments, where its files are, and that nothing is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvemb.cluster
+from kvemb.errors import ColdStoreError
+
+
+def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
+    cluster = kvemb.cluster.open(shards=2, memory_budget="4MiB", scratch=tmp_path / "made" / "here")
+    assert cluster.shards == 2
+    folder = Path(cluster.path)
+    assert folder.parent == tmp_path / "made" / "here"
+    assert sorted(path.name for path in folder.iterdir()) == ["shard-0000", "shard-0001"]
+    cluster.close()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"shards": 0}, ValueError, "shards must be at least 1"),
+        ({"shards": 4097}, ValueError, "shards must be at most 4096"),
+        ({"shards": 2.0}, TypeError, "shards must be an int"),
+        ({"shards": 2, "memory_budget": "1KB"}, ValueError, "memory_budget must be at least"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
+        kvemb.cluster.open(scratch=tmp_path, **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scratch_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ColdStoreError, match=r"cannot write to .*file"):
+        kvemb.cluster.open(shards=2, scratch=tmp_path / "file")
+
+
+def test_kvemb_does_not_import_it():
+    done = subprocess.run(
+        [sys.executable, "-c", "import kvemb, sys; print('kvemb.cluster' in sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "False\n"
