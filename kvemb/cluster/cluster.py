@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,11 @@ from kvemb.optimizers import Optimizer
 from kvemb.restrict import MissingPolicy, RestrictPolicy, ScoreRule
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.store_state import StoreState
+
+
+Result = TypeVar("Result")
+# Calls of lookup_async and the like that are under way at once; more wait.
+MOST_STARTED = 8
 
 
 class Clock:
@@ -85,6 +91,7 @@ class Cluster:
         self.clocks: dict[str, Clock] = {}
         self.collections: dict[str, list[Any]] = {}
         self.router, self.calls, self.epochs = Router(transport.shards), Calls(transport), Epochs()
+        self._started = ThreadPoolExecutor(MOST_STARTED, thread_name_prefix="kvemb-started")
 
     def names(self) -> list[str]:
         """Return the names of all variables. Raises Closed."""
@@ -134,6 +141,7 @@ class Cluster:
             reads: dict[int, list[Read]] = {}
             asked: dict[int, list[int]] = {}
             for at, ((part, distinct), split) in enumerate(zip(parts, splits, strict=True)):
+                part.table.storage.state.check_open()  # of a dropped variable, too
                 moment, counts = self._used(part.table, distinct, touch)
                 for shard, positions in split.positions():
                     some = None if counts is None else counts[positions]
@@ -163,7 +171,7 @@ class Cluster:
         with self.calling():
             changes: dict[int, list[Change]] = {}
             for table, keys, grads in steps:
-                optimizer = table.operations.optimizer
+                optimizer = table.operations.optimizer  # raises Closed of a dropped variable
                 assert optimizer is not None
                 counted = optimizer.counts_steps and len(keys) > 0
                 moment = self.clocks[table.name].train(table.policy, counted)
@@ -206,10 +214,16 @@ class Cluster:
         with self.alone():
             self.calls.all_once("set_optimizer", table.name, optimizer, writable)
 
+    def start(self, call: Callable[[], Result]) -> Future[Result]:
+        """Run a function on another thread, and return a future of its result. Raises Closed."""
+        self.state.check_open()
+        return self._started.submit(call)
+
     def end(self) -> None:
         """Close every shard, once no call is under way. Idempotent."""
         if self.state.gone:
             return
+        self._started.shutdown(wait=True)
         with self.epochs.cut():
             self.state.close()
             try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import numpy.typing as npt
 
@@ -28,10 +28,6 @@ from kvemb.store_state import StoreState
 from kvemb.variable import Variable as OneStoresVariable
 from kvemb.variable_scope import get_in_scope
 
-Result = TypeVar("Result")
-# Calls of lookup_async and the like that are under way at once; more wait.
-MOST_STARTED = 8
-
 
 class Store(Place[Cluster]):
     """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open.
@@ -45,7 +41,6 @@ class Store(Place[Cluster]):
         super().__init__(cluster)
         self.state: StoreState = cluster.state
         self.path: str = cluster.path
-        self._started = ThreadPoolExecutor(MOST_STARTED, thread_name_prefix="kvemb-started")
 
     @property
     def shards(self) -> int:
@@ -134,18 +129,13 @@ class Store(Place[Cluster]):
 
         Calls that are under way at the same time happen in any order.
         """
-        return self.start(lambda: self.lookup(keys, touch=touch))
+        return self._inside.start(lambda: self.lookup(keys, touch=touch))
 
     def apply_gradients_async(
         self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]
     ) -> Future[None]:
         """Start apply_gradients, and return a future; as lookup_async."""
-        return self.start(lambda: self.apply_gradients(grads))
-
-    def start(self, call: Callable[[], Result]) -> Future[Result]:
-        """Run a function on another thread, and return a future of its result. Raises Closed."""
-        self.state.check_open()
-        return self._started.submit(call)
+        return self._inside.start(lambda: self.apply_gradients(grads))
 
     # The whole of it.
 
@@ -157,7 +147,6 @@ class Store(Place[Cluster]):
     def close(self) -> None:
         """Close every shard and delete its files: the rows are gone. Idempotent."""
         if not self.state.gone:
-            self._started.shutdown(wait=True)
             with suppress(ShardLost):
                 for table in self._inside.tables.values():
                     _storage(table).keep_stats()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy.typing as npt
 
@@ -14,14 +14,11 @@ from kvemb.cluster.storage import ClusterStorage
 from kvemb.contracts import HotTable
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
-from kvemb.handle import Handle, inside
+from kvemb.handle import Handle, Place, inside
 from kvemb.stats import Stats
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.variable import Variable as OneStoresVariable
-
-if TYPE_CHECKING:
-    from kvemb.cluster.store import Store
 
 
 class Variable(OneStoresVariable):
@@ -32,9 +29,9 @@ class Variable(OneStoresVariable):
     counter in one store may not do so here.
     """
 
-    def __init__(self, store: Store, specification: Specification) -> None:
-        self._store = store
-        Handle.__init__(self, _table(inside(store), specification, self))
+    def __init__(self, store: Place[Cluster], specification: Specification) -> None:
+        self._store, self._cluster = store, inside(store)
+        Handle.__init__(self, _table(self._cluster, specification, self))
 
     @property
     def tables(self) -> tuple[HotTable, ...]:
@@ -51,11 +48,11 @@ class Variable(OneStoresVariable):
 
         Calls that are under way at the same time happen in any order.
         """
-        return cast("Store", self._store).start(lambda: self.lookup(keys, return_exists, touch=touch))
+        return self._cluster.start(lambda: self.lookup(keys, return_exists, touch=touch))
 
     def apply_gradients_async(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> Future[None]:
         """Start apply_gradients, and return a future; as lookup_async."""
-        return cast("Store", self._store).start(lambda: self.apply_gradients(keys, grads))
+        return self._cluster.start(lambda: self.apply_gradients(keys, grads))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"variable {self.name!r} cannot be pickled: its cluster is in this process")
