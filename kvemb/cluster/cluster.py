@@ -28,7 +28,6 @@ from kvemb.restrict import MissingPolicy, RestrictPolicy, ScoreRule
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.store_state import StoreState
 
-
 Result = TypeVar("Result")
 # Calls of lookup_async and the like that are under way at once; more wait.
 MOST_STARTED = 8

@@ -143,11 +143,11 @@ class Shard:
 
     def slot(self, name: str, keys: Keys, number: int) -> Values:
         """Return a slot of each key: TableOperations.slot."""
-        return self._table(name).operations.slot(keys, number)  # type: ignore[no-any-return]
+        return self._table(name).operations.slot(keys, number)
 
     def scores(self, name: str, keys: Keys) -> npt.NDArray[np.float64]:
         """Return each key's score: TableOperations.scores."""
-        return self._table(name).operations.scores(keys)  # type: ignore[no-any-return]
+        return self._table(name).operations.scores(keys)
 
     def prefetch(self, name: str, keys: Keys) -> None:
         """Start reading cold rows: TableOperations.prefetch."""
