@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, cast
 
+from kvemb import registry
 from kvemb.defaults import DEFAULTS
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
@@ -95,10 +96,10 @@ def restore(
 ) -> Store:
     """Make a new store at path from a checkpoint, and open it. The checkpoint never changes.
 
-    checkpoint: a checkpoint, or the root of a series: then the newest one, which the logger "kvemb" names. variables:
+    checkpoint: a checkpoint, or the root of a series: then the newest one, which the logger "kvemb" names. Of a
+    cluster's series, the rows of all shards are read and loaded; kvemb.cluster.restore takes URLs, too. variables:
     take only these. warm: load the rows that were hot when the checkpoint was made, for each variable when it is
-    opened; otherwise rows become hot as they are used. Devices may differ. device_memory, durability, limits: as
-    for open.
+    opened; otherwise rows become hot as they are used. Devices may differ. durability, limits: as for open.
 
     Makes hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
     name, and what open does.
@@ -106,6 +107,11 @@ def restore(
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
     given, place = paths.local(checkpoint, "checkpoint"), paths.local(path)
+    if paths.is_cluster_series(given):
+        if warm:
+            raise ValueError(f"warm must be False, as {given} is of a cluster: no row of it is hot in a single store")
+        how = {"variables": variables, "durability": durability, "limits": limits}
+        return cast(Store, registry.restore_of_cluster()(given, place, memory_budget=memory_budget, **how))
     if (source := paths.newest_of(given)) != given:
         _logger.info("restoring %s, the newest checkpoint of %s", source, given)
     install(source, place, variables)

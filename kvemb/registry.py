@@ -11,6 +11,7 @@ from kvemb.errors import BackendUnavailable
 # The class of hot tables of each kind of device. Another one may be added.
 hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable", "gpu": "kvemb.backends.cuda.table:CudaTable"}
 _ROWS = "kvemb.backends.cpu_rows:CpuRows"
+_RESTORE_CLUSTER = "kvemb.cluster.opening:restore"
 _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
 
 
@@ -32,6 +33,11 @@ def row_kernels() -> RowKernels:
 def cold_backend(name: str) -> Any:
     """Return the class of a cold backend: RocksDatabase for "rocks", MemoryStore for "memory"."""
     return _load(_COLD[name])
+
+
+def restore_of_cluster() -> Any:
+    """Return the function that makes a store of a cluster's checkpoint: kvemb.cluster stands above kvemb.restore."""
+    return _load(_RESTORE_CLUSTER)
 
 
 def parse_device(spec: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,15 +21,16 @@ class FaultyTransport:
     def __init__(self, transport: LocalTransport, share: float, seed: int = 0) -> None:
         self.shards, self.share = transport.shards, share
         self._transport, self._chance = transport, np.random.default_rng(seed)
-        self._in_a_row = 0
+        self._here = threading.local()
         self.counts = {"lost": 0, "unanswered": 0, "twice": 0}
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
-        if self._in_a_row == MOST_IN_A_ROW or self._chance.random() >= self.share:
-            self._in_a_row = 0
+        in_a_row = getattr(self._here, "in_a_row", 0)  # a thread repeats its own calls
+        if in_a_row == MOST_IN_A_ROW or self._chance.random() >= self.share:
+            self._here.in_a_row = 0
             return self._transport.call(shard, name, *arguments)
-        self._in_a_row += 1
+        self._here.in_a_row = in_a_row + 1
         fault = self._chance.choice(list(self.counts))
         self.counts[fault] += 1
         if fault != "lost":

@@ -360,9 +360,10 @@ TESTED_BY = {
     # What a cluster's variable does is compared with what a store's does.
     **{
         f"kvemb/cluster/{name}.py": "cluster/test_same_results.py"
-        for name in ("cluster", "operations", "shard", "storage", "variable")
+        for name in ("cluster", "messages", "operations", "scans", "shard", "storage", "variable")
     },
     **{f"kvemb/cluster/{name}.py": "cluster/test_calls.py" for name in ("local", "transport")},
+    **{f"kvemb/cluster/{name}.py": "cluster/test_checkpointing.py" for name in ("making", "restoring", "series")},
     "kvemb/tiers/constraining.py": "test_variable_scope.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "test_initializers.py",

@@ -1,16 +1,17 @@
 """One table over many stores: the same calls, the same results, bit for bit, whatever the number of shards.
 
-A router gives each key its shard (router), a transport brings calls to the shards (transport, local), and a shard is a
-kvemb.Store (shard). Users hold a Store and Variables of this package, which check arguments as kvemb's do.
+A router gives each key its shard (router), a transport brings calls to the shards (ray_transport, local), and a shard
+is a kvemb.Store (shard). Users hold a Store and Variables of this package, which check arguments as kvemb's do.
 
     import kvemb.cluster
 
-    with kvemb.cluster.open(shards=4, memory_budget="1GiB") as store:
+    with kvemb.cluster.open("checkpoints", shards=4, memory_budget="1GiB") as store:
         users = store.get_variable("users", dim=32, optimizer=kvemb.optimizers.Adagrad())
 """
 
-from kvemb.cluster.opening import open
+from kvemb.cluster.checkpointing import Checkpoint
+from kvemb.cluster.opening import open, restore
 from kvemb.cluster.store import Store
 from kvemb.cluster.variable import Variable
 
-__all__ = ["Store", "Variable", "open"]
+__all__ = ["Checkpoint", "Store", "Variable", "open", "restore"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -17,10 +17,11 @@ import numpy as np
 from kvemb import registry
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.epochs import Epochs
+from kvemb.cluster.messages import Change, Read
 from kvemb.cluster.router import Router, Split
-from kvemb.cluster.shard import Change, Read
 from kvemb.cluster.transport import Transport
 from kvemb.contracts import Mask, Values
+from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.table import Table
 from kvemb.moment import Moment
 from kvemb.optimizers import Optimizer
@@ -39,6 +40,11 @@ class Clock:
     def __init__(self, step: int = 0, optimizer_steps: int = 0) -> None:
         self.step, self.optimizer_steps = step, optimizer_steps
         self._lock = threading.Lock()
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The steps of uses, and of the optimizer."""
+        return self.step, self.optimizer_steps
 
     def now(self, policy: RestrictPolicy | None) -> Moment:
         """Return the moment of a call that records no use and takes no step."""
@@ -80,10 +86,19 @@ class Step(NamedTuple):
 
 
 class Cluster:
-    """Shards that are one table. path: what messages call it. release: called at the end. tables: by name."""
+    """Shards that are one table. path: what messages call it. release: called at the end. tables: the open ones.
 
-    def __init__(self, transport: Transport, path: str, release: Callable[[], None]) -> None:
-        self.path, self._release = path, release
+    stored: the variables of the checkpoint that it was opened with, by name.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        path: str,
+        release: Callable[[], None],
+        stored: Mapping[str, VariableEntry] | None = None,
+    ) -> None:
+        self.path, self._release, self.stored = path, release, dict(stored or {})
         self.state = StoreState(path)
         self.lock = threading.RLock()
         self.tables: dict[str, Table] = {}
@@ -95,7 +110,7 @@ class Cluster:
     def names(self) -> list[str]:
         """Return the names of all variables. Raises Closed."""
         self.state.check_open()
-        return sorted(self.tables)
+        return sorted({*self.stored, *self.tables})
 
     def add(self, table: Table) -> None:
         """Add the table of a variable that every shard has. REQUIRES: lock."""
@@ -106,6 +121,7 @@ class Cluster:
         with self.alone():
             self.calls.all_once("drop_variable", name)
         table = self.tables.pop(name)
+        self.stored.pop(name, None)
         for collection, items in self.collections.items():
             self.collections[collection] = [each for each in items if each is not table.variable]
         table.forget(f"variable {name!r} was dropped")
@@ -226,10 +242,8 @@ class Cluster:
         with self.epochs.cut():
             self.state.close()
             try:
-                if self.calls.lost is None:
-                    self.calls.all("close")
-            finally:
                 self.calls.transport.close()
+            finally:
                 self._release()
 
 

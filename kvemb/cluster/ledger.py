@@ -50,6 +50,19 @@ class Ledger:
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         self._lock = threading.Lock()
 
+    def to_json(self) -> dict[str, list[int]]:
+        """Return the calls that were made: of each client, how far it has answers, and the numbers from there on."""
+        with self._lock:
+            return {name: [client.answered, *sorted(client.made)] for name, client in self._clients.items()}
+
+    def add(self, made: dict[str, list[int]]) -> None:
+        """Add what to_json() returned: such a call is not made again, and its result is None."""
+        with self._lock:
+            for name, (answered, *numbers) in made.items():
+                client = self._client(name)
+                client.answered = max(client.answered, answered)
+                client.made.update({number: _done() for number in numbers})
+
     def begin(self, stamp: Stamp) -> bool:
         """Record that a call is made; returns False if it was made before, or is being made. For calls that read."""
         with self._lock:

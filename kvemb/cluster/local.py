@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 from kvemb.cluster.shard import Shard
@@ -38,3 +39,6 @@ class LocalTransport:
     def close(self) -> None:
         """See Transport."""
         self._pool.shutdown(wait=True)
+        with ExitStack() as last:
+            for shard in self._shards:
+                last.callback(shard.close)

@@ -1,54 +1,150 @@
-"""Opens a cluster. See kvemb.cluster.store."""
+"""Opens a cluster, and makes a single store of a cluster's checkpoint. See kvemb.cluster.store."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
-from kvemb import opening
+from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_SERIES
+from kvemb.cluster import ray_transport
+from kvemb.cluster.checkpointing import Checkpointing
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.local import LocalTransport
+from kvemb.cluster.making import Plan
+from kvemb.cluster.manifest import ClusterManifest
+from kvemb.cluster.restoring import restored
 from kvemb.cluster.router import BUCKETS
-from kvemb.cluster.shard import Shard
+from kvemb.cluster.series import ClusterSeries
 from kvemb.cluster.store import Store
 from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability.manifest import VariableEntry
+from kvemb.errors import CheckpointNotFound
 from kvemb.limits import Limits
+from kvemb.meter import Meter, Progress
 from kvemb.options import parse_budget
+from kvemb.store import Store as OneStore
 
 
 def open(
+    url: str | os.PathLike[str] | None = None,
     *,
-    shards: int,
+    shards: int | None = None,
     memory_budget: int | str = "1GiB",
     scratch: str | os.PathLike[str] | None = None,
+    transport: Literal["ray", "local"] = "ray",
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Open an empty cluster of shards in this process, whose rows are gone when it is closed.
+    """Open a cluster of shards, in the state of the newest checkpoint at url.
 
-    shards: how many, from 1 to 4,096. memory_budget: of each shard, bytes or text such as "512MiB".
-    scratch: a directory for the shards' files, in a folder of their own that is deleted with the cluster; it is made if
-    it is missing. None: the system's temporary directory. limits: of each shard's store (kvemb.limits).
-    Raises TypeError or ValueError for arguments; ColdStoreError if scratch cannot be written to.
+    url: where its checkpoints are: a directory, or a URL that fsspec supports. None: there are none, and its rows are
+    gone when it is closed. shards: how many, from 1 to 4,096; None: as many as the checkpoint has. If it has another
+    number, rows are read and loaded again; else its files are used. memory_budget: of each shard, bytes or text.
+    scratch: a directory for the shards' files, in folders of their own that are deleted with the cluster; it is made if
+    it is missing. None: the system's temporary directory. transport: "ray": each shard is an actor of the Ray cluster
+    that ray.init() has reached, or that RAY_ADDRESS names, scratch is on its node, and url must be reached from
+    there; "local": shards are in this process. options: fsspec's for the url.
+    progress(done, total): called with the rows that were brought. limits: of each shard's store (kvemb.limits).
+
+    Raises TypeError or ValueError for arguments; Locked if another cluster has the directory, or the url in this Ray
+    cluster; BackendUnavailable without Ray; ColdStoreError if scratch cannot be written to; what CheckpointManager.pull
+    and kvemb.restore raise.
     """
-    count = as_int(shards, "shards", 1, BUCKETS)
     parse_budget(memory_budget)
+    if transport not in ("ray", "local"):
+        raise ValueError(f"transport must be 'ray' or 'local', got {brief(transport)}")
+    if transport == "ray":
+        ray_transport.ray_here()
+    wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
+    series = None if url is None else ClusterSeries(url, options)
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
+    how: dict[str, Any] = {"memory_budget": memory_budget, "limits": limits}
+    with ExitStack() as undo:
+        checkpointing, newest = None, None
+        if series is not None:
+            checkpointing = Checkpointing(series, series.lock())
+            undo.callback(checkpointing.close)
+            newest = series.newest()
+        if (count := wanted or (len(newest[1].shards) if newest else None)) is None:
+            raise ValueError(f"shards must be given, as there is no checkpoint at {url}")
+        meter = Meter(_rows(newest[1]) if newest else 0, progress)
+        plan = Plan(count, series.url if series else None, series.options if series else {}, newest, how)
+        path = None if series is None else series.url
+        stored = newest[1].variables if newest else None
+        if transport == "ray":
+            place = None if scratch is None else str(root)
+            cluster = Cluster(ray_transport.RayTransport(plan, place, meter), path or "on Ray", lambda: None, stored)
+        else:
+            cluster = _local(plan, root, meter, path, stored, undo)
+        undo.pop_all()
+    return Store(cluster, checkpointing)
+
+
+def _local(
+    plan: Plan, root: Path, meter: Meter, path: str | None, stored: dict[str, VariableEntry] | None, undo: ExitStack
+) -> Cluster:
+    """Return a cluster whose shards are in this process, and have their files in a new folder of root."""
     with layout.as_cold_store_error(f"write to {root}"):
         fresh_files.make_directory(root)
         folder = Path(tempfile.mkdtemp(prefix="kvemb-cluster-", dir=root))
+    release = partial(shutil.rmtree, folder, ignore_errors=True)
+    undo.callback(release)
+    made = LocalTransport(lambda number: plan.make(number, folder / f"shard-{number:04d}", meter), plan.shards)
+    return Cluster(made, path or str(folder), release, stored)
 
-    def made(number: int) -> Shard:
-        place = folder / f"shard-{number:04d}"
-        store = opening.open(place, memory_budget=memory_budget, limits=limits)
-        return Shard(store, partial(shutil.rmtree, place, ignore_errors=True))
 
+def restore(
+    url: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    number: int | None = None,
+    memory_budget: int | str = "1GiB",
+    variables: Collection[str] | None = None,
+    durability: Literal["checkpoint", "write"] = "checkpoint",
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    limits: Limits = Limits(),  # noqa: B008 -- a frozen value
+) -> OneStore:
+    """Make a new store of one machine at path from a checkpoint of a cluster, and open it.
+
+    url: of the cluster. number: of the checkpoint; None: the newest. variables: take only these. durability, limits: as
+    for kvemb.open. options: fsspec's for the url. progress(done, total): called with rows.
+    The rows of several shards are read in key order and loaded, in memory that does not grow with the table, through
+    files in a folder beside path. Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError,
+    Corruption, ColdStoreError; TypeError, ValueError.
+    """
+    parse_budget(memory_budget)
+    series, place = ClusterSeries(url, options), paths.local(path).absolute()
+    number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise FileExistsError(f"{place} exists and is not empty; name a new directory to restore to")
+    layout.check_outside_stores(place, "new store")
+    found = series.newest() if number is None else (number, series.read(number))
+    if found is None:
+        raise CheckpointNotFound(f"there is no checkpoint of a cluster at {url}")
+    described = found[1].only(variables, str(url))
+    how: dict[str, Any] = {"memory_budget": memory_budget, "durability": durability, "limits": limits}
+    with layout.as_cold_store_error(f"write to {place.parent}"):
+        fresh_files.make_directory(place.parent)
+        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
-        transport = LocalTransport(made, count)
+        meter = Meter(_rows(described), progress)
+        return restored(series, found[0], described, (0, BUCKETS - 1), place, folder, meter, **how)[0]
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         raise
-    return Store(Cluster(transport, str(folder), partial(shutil.rmtree, folder, ignore_errors=True)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rows(described: ClusterManifest) -> int:
+    return sum(entry.rows for entry in described.variables.values())

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvemb import registry
 from kvemb.cluster.cluster import Cluster, Step, Wanted
-from kvemb.cluster.shard import Change
+from kvemb.cluster.messages import Change
 from kvemb.contracts import Mask, Values
 from kvemb.engine.table import Table
 from kvemb.optimizers import Optimizer

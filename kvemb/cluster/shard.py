@@ -8,82 +8,58 @@ Moment says which step a call is, so that scores are those of one table. Thread-
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb import moment
 from kvemb.cluster.ledger import Ledger, Stamp
+from kvemb.cluster.messages import Change, Columns, Pushed, Read
+from kvemb.cluster.scans import Scans
 from kvemb.contracts import Mask, Values
+from kvemb.durability import fresh_files
+from kvemb.durability.checkpointer import PendingCheckpoint
+from kvemb.durability.layout import series_name
 from kvemb.engine.table import Table
-from kvemb.errors import Closed
 from kvemb.handle import inside
+from kvemb.interrupts import result_of
 from kvemb.moment import Moment
+from kvemb.offline.series import CheckpointManager
+from kvemb.offline.transfer import Remote
 from kvemb.optimizers import Optimizer
-from kvemb.rows.block import RowBlock
-from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.hashing import Keys
 from kvemb.stats import Stats
 from kvemb.store import Store
 from kvemb.tiers.restricting import Restriction
 from kvemb.tiers.selection import Limit
 
-# Scans that are under way at once; the one that was not read for longest ends.
-MOST_SCANS = 64
-# A block of rows as plain arrays: keys, scores, steps, flags, words.
-Columns = tuple[npt.NDArray[Any], ...]
-
-
-class Read(NamedTuple):
-    """What a lookup asks of one variable. counts: uses of each key; None: one. moment: of the use."""
-
-    variable: str
-    keys: Keys
-    counts: Positions | None
-    moment: Moment
-
-
-class Change(NamedTuple):
-    """What a call changes in one variable. method: of TableOperations, with these arguments."""
-
-    variable: str
-    method: str
-    arguments: tuple[Any, ...]
-    moment: Moment
-
-
-class _Scan:
-    """A scan that is read batch by batch; the last one is kept, in case its answer is lost. Thread-safe."""
-
-    def __init__(self, blocks: Iterator[RowBlock]) -> None:
-        self._blocks, self._given = blocks, 0
-        self._lock = threading.Lock()
-        self._last: Columns | None = None
-
-    def batch(self, number: int) -> Columns | None:
-        """Return a batch, the next one or the last again; None after the end."""
-        with self._lock:
-            if number == self._given:
-                block = next(self._blocks, None)
-                self._last = None if block is None else _columns_of(block)
-                self._given += 1
-            return self._last
-
-
-def _columns_of(block: RowBlock) -> Columns:
-    return block.keys, block.scores, block.steps, block.flags, block.words
+# Checkpoints that stay on this machine: the next one shares their files.
+KEPT = 2
 
 
 class Shard:
-    """A store as a part of a table. release: called when it is closed."""
+    """A store as a part of a table. release: called when it is closed.
 
-    def __init__(self, store: Store, release: Callable[[], None]) -> None:
-        self._store, self._release = store, release
+    series: where its checkpoints are pushed; None: it makes none. folder: of the checkpoints on this machine. made: the
+    calls that the rows of the store already have (Ledger.to_json).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        release: Callable[[], None],
+        series: Remote | None = None,
+        folder: Path | None = None,
+        made: dict[str, list[int]] | None = None,
+    ) -> None:
+        self._store, self._release, self._series, self._folder = store, release, series, folder
         self._ledger = Ledger()
-        self._lock = threading.Lock()
-        self._scans: OrderedDict[str, _Scan] = OrderedDict()
+        self._ledger.add(made or {})
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._scans = Scans()
         self._ranked: dict[str, Restriction] = {}
         self._ranking = threading.Lock()  # a call that arrives twice must not read a spool at the same time
 
@@ -157,24 +133,15 @@ class Shard:
 
     def begin_scan(self, token: str, name: str, batch_rows: int, first: int, last: int) -> None:
         """Begin a scan of rows as they are now, between two ordered keys. token: its name from now on."""
-        scan = _Scan(self._table(name).storage.scan(batch_rows, first, last))
-        with self._lock:
-            self._scans.setdefault(token, scan)
-            if len(self._scans) > MOST_SCANS:
-                self._scans.popitem(last=False)
+        self._scans.begin(token, lambda: self._table(name).storage.scan(batch_rows, first, last))
 
     def next_batch(self, token: str, number: int) -> Columns | None:
         """Return the batch with this number, from 0, of a scan, None after its end. Raises Closed."""
-        with self._lock:
-            if (scan := self._scans.get(token)) is None:
-                raise Closed(f"the scan was ended, as {MOST_SCANS} others began since; begin it again")
-            self._scans.move_to_end(token)
-        return scan.batch(number)
+        return self._scans.batch(token, number)
 
     def end_scan(self, token: str) -> None:
         """Forget a scan."""
-        with self._lock:
-            self._scans.pop(token, None)
+        self._scans.end(token)
 
     # A restriction over all shards. No other call changes the variable's rows while it lasts.
 
@@ -218,6 +185,45 @@ class Shard:
             if (ranked := self._ranked.pop(name, None)) is not None:
                 ranked.close()
 
+    # A checkpoint over all shards.
+
+    def prepare(self) -> None:
+        """Write what waits to be written, so that a snapshot that follows is short."""
+        engine = inside(self._store)
+        with engine.lock:
+            engine.checkpointer.wait()
+            for table in engine.tables.values():
+                if (writing := table.storage.start_spill()) is not None:
+                    result_of(writing)
+            engine.database.flush()
+
+    def snapshot(self, stamp: Stamp, number: int, steps: dict[str, tuple[int, int]]) -> None:
+        """Begin a checkpoint of the rows as they are now. steps: of each variable, and of its optimizer."""
+
+        def begin() -> None:
+            assert self._folder is not None
+            tables = inside(self._store).tables
+            for name, counts in steps.items():
+                tables[name].storage.advance(*counts)
+            extra = {"calls": self._ledger.to_json()}
+            self._pending[number] = self._store.checkpoint(self._folder / series_name(number), block=False, extra=extra)
+
+        self._ledger.once(stamp, begin)
+
+    def push(self, stamp: Stamp, number: int) -> Pushed:
+        """Complete a checkpoint, and send it to the URL. Older ones are deleted here."""
+
+        def push() -> Pushed:
+            assert self._folder is not None
+            assert self._series is not None
+            checkpoint = self._pending.pop(number).result()
+            sent = self._series.push(checkpoint, number)
+            for old in CheckpointManager(self._folder).numbers()[:-KEPT]:
+                fresh_files.remove(self._folder / series_name(old))
+            return Pushed(self._store.id, checkpoint.id, dict(checkpoint.variables), sent.nbytes)
+
+        return self._ledger.once(stamp, push)  # type: ignore[no-any-return]
+
     # The whole of it.
 
     def check(self, deep: bool) -> None:
@@ -228,7 +234,7 @@ class Shard:
         """Close the store without a durable point, and delete it. Idempotent."""
         for name in list(self._ranked):
             self._forget_ranks(name)
-        self._scans.clear()
+        self._scans.end_all()
         self._store.close(flush=False)
         self._release()
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from kvemb.cluster.cluster import Clock, Cluster
-from kvemb.cluster.shard import Columns
+from kvemb.cluster.messages import Columns
 from kvemb.engine.table import Table
 from kvemb.errors import KvembError
 from kvemb.offline.merging import merged

@@ -10,7 +10,10 @@ from typing import Any, NoReturn, cast
 import numpy.typing as npt
 
 from kvemb import many_tables
-from kvemb.catalog import VariableMap, agreed_optimizer, variable_of
+from kvemb.catalog import VariableMap, agreed_optimizer, stored_arguments, variable_of
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MOST_SERIES
+from kvemb.cluster.checkpointing import Checkpoint, Checkpointing
 from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable
@@ -34,11 +37,13 @@ class Store(Place[Cluster]):
 
     Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level
     functions use it; leaving the block closes it. A call that fails on one shard, because a user's constraint raised or
-    its disk is full, may have been made on others. ShardLost: a shard does not answer, and nothing goes on.
+    its disk is full, may have been made on others. ShardLost: a shard does not answer, and nothing goes on. What
+    outlives the process is the last checkpoint.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, checkpointing: Checkpointing | None = None) -> None:
         super().__init__(cluster)
+        self._checkpointing = checkpointing
         self.state: StoreState = cluster.state
         self.path: str = cluster.path
 
@@ -51,7 +56,7 @@ class Store(Place[Cluster]):
 
     @method_of(Arguments)
     def get_variable(self, asked: Arguments) -> Variable:
-        """Return the variable of this name: the open one, or a new one. Arguments and errors: kvemb.Store.get_variable.
+        """Return the variable of this name: the open one, the stored one, or a new one: kvemb.Store.get_variable.
 
         hot_rows, init_size and the memory of an Admission are each shard's. Functions and a user-defined policy are
         called on the shards; what a policy has in attributes of its own is as it is now.
@@ -67,13 +72,14 @@ class Store(Place[Cluster]):
             if (optimizer := agreed_optimizer(known, asked)) is not None:
                 known.set_optimizer(optimizer, writable=False)
             return cast(Variable, variable_of(known))
-        specification = specify(asked, None)
+        specification = specify(asked, self._inside.stored.get(asked.name))
         variable = Variable(self, specification)
         with self._inside.alone():
             try:
                 self._inside.calls.all_once("open_variable", asked.name, _of_shards(specification))
             except Exception:
-                self._inside.calls.all_once("drop_variable", asked.name)
+                if specification.is_new:
+                    self._inside.calls.all_once("drop_variable", asked.name)
                 raise
         self._inside.add(inside(variable))
         for collection in collections_of(asked, specification):
@@ -91,8 +97,15 @@ class Store(Place[Cluster]):
 
     @property
     def variables(self) -> Mapping[str, OneStoresVariable]:
-        """The variables by name. Raises Closed."""
-        return VariableMap(self._inside.names, lambda name: variable_of(self._inside.tables[name]))
+        """The variables by name. Getting one that is not open yet opens it. Raises Closed."""
+        return VariableMap(self._inside.names, self._opened)
+
+    def _opened(self, name: str) -> OneStoresVariable:
+        self.state.check_here()
+        with self._inside.lock:
+            if name in self._inside.tables:
+                return variable_of(self._inside.tables[name])
+            return self._got(Arguments(name, **stored_arguments(self._inside.stored[name])))
 
     def get_collection(self, name: str) -> list[Any]:
         """Return what was added under a GraphKeys name, in order, a copy."""
@@ -101,17 +114,13 @@ class Store(Place[Cluster]):
     # Many of its variables at once.
 
     def lookup(
-        self,
-        keys: Mapping[OneStoresVariable | str, npt.ArrayLike],
-        *,
-        touch: bool = True,
-        out: dict[OneStoresVariable | str, npt.NDArray[Any]] | None = None,
+        self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, touch: bool = True
     ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
         """Look up keys of several variables, in one call of each shard: kvemb.Store.lookup."""
-        parts = many_tables.parts_to_read(self, keys, out, self.variables)
+        parts = many_tables.checked(self, keys, many_tables.to_read, self.variables)
         wanted = [Wanted(part.table, part.keys, part.values, None) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
-        return many_tables.rows_of(parts, out)
+        return {given: part.values.reshape(*part.shape, part.table.schema.dim) for given, part in parts.items()}
 
     def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables, in one call of each shard: kvemb.Store.apply_gradients."""
@@ -123,7 +132,7 @@ class Store(Place[Cluster]):
 
     def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike]) -> None:
         """Start reading the cold rows of several variables, for the call that follows. Changes no result."""
-        for part in many_tables.checked(self, keys, many_tables.to_prefetch, self.variables).values():
+        for part in many_tables.checked(self, keys, many_tables.to_read, self.variables).values():
             part.table.operations.prefetch(part.keys)
 
     def lookup_async(
@@ -148,13 +157,41 @@ class Store(Place[Cluster]):
         with self._inside.alone():
             self._inside.calls.all("check", bool(deep))
 
-    def close(self) -> None:
-        """Close every shard and delete its files: the rows are gone. Idempotent."""
-        if not self.state.gone:
-            with suppress(ShardLost):
-                for table in self._inside.tables.values():
-                    _storage(table).keep_stats()
-            self._inside.end()
+    def checkpoint(self, *, keep: int | None = None) -> Checkpoint:
+        """Write the next checkpoint of the series at the cluster's url, and return it once it is complete.
+
+        It has every call on all shards or on none: calls wait for as long as the shards take their snapshots; then each
+        shard sends what changed since its last one, beside later calls, and the checkpoint exists when all have done
+        so. keep: how many of the newest are kept at the url; None: all. One is written at a time: a second call waits.
+        Variables with checkpoint=False, and those in memory alone, are left out.
+        Raises ValueError if the cluster was opened without a url; TypeError; TransferError, after which the next
+        checkpoint tries again; ColdStoreError, Poisoned, ShardLost, Closed.
+        """
+        if self._checkpointing is None:
+            raise ValueError("the cluster was opened without a url, where its checkpoints would be; open it with one")
+        kept = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES)
+        return self._checkpointing.save(self._inside, kept)
+
+    def flush(self) -> None:
+        """Write a checkpoint: what another process opens from now on. Raises as checkpoint()."""
+        self.checkpoint()
+
+    def close(self, *, flush: bool = True) -> None:
+        """Write a last checkpoint, close every shard, and delete its files here. Idempotent.
+
+        flush=False: write none; what came after the last one is lost. So it is without a url, or when a shard is lost.
+        If the checkpoint fails, its error is raised, and the cluster stays open.
+        """
+        if self.state.gone:
+            return
+        if flush and self._checkpointing is not None and self._inside.calls.lost is None:
+            self.checkpoint()
+        with suppress(ShardLost):
+            for table in self._inside.tables.values():
+                _storage(table).keep_stats()
+        self._inside.end()
+        if self._checkpointing is not None:
+            self._checkpointing.close()
 
     @property
     def stats(self) -> Stats:
@@ -192,8 +229,15 @@ class Store(Place[Cluster]):
     def __repr__(self) -> str:
         state = "closed" if self.state.gone else "lost" if self._inside.calls.lost is not None else "open"
         first = f"<kvemb.cluster.Store {self.path} {state}, {self.shards} shards>"
-        lines = [] if state != "open" else [f"  {variable!r}" for variable in self.variables.values()]
-        return "\n".join([first, *lines])
+        return "\n".join([first, *(self._lines() if state == "open" else [])])
+
+    def _lines(self) -> Iterator[str]:
+        for name in self._inside.names():
+            if name in self._inside.tables:
+                yield f"  {self._inside.tables[name].variable!r}"
+            else:
+                entry = self._inside.stored[name]
+                yield f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet"
 
 
 def _storage(table: Table) -> ClusterStorage:

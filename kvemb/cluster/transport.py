@@ -23,4 +23,4 @@ class Transport(Protocol):
         """
 
     def close(self) -> None:
-        """End. No call is under way, and none follows."""
+        """Close the shards that can be reached, and end. No call is under way, and none follows."""

@@ -61,7 +61,8 @@ class Variable(OneStoresVariable):
 def _table(cluster: Cluster, specification: Specification, variable: Variable) -> Table:
     """Return the parts of a variable that its shards have: what checks arguments here is what does so in a store."""
     schema, name = specification.schema, specification.name
-    clock = cluster.clocks[name] = Clock()
+    stored = specification.stored
+    clock = Clock() if stored is None else Clock(stored.step, stored.optimizer_steps)
     # No row is ever in these: they ask the partitioner, which must not fail on a shard.
     empty = [registry.hot_table("cpu")(schema, 16, 16) for _ in specification.devices]
     budgets = [Budget(0) for _ in empty]
@@ -71,4 +72,5 @@ def _table(cluster: Cluster, specification: Specification, variable: Variable) -
     # These have the methods of a store's storage and operations that a Variable and its Table call.
     table = Table(specification, policy, hot_tables, cast(Any, storage), cast(Any, operations), variable)
     storage.table = operations.table = table
+    cluster.clocks[name] = clock
     return table

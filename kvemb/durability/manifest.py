@@ -23,6 +23,8 @@ from kvemb.rows.schema import Schema, SlotShape, dtype_of
 FORMAT = 5  # on disk; do not renumber. 4 is an object at a URL that is no manifest (kvemb.offline.chain)
 # Formats that can be read. In format 2 a slot is a name, and as wide as the embedding; before 5, nothing is attached.
 READABLE = (2, 3, FORMAT)
+# Of a cluster's manifest (kvemb.cluster.manifest), which names manifests of this module.
+CLUSTER_FORMAT = 6
 NAME = "manifest.json"
 MOST_CHARACTERS = 256 << 20  # of a manifest: a million files
 # The only paths that a manifest may list, so that pulling, restoring and opening a checkpoint never overwrite a file
@@ -187,6 +189,8 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
         version = data["format"]
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
+    if version == CLUSTER_FORMAT:
+        raise UnsupportedFormat(f"{path} is of a cluster; use kvemb.restore to make one store of it")
     if type(version) is not int or version not in READABLE:
         raise UnsupportedFormat(
             f"{path} has format {brief(version)}, this kvemb reads formats {', '.join(map(str, READABLE))}; "

@@ -75,6 +75,11 @@ def newest_of(path: Path) -> Path:
     return path / series_name(numbers[-1]) if numbers else path
 
 
+def is_cluster_series(path: Path) -> bool:
+    """Whether path is a directory with checkpoints of a cluster (kvemb.cluster.series)."""
+    return (path / "checkpoints").is_dir() and (path / "shards").is_dir() and not layout.is_store(path)
+
+
 def missing_checkpoint_message(path: Path) -> str | None:
     """Return a message if path would be a checkpoint of an existing series and is missing, else None."""
     absolute = path.absolute()

@@ -18,8 +18,14 @@ def open_cluster(limits: Limits, tmp_path: Any) -> Iterator[Callable[..., kvemb.
     """kvemb.cluster.open with a small budget; what it opened is checked and closed at teardown."""
     opened: list[kvemb.cluster.Store] = []
 
-    def opener(shards: int = 3, **arguments: Any) -> kvemb.cluster.Store:
-        arguments = {"memory_budget": BUDGET, "limits": limits, "scratch": tmp_path / "scratch", **arguments}
+    def opener(shards: int | None = 3, **arguments: Any) -> kvemb.cluster.Store:
+        arguments = {
+            "memory_budget": BUDGET,
+            "limits": limits,
+            "scratch": tmp_path / "scratch",
+            "transport": "local",
+            **arguments,
+        }
         opened.append(kvemb.cluster.open(shards=shards, **arguments))
         return opened[-1]
 

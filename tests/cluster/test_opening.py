@@ -13,7 +13,7 @@ from kvemb.errors import ColdStoreError
 
 
 def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
-    cluster = kvemb.cluster.open(shards=2, memory_budget="4MiB", scratch=tmp_path / "made" / "here")
+    cluster = kvemb.cluster.open(shards=2, memory_budget="4MiB", scratch=tmp_path / "made" / "here", transport="local")
     assert cluster.shards == 2
     folder = Path(cluster.path)
     assert folder.parent == tmp_path / "made" / "here"
@@ -33,14 +33,14 @@ def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
 )
 def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, arguments, error, message):
     with pytest.raises(error, match=message):
-        kvemb.cluster.open(scratch=tmp_path, **arguments)
+        kvemb.cluster.open(scratch=tmp_path, transport="local", **arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_scratch_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ColdStoreError, match=r"cannot write to .*file"):
-        kvemb.cluster.open(shards=2, scratch=tmp_path / "file")
+        kvemb.cluster.open(shards=2, scratch=tmp_path / "file", transport="local")
 
 
 def test_kvemb_does_not_import_it():

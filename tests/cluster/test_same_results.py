@@ -74,7 +74,7 @@ class World:
         self.folder = Path(tempfile.mkdtemp())
         self.now, self.names = 1000.0, count()
         self.store = kvemb.open(self.folder / "store", memory_budget="16MiB", limits=LIMITS)
-        how: Any = {"memory_budget": "8MiB", "limits": LIMITS, "scratch": self.folder}
+        how: Any = {"memory_budget": "8MiB", "limits": LIMITS, "scratch": self.folder, "transport": "local"}
         self.clusters = {shards: kvemb.cluster.open(shards=shards, **how) for shards in SHARDS}
 
     def close(self) -> None:

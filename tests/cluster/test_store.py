@@ -189,7 +189,7 @@ def test_check_names_what_is_wrong(open_cluster, tmp_path):
     table = cluster.get_variable("table", dim=2)
     table.upsert([1, 2, 3], ONES)
     cluster.check(deep=True)
-    (damaged, *_) = sorted((tmp_path / "scratch").glob("*/shard-0001/points/*/manifest.json"))
+    (damaged, *_) = sorted((tmp_path / "scratch").glob("*/shard-0001/store/points/*/manifest.json"))
     text = damaged.read_bytes()
     damaged.write_bytes(text.replace(b"table", b"tabel") if b"table" in text else text[:-5])
     with pytest.raises(Corruption, match="shard-0001"):

@@ -1,0 +1,70 @@
+"""Checkpoints of a cluster: one cut through all shards, each of which pushes its own; then the manifest. Thread-safe.
+
+The cut holds back calls while every shard takes its snapshot, in memory; what follows runs beside later calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+
+from kvemb.cluster.cluster import Cluster
+from kvemb.cluster.manifest import ClusterManifest, ShardEntry, joined, ranges
+from kvemb.cluster.messages import Pushed
+from kvemb.cluster.series import ClusterSeries
+from kvemb.durability.lock_file import LockFile
+from kvemb.durability.manifest import VariableEntry
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of a cluster that is complete. number: in its series. id: 32 hexadecimal digits.
+
+    created: when the cut was made, in seconds since 1970. variables: by name, with the rows of all shards.
+    nbytes: that were sent to the URL for it.
+    """
+
+    number: int
+    id: str
+    created: float
+    variables: dict[str, VariableEntry]
+    nbytes: int
+
+
+class Checkpointing:
+    """The series that one cluster writes. lock: of a directory, held until close(); None at a URL."""
+
+    def __init__(self, series: ClusterSeries, lock: LockFile | None) -> None:
+        self.series = series
+        self._lock_file, self._saving = lock, threading.Lock()
+
+    def save(self, cluster: Cluster, keep: int | None) -> Checkpoint:
+        """Write the next checkpoint; see Store.checkpoint."""
+        with self._saving:
+            number = self.series.next_number()
+            with cluster.calling():
+                cluster.calls.all("prepare")
+            with cluster.alone():
+                created = time.time()
+                steps = {name: cluster.clocks[name].steps for name in cluster.tables}
+                cluster.calls.all_once("snapshot", number, steps)
+            parts: list[Pushed] = cluster.calls.all_once("push", number)
+            buckets = ranges(len(parts))
+            described = ClusterManifest(
+                uuid.uuid4().hex,
+                created,
+                {name: joined([part.variables[name] for part in parts]) for name in parts[0].variables},
+                tuple(ShardEntry(*range, part.store, part.id) for range, part in zip(buckets, parts, strict=True)),
+            )
+            self.series.publish(number, described)
+            if keep is not None:
+                self.series.keep_newest(keep)
+            nbytes = sum(part.nbytes for part in parts)
+            return Checkpoint(number, described.id, created, described.variables, nbytes)
+
+    def close(self) -> None:
+        """Release the directory. Idempotent."""
+        if self._lock_file is not None:
+            self._lock_file.close()

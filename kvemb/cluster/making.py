@@ -1,0 +1,45 @@
+"""How a shard is made, wherever it runs: an empty store, or the rows of its buckets from a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvemb import opening
+from kvemb.cluster.manifest import ClusterManifest, ranges
+from kvemb.cluster.restoring import restored
+from kvemb.cluster.series import ClusterSeries
+from kvemb.cluster.shard import Shard
+from kvemb.meter import Meter
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a cluster's shards are made of; the same for all of them. Plain values, which go to other machines.
+
+    url, options: of the series; url None: it has none. checkpoint: the number and the manifest of the one to begin
+    with. how: arguments of kvemb.open.
+    """
+
+    shards: int
+    url: str | None
+    options: dict[str, Any]
+    checkpoint: tuple[int, ClusterManifest] | None
+    how: dict[str, Any]
+
+    def make(self, number: int, folder: Path, meter: Meter) -> Shard:
+        """Make a shard, with its files in a folder that it deletes when it is closed. meter: counts rows brought."""
+        calls, end = None, partial(shutil.rmtree, folder, ignore_errors=True)
+        series = None if self.url is None else ClusterSeries(self.url, self.options)
+        if series is None or self.checkpoint is None:
+            store = opening.open(folder / "store", **self.how)
+        else:
+            at, described = self.checkpoint
+            buckets, kept = ranges(self.shards)[number], folder / "checkpoints"
+            store, calls = restored(series, at, described, buckets, folder / "store", kept, meter, **self.how)
+        if series is None:
+            return Shard(store, end)
+        return Shard(store, end, series.of_shard(store.id), folder / "checkpoints", calls)

@@ -1,0 +1,144 @@
+"""The manifest of a cluster's checkpoint: which checkpoint of each shard belongs to it (FORMAT.md, "A cluster").
+
+Published last, when every shard's checkpoint is complete: a checkpoint of a cluster exists once it does. Pure values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+
+from kvemb.checks.brief import brief
+from kvemb.checks.fields import Fields
+from kvemb.checks.ranges import END_OF_TIME
+from kvemb.cluster.router import BUCKETS, first_buckets
+from kvemb.durability import manifest
+from kvemb.durability.manifest import VariableEntry, entry_of
+from kvemb.durability.manifest_fields import is_name
+from kvemb.errors import Corruption, UnsupportedFormat
+
+FORMAT = manifest.CLUSTER_FORMAT  # on disk
+_ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """A shard's part. store: the identity of its store, which names its folder. id: of its checkpoint.
+
+    first, last: its buckets, the last one included.
+    """
+
+    first: int
+    last: int
+    store: str
+    id: str
+
+
+@dataclass(frozen=True)
+class ClusterManifest:
+    """A checkpoint of a cluster. id: its identity. created: seconds since 1970. variables: of all shards together.
+
+    shards: in the order of their buckets, which they share among them.
+    """
+
+    id: str
+    created: float
+    variables: dict[str, VariableEntry]
+    shards: tuple[ShardEntry, ...]
+
+    def only(self, names: Collection[str] | None, where: str) -> ClusterManifest:
+        """Return it with these variables alone; None: all. Raises KeyError; where: its name there."""
+        wanted = set(self.variables if names is None else names)
+        if strange := sorted(wanted - set(self.variables)):
+            known = ", ".join(sorted(self.variables))
+            raise KeyError(f"the checkpoint at {where} has no variable {strange[0]!r}; it has {known}")
+        return replace(self, variables={name: self.variables[name] for name in wanted})
+
+    def overlapping(self, first: int, last: int) -> list[ShardEntry]:
+        """Return the shards that have any of these buckets."""
+        return [shard for shard in self.shards if shard.first <= last and shard.last >= first]
+
+
+def joined(entries: Collection[VariableEntry]) -> VariableEntry:
+    """Return the entry of a variable from those of its parts, one a shard."""
+    parts = list(entries)
+    return replace(
+        parts[0],
+        rows=sum(part.rows for part in parts),
+        step=max(part.step for part in parts),
+        optimizer_steps=max(part.optimizer_steps for part in parts),
+    )
+
+
+def ranges(shards: int) -> list[tuple[int, int]]:
+    """Return the first and the last bucket of each shard."""
+    firsts = first_buckets(shards)
+    return [(first, after - 1) for first, after in itertools.pairwise(firsts)]
+
+
+def text_of(described: ClusterManifest) -> bytes:
+    """Return what is written."""
+    data = {
+        "format": FORMAT,
+        "id": described.id,
+        "created": described.created,
+        "buckets": BUCKETS,
+        "variables": {name: asdict(entry) for name, entry in sorted(described.variables.items())},
+        "shards": [asdict(shard) for shard in described.shards],
+    }
+    data = json.loads(json.dumps(data))
+    return (json.dumps({"checksum": manifest.checksum_of(data), **data}, indent=1) + "\n").encode()
+
+
+def parse(text: str, where: str) -> ClusterManifest:
+    """Parse a manifest. where: its name in errors. Raises UnsupportedFormat, Corruption."""
+    try:
+        data = json.loads(text) if len(text) <= manifest.MOST_CHARACTERS else None
+        if not isinstance(data, dict):
+            raise ValueError("it is no JSON object")
+        if data.get("format") != FORMAT:
+            raise UnsupportedFormat(f"it must be of a cluster's format {FORMAT}, got {brief(data.get('format'))}")
+        if data.pop("checksum", None) != manifest.checksum_of(data):
+            raise ValueError("its checksum is wrong")
+        fields = Fields(data)
+        fields.take("format")
+        fields.integer("buckets", BUCKETS, BUCKETS)
+        named = fields.fields("variables")
+        for name in named.names():
+            if not is_name(name):
+                raise ValueError(f"variables must have names that lead nowhere else, got {brief(name)}")
+        described = ClusterManifest(
+            fields.text("id", *_ID),
+            fields.number("created", 0, END_OF_TIME),
+            {name: entry_of(named.take(name), name) for name in named.names()},
+            tuple(_shard(Fields(each, f"shards[{at}]")) for at, each in enumerate(fields.elements("shards"))),
+        )
+        fields.done()
+        _check_cover(described.shards)
+    except UnsupportedFormat as error:
+        raise UnsupportedFormat(f"{where}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"{where} is damaged: {error}; use another checkpoint") from error
+    return described
+
+
+def _shard(fields: Fields) -> ShardEntry:
+    first, last = fields.integer("first", 0, BUCKETS - 1), fields.integer("last", 0, BUCKETS - 1)
+    entry = ShardEntry(first, last, fields.text("store", *_ID), fields.text("id", *_ID))
+    fields.done()
+    return entry
+
+
+def _check_cover(shards: tuple[ShardEntry, ...]) -> None:
+    """Raise ValueError unless each bucket is in one shard, in order."""
+    expected = 0
+    for at, shard in enumerate(shards):
+        if shard.first != expected or shard.last < shard.first:
+            raise ValueError(f"shards[{at}] must begin with bucket {expected}, got {shard.first} to {shard.last}")
+        expected = shard.last + 1
+    if expected != BUCKETS:
+        raise ValueError(f"shards must end with bucket {BUCKETS - 1}, got {expected - 1}")
+    if len({shard.store for shard in shards}) != len(shards):
+        raise ValueError("shards must be of different stores")

@@ -1,0 +1,47 @@
+"""What clients and shards say to each other. Plain values: they may go to another process, on another machine."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from kvemb.durability.manifest import VariableEntry
+from kvemb.moment import Moment
+from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Keys, Positions
+
+# A block of rows as plain arrays: keys, scores, steps, flags, words.
+Columns = tuple[npt.NDArray[Any], ...]
+
+
+def columns_of(block: RowBlock) -> Columns:
+    """Return the arrays that RowBlock.of takes."""
+    return block.keys, block.scores, block.steps, block.flags, block.words
+
+
+class Read(NamedTuple):
+    """What a lookup asks of one variable. counts: uses of each key; None: one. moment: of the use."""
+
+    variable: str
+    keys: Keys
+    counts: Positions | None
+    moment: Moment
+
+
+class Change(NamedTuple):
+    """What a call changes in one variable. method: of TableOperations, with these arguments."""
+
+    variable: str
+    method: str
+    arguments: tuple[Any, ...]
+    moment: Moment
+
+
+class Pushed(NamedTuple):
+    """A shard's part of a checkpoint, at the URL. store: the identity of its store; id: of its checkpoint."""
+
+    store: str
+    id: str
+    variables: dict[str, VariableEntry]
+    nbytes: int

@@ -1,0 +1,108 @@
+"""The checkpoints of a cluster at a URL, or in a directory: a manifest each, over what its shards have pushed.
+
+    URL/checkpoints/00000042.json     which checkpoint of each shard is in it, written last
+    URL/shards/STORE/                 the series of one shard, named by the identity of its store (kvemb.offline.remote)
+
+A number belongs to all shards alike. One cluster writes to a URL. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvemb.cluster import manifest
+from kvemb.cluster.manifest import ClusterManifest
+from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability.layout import series_name
+from kvemb.durability.lock_file import LockFile
+from kvemb.durability.manifest import MOST_CHARACTERS
+from kvemb.errors import CheckpointNotFound, Corruption
+from kvemb.offline import streams
+from kvemb.offline.pushing import Pushing
+from kvemb.offline.remote import CHECKPOINTS
+from kvemb.offline.transfer import Remote
+
+SHARDS = "shards"
+
+
+class ClusterSeries(Pushing):
+    """The checkpoints at a URL. options: of fsspec's filesystem. Raises as RemoteCheckpoints does."""
+
+    def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(url, options)
+        # A shard may be a process that runs elsewhere.
+        self.url = self._root if "file" in self._files.protocol else paths.url_text(url)
+        self.options = dict(options or {})
+
+    def of_shard(self, store: str) -> Remote:
+        """Return the series of a shard. store: the identity of its store."""
+        return Remote(f"{self.url}/{SHARDS}/{store}", self.options)
+
+    def lock(self) -> LockFile | None:
+        """Lock a directory for one cluster; another URL has no lock. Raises Locked, ColdStoreError."""
+        self._check_destination()
+        if "file" not in self._files.protocol:
+            return None
+        root = Path(self._root)
+        with layout.as_cold_store_error(f"write to {root}"):
+            fresh_files.make_directory(root)
+            return layout.lock(root, "the cluster at {} is open", "close it there")
+
+    def newest(self) -> tuple[int, ClusterManifest] | None:
+        """Return the newest checkpoint with its number, None if there is none. Raises as read does."""
+        numbers = self.numbers()
+        return (numbers[-1], self.read(numbers[-1])) if numbers else None
+
+    def read(self, number: int) -> ClusterManifest:
+        """Return a checkpoint. Raises CheckpointNotFound, Corruption, UnsupportedFormat, TransferError."""
+        where = f"{self.url}/{CHECKPOINTS}/{series_name(number)}.json"
+        with self._translated("read"):
+            try:
+                text = streams.read(self._files, self._manifest_at(number), 4 * MOST_CHARACTERS).decode()
+            except FileNotFoundError as error:
+                raise CheckpointNotFound(f"there is no checkpoint {series_name(number)} at {self.url}") from error
+            except UnicodeDecodeError as error:
+                raise Corruption(f"{where} is damaged: {error!r}; use another checkpoint") from error
+        return manifest.parse(text, where)
+
+    def next_number(self) -> int:
+        """Return a number that no checkpoint has, nor a part of one that was never complete."""
+        numbers = self.numbers()
+        for store in self._stores():
+            numbers += self.of_shard(store).numbers()
+        return max(numbers, default=0) + 1
+
+    def publish(self, number: int, described: ClusterManifest) -> None:
+        """Make a checkpoint complete. REQUIRES: its shards have pushed theirs. Raises TransferError."""
+        self._check_destination()
+        with self._translated("write to", resumable=True):
+            self._publish(number, manifest.text_of(described))
+
+    def keep_newest(self, keep: int) -> None:
+        """Delete all but the newest `keep` checkpoints, then what of the shards none of those needs.
+
+        REQUIRES: no shard pushes at the same time. Raises TransferError.
+        """
+        numbers = self.numbers()
+        kept = {number: self.read(number) for number in numbers[-keep:]}
+        with self._translated("delete from"):
+            for number in numbers[:-keep]:
+                self._files.rm_file(self._manifest_at(number))
+        first = {shard.store: number for number, each in sorted(kept.items(), reverse=True) for shard in each.shards}
+        for store in self._stores():
+            if store in first:
+                of_shard = self.of_shard(store)
+                of_shard.prune(sum(number >= first[store] for number in of_shard.numbers()))
+            else:
+                with self._translated("delete from"):
+                    self._files.rm(f"{self._root}/{SHARDS}/{store}", recursive=True)
+
+    def _stores(self) -> list[str]:
+        """Return the stores of all shards that pushed anything here."""
+        with self._translated("list"):
+            found = self._found(SHARDS)
+        begin = len(f"{self._root}/{SHARDS}/".lstrip("/"))
+        return sorted({path.lstrip("/")[begin:].partition("/")[0] for path in found})

@@ -1,0 +1,307 @@
+"""Checkpoints of a cluster: whole calls, complete or absent, any number of shards, one machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import fsspec
+import numpy as np
+import pytest
+from faulty import FaultyTransport
+
+import kvemb
+import kvemb.cluster
+from kvemb.cluster.checkpointing import Checkpointing
+from kvemb.cluster.cluster import Cluster
+from kvemb.cluster.local import LocalTransport
+from kvemb.cluster.series import ClusterSeries
+from kvemb.cluster.shard import Shard
+from kvemb.errors import CheckpointNotFound, Corruption, Locked, SchemaMismatch, TransferError, UnsupportedFormat
+from kvemb.tools.stress.lockstep import LockstepChecker, check_same
+from kvemb.tools.stress.model import Model
+
+KEYS = np.arange(-50, 250)
+ADAM = kvemb.optimizers.Adam(0.5, bias_correction="global")
+
+
+class Fading(kvemb.RestrictPolicy):
+    """A user's policy."""
+
+    clock = "steps"
+
+    def score(self, old_score, count, now):
+        return old_score / 2 + count + now / 1024
+
+
+def twin_of(place, policy=kvemb.FrequencyRestrictPolicy(half_life=9.0), model=None):  # noqa: B008
+    variable = place.get_variable("table", dim=2, optimizer=ADAM, restrict_policy=policy)
+    fresh = Model(
+        KEYS, variable.value_dtype, 2, initializer=variable.initializer, optimizer=ADAM, policy=policy
+    )  # fmt: skip
+    return LockstepChecker(variable, model or fresh)
+
+
+def train(twin, seed, steps=5):
+    chance = np.random.default_rng(seed)
+    for _ in range(steps):
+        keys = chance.choice(KEYS, 60)
+        values = chance.standard_normal((60, 2)).astype(np.float32)
+        twin.apply_gradients(keys, values)
+        twin.lookup(chance.choice(KEYS, 30), touch=True)
+        twin.remove(keys[:4])
+    twin.restrict(twin.model.size - 3)
+
+
+@pytest.mark.parametrize("policy", [kvemb.FrequencyRestrictPolicy(half_life=9.0), Fading()], ids=["built in", "own"])
+def test_any_number_of_shards_goes_on_from_any_checkpoint(open_cluster, tmp_path, policy):
+    model = None
+    counts = (4, 4, 7, 3, 1, 2) if policy.kind != "custom" else (2, 3)
+    for seed, shards in enumerate(counts):
+        cluster = open_cluster(shards, url=tmp_path / "series")
+        twin = twin_of(cluster, policy, model)
+        twin.check_export()
+        train(twin, seed)
+        twin.check_export()
+        model = twin.model
+        cluster.close()
+    assert ClusterSeries(tmp_path / "series").numbers() == list(range(1, len(counts) + 1))
+    alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone", memory_budget="4MiB")
+    twin = twin_of(alone, policy, model)
+    twin.check_export()
+    train(twin, 99)
+    twin.check_export()
+    alone.check(deep=True)
+    alone.close()
+    assert kvemb.verify(tmp_path / "alone", deep=True)
+
+
+def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path):
+    cluster = open_cluster(3, url=tmp_path / "series")
+    cluster.get_variable("memory", dim=1, checkpoint=False).upsert([1], [[1.0]])
+    twin, states = twin_of(cluster), {}
+    for seed in range(3):
+        train(twin, seed)
+        saved = cluster.checkpoint()
+        states[saved.number] = twin.model.copy()
+        assert saved.variables["table"].rows == twin.model.size
+        assert list(saved.variables) == ["table"]
+    train(twin, 9)
+    cluster.close(flush=False)
+    for number, state in states.items():
+        place = tmp_path / f"at-{number}"
+        alone = kvemb.cluster.restore(tmp_path / "series", place, number=number, memory_budget="4MiB")
+        twin_of(alone, model=state).check_export()
+        alone.close()
+
+
+def test_later_ones_send_what_changed_and_old_ones_are_deleted(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=16)
+    table.upsert(np.arange(4000), np.ones((4000, 16), np.float32))
+    first = cluster.checkpoint()
+    table.upsert([1, 2, 3], np.zeros((3, 16), np.float32))
+    second = cluster.checkpoint(keep=2)
+    assert 0 < second.nbytes < first.nbytes / 5
+    cluster.checkpoint(keep=2)
+    cluster.close()
+    again = open_cluster(2, url=tmp_path / "series")
+    assert again.variables["table"].lookup([1, 4]).mean(axis=1).tolist() == [0, 1]
+    fifth = again.checkpoint(keep=1)
+    assert fifth.number == 5
+    assert fifth.nbytes < first.nbytes / 5, "a restored shard sends deltas, too"
+    again.close(flush=False)
+    series = ClusterSeries(tmp_path / "series")
+    assert series.numbers() == [5]
+    assert {tuple(series.of_shard(shard.store).numbers()) for shard in series.read(5).shards} == {(5,)}
+    other = open_cluster(3, url=tmp_path / "series")
+    other.checkpoint(keep=1)
+    other.close(flush=False)
+    assert len(list((tmp_path / "series" / "shards").iterdir())) == 3, "shards that nobody needs are gone"
+
+
+def test_variables_open_as_they_are_stored(open_cluster, tmp_path):
+    with open_cluster(2, url=tmp_path / "series") as cluster:
+        cluster.get_variable("users", dim=2, optimizer=ADAM).apply_gradients([1], np.ones((1, 2), np.float32))
+        cluster.get_variable("items", "int32", "float16", 3, initializer=kvemb.Ones())
+    cluster = open_cluster(3, url=tmp_path / "series")
+    assert "users: 1 rows of dim 2 float32, not opened yet" in repr(cluster)
+    assert list(cluster.variables) == ["items", "users"]
+    items = cluster.variables["items"]
+    assert (items.dim, items.key_dtype, items.value_dtype) == (3, np.int32, np.float16)
+    assert items.lookup([5]).tolist() == [[1, 1, 1]]
+    assert cluster.lookup({"users": [1]})["users"].shape == (1, 2)
+    with pytest.raises(SchemaMismatch, match="dim=2, got dim=4"):
+        cluster.get_variable("users", dim=4)
+    cluster.drop_variable("users")
+    cluster.checkpoint()
+    cluster.close()
+    assert list(open_cluster(url=tmp_path / "series", shards=None).variables) == ["items"]
+
+
+def test_one_cluster_at_a_time_has_a_directory(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    with pytest.raises(Locked, match=r"the cluster at .*series is open elsewhere, by this process; close it there"):
+        open_cluster(2, url=tmp_path / "series")
+    cluster.close()
+    open_cluster(None, url=tmp_path / "series")
+
+
+def test_what_is_missing_is_told(open_cluster, cluster, tmp_path):
+    with pytest.raises(ValueError, match="shards must be given, as there is no checkpoint at"):
+        open_cluster(None, url=tmp_path / "none")
+    with pytest.raises(CheckpointNotFound, match="no checkpoint of a cluster at"):
+        kvemb.cluster.restore(tmp_path / "none", tmp_path / "store")
+    with pytest.raises(ValueError, match="opened without a url"):
+        cluster.checkpoint()
+    with open_cluster(2, url=tmp_path / "series") as saved:
+        saved.get_variable("table", dim=1).upsert([1], [[1.0]])
+    with pytest.raises(CheckpointNotFound, match="no checkpoint 00000007"):
+        kvemb.cluster.restore(tmp_path / "series", tmp_path / "store", number=7)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(FileExistsError, match="is not empty"):
+        kvemb.cluster.restore(tmp_path / "series", tmp_path / "full")
+    refused = pytest.raises(UnsupportedFormat, match=r"of a cluster; use kvemb\.restore")
+    with kvemb.CheckpointManager(tmp_path / "pulled") as pulled, refused:
+        pulled.pull(tmp_path / "series")
+
+
+def test_damage_is_named_and_nothing_is_left(open_cluster, tmp_path):
+    with open_cluster(2, url=tmp_path / "series") as cluster:
+        cluster.get_variable("table", dim=4).upsert(np.arange(500), np.ones((500, 4), np.float32))
+    largest = max((tmp_path / "series" / "shards").glob("*/files/*/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    with pytest.raises(Corruption, match="damaged"):
+        kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
+    for shards in (2, 3):
+        with pytest.raises(Corruption, match="damaged"):
+            open_cluster(shards, url=tmp_path / "series")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "series"]
+
+
+def test_restore_makes_one_store_of_chosen_variables(open_cluster, tmp_path):
+    told = []
+    for shards in (1, 3):
+        series = tmp_path / f"series-{shards}"
+        with open_cluster(shards, url=series) as cluster:
+            for name in ("users", "items"):
+                cluster.get_variable(name, dim=1).upsert(np.arange(9), np.ones((9, 1), np.float32))
+        store = kvemb.restore(series, tmp_path / f"store-{shards}", variables=["items"], durability="write")
+        assert list(store.variables) == ["items"]
+        assert store.variables["items"].size() == 9
+        store.close()
+        with pytest.raises(KeyError, match="no variable 'none'; it has items, users"):
+            kvemb.restore(series, tmp_path / "other", variables=["none"])
+        kvemb.cluster.restore(series, tmp_path / f"all-{shards}", progress=lambda *rows: told.append(rows)).close()
+        assert told[-1] == (18, 18)
+    with pytest.raises(ValueError, match="warm"):
+        kvemb.restore(series, tmp_path / "warm", warm=True)
+    with pytest.raises(TypeError, match=r"checkpoint must be|is a URL"):
+        kvemb.restore(3, tmp_path / "warm")
+
+
+def test_a_checkpoint_that_cannot_be_sent_is_absent_and_the_next_is_whole(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    twin = twin_of(cluster)
+    train(twin, 0)
+    cluster.checkpoint()
+    blocked = next((tmp_path / "series" / "shards").iterdir()) / "checkpoints"
+    blocked.rename(blocked.with_name("aside"))
+    blocked.write_text("in the way")
+    train(twin, 1)
+    with pytest.raises(TransferError):
+        cluster.checkpoint()
+    assert ClusterSeries(tmp_path / "series").numbers() == [1]
+    blocked.unlink()
+    blocked.with_name("aside").rename(blocked)
+    train(twin, 2)
+    assert cluster.checkpoint().number > 1
+    cluster.close(flush=False)
+    alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
+    twin_of(alone, model=twin.model).check_export()
+    alone.close()
+
+
+def test_a_url_in_memory_holds_a_series(open_cluster, tmp_path):
+    url = f"memory://{tmp_path.name}"
+    try:
+        with open_cluster(3, url=url) as cluster:
+            cluster.get_variable("table", dim=1).upsert(np.arange(100), np.ones((100, 1), np.float32))
+        with open_cluster(2, url=url) as cluster:
+            assert cluster.variables["table"].size() == 100
+            cluster.checkpoint(keep=1)
+    finally:
+        fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+
+
+GROUPS, GROUP = 20, 8
+
+
+CHECKPOINTS = int(os.environ.get("KVEMB_CHECKPOINTS", 5))
+
+
+def test_every_checkpoint_has_each_call_on_all_shards_or_on_none(tmp_path):
+    """Four trainers over a faulty transport: each call adds 1 to every row of a group, whose rows are on all shards."""
+    series = ClusterSeries(tmp_path / "series")
+
+    def shard(number):
+        place = tmp_path / str(number)
+        store = kvemb.open(place / "store", memory_budget="4MiB")
+        return Shard(store, lambda: None, series.of_shard(store.id), place / "checkpoints")
+
+    transport = FaultyTransport(LocalTransport(shard, 3), 0.15)
+    cluster = kvemb.cluster.Store(Cluster(transport, "faulty", lambda: None), Checkpointing(series, None))
+    table = cluster.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
+    keys = np.arange(GROUPS * GROUP).reshape(GROUPS, GROUP)
+    stop, calls = threading.Event(), [0] * 4
+
+    def trainer(number):
+        chance = np.random.default_rng(number)
+        while not stop.is_set():
+            group = keys[chance.integers(GROUPS)]
+            table.apply_gradients(np.repeat(group, 2), np.full((2 * GROUP, 1), -0.5, np.float32))
+            calls[number] += 1
+            if number == 0 and calls[0] % 10 == 0:
+                table.lookup(group)
+
+    threads = [threading.Thread(target=trainer, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    saved = []
+    try:
+        for number in range(CHECKPOINTS):
+            time.sleep(np.random.default_rng(number).random() * 0.02)
+            saved.append(cluster.checkpoint(keep=10).number)
+            if len(saved) == 5:
+                check_whole(tmp_path, saved)
+                saved = []
+        stop.set()
+        for thread in threads:
+            thread.join()
+        rows = table.lookup(keys.reshape(-1))
+        check_same("at the end", rows, np.repeat(table.lookup(keys[:, 0]), GROUP, axis=0))
+        assert rows.sum() == GROUP * sum(calls), "each call was made once"
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        cluster.close(flush=False)
+
+
+def check_whole(folder, numbers):
+    sums = []
+    for number in numbers:
+        store = kvemb.cluster.restore(folder / "series", folder / f"check-{number}", number=number)
+        keys, values = store.variables["table"].export()
+        groups = {int(key) // GROUP: set() for key in keys}
+        for key, value in zip(keys, values[:, 0], strict=True):
+            groups[int(key) // GROUP].add(float(value))
+        assert all(len(values) == 1 for values in groups.values()), f"checkpoint {number} has half a call"
+        assert len(keys) == GROUP * len(groups)
+        sums.append(values.sum())
+        store.close()
+    assert sums == sorted(sums)

@@ -1,0 +1,86 @@
+"""The manifest of a cluster's checkpoint: it is read as it was written, and refused if anything is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from kvemb.cluster.manifest import ClusterManifest, ShardEntry, joined, parse, ranges, text_of
+from kvemb.durability.manifest import VariableEntry, checksum_of
+from kvemb.errors import Corruption, UnsupportedFormat
+
+
+def entry(rows=3, step=5, optimizer_steps=0):
+    return VariableEntry(
+        "int64", "float32", 2, (), {"kind": "zeros"}, None, None, {"compression": "none"},
+        True, True, False, rows, step, optimizer_steps,
+    )  # fmt: skip
+
+
+def described(shards=3, **variables):
+    parts = tuple(ShardEntry(*each, os.urandom(16).hex(), os.urandom(16).hex()) for each in ranges(shards))
+    return ClusterManifest(os.urandom(16).hex(), 12.5, variables or {"towers/users": entry()}, parts)
+
+
+def changed(text, change):
+    data = json.loads(text)
+    del data["checksum"]
+    change(data)
+    return json.dumps({"checksum": checksum_of(data), **data})
+
+
+@pytest.mark.parametrize("shards", [1, 3, 4096])
+def test_what_is_written_is_read(shards):
+    made = described(shards)
+    assert parse(text_of(made).decode(), "here") == made
+
+
+def test_the_parts_of_a_variable_are_joined():
+    assert joined([entry(1, 5, 2), entry(2, 7, 1)]) == entry(3, 7, 2)
+
+
+def test_shards_are_found_by_their_buckets():
+    made = described(4)
+    assert made.overlapping(0, 4095) == list(made.shards)
+    assert made.overlapping(1023, 1024) == list(made.shards[:2])
+    assert made.overlapping(3072, 3072) == [made.shards[3]]
+
+
+def test_variables_are_chosen_by_name():
+    made = described(users=entry(), items=entry())
+    assert list(made.only(["items"], "there").variables) == ["items"]
+    assert made.only(None, "there").variables.keys() == {"users", "items"}
+    with pytest.raises(KeyError, match="the checkpoint at there has no variable 'none'; it has items, users"):
+        made.only(["none"], "there")
+
+
+CHANGES = {
+    "buckets": lambda data: data.update(buckets=8192),
+    "shards must end": lambda data: data["shards"].pop(),
+    r"shards\[0\] must begin": lambda data: data["shards"].reverse(),
+    r"shards\[1\] must begin": lambda data: data["shards"][0].update(last=100),
+    "different stores": lambda data: data["shards"][1].update(store=data["shards"][0]["store"]),
+    r"shards\[0\].store must be 32": lambda data: data["shards"][0].update(store="../../etc"),
+    "lead nowhere else": lambda data: data["variables"].update({"../x": data["variables"]["towers/users"]}),
+    "cannot read": lambda data: data["variables"]["towers/users"].update(dim=0),
+    "strange is not a field": lambda data: data.update(strange=1),
+    "id is missing": lambda data: data.pop("id"),
+    "created must be": lambda data: data.update(created=-1),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_a_manifest_that_says_something_impossible_is_refused(message):
+    with pytest.raises((Corruption, UnsupportedFormat), match=message):
+        parse(changed(text_of(described()).decode(), CHANGES[message]), "here")
+
+
+def test_damage_is_seen():
+    text = text_of(described()).decode()
+    for damaged in (text[:-20], text.replace("12.5", "12.6"), "[]", "", "{}"):
+        with pytest.raises((Corruption, UnsupportedFormat), match="here"):
+            parse(damaged, "here")
+    with pytest.raises(UnsupportedFormat, match="must be of a cluster's format 6, got 7"):
+        parse(changed(text, lambda data: data.update(format=7)), "here")
