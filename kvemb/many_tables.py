@@ -18,12 +18,15 @@ from kvemb.contracts import Values
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.handle import Place, inside
+from kvemb.interrupts import uninterrupted
 from kvemb.parallel import MOST_THREADS, cores, run_each
 from kvemb.rows.hashing import Keys
+from kvemb.rows.schema import rows_to_fill
 from kvemb.tiers.reads import Missed
 from kvemb.variable import Variable
 
 Given = TypeVar("Given")
+_NO_VALUES: Values = np.empty((0, 0))
 
 
 class Part(NamedTuple):
@@ -35,16 +38,22 @@ class Part(NamedTuple):
     values: Values
 
 
-def lookup(store: Place[Engine], wanted: Mapping[Any, npt.ArrayLike], *, touch: bool) -> dict[Any, npt.NDArray[Any]]:
+def lookup(
+    store: Place[Engine],
+    wanted: Mapping[Any, npt.ArrayLike],
+    *,
+    touch: bool,
+    out: Mapping[Any, npt.NDArray[Any]] | None = None,
+) -> dict[Any, npt.NDArray[Any]]:
     """See Store.lookup."""
-    parts = checked(store, wanted, to_read, _variables(store))
+    parts = parts_to_read(store, wanted, out, _variables(store))
     tables = [part.table for part in parts.values()]
     while True:
         shown = [table.storage.shown for table in tables]
         _read(list(parts.values()), touch)
         if shown == [table.storage.shown for table in tables]:  # else the store moved to its next durable point
             break
-    return {given: part.values.reshape(*part.shape, part.table.schema.dim) for given, part in parts.items()}
+    return rows_of(parts, out)
 
 
 def apply_gradients(store: Place[Engine], wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
@@ -63,7 +72,7 @@ def apply_gradients(store: Place[Engine], wanted: Mapping[Any, tuple[npt.ArrayLi
 
 def prefetch(store: Place[Engine], wanted: Mapping[Any, npt.ArrayLike]) -> None:
     """See Store.prefetch."""
-    for part in checked(store, wanted, to_read, _variables(store)).values():
+    for part in checked(store, wanted, to_prefetch, _variables(store)).values():
         part.table.operations.prefetch(part.keys)
 
 
@@ -107,10 +116,47 @@ def _table(store: Place[Any], given: Any, variables: Mapping[str, Variable]) -> 
     return inside(given)
 
 
-def to_read(table: Table, keys: npt.ArrayLike) -> Part:
-    """Return what a lookup does, and memory for its rows."""
+def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.NDArray[Any] | None]]:
+    """Return for each variable its keys and the array to fill, if it has one."""
+    for what, given in (("keys", wanted), ("out", out)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{what} must be a dict from variable, or its name, got {brief(given)}")
+    if unknown := [given for given in out if given not in wanted]:
+        raise ValueError(f"out has {brief(unknown[0])}, and keys do not: give both in the same way")
+    arrays = [id(array) for array in out.values()]
+    if len(set(arrays)) < len(arrays):
+        raise ValueError("out has one array for two variables")
+    return {given: (keys, out.get(given)) for given, keys in wanted.items()}
+
+
+def to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> Part:
+    """Return what a lookup does. out: what its rows go to; None: a new array."""
     shape, flat = table.flat_and_owned(keys)  # a partitioner that raises does so now
-    return Part(table, shape, flat, np.empty((len(flat), table.schema.dim), table.schema.value_dtype))
+    schema = table.schema
+    return Part(table, shape, flat, rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat))
+
+
+def parts_to_read(
+    store: Place[Any],
+    wanted: Mapping[Any, npt.ArrayLike],
+    out: Mapping[Any, npt.NDArray[Any]] | None,
+    variables: Mapping[str, Variable],
+) -> dict[Any, Part]:
+    """Return each variable's part of a lookup. out: the arrays that some of them fill. Raises as checked does."""
+    if out is None:
+        return checked(store, wanted, to_read, variables)
+    return checked(store, _with_arrays(wanted, out), lambda table, given: to_read(table, *given), variables)
+
+
+def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:
+    """Return the rows that were looked up, in the shape of their keys; those in `out` as what was given."""
+    found = {given: part.values.reshape(*part.shape, part.table.schema.dim) for given, part in parts.items()}
+    return found if out is None else {**found, **out}
+
+
+def to_prefetch(table: Table, keys: npt.ArrayLike) -> Part:
+    """Return what a prefetch does."""
+    return Part(table, *table.flat_and_owned(keys), _NO_VALUES)
 
 
 def to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> Part:
@@ -124,6 +170,41 @@ def to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> Part:
 
 
 def _read(parts: list[Part], touch: bool) -> None:
+    threads = _threads(parts)
+    left = _find_at_once(parts, touch) if threads == 1 else _find(parts, touch, threads)
+    if not left:
+        return
+
+    def fill(part: Part, found: Missed) -> Callable[[], None]:
+        return lambda: part.table.operations.lookup_cold(part.keys, found, part.values, None)
+
+    reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
+    pays = bool(cold) and reads >= cold[0].table.storage.limits.cold_parallel_keys
+    _raise_first(cold, run_each([fill(*each) for each in left], MOST_THREADS if pays else 1))
+
+
+def _find_at_once(parts: list[Part], touch: bool) -> list[tuple[Part, Missed]]:
+    """Find the hot rows of each part; returns what is left for lookup_cold.
+
+    Most of what a small call takes is entering the variables: those that are free are entered in one block.
+    """
+    left: list[tuple[Part, Missed]] = []
+    busy: list[Part] = []
+    with uninterrupted():
+        for part in parts:
+            try:
+                missed = part.table.operations.lookup_hot_at_once(part.keys, part.values, touch=touch)
+            except Exception as error:
+                raise_named(part.table.name, error)
+            if missed is False:
+                busy.append(part)
+            elif missed is not None:
+                left.append((part, missed))
+    return left + _find(busy, touch, 1) if busy else left
+
+
+def _find(parts: list[Part], touch: bool, threads: int) -> list[tuple[Part, Missed]]:
+    """The same; waits for variables that are in use. threads: over which the work is spread."""
     missed: list[Missed | None] = [None] * len(parts)
 
     def find(number: int, part: Part) -> Callable[[], None]:
@@ -132,16 +213,9 @@ def _read(parts: list[Part], touch: bool) -> None:
 
         return found
 
-    failures = run_each([find(number, part) for number, part in enumerate(parts)], _threads(parts))
+    failures = run_each([find(number, part) for number, part in enumerate(parts)], threads)
     _raise_first(parts, failures)
-    left = [(part, found) for part, found in zip(parts, missed, strict=True) if found is not None]
-
-    def fill(part: Part, found: Missed) -> Callable[[], None]:
-        return lambda: part.table.operations.lookup_cold(part.keys, found, part.values, None)
-
-    reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
-    pays = bool(cold) and reads >= cold[0].table.storage.limits.cold_parallel_keys
-    _raise_first(cold, run_each([fill(*each) for each in left], MOST_THREADS if pays else 1))
+    return [(part, found) for part, found in zip(parts, missed, strict=True) if found is not None]
 
 
 def _threads(parts: list[Part]) -> int:

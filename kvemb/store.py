@@ -39,6 +39,7 @@ from kvemb.variable import Variable
 from kvemb.variable_scope import get_in_scope
 
 __all__ = ["GraphKeys", "Store"]
+_Rows = dict[Variable | str, npt.NDArray[Any]]
 
 
 class Store(Place[Engine]):
@@ -145,18 +146,18 @@ class Store(Place[Engine]):
     # Many of its variables at once.
 
     def lookup(
-        self, keys: Mapping[Variable | str, npt.ArrayLike], *, touch: bool = True
-    ) -> dict[Variable | str, npt.NDArray[Any]]:
+        self, keys: Mapping[Variable | str, npt.ArrayLike], *, touch: bool = True, out: _Rows | None = None
+    ) -> _Rows:
         """Look up keys of several variables in one call: Variable.lookup of each, at a smaller cost.
 
         keys: a dict from variable, or its name, to its keys, of any shape. Returns a dict in the same order to rows,
-        keys.shape + (dim,), fresh arrays. Of a large call the hot rows are found on all cores, and cold reads of
-        different variables overlap.
+        keys.shape + (dim,): fresh arrays, or those of `out`, a dict of some variables, as Variable.lookup takes each.
+        Of a large call the hot rows are found on all cores, and cold reads of different variables overlap.
         All arguments are checked first. The call is atomic for each key, not over variables; but a follower's refresh()
         happens before or after all of it. Raises what lookup raises, naming the variable, in a note where that is no
         TypeError or ValueError; KeyError for an unknown name; ValueError for one given twice or of another store.
         """
-        return many_tables.lookup(self, keys, touch=bool(touch))
+        return many_tables.lookup(self, keys, touch=bool(touch), out=out)
 
     def apply_gradients(self, grads: Mapping[Variable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables in one call: Variable.apply_gradients of each.

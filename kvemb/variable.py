@@ -31,7 +31,7 @@ from kvemb.optimizers import KINDS, Optimizer
 from kvemb.options import format_bytes
 from kvemb.restrict import RestrictPolicy
 from kvemb.rows.block import RowBlock
-from kvemb.rows.schema import as_values, public_keys
+from kvemb.rows.schema import as_values, public_keys, rows_to_fill
 from kvemb.rows.tensors import plain
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
@@ -175,18 +175,28 @@ class Variable(Handle[Table]):
 
     # What it does.
 
-    def lookup(self, keys: npt.ArrayLike, return_exists: bool = False, *, touch: bool = True) -> Any:
+    def lookup(
+        self,
+        keys: npt.ArrayLike,
+        return_exists: bool = False,
+        *,
+        touch: bool = True,
+        out: npt.NDArray[Any] | None = None,
+    ) -> Any:
         """Return the rows of keys, keys.shape + (dim,), a fresh array; missing keys give the initializer's row.
 
         With return_exists also a bool array of keys.shape. Inserts nothing. Each occurrence counts as a use for the
-        policy unless touch=False. Raises TypeError for keys of a dtype that would lose information; Closed, Corruption.
+        policy unless touch=False. out: an array to fill and return in place of a fresh one: of that shape and the value
+        dtype, C-contiguous, writable, apart from keys; its content is undefined where the lookup raises.
+        Raises TypeError for keys of a dtype that would lose information, or out of another dtype; ValueError for out;
+        Closed, Corruption.
         """
         table, schema = self._inside, self._inside.schema
         wanted, flat = table.flat(keys)
-        out = np.empty((len(flat), schema.dim), schema.value_dtype)
+        filled = rows_to_fill(out, schema.value_dtype, (*wanted, schema.dim), flat)
         exists = np.empty(len(flat), np.bool_) if return_exists else None
-        table.operations.lookup(flat, out, exists, touch=bool(touch))
-        rows = out.reshape(*wanted, schema.dim)
+        table.operations.lookup(flat, filled, exists, touch=bool(touch))
+        rows = filled.reshape(*wanted, schema.dim) if out is None else out
         return rows if exists is None else (rows, exists.reshape(wanted))
 
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:

@@ -172,14 +172,14 @@ def test_a_lookup_sees_one_point_of_all_variables(store, tables):
             table.upsert([1], np.full((1, table.dim), -1, np.float32))
         store.flush()
         operations, moved = inside(second).operations, []
-        usual = operations.lookup_hot
+        usual = operations.lookup_hot_at_once
 
         def late(*arguments, **options):
             if not moved:
                 moved.append(reader.refresh())
             return usual(*arguments, **options)
 
-        operations.lookup_hot = late
+        operations.lookup_hot_at_once = late
         rows = reader.lookup({first: [1], second: [1]})
         assert moved == [True]
         assert rows[first].tolist() == [[-1, -1]]
@@ -213,3 +213,44 @@ def test_what_was_applied_is_in_the_log(open_store, tmp_path, durability):
     store.close(flush=False)
     again = open_store(tmp_path / "logged", durability=durability)
     assert all(rows.tolist() == [[1, 2]] for rows in again.lookup({name: [5] for name in NAMES}).values())
+
+
+def test_arrays_that_are_given_are_filled_and_returned(store, tables):
+    keys = draw(1)
+    wanted = dict(zip(tables, keys, strict=True))
+    expected = store.lookup(wanted, touch=False)
+    out = {table: np.full((5, 8, table.dim), np.nan, np.float32) for table in tables[:2]}
+    found = store.lookup(wanted, touch=False, out=out)
+    assert list(found) == tables
+    for table in tables:
+        np.testing.assert_array_equal(found[table], expected[table])
+        assert table not in out or found[table] is out[table]
+
+
+def test_arrays_that_do_not_fit_are_refused_before_anything_is_read(store, tables):
+    good = np.empty((1, 2), np.float32)
+    before = sizes(tables)
+    for out, error, message in [
+        ([good], TypeError, "out must be a dict"),
+        ({"b": good}, ValueError, "out has 'b', and keys do not"),
+        ({tables[0]: good, "b": good}, ValueError, "one array for two variables"),
+        ({"b": good}, ValueError, r"variable 'b': out must have shape keys.shape \+ \(dim,\) = \(1, 3\), got \(1, 2\)"),
+    ]:
+        wanted = {tables[0]: [1], "b": [1]} if "keys do not" not in message else {tables[0]: [1]}
+        with pytest.raises(error, match=message):
+            store.lookup(wanted, out=out)
+    assert sizes(tables) == before
+
+
+def test_a_variable_that_is_in_use_is_waited_for(store, tables):
+    """The others are entered at once; this one when the thread that works on it has ended."""
+    storage, found = inside(tables[1]).storage, []
+    with storage.held():
+        waiting = threading.Thread(target=lambda: found.append(store.lookup({table: [7] for table in tables})))
+        waiting.start()
+        while tables[2].stats.hits + tables[2].stats.misses == 0:
+            pass
+        assert not found
+    waiting.join()
+    assert [row.tolist()[0][0] for row in found[0].values()] == [14, 21, 28]
+    assert [table.stats.hits + table.stats.misses for table in tables] == [1, 1, 1]

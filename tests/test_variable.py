@@ -419,6 +419,39 @@ def test_lookups_are_fresh_and_inputs_stay_the_callers(table):
     np.testing.assert_array_equal(table.lookup(np.arange(100)), values_of(100))
 
 
+def test_an_array_that_is_given_is_filled_and_returned(table):
+    for keys in (np.arange(20).reshape(4, 5), 7, []):
+        expected, there = table.lookup(keys, return_exists=True, touch=False)
+        out = np.full(expected.shape, np.nan, np.float32)
+        assert table.lookup(keys, touch=False, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+        found, exists = table.lookup(keys, True, touch=False, out=out)
+        assert found is out
+        np.testing.assert_array_equal(exists, there)
+
+
+def test_an_array_that_cannot_be_filled_is_refused_before_anything_is_read(table):
+    before = table.stats
+    keys, fits = np.zeros(4, np.int64), np.empty((4, 3), np.float32)
+    fixed = fits.copy()
+    fixed.flags.writeable = False
+    for out, error, message in [
+        (np.empty((4, 2), np.float32), ValueError, r"shape keys.shape \+ \(dim,\) = \(4, 3\), got \(4, 2\)"),
+        (np.empty(12, np.float32), ValueError, r"= \(4, 3\), got \(12,\)"),
+        (np.empty((4, 3)), TypeError, "out must be float32, got float64; make it with np.empty"),
+        (np.empty((3, 4), np.float32).T, ValueError, "this one is not C-contiguous"),
+        (np.empty((4, 6), np.float32)[:, :3], ValueError, "this one is not C-contiguous"),
+        (fixed, ValueError, "this one is read-only"),
+        (fits.tolist(), TypeError, "out must be a NumPy array, got list"),
+    ]:
+        with pytest.raises(error, match=message):
+            table.lookup(keys, out=out)
+    memory = np.zeros(8, np.int64)
+    with pytest.raises(ValueError, match="out must not share memory with keys"):
+        table.lookup(memory[:4], out=memory.view(np.float32)[:12].reshape(4, 3))
+    assert (table.stats.hits, table.stats.misses) == (before.hits, before.misses)
+
+
 def test_lookups_insert_nothing(table):
     rows, exists = table.lookup(np.arange(90, 200), return_exists=True)
     assert exists.tolist() == [True] * 10 + [False] * 100

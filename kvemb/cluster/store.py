@@ -114,13 +114,17 @@ class Store(Place[Cluster]):
     # Many of its variables at once.
 
     def lookup(
-        self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, touch: bool = True
+        self,
+        keys: Mapping[OneStoresVariable | str, npt.ArrayLike],
+        *,
+        touch: bool = True,
+        out: dict[OneStoresVariable | str, npt.NDArray[Any]] | None = None,
     ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
         """Look up keys of several variables, in one call of each shard: kvemb.Store.lookup."""
-        parts = many_tables.checked(self, keys, many_tables.to_read, self.variables)
+        parts = many_tables.parts_to_read(self, keys, out, self.variables)
         wanted = [Wanted(part.table, part.keys, part.values, None) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
-        return {given: part.values.reshape(*part.shape, part.table.schema.dim) for given, part in parts.items()}
+        return many_tables.rows_of(parts, out)
 
     def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables, in one call of each shard: kvemb.Store.apply_gradients."""
@@ -132,7 +136,7 @@ class Store(Place[Cluster]):
 
     def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike]) -> None:
         """Start reading the cold rows of several variables, for the call that follows. Changes no result."""
-        for part in many_tables.checked(self, keys, many_tables.to_read, self.variables).values():
+        for part in many_tables.checked(self, keys, many_tables.to_prefetch, self.variables).values():
             part.table.operations.prefetch(part.keys)
 
     def lookup_async(

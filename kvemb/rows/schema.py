@@ -152,6 +152,31 @@ def as_values(
     return np.ascontiguousarray(array).reshape(-1, expected[-1])
 
 
+def rows_to_fill(
+    out: npt.NDArray[Any] | None, dtype: np.dtype[Any], expected: tuple[int, ...], keys: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
+    """Return where the rows of keys go, (n, dim): a new array, or a view of what the caller gave.
+
+    expected: its shape, keys.shape + (dim,); keys: flat (n,).
+    Raises TypeError for anything but an array of this dtype; ValueError for another shape, one that is not contiguous
+    or not writable, or that shares memory with keys.
+    """
+    if out is None:
+        return np.empty((len(keys), expected[-1]), dtype)
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}; of a CPU tensor give out.numpy()")
+    if out.dtype != dtype:
+        raise TypeError(f"out must be {dtype.name}, got {out.dtype.name}; make it with np.empty(shape, {dtype.name!r})")
+    if out.shape != expected:
+        raise ValueError(f"out must have shape keys.shape + (dim,) = {expected}, got {out.shape}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        wrong = "is not C-contiguous" if not out.flags.c_contiguous else "is read-only"
+        raise ValueError(f"out must be a C-contiguous array that may be written, and this one {wrong}")
+    if np.may_share_memory(out, keys):
+        raise ValueError("out must not share memory with keys, which are read while it is filled")
+    return out.reshape(-1, expected[-1])
+
+
 def public_keys(keys: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return keys (n,), as the tiers hold them, in the key dtype."""
     return keys.view(np.uint64) if dtype == np.uint64 else keys.astype(dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from kvemb.tiers.one_point import of_one_point
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.storage import TieredStorage
+
+_Read = Callable[[Owners, ScoreRule | None, float], Positions]
 
 
 class Missed(NamedTuple):
@@ -62,23 +64,40 @@ class TableReads:
             exists[:] = True
         return missed
 
-    def _recorded(
-        self, keys: Keys, touch: bool, read: Callable[[Owners, ScoreRule | None, float], Positions]
-    ) -> Missed | None:
+    def lookup_hot_at_once(self, keys: Keys, out: Values, *, touch: bool) -> Missed | Literal[False] | None:
+        """Do what lookup_hot does, if nobody else works on the variable now; else return False.
+
+        REQUIRES: Ctrl-C is deferred.
+        """
+        storage = self._storage
+        if not storage.begin_reading_if_free():
+            return False
+        try:
+            return self._record(
+                keys, touch, lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
+            )
+        finally:
+            storage.end_reading()
+
+    def _recorded(self, keys: Keys, touch: bool, read: _Read) -> Missed | None:
         """Read hot rows by read(owners, rule, now), which returns the positions that it missed; record the uses."""
+        with self._storage.reading():
+            return self._record(keys, touch, read)
+
+    def _record(self, keys: Keys, touch: bool, read: _Read) -> Missed | None:
+        """The same under the lock."""
         storage, scoring = self._storage, self._scoring
-        with storage.reading():
-            touch = touch and storage.state.keeps_uses and scoring.records_uses
-            owners = self._hot_tables.owners(keys)
-            if touch:
-                storage.count_use()
-                storage.copy_before_change(keys, owners)
-            now = scoring.now(storage.step)
-            missing = read(owners, scoring.rule if touch else None, now)
-            if touch and scoring.rule is ScoreRule.CUSTOM:
-                scoring.use_hot(np.delete(keys, missing), now)
-            storage.counts.hits += len(keys) - len(missing)
-            storage.counts.misses += len(missing)
+        touch = touch and storage.state.keeps_uses and scoring.records_uses
+        owners = self._hot_tables.owners(keys)
+        if touch:
+            storage.count_use()
+            storage.copy_before_change(keys, owners)
+        now = scoring.now(storage.step)
+        missing = read(owners, scoring.rule if touch else None, now)
+        if touch and scoring.rule is ScoreRule.CUSTOM:
+            scoring.use_hot(np.delete(keys, missing), now)
+        storage.counts.hits += len(keys) - len(missing)
+        storage.counts.misses += len(missing)
         return Missed(missing, now if touch else None) if len(missing) else None
 
     def lookup_cold(self, keys: Keys, missed: Missed, out: Values, exists: Mask | None) -> None:

@@ -10,6 +10,7 @@ kvemb.tiers.operations'.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager
@@ -100,6 +101,27 @@ class TieredStorage:
         """Hold the lock for a call that reads. Raises Closed."""
         self._access.wait_for_room()
         return Entry(self._access, self._begin_reading, self.counts.timed("lookup"))
+
+    def begin_reading_if_free(self) -> bool:
+        """Enter what reading() does, without waiting; returns whether it was entered. end_reading() leaves it.
+
+        REQUIRES: Ctrl-C is deferred until then. Raises Closed.
+        """
+        self.state.check_here()
+        if not (self._access.has_room and self._access.take(0)):
+            return False
+        self._began = time.perf_counter()
+        try:
+            self._begin_reading()
+        except BaseException:
+            self._access.leave()
+            raise
+        return True
+
+    def end_reading(self) -> None:
+        """Leave what begin_reading_if_free() entered."""
+        self.counts.seconds_lookup += time.perf_counter() - self._began
+        self._access.leave()
 
     def _begin_reading(self) -> None:
         self.state.check_open()

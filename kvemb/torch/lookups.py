@@ -81,11 +81,11 @@ def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool) -> list[torch.T
         }
         found = store.lookup(asked, touch=touch)
         for variable, places in variables.items():
-            lengths, wide = [len(wanted[each][1]) for each in places], _tensor(found[variable])
-            # Tensors of their own: autograd refuses changes in place of views of one.
-            parts = [wide] if len(places) == 1 else [part.clone() for part in wide.split(lengths)]
-            for each, part in zip(places, parts, strict=True):
-                rows[each] = part
+            begin = 0
+            for each in places:
+                # Tensors of their own, apart in one array: autograd refuses changes in place of views of one tensor.
+                end = begin + len(wanted[each][1])
+                rows[each], begin = _tensor(found[variable][begin:end]), end
     return rows
 
 

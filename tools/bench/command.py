@@ -77,6 +77,24 @@ def upsert(
 
 
 @app.command()
+def gpu(
+    rows: Rows = 1_000_000,
+    dim: Dims = None,
+    every: Annotated[bool, typer.Option("--all", help="Rows of 8, 32, 64 and 128 numbers, not of 64 alone.")] = False,
+    batch: Batch = 65_536,
+    batches: Batches = 10,
+    runs: Runs = 9,
+    device: Annotated[str, typer.Option(help="The GPU: gpu:0, gpu:1 ...")] = "gpu:0",
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Look up, upsert, train and pool rows that are hot on a GPU, beside the same on the CPU."""
+    from kvemb.tools.bench.gpu.hot import run
+
+    run(rows, dim or ([8, 32, 64, 128] if every else [64]), batch, batches, runs, device, folder).show(json)
+
+
+@app.command()
 def pool(
     rows: Rows = 4_000_000,
     dim: Dims = None,

@@ -16,7 +16,7 @@ import kvemb
 import kvemb.torch as kt
 from kvemb.tools.demos.field_log import FIELDS, NUMBERS, Lines
 
-RATE, DENSE_RATE, INITIAL_SPREAD = 0.02, 0.01, 0.05
+RATE, DENSE_RATE, INITIAL_SPREAD = 0.05, 0.02, 0.05
 # More than the squares of most gradients, so that a gradient near 0, whose sign is rounding, is no whole step; larger
 # rates or a smaller start let the rounding of both sides grow apart.
 INITIAL_ACCUMULATOR = 1e-6
@@ -55,7 +55,10 @@ def _start(seed: int, table: int) -> kvemb.RandomNormal:
 
 
 class DLRM(torch.nn.Module):
-    """Numbers through one network, ids through the tables, the dot products of all pairs through another network."""
+    """Numbers through one network, ids through the tables, the dot products of all pairs through another network.
+
+    Its activations are smooth: rounding that decides on which side of a ReLU's kink an example falls would part models.
+    """
 
     def __init__(self, tables: torch.nn.Module, dim: int, seed: int) -> None:
         super().__init__()
@@ -63,10 +66,10 @@ class DLRM(torch.nn.Module):
         torch.manual_seed(seed)
         pairs = (FIELDS + 1) * FIELDS // 2
         self.bottom = torch.nn.Sequential(
-            torch.nn.Linear(NUMBERS, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, dim), torch.nn.ReLU()
+            torch.nn.Linear(NUMBERS, HIDDEN), torch.nn.SiLU(), torch.nn.Linear(HIDDEN, dim), torch.nn.SiLU()
         )
         self.top = torch.nn.Sequential(
-            torch.nn.Linear(dim + pairs, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 1)
+            torch.nn.Linear(dim + pairs, HIDDEN), torch.nn.SiLU(), torch.nn.Linear(HIDDEN, 1)
         )
         self._pairs = torch.triu_indices(FIELDS + 1, FIELDS + 1, 1)
 

@@ -19,6 +19,8 @@ from cuda_on_cpu import CpuDevice, CudaOnCpuTable
 
 from kvemb.backends.cuda.device import Memory
 from kvemb.backends.cuda.table import CudaTable
+from kvemb.optimizers import Momentum
+from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
@@ -134,3 +136,32 @@ def test_threads_of_kernels_do_not_race():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tests.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
+
+
+class CopyingDevice(CpuDevice):
+    """A device that notes the bytes of each copy to the host, for each of which the host waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[int] = []
+
+    def download(self, array: Any, address: int) -> None:
+        self.copied.append(array.nbytes)
+        super().download(array, address)
+
+
+@pytest.mark.usefixtures("_on_cpu")
+def test_of_a_call_on_hot_rows_the_host_gets_the_rows_and_eight_bytes():
+    device = CopyingDevice()
+    table = table_on(device, 256, 256)
+    table.insert(rows_of(np.arange(100)))
+    out, cells = np.empty((100, 1), np.float32), table.find(np.arange(100))
+    device.copied = []
+    table.lookup(np.arange(100), out, ScoreRule.COUNT, 1.0)
+    assert device.copied == [8, 400]
+    table.upsert(np.arange(100), out, 2)
+    assert device.copied == [8, 400, 8]
+    table.apply(cells, Momentum(0.1), out, 3)
+    table.assign(cells, out, 4)
+    table.add(cells, out, out, 5)
+    assert device.copied == [8, 400, 8]

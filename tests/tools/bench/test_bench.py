@@ -7,12 +7,15 @@ import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from kvemb import registry
+from kvemb.errors import BackendUnavailable
 from kvemb.tools.bench import memory
 from kvemb.tools.bench.command import app
 from kvemb.tools.bench.data import Zipf, ids_of, values_of
@@ -38,6 +41,8 @@ TINY = {
     "follow": [*TABLE, "--hot-rows", "1000", "--every", "0.05", "--points", "2", "--runs", "1"],
     "spill": ["--rows", "3000", "--batch", "500", "--batches", "3", "--reads", "200", "--cache-mib", "8"],
 }
+if which("g++"):  # which runs the GPU's kernels here
+    TINY["gpu"] = ["--rows", "300", "--dim", "8", "--batch", "64", "--batches", "1", "--runs", "1"]
 if find_spec("torch"):
     TINY["torch"] = [*TABLE, "--steps", "2", "--runs", "2"]
     TINY["features"] = ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"]
@@ -46,6 +51,7 @@ LINES = {
     "lookup": 3,
     "upsert": 2,
     "pool": 2,
+    "gpu": 4,
     "small": 10,
     "torch": 3,
     "features": 3,
@@ -63,6 +69,7 @@ FACTS = {
     "lookup": {"compile_s"},
     "upsert": {"compile_s"},
     "pool": {"compile_s"},
+    "gpu": {"compile_s"},
     "small": {"compile_s", "cold_read_us", "cpu_us"},
     "torch": {"compile_s", "torch", "torch_threads", "rows_compared"},
     "features": {"compile_s", "torch", "torch_threads", "rows_compared"},
@@ -87,6 +94,11 @@ FACTS = {
 # These start processes, which import everything anew.
 PROCESSES = {"memory", "follow"}
 RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
 
 
 def run(bench: str, folder: Path, *more: str) -> str:
@@ -133,6 +145,12 @@ def test_without_pytorch_its_command_says_what_to_install(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BadInput, match=r"needs PyTorch; install it: pip install 'kvemb\[torch\]'"):
         run_torch(100, 4, 10, 1, 1, tmp_path)
+
+
+def test_without_a_gpu_its_command_says_what_to_install(tmp_path: Path) -> None:
+    registry.hot_backends["gpu"] = "kvemb.backends.cuda.table:CudaTable"
+    with pytest.raises(BackendUnavailable, match=r"device 'gpu:99' is not available: .*use devices=None"):
+        run("gpu", tmp_path, "--device", "gpu:99")
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
