@@ -154,30 +154,35 @@ class CpuTable:
         return _ascending(absences)
 
     def insert(
-        self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
+        self,
+        rows: RowBlock,
+        *,
+        by_score: bool = False,
+        reserve: Callable[[int], bool] | None = None,
+        clean_too: bool = False,
     ) -> RowBlock:
         """See contracts.HotTable. Grows when both buckets of a key are full and the table is dense, or no row of them
         can move to its other bucket.
         """
         left = RowBlock(self.schema, len(rows))
-        at, count = self._insert(rows, 0, left, 0, by_score, evicting=reserve is None)
+        at, count = self._insert(rows, 0, left, 0, by_score, clean_too, evicting=reserve is None)
         while at < len(rows):
             # Not for keys that have the same few buckets: they would not find room in a table of any size.
             growing = reserve is not None and self.step_rows > 0 and 2 * self.size > self.capacity_rows
             growing = growing and reserve is not None and reserve(self.step_rows)
             if growing:
                 self.grow()
-            at, count = self._insert(rows, at, left, count, by_score, evicting=not growing)
+            at, count = self._insert(rows, at, left, count, by_score, clean_too, evicting=not growing)
         return left.part(0, count)
 
     def _insert(
-        self, rows: RowBlock, start: int, left: RowBlock, count: int, by_score: bool, *, evicting: bool
+        self, rows: RowBlock, start: int, left: RowBlock, count: int, by_score: bool, clean_too: bool, *, evicting: bool
     ) -> tuple[int, int]:
         own, dense = self._rows, -1 if evicting else int(DENSE * self.capacity_rows)
         stopped, count, self.size = cpu_insert.insert(
             self._buckets, self._tags, self._digests,
             own.keys, own.scores, own.steps, own.flags, own.words,
-            start, rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score, self.size, dense,
+            start, rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score, clean_too, self.size, dense,
             count, left.keys, left.scores, left.steps, left.flags, left.words,
         )  # fmt: skip
         return stopped, count

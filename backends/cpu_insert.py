@@ -132,6 +132,7 @@ def insert(
     n_flags: Any,
     n_words: Any,
     by_score: bool,
+    clean_too: bool,
     used: int,
     dense: int,
     out: int,
@@ -141,7 +142,8 @@ def insert(
     o_flags: Any,
     o_words: Any,
 ) -> Any:
-    """Insert the rows n_* from position start on; evicted dirty rows are written to o_* from position out on.
+    """Insert the rows n_* from position start on; evicted dirty rows are written to o_* from position out on, and
+    clean ones with clean_too.
 
     used: cells in use. dense: from so many on it stops at the first row whose buckets are both full, and below it where
     that row would evict another; -1: it never stops. Returns (where it stopped, the end of o_*, cells in use).
@@ -168,7 +170,7 @@ def insert(
             cell = _victim(first_bucket(h, buckets), second_bucket(h, buckets), scores, keys)
             if by_score and n_flags[i] & DIRTY == 0 and scores[cell] >= n_scores[i]:
                 continue
-            if flags[cell] & DIRTY:
+            if clean_too or flags[cell] & DIRTY:
                 _copy_row(out, o_keys, o_scores, o_steps, o_flags, o_words, cell, keys, scores, steps, flags, words)
                 out += 1
         digests[cell] = digest_of(h)

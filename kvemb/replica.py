@@ -146,9 +146,10 @@ def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table:
     except (FileNotFoundError, Corruption):  # the point has been replaced, or its rows are sound and this file is not
         return None
     keys = unordered_keys(distinct(np.concatenate(found)), table.schema)
-    owners, cold = table.hot_tables.owners(keys), database.attach(table.name, entry.schema)
+    table.hot_tables.devices_of(keys)  # a partitioner that raises does so before anything is done
+    cold = database.attach(table.name, entry.schema)
     with table.storage.held():
-        hot = keys[table.hot_tables.find(keys, owners) >= 0][: engine.limits.scan_rows]
+        hot = keys[table.hot_tables.find(keys, table.hot_tables.owners(keys)) >= 0][: engine.limits.scan_rows]
     # A few at a time: lookups go on meanwhile, and reading holds the GIL for a part of its time.
     blocks = [cold.read(hot[at : at + READ_ROWS])[0] for at in range(0, len(hot), READ_ROWS)]
-    return Renewed(cold, keys, owners, [(rows, table.hot_tables.owners(rows.keys)) for rows in blocks])
+    return Renewed(cold, keys, blocks)

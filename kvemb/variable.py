@@ -116,7 +116,7 @@ class Variable(Handle[Table]):
     @property
     def tables(self) -> tuple[HotTable, ...]:
         """The hot tables, one a device. Not to be changed."""
-        return tuple(self._inside.hot_tables.tables)
+        return tuple(self._inside.hot_tables.of_devices)
 
     @property
     def trainable(self) -> bool:
@@ -284,8 +284,8 @@ class Variable(Handle[Table]):
             raise IndexError(f"index must be from 0 to {count - 1}, got {brief(number)}")
         if count == 1:
             return self.size()
-        owners, scan = self._inside.hot_tables.owners, self._inside.storage.scan(EXPORT_ROWS)
-        return sum(int(np.sum(owners(rows.keys) == number)) for rows in scan)
+        devices, scan = self._inside.hot_tables.devices_of, self._inside.storage.scan(EXPORT_ROWS)
+        return sum(int(np.sum(devices(rows.keys) == number)) for rows in scan)
 
     def export(self, *, with_slots: bool = False, with_scores: bool = False) -> tuple[npt.NDArray[Any], ...]:
         """Return (keys, values) of all rows, in key order: copies, as large as the table. See export_batches.

@@ -117,6 +117,7 @@ class Life:
 
     def _insert(self) -> None:
         new, by_score = self._distinct(int(self.random.integers(1, 150)), hot=False), bool(self.random.integers(2))
+        clean_too = bool(self.random.integers(2))
         self.rows.words[new] = self.random.integers(0, 1 << 30, (len(new), self.schema.row_words))
         self.rows.values[new, : self.schema.dim] = self._values(len(new)).view(self.schema.kernel_dtype)
         for at in range(len(self.schema.slots)):
@@ -132,11 +133,11 @@ class Life:
                 if by_score and not self.rows.flags[row] & DIRTY and score >= self.rows.scores[row]:
                     continue
                 self.hot[victim] = False
-                left += [victim] if self.rows.flags[victim] & DIRTY else []
+                left += [victim] if clean_too or self.rows.flags[victim] & DIRTY else []
                 assert key == self.rows.keys[victim]
             self.hot[row] = True
         expected = self.rows.select(np.array(left, np.int64))
-        assert_same(self.table.insert(given, by_score=by_score), expected, ordered=True)
+        assert_same(self.table.insert(given, by_score=by_score, clean_too=clean_too), expected, ordered=True)
         self.rows.flags[~self.hot] = 0
 
     def _mates(self, row: int) -> list[int]:

@@ -126,7 +126,12 @@ class OpaqueTable:
         return np.flatnonzero(cells < 0)
 
     def insert(
-        self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
+        self,
+        rows: RowBlock,
+        *,
+        by_score: bool = False,
+        reserve: Callable[[int], bool] | None = None,
+        clean_too: bool = False,
     ) -> RowBlock:
         left: list[Cell] = []
         for at in range(len(rows)):
@@ -142,7 +147,7 @@ class OpaqueTable:
                 if by_score and not new.flags & DIRTY and victim.score >= new.score:
                     continue
                 del self._cell_of[victim.key]
-                if victim.flags & DIRTY:
+                if clean_too or victim.flags & DIRTY:
                     left.append(victim)
             self._cells[cell], self._cell_of[new.key] = new, cell
         return self._block(left)
@@ -285,3 +290,17 @@ class OpaqueTable:
     def _write_back(self, rows: RowBlock) -> None:
         for at in range(len(rows)):
             self._cells[self._cell_of[int(rows.keys[at])]] = Cell(rows, at)
+
+
+class SmallTable(OpaqueTable):
+    """One of 16 rows, whatever is asked for."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        capacity_rows: int,
+        max_capacity_rows: int,
+        limits: Limits = DEFAULT,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(schema, 16, 16, limits, device)

@@ -43,12 +43,13 @@ __device__ inline Victim lowest_score(u8* bucket) {
   return least;
 }
 
-// Hands out the row in a slot, for the row at `for_position` of a batch, if it is dirty. The lane that owns the slot
-// reads what it alone writes.
-__device__ inline void hand_out(const Table& table, u8* bucket, int slot, i64 for_position, const Leaving& leaving) {
+// Hands out the row in a slot, for the row at `for_position` of a batch, if it is dirty, or in any case with clean_too.
+// The lane that owns the slot reads what it alone writes.
+__device__ inline void hand_out(
+    const Table& table, u8* bucket, int slot, i64 for_position, bool clean_too, const Leaving& leaving) {
   const int owner = slot / 4;
   i64 place = -1;
-  if ((int)lane_number() == owner && flags(bucket)[slot] & DIRTY) {
+  if ((int)lane_number() == owner && (clean_too || flags(bucket)[slot] & DIRTY)) {
     place = (i64)atomicAdd(leaving.count, (u64)1);
     leaving.rows.keys()[place] = keys(bucket)[slot];
     leaving.rows.scores()[place] = scores(bucket)[slot];
@@ -61,11 +62,11 @@ __device__ inline void hand_out(const Table& table, u8* bucket, int slot, i64 fo
 }
 
 // Inserts n rows, sorted by bucket with `order`, whose keys are distinct and not in the table. Where a bucket is full:
-// evicting, the lowest score leaves, unless by_score keeps a clean newcomer out; else the position of the row goes to
+// evicting, the lowest score leaves, unless by_score keeps a clean newcomer out (clean_too: clean rows that leave are handed out too); else the position of the row goes to
 // pending[0] to pending[*pending_count - 1], in any order. fresh: how many cells were taken.
 KERNEL insert(
     TABLE_PARAMETERS, const i64* order, const i64* numbers, i64 n, u8* given, i64 pitch, i64 by_score, i64 evicting,
-    u64* fresh, u64* pending_count, i64* pending, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {
+    i64 clean_too, u64* fresh, u64* pending_count, i64* pending, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {
   const Table table = TABLE;
   const Rows rows = {given, pitch, words};
   const Leaving leaving = {left, {left_rows, left_pitch, words}, left_at};
@@ -89,7 +90,7 @@ KERNEL insert(
         const Victim victim = lowest_score(bucket);
         if (by_score && !(rows.flags()[i] & DIRTY) && victim.score >= rows.scores()[i]) continue;
         slot = victim.slot;
-        hand_out(table, bucket, slot, i, leaving);
+        hand_out(table, bucket, slot, i, clean_too != 0, leaving);
       }
       copy_row(table.row(bucket, slot), rows.row(i), words);
       if ((int)lane == slot / 4) {
@@ -158,11 +159,11 @@ KERNEL merge(
         leave++;
         const Victim victim = lowest_score(to);
         if (goes_before(scores(from)[source], keys(from)[source], victim.score, victim.key)) {
-          hand_out(table, from, source, position, leaving);
+          hand_out(table, from, source, position, false, leaving);
           continue;
         }
         slot = victim.slot;
-        hand_out(table, to, slot, position, leaving);
+        hand_out(table, to, slot, position, false, leaving);
       }
       copy_row(table.row(to, slot), table.row(from, source), words);
       if ((int)lane == slot / 4) {

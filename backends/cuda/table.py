@@ -185,19 +185,24 @@ class CudaTable:
         return missing
 
     def insert(
-        self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
+        self,
+        rows: RowBlock,
+        *,
+        by_score: bool = False,
+        reserve: Callable[[int], bool] | None = None,
+        clean_too: bool = False,
     ) -> RowBlock:
         """See contracts.HotTable. Grows when the bucket of a key is full. Rows that leave are in the order of the rows
         that they leave for. Where the device's memory is spent before its budget is, rows are evicted instead.
         """
         growing = reserve is not None and self.step_rows > 0
-        pending, left = self._insert(rows, by_score, evicting=not growing)
+        pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
         while len(pending):
             rows = rows.select(pending)
             # Not for keys that have the same few buckets: they would not find room in a table of any size.
             growing = reserve is not None and self.step_rows > 0 and 2 * self.size > self.capacity_rows
             growing = growing and reserve is not None and reserve(self.step_rows) and self._grown()
-            pending, left = self._insert(rows, by_score, evicting=not growing)
+            pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
         return left
 
     def _grown(self) -> bool:
@@ -214,7 +219,7 @@ class CudaTable:
             return False
         return True
 
-    def _insert(self, rows: RowBlock, by_score: bool, *, evicting: bool) -> tuple[Positions, RowBlock]:
+    def _insert(self, rows: RowBlock, by_score: bool, clean_too: bool, *, evicting: bool) -> tuple[Positions, RowBlock]:
         """Insert rows. Returns the positions of those that found no room, if nothing is evicted, and those evicted."""
         rooms, n = self._rooms, len(rows)
         if not n:
@@ -228,7 +233,7 @@ class CudaTable:
         self._device.order(numbers, n, order)
         self._run(
             "insert", WARP * n, order, numbers, n, given, pitch, int(by_score), int(evicting),
-            counts, counts + 8, pending, counts + 16, left, left_pitch, left_at,
+            int(clean_too), counts, counts + 8, pending, counts + 16, left, left_pitch, left_at,
         )  # fmt: skip
         fresh, waiting, leaving = rooms.get(counts, 3, np.int64).tolist()
         self.size += fresh

@@ -160,14 +160,19 @@ class HotTable(Protocol):
         """Find, and set the embeddings found, in order. Returns the positions of missing keys, as lookup does."""
 
     def insert(
-        self, rows: RowBlock, *, by_score: bool = False, reserve: Callable[[int], bool] | None = None
+        self,
+        rows: RowBlock,
+        *,
+        by_score: bool = False,
+        reserve: Callable[[int], bool] | None = None,
+        clean_too: bool = False,
     ) -> RowBlock:
         """Insert rows whose keys are distinct and not in the table; return the dirty rows that had to leave.
 
         Of the cells that a key may be in, the row with the lowest score is evicted; of equal scores, the smaller key.
         by_score: a clean new row that does not outscore that row stays out. Clean rows that are evicted are forgotten.
         Before a row is evicted, reserve(step_rows) is asked for the memory of so many more cells, by which the table
-        then grows; without it the table never grows.
+        then grows; without it the table never grows. clean_too: clean rows that were evicted are returned too.
         """
 
     def keys(self) -> Keys:

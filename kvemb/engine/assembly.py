@@ -81,6 +81,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         schema.key_dtype,
         sized.budgets,
         least_rows=sized.least_rows,
+        over=sized.over,
     )
     lease = engine.budgets.host.lease()
     if specification.admission is not None:

@@ -94,7 +94,7 @@ class Table:
     def flat_and_owned(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
         """The same, after asking the partitioner, so that one that raises does so before anything is done."""
         shape, flat = self.flat(keys)
-        self.hot_tables.owners(flat)
+        self.hot_tables.devices_of(flat)
         return shape, flat
 
     def public(self, keys: Keys) -> npt.NDArray[Any]:

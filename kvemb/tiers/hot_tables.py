@@ -1,7 +1,8 @@
 """The hot tables of one variable, one a device, seen as one: which table a key belongs to, growth, totals.
 
-The partitioner divides the hot tier only; the cold store is common. The variable's lock guards it. Cells are a table's
-own (contracts.HotTable), so they go with the owners of their keys.
+The partitioner divides the hot tier only; the cold store is common. Below tables in devices' memories there may be one
+in the host's, for rows that leave them. A row there is as hot as any, and rises to its device after it was used. The
+variable's lock guards it. Cells are a table's own (contracts.HotTable), so they go with the owners of their keys.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import public_keys
+from kvemb.tiers.below import Below
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_shares import HotShares
 
@@ -39,7 +41,7 @@ class HotTables:
 
     public_dtype: the dtype in which the partitioner sees keys. budgets: what pays for each table's cells, which are
     reserved. least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not
-    grow. memory: what they have of the budgets, and may be asked for.
+    grow. memory: what they have of the budgets, and may be asked for. over: the last of tables is below the others.
     """
 
     def __init__(
@@ -50,11 +52,19 @@ class HotTables:
         budgets: list[Budget],
         *,
         least_rows: int | None,
+        over: bool = False,
     ) -> None:
         self.tables = tables
+        self._devices = len(tables) - over
         self._partitioner, self._public_dtype = partitioner, public_dtype
         self._all_in_one = [(tables[0], ALL)]
         self.memory = HotShares(tables, budgets, least_rows)
+        self._below = Below(tables[-1], self.memory) if over else None
+
+    @property
+    def of_devices(self) -> list[HotTable]:
+        """The tables of devices, without the one below them."""
+        return self.tables[: self._devices]
 
     @property
     def size(self) -> int:
@@ -67,10 +77,22 @@ class HotTables:
         return sum(table.nbytes for table in self.tables)
 
     def owners(self, keys: Keys) -> Owners:
-        """Return the number of each key's table. Raises ValueError for a number out of range, and what the partitioner
+        """Return the number of each key's table: its device's, or that of the table below if its row is there now.
+
+        Raises what devices_of raises. REQUIRES: the variable's lock, while it is used.
+        """
+        owners = self.devices_of(keys)
+        if self._below is None:
+            return owners
+        owners = np.zeros(len(keys), np.int64) if owners is None else owners
+        owners[self._below.has(keys)] = self._devices
+        return owners
+
+    def devices_of(self, keys: Keys) -> Owners:
+        """Return the number of each key's device. Raises ValueError for a number out of range, and what the partitioner
         raises.
         """
-        count = len(self.tables)
+        count = self._devices
         if count == 1 and self._partitioner is default_partitioner:
             return None
         given = np.asarray(self._partitioner(public_keys(keys, self._public_dtype), count))
@@ -90,12 +112,14 @@ class HotTables:
         return None if owners is None else owners[positions]
 
     def by_table(self, owners: Owners) -> list[tuple[HotTable, Any]]:
-        """Return each table with the positions of its own keys: ALL when there is one table, else indexes.
+        """Return each table with the positions of its own keys: ALL when they are of one table, else indexes.
 
         Asks no partitioner, so it cannot fail half-way through a call.
         """
         if owners is None or len(self.tables) == 1:
             return self._all_in_one
+        if len(owners) and (owners == owners[0]).all():
+            return [(self.tables[int(owners[0])], ALL)]
         found = [(table, np.flatnonzero(owners == number)) for number, table in enumerate(self.tables)]
         return [(table, positions) for table, positions in found if len(positions)]
 
@@ -114,6 +138,8 @@ class HotTables:
         """See contracts.HotTable.lookup."""
         missing = [_NO_POSITIONS]
         for table, positions in self.by_table(owners):
+            if self._below is not None and rule is not None:
+                self._below.use(table, keys[positions])
             if positions is ALL:
                 return table.lookup(keys, out, rule, now)
             part = np.empty((len(positions), out.shape[1]), out.dtype)
@@ -133,9 +159,12 @@ class HotTables:
         rule: ScoreRule | None,
         now: float,
     ) -> Positions:
-        """See contracts.HotTable.pool. With several tables, which may share a bag, only rows beside them are pooled."""
-        if owners is None or len(self.tables) == 1:
-            return self.tables[0].pool(keys, bags, beside, out, rule, now)
+        """See contracts.HotTable.pool. Of several tables, which may share a bag, only rows beside them are pooled."""
+        for table, positions in self.by_table(owners):
+            if positions is ALL:
+                if self._below is not None and rule is not None:
+                    self._below.use(table, keys)
+                return table.pool(keys, bags, beside, out, rule, now)
         if beside is None or (beside.at < 0).any():
             out[:] = 0  # of empty bags
             return np.arange(len(keys)) if beside is None else np.flatnonzero(beside.at < 0)
@@ -156,9 +185,21 @@ class HotTables:
         Yields the keys that a table was offered and the dirty rows that had to leave it.
         """
         for table, part in [(table, _part(rows, positions)) for table, positions in self.by_table(owners)]:
-            leaving = table.insert(part, by_score=by_score, reserve=self.memory.reserve(table))
-            yield part.keys, leaving
+            sinking, reserve = self._below is not None, self.memory.reserve(table)
+            leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=sinking)
+            for left in [leaving] if self._below is None else self._below.sink(leaving):
+                yield part.keys, left
             self.memory.offered(table, part.keys)
+
+    @property
+    def rising(self) -> bool:
+        """Whether rows below were used since rise() was called."""
+        return self._below is not None and self._below.rising
+
+    def rise(self) -> Iterator[RowBlock]:
+        """Let them rise; yields the dirty rows that had to leave the hot tier for them."""
+        if self._below is not None and self._below.rising:
+            yield from self._below.rise(self.of_devices, self.devices_of)
 
     def remove(self, keys: Keys, owners: Owners) -> None:
         """Empty the cells of keys; those that are not hot are ignored. Without memory for it none is emptied."""

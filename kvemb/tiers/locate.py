@@ -102,9 +102,8 @@ class Locator:
         when it returns.
         """
         own: list[Fetch] = []
-        owners = self._hot_tables.owners(keys)
         try:
-            found = self._look(keys, owners)
+            found = self._look(keys)
             while len(found.cold):
                 unknown, awaited = self._take_fetched(found, own)
                 if awaited is not None:
@@ -120,7 +119,7 @@ class Locator:
                     alone = False
                 self._access.state.check_open()
                 if not alone:  # what was found may have changed
-                    found = self._look(keys, owners)
+                    found = self._look(keys)
             return found
         finally:
             for fetch in own:
@@ -146,8 +145,9 @@ class Locator:
         found.known[unknown] = True
         return True
 
-    def _look(self, keys: Keys, owners: Owners) -> Located:
+    def _look(self, keys: Keys) -> Located:
         """Look in the hot tier and in the spill buffer; what is in neither is left unknown."""
+        owners = self._hot_tables.owners(keys)
         cells = self._hot_tables.find(keys, owners)
         cold = (cells < 0).nonzero()[0]
         if len(cold) == 0:
@@ -181,7 +181,7 @@ class Locator:
         """
         if sum(fetch.reading for fetch in self._ahead) >= READS_AHEAD:
             return
-        found = self._look(keys, self._hot_tables.owners(keys))
+        found = self._look(keys)
         wanted = found.rows.keys[~found.known][: self._ahead_rows]
         if len(self._ahead) >= READS_AHEAD:
             self._drop_ahead(next(fetch for fetch in self._ahead if not fetch.reading))

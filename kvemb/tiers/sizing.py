@@ -30,13 +30,15 @@ _SLOT_SHARE = 2048
 class Sized:
     """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of a spill slot.
 
-    least_rows: cells that each table keeps whatever others need; None: their number is fixed.
+    least_rows: cells that each table keeps whatever others need; None: their number is fixed. over: the last table is
+    none of a device, but the one below those of devices, in the host's memory.
     """
 
     tables: list[HotTable]
     budgets: list[Budget]
     slot_rows: int
     least_rows: int | None
+    over: bool
 
 
 def make_tables(
@@ -51,24 +53,35 @@ def make_tables(
     """Reserve memory for a variable and make its hot tables, one a device.
 
     hot_rows: cells in all, reserved at once; None: init_size rows at first (0: a default), and up to what the budgets
-    ever allow. Raises ValueError when a budget does not hold what was asked for, BackendUnavailable for a
-    device; then, and whatever else it fails with, nothing is reserved.
+    ever allow; then below tables that are all in devices' memories there is one in the host's. Raises ValueError when a
+    budget does not hold what was asked for, BackendUnavailable for a device; then, and whatever else it fails with,
+    nothing is reserved.
     """
     kinds = [registry.hot_table(device) for device in devices]
     memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
     slot_rows = _slot_rows(schema, budgets.host, limits)
+    over = hot_rows is None and HOST not in memories
+    if over:
+        devices, kinds, memories = (*devices, "cpu"), [*kinds, registry.hot_table("cpu")], [*memories, HOST]
     if hot_rows is not None:
         what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1, MOST_ROWS) // len(devices))
         first = most = [_buckets(wanted, kind) for kind in kinds]
         least_rows = None
     else:
-        what, wanted = "init_size of " if init_size else "", -(-(init_size or limits.init_rows) // len(devices))
+        what, wanted = (
+            "init_size of " if init_size else "",
+            -(-(init_size or limits.init_rows) // (len(devices) - over)),
+        )
         sizes = []
-        for kind, memory in zip(kinds, memories, strict=True):
+        for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
             budget, sharing = budgets.of(memory), memories.count(memory)
             spills = spill_bytes(schema, slot_rows) if memory == HOST else 0
             free = max(0, budget.free - spills) // sharing
-            rows = wanted if init_size else min(wanted, free // (_FIRST_SHARE * kind.bytes_per_cell(schema)))
+            below = over and number == len(devices) - 1
+            least = limits.init_rows if below else wanted
+            rows = (
+                wanted if init_size and not below else min(least, free // (_FIRST_SHARE * kind.bytes_per_cell(schema)))
+            )
             sizes.append(_sizes(kind, schema, rows, budget.for_growth))
         first, most = [least for least, _ in sizes], [limit for _, limit in sizes]
         least_rows = min(
@@ -87,7 +100,7 @@ def make_tables(
             for kind, start, limit, device in zip(kinds, first, most, devices, strict=True)
         ]
         undo.pop_all()
-    return Sized(tables, paying, slot_rows, least_rows)
+    return Sized(tables, paying, slot_rows, least_rows, over)
 
 
 def spill_bytes(schema: Schema, slot_rows: int) -> int:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from kvemb.contracts import ColdStore, Recorder, WriteLog
-from kvemb.errors import ColdStoreError
+from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
 from kvemb.moment import given
@@ -42,14 +42,13 @@ from kvemb.tiers.write_logging import WriteLogging
 
 
 class Renewed(NamedTuple):
-    """A later state of the rows. cold: where they are. keys, owners: all that may differ. rows: some of these as they
-    are now, with their owners, to stay hot.
+    """A later state of the rows. cold: where they are. keys: all that may differ. rows: some of these as they are now,
+    to stay hot.
     """
 
     cold: ColdStore
     keys: Keys
-    owners: Owners
-    rows: list[tuple[RowBlock, Owners]]
+    rows: list[RowBlock]
 
 
 class TieredStorage:
@@ -130,6 +129,7 @@ class TieredStorage:
                 self._spill.poll()
             except ColdStoreError as error:
                 self.state.poison(error)
+        self._rise()
         if self.hot_tables.memory.called:
             self._giving.give()
 
@@ -155,9 +155,17 @@ class TieredStorage:
             self.step = max(self.step, moment.step)
         with self.changing():
             self._spill.poll()
+        self._rise()
         if self.hot_tables.memory.called:
             self._giving.give()
             self.state.check_writable()
+
+    def _rise(self) -> None:
+        """Let rows rise that were used in the host's memory, below a device's. A failure poisons the store."""
+        if self.hot_tables.rising and self.state.cause is None:
+            with suppress(Poisoned), self.changing():
+                for leaving in self.hot_tables.rise():
+                    self._leave(leaving)
 
     def locate(self, keys: Keys) -> Located:
         """Find distinct keys, whose rows may change now. The lock is given up while their cold rows are read.
@@ -424,9 +432,9 @@ class TieredStorage:
         if renewed is None:
             self._empty_hot()
         else:
-            self.hot_tables.remove(renewed.keys, renewed.owners)
-            for rows, owners in renewed.rows:
-                for _, leaving in self.hot_tables.insert(rows, owners):
+            self.hot_tables.remove(renewed.keys, self.hot_tables.owners(renewed.keys))
+            for rows in renewed.rows:
+                for _, leaving in self.hot_tables.insert(rows, self.hot_tables.owners(rows.keys)):
                     assert len(leaving) == 0
         self.cold, self.size, self.step, self.optimizer_steps = cold, size, step, optimizer_steps
         self.shown += 1

@@ -395,6 +395,21 @@ def test_by_score_a_clean_newcomer_must_outscore_the_victim(kind):
     assert (table.find(np.array([1004])) >= 0).all(), "without by_score every newcomer enters"
 
 
+def test_clean_rows_that_are_evicted_are_returned_if_they_are_asked_for(kind):
+    schema = schema_of()
+    table = one_bucket(kind, schema)
+    count = table.capacity_rows
+    rows = rows_of(schema, np.arange(count), np.arange(count), dirty=np.arange(count) % 2 == 0)
+    table.insert(rows)
+    left = table.insert(rows_of(schema, [1000, 1001, 1002], 1e9), clean_too=True)
+    assert_same(left, rows.select([0, 1, 2]))
+    newcomers = rows_of(schema, [2000, 2001], [0.0, 1e9])
+    assert table.insert(newcomers, by_score=True, clean_too=True).keys.tolist() == [3], (
+        "2000 does not leave: it stays out"
+    )
+    assert table.insert(rows_of(schema, [3000, 3001], 1e9)).keys.tolist() == [4]
+
+
 @pytest.mark.parametrize("by_score", [False, True])
 @pytest.mark.parametrize(("capacity", "inserted"), [(16, 500), (256, 300), (256, 5000), (1024, 30_000)])
 def test_no_dirty_row_is_ever_dropped(kind, capacity, inserted, by_score):

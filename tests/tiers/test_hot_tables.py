@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from opaque_table import SmallTable
 
 from kvemb import registry
+from kvemb.backends.cpu import CpuTable
+from kvemb.restrict import ScoreRule
+from kvemb.rows.bags import Bags
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import Schema, dtype_of
 from kvemb.tiers.budget import Budget
@@ -30,6 +34,87 @@ def rows_of(hot_tables, keys, *, dirty=False):
 def insert(hot_tables, rows):
     """Insert, and return the rows that left."""
     return [left for _, left in hot_tables.insert(rows, hot_tables.owners(rows.keys)) if len(left)]
+
+
+def three_tiers(devices=1):
+    """Devices of 16 rows each, over a table of 16 in the host's memory."""
+    schema = Schema(dtype_of("int64"), dtype_of("float32"), 2)
+    tables = [*(SmallTable(schema, 16, 16) for _ in range(devices)), CpuTable(schema, 16, 16)]
+    budgets = [Budget(1 << 20)] * len(tables)
+    return HotTables(tables, default_partitioner, schema.key_dtype, budgets, least_rows=None, over=True)
+
+
+def scored(hot_tables, keys, scores, *, dirty=False):
+    rows = rows_of(hot_tables, keys, dirty=dirty)
+    rows.scores[:] = scores
+    rows.words[:] = rows.keys.view(np.uint64)[:, None]
+    return rows
+
+
+def where(hot_tables):
+    """The keys in each table."""
+    return [sorted(table.keys().tolist()) for table in hot_tables.tables]
+
+
+def test_rows_that_leave_a_device_sink_and_only_then_leave():
+    hot_tables = three_tiers()
+    assert insert(hot_tables, scored(hot_tables, np.arange(20), np.arange(20))) == []
+    assert where(hot_tables) == [list(range(4, 20)), [0, 1, 2, 3]]
+    assert hot_tables.of_devices == hot_tables.tables[:1]
+    left = insert(hot_tables, scored(hot_tables, np.arange(20, 40), np.arange(20, 40), dirty=True))
+    assert where(hot_tables) == [list(range(24, 40)), list(range(8, 24))]
+    assert left == [], "clean rows are forgotten"
+    (left,) = insert(hot_tables, scored(hot_tables, np.arange(40, 60), np.arange(40, 60), dirty=True))
+    assert left.keys.tolist() == [20, 21, 22, 23, 24, 25, 26, 27]
+    owners = hot_tables.owners(np.array([59, 43, 5]))
+    assert owners.tolist() == [0, 1, 0]
+    assert hot_tables.devices_of(np.array([59, 43, 5])) is None
+    assert (hot_tables.find(np.array([59, 43, 5]), owners) >= 0).tolist() == [True, True, False]
+
+
+def test_rows_below_that_are_used_rise_if_they_outscore_what_leaves_for_them():
+    hot_tables, keys = three_tiers(), np.arange(20)
+    insert(hot_tables, scored(hot_tables, keys, 20.0 + keys, dirty=True))
+    out = np.empty((3, 2), np.float32)
+    used = np.array([0, 3, 19])
+    assert len(hot_tables.lookup(used, hot_tables.owners(used), out, None, 0.0)) == 0
+    assert not hot_tables.rising, "it is not a use"
+    hot_tables.lookup(used, hot_tables.owners(used), out, ScoreRule.LAST_USE, 100.0)
+    assert hot_tables.rising
+    assert [len(left) for left in hot_tables.rise()] == [0]
+    assert not hot_tables.rising
+    assert where(hot_tables) == [[0, 3, *range(6, 20)], [1, 2, 4, 5]]
+    hot_tables.lookup(np.array([1]), np.array([1]), out[:1], ScoreRule.LAST_USE, 1.0)
+    assert [len(left) for left in hot_tables.rise()] == []
+    assert where(hot_tables)[1] == [1, 2, 4, 5], "1 was used long ago"
+    rows = next(iter(hot_tables.read(hot_tables.find(keys, np.zeros(20)), np.zeros(20))))
+    assert (rows.words == rows.keys.view(np.uint64)[:, None]).all()
+
+
+def test_rows_that_cannot_sink_are_handed_on(monkeypatch):
+    hot_tables = three_tiers()
+    insert(hot_tables, scored(hot_tables, np.arange(16), 1.0, dirty=np.arange(16) % 2 == 0))
+
+    def full(*_, **__):
+        raise MemoryError("the host's memory is full")
+
+    monkeypatch.setattr(CpuTable, "insert", full)
+    rows, left = scored(hot_tables, np.arange(100, 104), 2.0), []
+    with pytest.raises(MemoryError):
+        left.extend(leaving for _, leaving in hot_tables.insert(rows, np.zeros(4, np.int64)))
+    assert [block.keys.tolist() for block in left] == [[0, 2]], "1 and 3 are clean"
+
+
+def test_a_bag_whose_keys_are_in_one_table_is_pooled_there():
+    hot_tables, keys = three_tiers(2), np.arange(0, 40, 2)
+    insert(hot_tables, scored(hot_tables, keys, np.arange(20)))
+    out, none = np.zeros((1, 2), np.float32), np.empty(0, np.float32)
+    for chosen, missing in (([38, 36], []), ([0, 2], []), ([38, 0], [0, 1])):
+        wanted = np.array(chosen)
+        bags = Bags(np.array([0, 2]), none, none, np.inf)
+        found = hot_tables.pool(wanted, hot_tables.owners(wanted), bags, None, out, ScoreRule.COUNT, 0.0)
+        assert found.tolist() == missing
+    assert hot_tables.rising
 
 
 def test_the_default_partitioner_is_the_floors_remainder():

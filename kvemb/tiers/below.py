@@ -1,0 +1,75 @@
+"""The hot table in the host's memory below those of devices: what leaves a device sinks, and rises when it is used.
+
+A row is in one of them, and is used where it is. The variable's lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.contracts import HotTable
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.hashing import Keys, Positions
+from kvemb.tiers.hot_shares import HotShares
+
+# A device's table with a smaller share of its cells in use takes whatever rises.
+_FULL = 0.9
+
+
+class Below:
+    """A table below others. memory: what pays for its cells, and for theirs."""
+
+    def __init__(self, table: HotTable, memory: HotShares) -> None:
+        self.table, self._memory = table, memory
+        self._used: list[Keys] = []
+
+    def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Return which of keys are here (n,)."""
+        return self.table.find(keys) >= 0
+
+    def use(self, table: HotTable, keys: Keys) -> None:
+        """Rows of these keys were used in a table: they may rise if it is this one."""
+        if table is self.table:
+            self._used.append(keys)
+
+    @property
+    def rising(self) -> bool:
+        """Whether rows were used since rise() was called."""
+        return bool(self._used)
+
+    def sink(self, rows: RowBlock) -> Iterator[RowBlock]:
+        """Take in rows that left a device, by score; yield the dirty ones that had to leave for them."""
+        try:
+            leaving = self.table.insert(rows, by_score=True, reserve=self._memory.reserve(self.table))
+        except BaseException:
+            yield rows.select(rows.flags & DIRTY != 0)  # they are in no table now
+            raise
+        yield leaving
+        self._memory.offered(self.table, rows.keys)
+
+    def rise(self, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]) -> Iterator[RowBlock]:
+        """Let rows that were used rise to their devices, if they outscore what leaves there first.
+
+        device_of: the number of each key's device; None: all belong to the first. Yields what sink() does.
+        """
+        keys, self._used = np.unique(np.concatenate(self._used)), []
+        cells = self.table.find(keys)
+        rows = self.table.read(cells[cells >= 0])
+        numbers = device_of(rows.keys)
+        for number, device in enumerate(devices):
+            mine = rows if numbers is None else rows.select(numbers == number)
+            mine = mine.select(mine.scores > _least_score(device))
+            if len(mine):
+                left = device.insert(mine, reserve=self._memory.reserve(device), clean_too=True)
+                self.table.remove(self.table.find(mine.keys))
+                yield from self.sink(left)
+
+
+def _least_score(device: HotTable) -> float:
+    """Return about what a row must outscore for another one to leave a device; -inf if that has much room."""
+    if device.step_rows or device.size < _FULL * device.capacity_rows:
+        return -np.inf
+    return float(np.min(device.sample(0.5, device.cells_per_bucket)[1], initial=np.inf))
