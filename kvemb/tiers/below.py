@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import HotTable
+from kvemb.contracts import HotTable, Values
+from kvemb.restrict import ScoreRule
+from kvemb.rows.bags import Beside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.tiers.hot_shares import HotShares
@@ -34,6 +36,26 @@ class Below:
         """Rows of these keys were used in a table: they may rise if it is this one."""
         if table is self.table:
             self._used.append(keys)
+
+    def beside(
+        self,
+        keys: Keys,
+        here: npt.NDArray[np.bool_],
+        given: Beside | None,
+        out: Values,
+        rule: ScoreRule | None,
+        now: float,
+    ) -> Beside:
+        """Return the rows of those keys that are here (n,), for a device to pool, after rows that are given.
+
+        out: an array as the rows are wanted. Uses are recorded as contracts.HotTable.lookup does.
+        """
+        at, before = (np.full(len(keys), -1), out[:0]) if given is None else (given.at.copy(), given.values)
+        positions = np.flatnonzero(here & (at < 0))
+        rows = np.empty((len(positions), out.shape[1]), out.dtype)
+        self.table.lookup(keys[positions], rows, rule, now)
+        at[positions] = len(before) + np.arange(len(positions))
+        return Beside(at, np.concatenate([before, rows]))
 
     @property
     def rising(self) -> bool:

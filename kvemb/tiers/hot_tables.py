@@ -159,12 +159,15 @@ class HotTables:
         rule: ScoreRule | None,
         now: float,
     ) -> Positions:
-        """See contracts.HotTable.pool. Of several tables, which may share a bag, only rows beside them are pooled."""
+        """See contracts.HotTable.pool. Of several devices, which may share a bag, only rows beside them are pooled."""
         for table, positions in self.by_table(owners):
+            if self._below is not None and rule is not None:
+                self._below.use(table, keys[positions])
             if positions is ALL:
-                if self._below is not None and rule is not None:
-                    self._below.use(table, keys)
                 return table.pool(keys, bags, beside, out, rule, now)
+        if self._below is not None and self._devices == 1 and owners is not None:
+            beside = self._below.beside(keys, owners == self._devices, beside, out, rule, now)
+            return self.tables[0].pool(keys, bags, beside, out, rule, now)
         if beside is None or (beside.at < 0).any():
             out[:] = 0  # of empty bags
             return np.arange(len(keys)) if beside is None else np.flatnonzero(beside.at < 0)

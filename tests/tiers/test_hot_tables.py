@@ -9,7 +9,7 @@ from opaque_table import SmallTable
 from kvemb import registry
 from kvemb.backends.cpu import CpuTable
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Bags
+from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import Schema, dtype_of
 from kvemb.tiers.budget import Budget
@@ -114,6 +114,25 @@ def test_a_bag_whose_keys_are_in_one_table_is_pooled_there():
         bags = Bags(np.array([0, 2]), none, none, np.inf)
         found = hot_tables.pool(wanted, hot_tables.owners(wanted), bags, None, out, ScoreRule.COUNT, 0.0)
         assert found.tolist() == missing
+    assert hot_tables.rising
+
+
+def test_a_bag_in_two_tiers_is_pooled_on_the_device():
+    hot_tables, keys = three_tiers(), np.arange(20)
+    rows = scored(hot_tables, keys, 20.0 + keys)
+    rows.values[:] = np.stack([keys, 100 * keys], 1)
+    insert(hot_tables, rows)
+    out, none = np.zeros((2, 2), np.float32), np.empty(0, np.float32)
+    bags, wanted = Bags(np.array([0, 3, 5]), none, none, np.inf), np.array([19, 0, 0, 3, 99])
+    owners = hot_tables.owners(wanted)
+    assert hot_tables.pool(wanted, owners, bags, None, out, ScoreRule.COUNT, 0.0).tolist() == [4]
+    assert out[0].tolist() == [19, 1900]
+    beside = Beside(np.array([-1, -1, -1, -1, 0]), np.array([[0.5, 0.25]], np.float32))
+    assert hot_tables.pool(wanted, owners, bags, beside, out, None, 0.0).tolist() == []
+    assert out.tolist() == [[19, 1900], [3.5, 300.25]]
+    cells = hot_tables.find(keys, hot_tables.owners(keys))
+    scores = hot_tables.scores(cells, hot_tables.owners(keys))
+    assert scores[[0, 3, 19, 18]].tolist() == [22, 24, 40, 38]
     assert hot_tables.rising
 
 
