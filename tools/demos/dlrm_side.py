@@ -161,8 +161,9 @@ def _digest(tensors: list[torch.Tensor], arrays: Iterable[Any]) -> str:
 
 
 def _end_with_parent() -> None:
-    """End this process when its stdin is closed. Ctrl-C reaches the whole group, and is the parent's to decide."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End this process when its stdin is closed. Signals reach the whole group, and are the parent's to decide."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
     def watch() -> None:
         sys.stdin.read()
