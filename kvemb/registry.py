@@ -11,7 +11,7 @@ from kvemb.errors import BackendUnavailable
 # The class of hot tables of each kind of device. Another one may be added.
 hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable", "gpu": "kvemb.backends.cuda.table:CudaTable"}
 _ROWS = "kvemb.backends.cpu_rows:CpuRows"
-_RESTORE_CLUSTER = "kvemb.cluster.opening:restore"
+_OF_CLUSTER = {"restore": "kvemb.cluster.opening:restore", "verify": "kvemb.cluster.offline:verify"}
 _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
 
 
@@ -35,9 +35,9 @@ def cold_backend(name: str) -> Any:
     return _load(_COLD[name])
 
 
-def restore_of_cluster() -> Any:
-    """Return the function that makes a store of a cluster's checkpoint: kvemb.cluster stands above kvemb.restore."""
-    return _load(_RESTORE_CLUSTER)
+def of_cluster(name: str) -> Any:
+    """Return the function that does for a cluster what kvemb.restore or kvemb.verify does, which stand below it."""
+    return _load(_OF_CLUSTER[name])
 
 
 def parse_device(spec: object) -> str:

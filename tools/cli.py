@@ -15,6 +15,7 @@ import typer
 
 from kvemb.tools import stopping
 from kvemb.tools.bench.command import app as bench
+from kvemb.tools.commands.cluster import app as cluster
 from kvemb.tools.commands.look import diff, info, ls, peek, report, stats
 from kvemb.tools.commands.move import export, import_
 from kvemb.tools.commands.restore import restore
@@ -41,6 +42,7 @@ for command in (demo, *_INSPECTING, *_MOVING, *_MAINTAINING):
     app.command(command.__name__.rstrip("_"), context_settings=settings)(command)
 app.add_typer(bench, name="bench")
 app.add_typer(stress, name="stress")
+app.add_typer(cluster, name="cluster")
 
 
 def _print_version(asked: bool) -> None:

@@ -20,7 +20,7 @@ from kvemb.errors import CheckpointNotFound
 from kvemb.tools.destinations import atomic_directory
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import lengths, unit
-from kvemb.tools.reading import Progress, chosen, no_rows, opened, rows_of, selected
+from kvemb.tools.reading import Progress, chosen, no_rows, opened, readable, rows_of, selected
 
 BATCH_ROWS = 65_536
 # Upper bounds of the bins of both distributions. No number is negative, so the first bin counts exact zeros.
@@ -90,7 +90,14 @@ def diff(
 
     Raises BadInput if a variable is in only one of them or its schema differs; FileExistsError.
     """
-    first, second = kvemb.Checkpoint.at(a), kvemb.Checkpoint.at(b)
+    with readable(a) as first, readable(b) as second:
+        points = kvemb.Checkpoint.at(first), kvemb.Checkpoint.at(second)
+        return _compared((a, b), *points, variable, top, batch_rows, progress, out=out)
+
+
+def _compared(named: Any, first: Any, second: Any, variable: Any, *how: Any, out: Any) -> list[Difference]:
+    """Do what diff() does. named: what messages call the checkpoints first and second. how: arguments of _diff."""
+    (a, b), (top, batch_rows, progress) = named, how
     known = sorted(set(first.variables) | set(second.variables))
     names = known if variable is None and out is None else [chosen(f"{a} and {b}", known, variable, has="have")]
     for name in names:

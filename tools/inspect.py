@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import kvemb
+import kvemb.cluster
 from kvemb import bulk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import unit
@@ -31,10 +32,10 @@ class VariableInfo:
 
 @dataclass
 class Info:
-    """What is at a path. kind: "checkpoint" or "store". id, parent, created: of the checkpoint or the durable point.
-
-    recording_calls: the most calls that recorded uses, such as lookups, of any variable. files: bytes of every file.
-    attached: bytes of the files that were saved with the rows, by name. extra: the values that were.
+    """What is at a path. kind: "checkpoint", "store", or what a cluster's is. id, parent, created: of the checkpoint or
+    the durable point. recording_calls: the most calls that recorded uses, such as lookups, of any variable. files:
+    bytes of every file. attached: bytes of the files that were saved with the rows, by name. extra: the values that
+    were.
     """
 
     path: Path
@@ -59,6 +60,8 @@ def info(path: str | os.PathLike[str]) -> Info:
 
     Raises StoreNotFound, Corruption, UnsupportedFormat.
     """
+    if kvemb.cluster.is_series(path):
+        return _info_of_cluster(Path(path))
     point = kvemb.Checkpoint.at(path)
     kind = "checkpoint" if Path(point.path) == Path(path) else "store"
     variables = [
@@ -70,6 +73,18 @@ def info(path: str | os.PathLike[str]) -> Info:
     calls = max((entry.step for entry in point.variables.values()), default=0)
     described = (point.id, point.parent, point.created, calls, variables, files, attached, point.extra)
     return Info(Path(path), kind, *described)
+
+
+def _info_of_cluster(path: Path) -> Info:
+    number, point = kvemb.cluster.latest(path)
+    variables = [
+        VariableInfo(name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)})
+        for name, entry in sorted(point.variables.items())
+    ]
+    files = {each.relative_to(path).as_posix(): each.stat().st_size for each in sorted(path.glob("shards/*/files/*/*"))}
+    calls = max((entry.step for entry in point.variables.values()), default=0)
+    kind = f"checkpoint {number} of a cluster of {len(point.shards)} shards"
+    return Info(path, kind, point.id, None, point.created, calls, variables, files, {}, {})
 
 
 def _as_json(entry: Any) -> dict[str, Any]:

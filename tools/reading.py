@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import kvemb
+import kvemb.cluster
 from kvemb import bulk
 from kvemb.tools.failures import BadInput, WrongUsage
 
@@ -32,8 +33,19 @@ def opened(path: str | os.PathLike[str], variable: str | None, command: str | No
 
     command: the command that runs, if it takes the variable as an argument; None if it takes --variable.
     """
-    with kvemb.open(path, read_only=True, memory_budget=BUDGET) as store:
+    with readable(path) as place, kvemb.open(place, read_only=True, memory_budget=BUDGET) as store:
         yield store.variables[chosen(path, list(store.variables), variable, command)]
+
+
+@contextmanager
+def readable(path: str | os.PathLike[str]) -> Iterator[str | os.PathLike[str]]:
+    """Yield a checkpoint or a store with what is at a path: the path; a temporary store of a cluster's checkpoint."""
+    if not kvemb.cluster.is_series(path):
+        yield path
+        return
+    with bulk.scratch("kvemb-cluster-") as folder:
+        kvemb.cluster.restore(path, folder / "store", memory_budget=BUDGET).close()
+        yield folder / "store"
 
 
 def chosen(

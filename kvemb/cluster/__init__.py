@@ -10,8 +10,9 @@ is a kvemb.Store (shard). Users hold a Store and Variables of this package, whic
 """
 
 from kvemb.cluster.checkpointing import Checkpoint
+from kvemb.cluster.offline import is_series, latest, reshard, verify
 from kvemb.cluster.opening import open, restore
 from kvemb.cluster.store import Store
 from kvemb.cluster.variable import Variable
 
-__all__ = ["Checkpoint", "Store", "Variable", "open", "restore"]
+__all__ = ["Checkpoint", "Store", "Variable", "is_series", "latest", "open", "reshard", "restore", "verify"]

@@ -39,7 +39,11 @@ class ClusterSeries(Pushing):
 
     def of_shard(self, store: str) -> Remote:
         """Return the series of a shard. store: the identity of its store."""
-        return Remote(f"{self.url}/{SHARDS}/{store}", self.options)
+        return Remote(self.place_of_shard(store), self.options)
+
+    def place_of_shard(self, store: str) -> str:
+        """Return where that series is."""
+        return f"{self.url}/{SHARDS}/{store}"
 
     def lock(self) -> LockFile | None:
         """Lock a directory for one cluster; another URL has no lock. Raises Locked, ColdStoreError."""

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from kvemb import registry
 from kvemb.durability import journal_segments, layout, log_entries, manifest, paths
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpoint import describe_path
@@ -52,9 +53,12 @@ def verify(
     deep: reads everything, and checks all checksums, records and keys, their order and their counts.
     progress(done, total): called with bytes as they are read. Memory does not grow with the table. Changes nothing.
     At a URL, or in a directory, to which checkpoints were pushed, all of them are checked: what each consists of, and
-    the files that it needs, deltas included; deep: every byte of them. options: fsspec's for the filesystem.
+    the files that it needs, deltas included; deep: every byte of them. So it is in a directory of a cluster's
+    checkpoints; at a URL, kvemb.cluster.verify checks them. options: fsspec's for the filesystem.
     Raises StoreNotFound if path is neither, Locked, UnsupportedFormat; CheckpointNotFound, TransferError for a URL.
     """
+    if not paths.is_url(path) and paths.is_cluster_series(paths.local(path)):
+        return cast(Verification, registry.of_cluster("verify")(path, deep=deep, options=options, progress=progress))
     if paths.is_url(path) or is_pushed(paths.local(path)):
         return _verify_remote(str(path), bool(deep), options, progress)
     path = paths.local(path)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import kvemb
+import kvemb.cluster
 from kvemb.tools.failures import WrongUsage
 from kvemb.tools.reading import newest
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
@@ -32,7 +33,10 @@ def restore(
     Example: kvemb restore checkpoints/00000042 store
     """
     checkpoint = newest(checkpoint)
-    known = sorted(kvemb.Checkpoint(checkpoint).variables)
+    source = (
+        kvemb.cluster.latest(checkpoint)[1] if kvemb.cluster.is_series(checkpoint) else kvemb.Checkpoint(checkpoint)
+    )
+    known = sorted(source.variables)
     if unknown := [name for name in variable or [] if name not in known]:
         raise WrongUsage(f"{checkpoint} has no variable {unknown[0]!r}; it has {', '.join(known) or 'none'}")
     kvemb.restore(checkpoint, path, memory_budget=BUDGET, variables=variable or None).close()

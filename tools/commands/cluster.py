@@ -1,0 +1,62 @@
+"""`kvemb cluster status` and `reshard`: the checkpoints of a cluster, without the cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import kvemb.cluster
+from kvemb.tools.screen import AsJson, Quiet, Screen, local_path
+
+app = typer.Typer(help="Look at the checkpoints of a cluster, and write one for another number of shards.")
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Argument(help="A directory or a URL with checkpoints of a cluster.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show the newest checkpoint of a cluster: its number, when it was made, shards, variables and rows.
+
+    Example: kvemb cluster status checkpoints
+    """
+    number, found = kvemb.cluster.latest(url)
+    rows = {name: entry.rows for name, entry in sorted(found.variables.items())}
+    lines = [
+        ("checkpoint", f"{number}, made {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found.created))}"),
+        ("id", found.id),
+        ("shards", f"{len(found.shards):,}"),
+        *((name, f"{count:,} rows") for name, count in rows.items()),
+    ]
+    summary: dict[str, Any] = {"url": url, "number": number, "id": found.id, "created": found.created, "rows": rows}
+    summary["shards"] = [vars(shard) for shard in found.shards]
+    Screen(False, as_json).close(f"kvemb cluster status {url}", lines, summary)
+
+
+@app.command()
+def reshard(
+    url: Annotated[str, typer.Argument(help="A directory or a URL with checkpoints of a cluster.")],
+    out: Annotated[str, typer.Argument(help="Where the new one goes; it may be the same.")],
+    shards: Annotated[int, typer.Option(min=1, max=4096, help="How many shards the new checkpoint has.")],
+    scratch: Annotated[
+        Path | None, typer.Option(parser=local_path, help="A directory for the files of one shard at a time.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the newest checkpoint of a cluster again for another number of shards.
+
+    A cluster that is opened with another number does the same for itself; this is for doing so beforehand.
+    Example: kvemb cluster reshard checkpoints checkpoints --shards 8
+    """
+    screen = Screen(quiet, as_json)
+    with screen.counting("reshard") as update:
+        number = kvemb.cluster.reshard(url, out, shards=shards, scratch=scratch, progress=update)
+    made = kvemb.cluster.latest(out, number=number)[1]
+    rows = sum(entry.rows for entry in made.variables.values())
+    lines = [("made", f"checkpoint {number} of {shards:,} shards"), ("rows", f"{rows:,}")]
+    summary = {"out": out, "number": number, "shards": shards, "rows": rows}
+    screen.close(f"kvemb cluster reshard {url} {out}", lines, summary)
