@@ -370,6 +370,7 @@ TESTED_BY = {
     **{f"kvemb/cluster/{name}.py": "cluster/test_calls.py" for name in ("local", "transport")},
     **{f"kvemb/cluster/{name}.py": "cluster/test_checkpointing.py" for name in ("making", "restoring", "series")},
     "kvemb/tiers/constraining.py": "test_variable_scope.py",
+    "kvemb/cluster/offline.py": "tools/commands/test_cluster.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "test_initializers.py",
     "kvemb/restrict": "test_restrict.py",

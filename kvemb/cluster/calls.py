@@ -84,7 +84,9 @@ class Calls:
             except Unanswered as error:
                 if attempt == MOST_ATTEMPTS:
                     lost = f"shard {shard} did not answer a call of {name}, sent {attempt} times: {error}"
-                    self.lost = ShardLost(f"{lost}; the cluster's calls are refused from now on")
+                    self.lost = ShardLost(
+                        f"{lost}; close the cluster and open it again: it begins with its last checkpoint"
+                    )
                     raise self.lost from error
                 future = self.transport.call(shard, name, *arguments)
         raise AssertionError("the last attempt returns or raises")

@@ -34,10 +34,14 @@ class Checkpoint:
 
 
 class Checkpointing:
-    """The series that one cluster writes. lock: of a directory, held until close(); None at a URL."""
+    """The series that one cluster writes. lock: of a directory, held until close(); None at a URL.
+
+    last: the number of the checkpoint that it began with or wrote last, None for none.
+    """
 
     def __init__(self, series: ClusterSeries, lock: LockFile | None) -> None:
         self.series = series
+        self.last: int | None = None
         self._lock_file, self._saving = lock, threading.Lock()
 
     def save(self, cluster: Cluster, keep: int | None) -> Checkpoint:
@@ -59,6 +63,7 @@ class Checkpointing:
                 tuple(ShardEntry(*range, part.store, part.id) for range, part in zip(buckets, parts, strict=True)),
             )
             self.series.publish(number, described)
+            self.last = number
             if keep is not None:
                 self.series.keep_newest(keep)
             nbytes = sum(part.nbytes for part in parts)

@@ -74,6 +74,7 @@ def open(
             checkpointing = Checkpointing(series, series.lock())
             undo.callback(checkpointing.close)
             newest = series.newest()
+            checkpointing.last = newest[0] if newest else None
         if (count := wanted or (len(newest[1].shards) if newest else None)) is None:
             raise ValueError(f"shards must be given, as there is no checkpoint at {url}")
         meter = Meter(_rows(newest[1]) if newest else 0, progress)

@@ -52,6 +52,11 @@ class Store(Place[Cluster]):
         """How many shards there are."""
         return self._inside.router.shards
 
+    @property
+    def last_checkpoint(self) -> int | None:
+        """The number of the checkpoint that it began with or wrote last: what it goes back to. None: there is none."""
+        return None if self._checkpointing is None else self._checkpointing.last
+
     # Its variables.
 
     @method_of(Arguments)

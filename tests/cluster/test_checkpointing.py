@@ -79,12 +79,14 @@ def test_any_number_of_shards_goes_on_from_any_checkpoint(open_cluster, tmp_path
 
 def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path):
     cluster = open_cluster(3, url=tmp_path / "series")
+    assert cluster.last_checkpoint is None
     cluster.get_variable("memory", dim=1, checkpoint=False).upsert([1], [[1.0]])
     twin, states = twin_of(cluster), {}
     for seed in range(3):
         train(twin, seed)
         saved = cluster.checkpoint()
         states[saved.number] = twin.model.copy()
+        assert cluster.last_checkpoint == saved.number
         assert saved.variables["table"].rows == twin.model.size
         assert list(saved.variables) == ["table"]
     train(twin, 9)

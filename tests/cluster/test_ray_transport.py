@@ -113,6 +113,7 @@ def test_a_lost_shard_ends_it_and_the_last_checkpoint_is_what_there_is(ray, tmp_
             call()
     cluster.close()
     again = kvemb.cluster.open(tmp_path / "series", **HOW)
+    assert again.last_checkpoint == 1
     twin = twin_of(again, kept)
     twin.check_export()
     train(twin, 2)
