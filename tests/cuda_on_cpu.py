@@ -24,6 +24,8 @@ import numpy as np
 from kvemb.backends.cuda.device import Memory, Program
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
+from kvemb.limits import DEFAULT, Limits
+from kvemb.rows.schema import Schema
 
 HERE = Path(__file__).parent / "backends" / "cuda"
 DEVICE_BYTES = 1 << 18
@@ -175,3 +177,17 @@ class CudaOnCpuTable(CudaTable):
     """The GPU's hot table on the CPU."""
 
     open_device = staticmethod(cpu_device)
+
+
+class SmallCudaTable(CudaOnCpuTable):
+    """One of a single bucket, whatever is asked for."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        capacity_rows: int,
+        max_capacity_rows: int,
+        limits: Limits = DEFAULT,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(schema, self.cells_per_bucket, self.cells_per_bucket, limits, device)

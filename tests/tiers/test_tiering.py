@@ -303,6 +303,7 @@ class TieringOverTheHost(TieringOnADevice):
     """Three tiers: 16 rows on a device, 16 in the host's memory below it, the others cold."""
 
     on_device, hot_rows = "opaque_table:SmallTable", None
+    below_bytes = 0
 
     def _open(self, path: Path) -> kvemb.Store:
         return self._filled(super()._open(path))
@@ -311,9 +312,10 @@ class TieringOverTheHost(TieringOnADevice):
         return self._filled(super()._restored(checkpoint, target))
 
     def _filled(self, store: kvemb.Store) -> kvemb.Store:
-        """Another variable takes nearly all of the budget, so that nothing grows."""
+        """Another variable takes nearly all of the budget, so that nothing grows, or by below_bytes only."""
         room = inside(store).budgets.host
-        rows = (room.free - room.kept_from_growth // 2) // (8 * 4 + 26)
+        kept = room.kept_from_growth + self.below_bytes if self.below_bytes else room.kept_from_growth // 2
+        rows = (room.free - kept) // (8 * 4 + 26)
         store.get_variable("other", dim=8, hot_rows=rows)
         return store
 
@@ -326,10 +328,11 @@ class TieringOnCuda(Tiering):
     spread, hot_rows = 16, 128
 
 
-class TieringOnCudaOfManyKeys(TieringOnCuda):
-    """1% of the keys are hot."""
+class TieringOnCudaOverTheHost(TieringOverTheHost):
+    """Three tiers: 1% of the keys are in a bucket of the GPU's table, some 3% in the host's memory."""
 
-    spread = 80
+    on_device = "cuda_on_cpu:SmallCudaTable"
+    spread, below_bytes = 80, 75_000
 
 
 @pytest.fixture(params=["whole", "in pieces"])
@@ -351,7 +354,7 @@ def test_a_table_with_next_to_no_hot_rows_equals_its_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [TieringOnCuda, TieringOnCudaOfManyKeys])
+@pytest.mark.parametrize("machine", [TieringOnCuda, TieringOnCudaOverTheHost])
 def test_a_table_with_next_to_no_rows_on_a_gpu_equals_its_model(
     machine: type[Tiering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
