@@ -31,6 +31,7 @@ FAULTS = {
     "a sum begins before all lanes have written": ("double total = 0.0;\n  __syncwarp();", "double total = 0.0;"),
     "a row's count is read after it is set": ("__syncwarp();\n    if (lane_ == 0) slots_[", "if (lane_ == 0) slots_["),
     "gradients of a key are not summed": ("q_ >= 0; q_ = following_[q_]", "false;"),
+    "clean rows that were asked for are forgotten": ("(clean_too || flags(bucket)", "(flags(bucket)"),
     "bags are summed backwards": ("const Wide element = wide(row[j]);", "const Wide element = -wide(row[j]);"),
 }
 

@@ -27,7 +27,7 @@ LEAST, MOST = -(2**63), 2**63 - 1
 OPTIMIZERS: list[Optimizer] = [Adagrad(0.1, clip_norm=1.0), Adam(0.1), LAMB(0.1), SGD(0.1, weight_decay=0.1)]
 SHAPES = [("float32", 5), ("float32", 33), ("float64", 2), ("float16", 3)]
 VERBS = [
-    *["insert"] * 4, "lookup", "lookup", "lookup", "pool", "upsert", "assign", "add", "apply", "apply",
+    *["insert"] * 4, "lookup", "lookup", "count", "pool", "upsert", "assign", "add", "apply", "apply",
     "set_scores", "remove", "grow", "shrink", "mark", "take", "release", "written", "dirty",
 ]  # fmt: skip
 
@@ -159,7 +159,13 @@ class Life:
         return [None, ScoreRule.LAST_USE, ScoreRule.COUNT, ScoreRule.CUSTOM][self.random.integers(4)]
 
     def _lookup(self) -> None:
-        rows, rule = self._some(int(self.random.integers(1, 120))), self._rule()
+        self._look_up(self._some(int(self.random.integers(1, 120))), self._rule())
+
+    def _count(self) -> None:
+        """One row is used by all threads at once."""
+        self._look_up(np.repeat(self._distinct(2, hot=True), 60), ScoreRule.COUNT)
+
+    def _look_up(self, rows: Any, rule: ScoreRule | None) -> None:
         out = np.full((len(rows), self.schema.dim), 7, self.schema.value_dtype)
         expected = np.where(self.hot[rows][:, None], self.rows.embeddings()[rows], out)
         missing = self.table.lookup(self.rows.keys[rows], out, rule, float(self.step))
