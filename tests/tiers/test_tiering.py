@@ -92,12 +92,12 @@ SEEDS = st.integers(0, 2**32 - 1)
 class Tiering(RuleBasedStateMachine):
     """One variable and its model, under every operation there is.
 
-    spread: keys that a place stands for. hot_rows: cells, where they do not grow.
+    spread: keys that a place stands for. hot_rows: cells, where they do not grow. examples: of EXAMPLES, the share.
     """
 
     cold: type[Any] = kvemb.RocksDBCreator
     device, on_device = "cpu", "opaque_table:OpaqueTable"
-    spread = 1
+    spread, examples = 1, 1.0
     hot_rows: int | None = 16
     limits = Limits()
 
@@ -294,8 +294,9 @@ class TieringInMemory(Tiering):
 
 
 class TieringOnADevice(Tiering):
-    """The same over a hot table whose memory nothing outside it can index."""
+    """The same over a hot table whose memory nothing outside it can index; it works cell by cell in Python."""
 
+    examples = 1 / 4
     device = "gpu:0"
 
 
@@ -303,7 +304,7 @@ class TieringOverTheHost(TieringOnADevice):
     """Three tiers: 16 rows on a device, 16 in the host's memory below it, the others cold."""
 
     on_device, hot_rows = "opaque_table:SmallTable", None
-    below_bytes = 0
+    below_bytes, examples = 0, 1 / 8
 
     def _open(self, path: Path) -> kvemb.Store:
         return self._filled(super()._open(path))
@@ -325,14 +326,14 @@ class TieringOnCuda(Tiering):
     where the table does not grow."""
 
     device, on_device = "gpu:0", "cuda_on_cpu:CudaOnCpuTable"
-    spread, hot_rows = 16, 128
+    spread, hot_rows, examples = 16, 128, 1 / 20
 
 
 class TieringOnCudaOverTheHost(TieringOverTheHost):
     """Three tiers: 1% of the keys are in a bucket of the GPU's table, some 3% in the host's memory."""
 
     on_device = "cuda_on_cpu:SmallCudaTable"
-    spread, below_bytes = 80, 75_000
+    spread, below_bytes, examples = 80, 75_000, 1 / 20
 
 
 @pytest.fixture(params=["whole", "in pieces"])
@@ -349,8 +350,7 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_table_with_next_to_no_hot_rows_equals_its_model(
     machine: type[Tiering], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The opaque table works cell by cell in Python.
-    check(machine, share * (EXAMPLES / 4 if issubclass(machine, TieringOnADevice) else EXAMPLES), monkeypatch)
+    check(machine, share, monkeypatch)
 
 
 @pytest.mark.slow
@@ -360,9 +360,10 @@ def test_a_table_with_next_to_no_rows_on_a_gpu_equals_its_model(
 ) -> None:
     device_of("cpu")
     monkeypatch.setattr(Tiering, "limits", Limits(**small_spill(8)))
-    check(machine, EXAMPLES / 20, monkeypatch)
+    check(machine, 1.0, monkeypatch)
 
 
-def check(machine: type[Tiering], examples: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(machine: type[Tiering], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = share * machine.examples * EXAMPLES
     monkeypatch.setitem(registry.hot_backends, "gpu", machine.on_device)
     run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=max(1, int(examples))))
