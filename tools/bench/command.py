@@ -127,6 +127,25 @@ def small(
 
 
 @app.command()
+def cluster(
+    rows: Rows = 200_000,
+    dim: Dim = 64,
+    batch: Batch = 16_384,
+    steps: Steps = 20,
+    runs: Runs = 5,
+    zipf: Zipf = 1.0,
+    shards: Annotated[int, typer.Option(min=1, max=64, help="Shards.")] = 2,
+    transport: Annotated[str, typer.Option(help="ray: actors; local: shards in this process.")] = "ray",
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Train over shards, beside one store and beside empty actor calls; fill 8 shards; write one more shard."""
+    from kvemb.tools.bench.cluster import run
+
+    run(rows, dim, batch, steps, runs, zipf, shards, transport, folder).show(json)
+
+
+@app.command()
 def train(
     rows: Rows = 4_000_000,
     dim: Dim = 32,
