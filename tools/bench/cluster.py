@@ -1,5 +1,5 @@
-"""`kvemb bench cluster`: a step over shards beside one store's, and beside what empty calls of actors with the same bytes
-take; how evenly shards are filled; how fast a checkpoint is written again for other shards.
+"""`kvemb bench cluster`: a step over shards beside one store's, and beside empty calls of actors with the same bytes;
+how evenly shards are filled; how fast a checkpoint is written again for other shards.
 
 A step is a lookup and a training step of distinct and repeated keys, drawn by Zipf's law, all hot.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ def run(
     settings = {"rows": rows, "dim": dim, "batch": batch, "shards": shards, "transport": transport, "runs": runs}
     report = Report("cluster", settings)
     report.facts["compile_s"] = compile_seconds(dim)
+    if transport == "ray":
+        _start_ray()
     drawn, optimizer = Zipf(rows, zipf, 0), kvemb.optimizers.Adagrad(0.01)
     batches = [ids_of(drawn.sample(batch)) for _ in range(steps)]
     distinct = np.unique(np.concatenate(batches))
@@ -71,6 +74,15 @@ def run(
         report.lines.append(compare_cost(what, "rows", heaviest, "the mean", mean, MOST_IMBALANCE))
         report.lines.append(_resharding(tables[0], place, rows, shards, runs))
     return report
+
+
+def _start_ray() -> None:
+    """Start Ray on this machine, unless this process has reached a cluster of it, or Ray is not installed."""
+    with suppress(ImportError):  # kvemb.cluster.open says what to install
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False)
 
 
 def _steps(table: kvemb.Variable, batches: list[Ids], dim: int) -> None:
