@@ -140,7 +140,7 @@ def cluster(
     json: AsJson = False,
 ) -> None:
     """Train over shards, beside one store and beside empty actor calls; fill 8 shards; write one more shard."""
-    from kvemb.tools.bench.cluster import run
+    from kvemb.tools.bench.cluster.shards import run
 
     run(rows, dim, batch, steps, runs, zipf, shards, transport, folder).show(json)
 

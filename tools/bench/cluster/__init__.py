@@ -1,0 +1,1 @@
+"""`kvemb bench cluster`: tables over shards (kvemb.cluster)."""
