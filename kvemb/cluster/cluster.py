@@ -259,7 +259,7 @@ def _fill(part: Wanted, distinct: Unique, split: Split, answers: dict[int, Any])
         if there is not None:
             there[positions] = exists
     if distinct.repeated:
-        part.out[:] = rows[distinct.inverse]
+        np.take(rows, distinct.inverse, axis=0, out=part.out, mode="clip")  # no copy between
         if part.exists is not None and there is not None:
             part.exists[:] = there[distinct.inverse]
 
