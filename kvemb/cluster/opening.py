@@ -17,6 +17,7 @@ from kvemb.checks.ranges import MOST_SERIES
 from kvemb.cluster import ray_transport
 from kvemb.cluster.checkpointing import Checkpointing
 from kvemb.cluster.cluster import Cluster
+from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.local import LocalTransport
 from kvemb.cluster.making import Plan
 from kvemb.cluster.manifest import ClusterManifest
@@ -94,10 +95,8 @@ def _local(
     plan: Plan, root: Path, meter: Meter, path: str | None, stored: dict[str, VariableEntry] | None, undo: ExitStack
 ) -> Cluster:
     """Return a cluster whose shards are in this process, and have their files in a new folder of root."""
-    with layout.as_cold_store_error(f"write to {root}"):
-        fresh_files.make_directory(root)
-        folder = Path(tempfile.mkdtemp(prefix="kvemb-cluster-", dir=root))
-    release = partial(shutil.rmtree, folder, ignore_errors=True)
+    folder, lock = new_folder(root, "kvemb-cluster-")
+    release = partial(delete, folder, lock)
     undo.callback(release)
     made = LocalTransport(lambda number: plan.make(number, folder / f"shard-{number:04d}", meter), plan.shards)
     return Cluster(made, path or str(folder), release, stored)

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+import kvemb
 from kvemb.checks.ranges import MOST_ROWS
+from kvemb.cluster.folders import new_folder
 from kvemb.cluster.making import Plan
 from kvemb.cluster.transport import Unanswered
-from kvemb.durability import fresh_files, layout
 from kvemb.errors import BackendUnavailable, KvembError, Locked
 from kvemb.meter import Meter
 
@@ -53,14 +54,17 @@ def ray_here() -> Any:
 class ShardActor:
     """A shard in a process of its own."""
 
-    def open(self, plan: Plan, number: int, scratch: str | None) -> int:
+    def open(self, plan: Plan, number: int, scratch: str | None, client: str) -> int:
         """Make the shard; returns how many rows it begins with. scratch: where its files go on its node; None: the
-        system's directory.
+        system's directory. client: the version of kvemb there. Raises BackendUnavailable where this is another.
         """
+        if client != kvemb.__version__:
+            raise BackendUnavailable(
+                f"a node has kvemb {kvemb.__version__}, and the program that opens the cluster {client}; install one "
+                "version on all nodes"
+            )
         root = Path(tempfile.gettempdir() if scratch is None else scratch)
-        with layout.as_cold_store_error(f"write to {root}"):
-            fresh_files.make_directory(root)
-            folder = Path(tempfile.mkdtemp(prefix=f"kvemb-shard-{number:04d}-", dir=root))
+        folder, self._lock = new_folder(root, "kvemb-shard-")
         rows = 0
 
         def count(done: int, total: int) -> None:
@@ -105,7 +109,9 @@ class RayTransport:
         placed = {"scheduling_strategy": "SPREAD", "num_cpus": 0}
         make = self._ray.remote(ShardActor).options(max_concurrency=CONCURRENT_CALLS, **never, **placed)
         self.actors = [make.remote() for _ in range(plan.shards)]
-        opened = [actor.open.remote(plan, number, scratch) for number, actor in enumerate(self.actors)]
+        opened = [
+            actor.open.remote(plan, number, scratch, kvemb.__version__) for number, actor in enumerate(self.actors)
+        ]
         try:
             for rows in opened:
                 meter(self._ray.get(rows))

@@ -15,7 +15,7 @@ import kvemb.cluster
 from kvemb.cluster.checkpointing import Checkpointing
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.making import Plan
-from kvemb.cluster.ray_transport import RayTransport
+from kvemb.cluster.ray_transport import RayTransport, ShardActor
 from kvemb.cluster.series import ClusterSeries
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Locked, SchemaMismatch, ShardLost
 from kvemb.meter import Meter
@@ -146,6 +146,13 @@ def test_what_a_shard_raises_when_it_is_made_is_raised(ray, tmp_path):
         manifest.unlink()
     with pytest.raises(CheckpointNotFound, match="no checkpoint 00000001"):
         kvemb.cluster.open(tmp_path / "series", **HOW)
+
+
+def test_another_version_on_a_node_is_named():
+    with pytest.raises(
+        BackendUnavailable, match=r"a node has kvemb .*, and the program that opens the cluster 0\.0\.0"
+    ):
+        ShardActor().open(Plan(1, None, {}, None, HOW), 0, None, "0.0.0")
 
 
 def test_what_is_missing_is_said(monkeypatch):
