@@ -439,6 +439,7 @@ def test_an_array_that_cannot_be_filled_is_refused_before_anything_is_read(table
         (np.empty((4, 2), np.float32), ValueError, r"shape keys.shape \+ \(dim,\) = \(4, 3\), got \(4, 2\)"),
         (np.empty(12, np.float32), ValueError, r"= \(4, 3\), got \(12,\)"),
         (np.empty((4, 3)), TypeError, "out must be float32, got float64; make it with np.empty"),
+        (np.empty((4, 3), ">f4"), TypeError, "out must be float32, got >f4; make it"),
         (np.empty((3, 4), np.float32).T, ValueError, "this one is not C-contiguous"),
         (np.empty((4, 6), np.float32)[:, :3], ValueError, "this one is not C-contiguous"),
         (fixed, ValueError, "this one is read-only"),

@@ -43,11 +43,12 @@ class Checkpointing:
         self.series = series
         self.last: int | None = None
         self._lock_file, self._saving = lock, threading.Lock()
+        self._tried = 0  # the last number that was begun: shards have files of it, whatever became of it
 
     def save(self, cluster: Cluster, keep: int | None) -> Checkpoint:
         """Write the next checkpoint; see Store.checkpoint."""
         with self._saving:
-            number = self.series.next_number()
+            number = self._tried = max(self.series.next_number(), self._tried + 1)
             with cluster.calling():
                 cluster.calls.all("prepare")
             with cluster.alone():

@@ -166,7 +166,7 @@ def rows_to_fill(
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}; of a CPU tensor give out.numpy()")
     if out.dtype != dtype:
-        raise TypeError(f"out must be {dtype.name}, got {out.dtype.name}; make it with np.empty(shape, {dtype.name!r})")
+        raise TypeError(f"out must be {dtype.name}, got {out.dtype}; make it with np.empty(shape, {dtype.name!r})")
     if out.shape != expected:
         raise ValueError(f"out must have shape keys.shape + (dim,) = {expected}, got {out.shape}")
     if not out.flags.c_contiguous or not out.flags.writeable:

@@ -18,7 +18,17 @@ from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.local import LocalTransport
 from kvemb.cluster.series import ClusterSeries
 from kvemb.cluster.shard import Shard
-from kvemb.errors import CheckpointNotFound, Corruption, Locked, SchemaMismatch, TransferError, UnsupportedFormat
+from kvemb.errors import (
+    CheckpointNotFound,
+    ColdStoreError,
+    Corruption,
+    Locked,
+    SchemaMismatch,
+    TransferError,
+    UnsupportedFormat,
+)
+from kvemb.offline.transfer import Remote
+from kvemb.store import Store
 from kvemb.tools.stress.lockstep import LockstepChecker, check_same
 from kvemb.tools.stress.model import Model
 
@@ -222,6 +232,43 @@ def test_a_checkpoint_that_cannot_be_sent_is_absent_and_the_next_is_whole(open_c
     blocked.with_name("aside").rename(blocked)
     train(twin, 2)
     assert cluster.checkpoint().number > 1
+    cluster.close(flush=False)
+    alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
+    twin_of(alone, model=twin.model).check_export()
+    alone.close()
+
+
+def failing(method, error, times):
+    """Return the method as one that fails so many times first."""
+    failures = [error] * times
+
+    def fails_first(*given, **named):
+        if failures:
+            raise failures.pop()
+        return method(*given, **named)
+
+    return fails_first
+
+
+def test_when_no_shard_could_send_or_one_could_take_no_snapshot_the_next_is_whole(open_cluster, tmp_path, monkeypatch):
+    """Shards have files of a number that nothing at the URL tells of: it must not be taken again."""
+    cluster = open_cluster(2, url=tmp_path / "series")
+    twin = twin_of(cluster)
+    train(twin, 0)
+    with monkeypatch.context() as broken:
+        broken.setattr(Remote, "push", failing(Remote.push, TransferError("unreachable"), times=4))
+        for _ in range(2):
+            with pytest.raises(TransferError, match="unreachable"):
+                cluster.checkpoint()
+    train(twin, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "checkpoint", failing(Store.checkpoint, ColdStoreError("full"), times=1))
+        with pytest.raises(ColdStoreError, match="full"):
+            cluster.checkpoint()
+    train(twin, 2)
+    assert ClusterSeries(tmp_path / "series").numbers() == []
+    number = cluster.checkpoint().number
+    assert ClusterSeries(tmp_path / "series").numbers() == [number]
     cluster.close(flush=False)
     alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
     twin_of(alone, model=twin.model).check_export()
