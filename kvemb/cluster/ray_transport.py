@@ -15,7 +15,7 @@ import numpy as np
 
 import kvemb
 from kvemb.checks.ranges import MOST_ROWS
-from kvemb.cluster.folders import new_folder
+from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.making import Plan
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import BackendUnavailable, KvembError, Locked
@@ -64,14 +64,18 @@ class ShardActor:
                 "version on all nodes"
             )
         root = Path(tempfile.gettempdir() if scratch is None else scratch)
-        folder, self._lock = new_folder(root, "kvemb-shard-")
+        folder, lock = new_folder(root, "kvemb-shard-")
         rows = 0
 
         def count(done: int, total: int) -> None:
             nonlocal rows
             rows = done
 
-        self._shard = plan.make(number, folder, Meter(MOST_ROWS, count))
+        try:
+            self._shard, self._lock = plan.make(number, folder, Meter(MOST_ROWS, count)), lock
+        except BaseException:
+            delete(folder, lock)
+            raise
         return rows
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:

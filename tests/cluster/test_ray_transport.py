@@ -145,7 +145,8 @@ def test_what_a_shard_raises_when_it_is_made_is_raised(ray, tmp_path):
     for manifest in (tmp_path / "series" / "shards").glob("*/checkpoints/*.json"):
         manifest.unlink()
     with pytest.raises(CheckpointNotFound, match="no checkpoint 00000001"):
-        kvemb.cluster.open(tmp_path / "series", **HOW)
+        kvemb.cluster.open(tmp_path / "series", scratch=tmp_path / "scratch", **HOW)
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_another_version_on_a_node_is_named():
