@@ -113,18 +113,18 @@ class Cluster:
         return sorted({*self.stored, *self.tables})
 
     def add(self, table: Table) -> None:
-        """Add the table of a variable that every shard has. REQUIRES: lock."""
+        """Add the table of a variable that every shard has. REQUIRES: lock, alone()."""
         self.tables[table.name] = table
 
     def drop(self, name: str) -> None:
         """Drop a variable on every shard. REQUIRES: lock."""
-        with self.alone():
+        with self.alone():  # until nothing here says that it is there: a checkpoint would ask the shards for it
             self.calls.all_once("drop_variable", name)
-        table = self.tables.pop(name)
-        self.stored.pop(name, None)
+            table = self.tables.pop(name)
+            self.stored.pop(name, None)
+            table.forget(f"variable {name!r} was dropped")
         for collection, items in self.collections.items():
             self.collections[collection] = [each for each in items if each is not table.variable]
-        table.forget(f"variable {name!r} was dropped")
 
     def collect(self, collection: str, item: Any) -> None:
         """Add to a collection. REQUIRES: lock."""
@@ -203,6 +203,7 @@ class Cluster:
         use: whether it is a call that records uses.
         """
         with self.calling():
+            table.storage.state.check_open()  # of a dropped variable, too
             clock = self.clocks[table.name]
             moment = clock.use(table.policy) if use else clock.now(table.policy)
             changes = {
@@ -227,6 +228,7 @@ class Cluster:
     def set_optimizer(self, table: Table, optimizer: Optimizer, *, writable: bool) -> None:
         """Go on with an optimizer on every shard."""
         with self.alone():
+            table.storage.state.check_open()
             self.calls.all_once("set_optimizer", table.name, optimizer, writable)
 
     def start(self, call: Callable[[], Result]) -> Future[Result]:

@@ -66,6 +66,7 @@ class ClusterOperations:
         """Call a method that reads on the shards of distinct keys; fills out (n, ...) with what it returns."""
         cluster, distinct = self._cluster, Unique(keys)
         with cluster.calling():
+            self.table.storage.state.check_open()  # of a dropped variable, too
             positions = dict(cluster.router.split(distinct.keys).positions())
             found = cluster.calls.each(
                 name, {shard: (self.table.name, distinct.keys[at], *arguments) for shard, at in positions.items()}
@@ -105,6 +106,7 @@ class ClusterOperations:
         """Drop every row."""
         cluster, name = self._cluster, self.table.name
         with cluster.alone():
+            self.table.storage.state.check_open()
             change = Change(name, "clear", (), cluster.clocks[name].now(self.table.policy))
             for (failure,) in cluster.calls.all_once("change", [change]):
                 if failure is not None:
@@ -123,6 +125,7 @@ class ClusterOperations:
         """
         cluster, name, policy = self._cluster, self.table.name, self.table.policy
         with cluster.alone():
+            self.table.storage.state.check_open()
             moment, rows = cluster.clocks[name].now(policy), sum(cluster.calls.all("size", name))
             expire = policy is not None and policy.least_score(policy.now(moment.step)) > -math.inf
             if (keep_rows >= rows and not expire) or (trigger_rows is not None and rows <= trigger_rows):

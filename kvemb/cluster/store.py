@@ -86,7 +86,7 @@ class Store(Place[Cluster]):
                 if specification.is_new:
                     self._inside.calls.all_once("drop_variable", asked.name)
                 raise
-        self._inside.add(inside(variable))
+            self._inside.add(inside(variable))
         for collection in collections_of(asked, specification):
             self._inside.collect(collection, variable)
         if asked.regularizer is not None and (loss := asked.regularizer(variable)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import kvemb
 import kvemb.cluster
 from kvemb.errors import Closed, Corruption, SchemaMismatch
+from kvemb.handle import inside
 from kvemb.stats import Stats
 
 SGD = kvemb.optimizers.SGD(0.5)
@@ -60,6 +62,44 @@ def test_a_dropped_variable_is_gone_and_its_name_is_free(cluster):
     assert not cluster.get_variable("table", dim=1).lookup([1], return_exists=True)[1].any()
     with pytest.raises(KeyError, match="no variable 'none'"):
         cluster.drop_variable("none")
+
+
+def test_a_call_that_began_before_a_drop_does_not_reach_the_next_variable_of_that_name(cluster):
+    table = cluster.get_variable("table", dim=2, restrict_policy=kvemb.TimestampRestrictPolicy())
+    operations, keys = inside(table).operations, np.arange(3)
+    cluster.drop_variable("table")
+    cluster.get_variable("table", dim=2, restrict_policy=kvemb.TimestampRestrictPolicy()).upsert([1, 2, 3], ONES)
+    for method, arguments in [
+        ("upsert", (keys, ONES)),
+        ("remove", (keys,)),
+        ("use", (keys,)),
+        ("clear", ()),
+        ("restrict", (0, None)),
+        ("scores", (keys,)),
+        ("set_optimizer", (SGD,)),
+    ]:
+        with pytest.raises(Closed, match="dropped"):
+            getattr(operations, method)(*arguments)
+    assert (cluster.variables["table"].lookup([1, 2, 3]) == 1).all()
+
+
+def test_a_checkpoint_right_after_a_drop_knows_of_it(open_cluster, tmp_path, monkeypatch):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    cluster.get_variable("kept", dim=1)
+    cluster.get_variable("dropped", dim=1)
+    epochs, cut = inside(cluster).epochs, inside(cluster).epochs.cut
+
+    @contextmanager
+    def cut_and_checkpoint():
+        """As where another thread waited for the cut."""
+        with cut() as number:
+            yield number
+        monkeypatch.setattr(epochs, "cut", cut)
+        assert set(cluster.checkpoint().variables) == {"kept"}
+
+    monkeypatch.setattr(epochs, "cut", cut_and_checkpoint)
+    cluster.drop_variable("dropped")
+    assert list(cluster.variables) == ["kept"]
 
 
 def test_collections_regularizers_and_scopes_are_those_of_a_store(cluster):
