@@ -12,7 +12,7 @@ from typing import Any
 from kvemb.cluster.ledger import Stamp
 from kvemb.cluster.transport import Transport, Unanswered
 from kvemb.errors import ShardLost
-from kvemb.interrupts import result_of
+from kvemb.interrupts import result_of, uninterrupted
 
 # How often a call is sent before its shard counts as lost.
 MOST_ATTEMPTS = 5
@@ -41,7 +41,7 @@ class Calls:
         try:
             yield stamp
         finally:
-            with self._lock:
+            with uninterrupted(), self._lock:
                 self._open.discard(number)
 
     def all(self, name: str, *arguments: Any) -> list[Any]:

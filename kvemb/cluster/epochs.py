@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvemb.interrupts import TURN_SECONDS
+from kvemb.interrupts import TURN_SECONDS, uninterrupted
 
 
 class Epochs:
@@ -23,17 +23,22 @@ class Epochs:
 
     @contextmanager
     def call(self) -> Iterator[int]:
-        """Be a call of the epoch whose number is given; waits while a cut is made."""
-        with self._changed:
-            while self._cutting:
-                self._changed.wait(TURN_SECONDS)  # in turns, so that Ctrl-C ends it
-            self._calls += 1
+        """Be a call of the epoch whose number is given; waits while a cut is made. Ctrl-C ends the wait."""
+        entered = False
         try:
+            while not entered:
+                with uninterrupted(), self._changed:
+                    if self._cutting:
+                        self._changed.wait(TURN_SECONDS)
+                    else:
+                        self._calls += 1
+                        entered = True
             yield self.number
         finally:
-            with self._changed:
-                self._calls -= 1
-                self._changed.notify_all()
+            if entered:
+                with uninterrupted(), self._changed:  # a call that never ended would stop the next cut
+                    self._calls -= 1
+                    self._changed.notify_all()
 
     @contextmanager
     def cut(self) -> Iterator[int]:
@@ -41,17 +46,19 @@ class Epochs:
 
         REQUIRES: this thread is in no call and in no cut.
         """
-        with self._changed:
-            while self._cutting:
-                self._changed.wait(TURN_SECONDS)
-            self._cutting = True
+        taken = alone = False
         try:
-            with self._changed:
-                while self._calls:
-                    self._changed.wait(TURN_SECONDS)
+            while not alone:
+                with uninterrupted(), self._changed:
+                    if not (taken or self._cutting):
+                        self._cutting = taken = True
+                    alone = taken and self._calls == 0
+                    if not alone:
+                        self._changed.wait(TURN_SECONDS)
             yield self.number
         finally:
-            with self._changed:
-                self._cutting = False
-                self.number += 1
-                self._changed.notify_all()
+            if taken:
+                with uninterrupted(), self._changed:
+                    self._cutting = False
+                    self.number += 1
+                    self._changed.notify_all()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+
+import pytest
 
 from kvemb.cluster.epochs import Epochs
 
@@ -67,3 +70,34 @@ def test_a_call_that_fails_has_ended():
             pass
     with epochs.cut() as number:
         assert number == 1
+
+
+class Interrupted(threading.Condition):
+    """Ctrl-C comes when it is entered."""
+
+    def __enter__(self):
+        entered = super().__enter__()
+        signal.raise_signal(signal.SIGINT)
+        return entered
+
+
+@pytest.mark.parametrize("block", [Epochs.call, Epochs.cut])
+def test_ctrl_c_at_either_end_of_a_block_holds_up_no_other(block):
+    epochs = Epochs()
+    usual = epochs._changed
+
+    def alone():
+        with epochs.cut():
+            pass
+
+    epochs._changed = Interrupted()
+    with pytest.raises(KeyboardInterrupt), block(epochs):
+        raise AssertionError("it was interrupted before")
+    epochs._changed = usual
+    with pytest.raises(KeyboardInterrupt), block(epochs):
+        epochs._changed = Interrupted()
+    epochs._changed = usual
+    other = threading.Thread(target=alone, daemon=True)
+    other.start()
+    other.join(10)
+    assert not other.is_alive()
