@@ -2,7 +2,7 @@
 
 Hot cells are reserved; those of tables that grow may be asked back, down to a few (kvemb.tiers.sharing). What waits for
 the disk is leased: a lessee takes memory that is unused at the moment, and gives it back when it is needed elsewhere.
-Thread-safe.
+What a hot table gave for another is not lent until it was asked for, or the turn has ended. Thread-safe.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Budget:
         self._whose, self._advice = whose, advice
         self._set_aside = set_aside
         self._free = total - set_aside
+        self._promised = 0  # of what is free: bytes that shares gave in this turn, for others to grow
         self._lock = threading.Lock()
         self._leases: list[Lease] = []
         self.sharing = Sharing()
@@ -71,6 +72,7 @@ class Budget:
         with self._lock:
             if nbytes <= self._free and nbytes <= self._free + self._leased() - self.kept_from_growth:
                 self._free -= nbytes
+                self._promised = max(0, self._promised - nbytes)
                 return True
             asked = self._ask(nbytes) if nbytes <= self._free + self._leased() - self.kept_from_growth else []
         _notify(asked)
@@ -107,6 +109,8 @@ class Budget:
         """Rows were offered to a share that could not grow: memory may be needed there."""
         with self._lock:
             called = self.sharing.offered(share, rows)
+            if called:
+                self._promised = 0
             late = [other for other in called if other.due]
             for other in called:
                 other.due = True
@@ -118,6 +122,7 @@ class Budget:
     def gave(self, share: Share, nbytes: int) -> None:
         """Free nbytes of what a share holds; 0: it can give no more."""
         with self._lock:
+            self._promised += min(nbytes, share.owed)
             share.gave(nbytes)
             self._free += nbytes
 
@@ -133,7 +138,7 @@ class Budget:
     def lend(self, lease: Lease, nbytes: int) -> bool:
         """Lease.take."""
         with self._lock:
-            if lease.owed == 0 and nbytes <= self._free:
+            if lease.owed == 0 and nbytes <= self._free - self._promised:
                 self._free -= nbytes
                 lease.held += nbytes
                 return True
@@ -180,6 +185,7 @@ class Budget:
             with self._lock:
                 if nbytes <= self._free:
                     self._free -= nbytes
+                    self._promised = min(self._promised, self._free)
                     return
                 had = self._free + self._leased() + self.sharing.owed
                 if nbytes > had + self.sharing.spare or time.monotonic() >= until:

@@ -15,6 +15,9 @@ from collections.abc import Callable
 BAND = 2.0
 # Rows offered in a turn: 1/TURN_PART of the cells of all tables, and at least LEAST_TURN_ROWS.
 TURN_PART, LEAST_TURN_ROWS = 16, 1024
+# Calls in a turn: TURN_CALLS for each other table in use. Of tables that are called one after the other, those that are
+# not called in a turn would seem to be unused, and give their memory away.
+TURN_CALLS = 2
 # A poor table gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MOST_GIVEN_PARTS.
 GIVEN_PART, MOST_GIVEN_PARTS = 16, 4
 # A table gets up to 1/GOTTEN_PART of its memory in a turn, or 1/GOTTEN_OF_ALL of that of all tables if that is more.
@@ -28,9 +31,9 @@ class Share:
 
     cell_bytes: bytes of a cell. held: bytes of all its cells. least: bytes that it always keeps. worth: recent uses per
     byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered since the last
-    measurement. due: its worth has to be measured. refused: it wanted to grow in this turn and could not. poor: see
-    the module. tell: called when `owed` or `due` is set. urge: called if nobody has acted a turn later, or if a
-    reservation waits. Neither callback may block.
+    measurement; called: the number of the last call that offered some. due: its worth has to be measured. refused: it
+    wanted to grow in this turn and could not. poor: see the module. tell: called when `owed` or `due` is set. urge:
+    called if nobody has acted a turn later, or if a reservation waits. Neither callback may block.
     """
 
     def __init__(self, cell_bytes: int, held: int, least: int) -> None:
@@ -38,6 +41,7 @@ class Share:
         self.worth: float | None = None
         self.owed = self.offered = 0
         self.due = self.refused = self.poor = False
+        self.called = -(1 << 62)  # never
         self.tell: Callable[[], None] = lambda: None
         self.urge: Callable[[], None] = lambda: None
 
@@ -64,6 +68,7 @@ class Sharing:
     def __init__(self) -> None:
         self.shares: list[Share] = []
         self.work = self._end_of_turn = 0
+        self._call = self._first_call = 0
 
     @property
     def spare(self) -> int:
@@ -75,14 +80,20 @@ class Sharing:
         """Bytes that shares have been asked for."""
         return sum(share.owed for share in self.shares)
 
+    @property
+    def _in_use(self) -> int:
+        """How many shares were offered rows by the last calls."""
+        return sum(share.called >= self._call - TURN_CALLS * len(self.shares) for share in self.shares)
+
     def offered(self, share: Share, rows: int) -> list[Share]:
         """Record rows offered to a table that could not grow. Return the shares to tell: all, if this ends a turn."""
         share.offered += rows
         self.work += rows
-        if self.work < self._end_of_turn:
+        share.called, self._call = self._call, self._call + 1
+        if self.work < self._end_of_turn or self._call - self._first_call < TURN_CALLS * (self._in_use - 1):
             return []
         cells = sum(share.held // share.cell_bytes for share in self.shares)
-        self._end_of_turn = self.work + max(LEAST_TURN_ROWS, cells // TURN_PART)
+        self._end_of_turn, self._first_call = self.work + max(LEAST_TURN_ROWS, cells // TURN_PART), self._call
         self._judge()
         return list(self.shares)
 

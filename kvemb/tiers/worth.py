@@ -17,6 +17,9 @@ from kvemb.rows.hashing import KeyIndex, Keys
 
 # Cells in a sample; of these, the 1/WATCHED_PART with the lowest scores is watched. Empty cells score lowest.
 SAMPLE_CELLS, WATCHED_PART = 8192, 4
+# Uses of watched rows that a measurement waits for, as fewer say little; of few rows, the use of a quarter. It waits for
+# no more than MOST_LOOKS looks, and the first one for none.
+ENOUGH_USES, MOST_LOOKS = 16, 8
 # The golden ratio spreads successive samples over the table.
 _SPREAD = 0.6180339887498949
 
@@ -30,6 +33,7 @@ class Worth:
         self._scores: Scores = np.empty(0)
         self._index, self._offered = KeyIndex(1), np.zeros(0, np.bool_)
         self._watched_cells, self._since, self._at = 0, 0, 0.0
+        self._looks, self._missed = 0, 0.0
         self._last: float | None = None
 
     def look(self, work: int, missed: float) -> float | None:
@@ -38,17 +42,21 @@ class Worth:
         work: the budget's count of rows offered, as a clock (Sharing.work). missed: uses that one more cell would have
         got since the last look.
         """
-        worth = None
-        if self._watched_cells and work > self._since:
-            used = (self._used() / self._watched_cells, 1 - 1 / (2 * self._watched_cells))
+        self._looks += 1
+        self._missed += missed
+        if not self._watched_cells:
+            self._watch(work)
+        elif work > self._since and self._is_enough(used := self._used()):
+            share = min(used / self._watched_cells, 1 - 1 / (2 * self._watched_cells))
             # If uses are a Poisson process, a share 1 - exp(-rate) of the rows has been used at least once.
-            now = (-math.log1p(-min(used)) + missed) / (work - self._since)
-            worth = now if self._last is None else (self._last + now) / 2
-        if worth is not None:
-            self._last = worth
-        if not self._watched_cells or work > self._since:
+            now = (-math.log1p(-share) + self._missed) / (work - self._since)
+            self._last = now if self._last is None else (self._last + now) / 2
             self._watch(work)
         return self._last
+
+    def _is_enough(self, used: int) -> bool:
+        few = self._watched_cells // 4
+        return self._last is None or used >= min(ENOUGH_USES, few) or self._looks >= MOST_LOOKS
 
     def offered(self, keys: Keys) -> None:
         """Record that these keys, which were not hot, were used."""
@@ -64,6 +72,7 @@ class Worth:
         return int(np.count_nonzero(self._offered))
 
     def _watch(self, work: int) -> None:
+        self._looks, self._missed = 0, 0.0
         self._at = (self._at + _SPREAD) % 1.0
         cells = min(SAMPLE_CELLS, self._table.capacity_rows)
         keys, scores = self._table.sample(self._at, SAMPLE_CELLS)

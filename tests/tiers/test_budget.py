@@ -10,6 +10,7 @@ import pytest
 
 from kvemb.contracts import HOST, Memory
 from kvemb.tiers.budget import Budget, Budgets, Lease
+from kvemb.tiers.sharing import Share
 
 
 def test_the_cold_stores_share_is_set_aside_first():
@@ -50,6 +51,22 @@ def test_what_is_reserved_is_gone():
     with pytest.raises(ValueError, match=r"hot_rows of 'x' needs 1 B, but 0 B of the store's .* 16\.0 MiB"):
         budget.reserve(1, "hot_rows of 'x'")
     assert budget.free == 0
+
+
+def test_what_shares_gave_is_for_growth_until_the_turn_ends():
+    budget = Budget(16 << 20)
+    giver, grower, lease = Share(64, 4 << 20, 64), Share(64, 1 << 20, 64), budget.lease()
+    budget.reserve(budget.free, "rows")
+    budget.join(giver)
+    budget.join(grower)
+    giver.ask(2 << 20)
+    budget.gave(giver, 2 << 20)
+    assert not lease.take(1)
+    assert budget.grow(grower, 1 << 20)
+    assert not lease.take(1)
+    budget.offered(grower, 1 << 20)  # ends a turn
+    assert lease.take(1 << 20)
+    assert not lease.take(1)
 
 
 def test_growth_leaves_room_for_variables_to_come():

@@ -13,6 +13,7 @@ from kvemb.tiers.sharing import (
     GOTTEN_PART,
     LEAST_TURN_ROWS,
     MOST_GIVEN_PARTS,
+    TURN_CALLS,
     Share,
     Sharing,
 )
@@ -90,6 +91,14 @@ def test_what_cannot_be_given_is_owed_no_longer():
     assert (share.held, share.owed) == (MIB - 1000, MIB - 1000)
     share.gave(0)
     assert share.owed == 0
+
+
+@pytest.mark.parametrize(("tables", "calls"), [(1, 1), (2, TURN_CALLS), (26, 25 * TURN_CALLS)])
+def test_in_a_turn_every_table_in_use_is_called(tables, calls):
+    sharing = Sharing()
+    sharing.shares = [share_of(1.0, held=1 << 14) for _ in range(30)]
+    ended = [at for at in range(500) if sharing.offered(sharing.shares[at % tables], 10 * LEAST_TURN_ROWS)]
+    assert {later - earlier for earlier, later in zip(ended[-5:], ended[-4:], strict=False)} == {calls}
 
 
 def test_random_turns_owe_within_bounds():
