@@ -17,8 +17,8 @@ from kvemb.rows.hashing import KeyIndex, Keys
 
 # Cells in a sample; of these, the 1/WATCHED_PART with the lowest scores is watched. Empty cells score lowest.
 SAMPLE_CELLS, WATCHED_PART = 8192, 4
-# Uses of watched rows that a measurement waits for, as fewer say little; of few rows, the use of a quarter. It waits for
-# no more than MOST_LOOKS looks, and the first one for none.
+# Uses of watched rows that a measurement waits for, as fewer say little; of few rows, the use of a quarter. It waits
+# for no more than MOST_LOOKS looks, and the first one for none.
 ENOUGH_USES, MOST_LOOKS = 16, 8
 # The golden ratio spreads successive samples over the table.
 _SPREAD = 0.6180339887498949
