@@ -41,11 +41,12 @@ def open(
     """Open the store at path; it is created if the directory is missing or empty.
 
     memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given.
-    device_memory: the same for the cells of hot tables on each GPU; None: three quarters of what it has.
+    device_memory: bytes or text, for the cells of hot tables on each GPU; None: three quarters of the GPU's memory.
+    What the arrays of a call take on a GPU comes on top.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
     follow: the same for a store that another process trains; refresh() moves to its newest point.
-    warm: load the rows that were hot when the store was closed, or its last checkpoint made, for each variable when it
-    is opened; otherwise no row is hot at first.
+    warm: when a variable is opened, load the rows that were hot at the last durable point; otherwise no row is hot at
+    first.
     durability: the state after a crash. "checkpoint": the last completed flush() or checkpoint(). "write": the last
     call that changed rows and returned; each waits for an fsync, which concurrent calls share. Uses that lookups
     record become durable with the next flush() in both modes.

@@ -1,6 +1,6 @@
-"""A GPU as the hot table uses it: memory, copies, a sort, and kernels, all on one stream. CuPy's, here.
+"""A GPU as the hot table uses it: memory, copies, a sort, and kernels, all on one stream; implemented with CuPy.
 
-The table above it holds no array of CuPy's, so the tests put a CPU in its place.
+The table uses addresses, not CuPy's arrays, so that tests can run it on a CPU.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kvemb.errors import BackendUnavailable
 from kvemb.options import format_bytes
 
 THREADS = 256
-# Threads that a launch has at most; kernels go over what is more. 16 for each lane of the largest GPU of today.
+# The most threads in a launch; kernels loop over the rest. 16 for each lane of the largest GPU today.
 MOST_THREADS = 1 << 20
 
 
 class Memory(NamedTuple):
-    """A piece of device memory, from an address that is a multiple of 256; it is freed with `owner`."""
+    """Device memory at an address that is a multiple of 256; freed when `owner` is deleted."""
 
     address: int
     owner: Any
@@ -37,7 +37,7 @@ class Device(Protocol):
     """One GPU. Everything happens in the order of the calls; copies to the host wait. Thread-safe."""
 
     def memory_bytes(self) -> int:
-        """Return the bytes of memory that it has in all."""
+        """Return its total memory in bytes."""
 
     def allocate(self, nbytes: int) -> Memory:
         """Return memory of undefined contents. Raises MemoryError."""
@@ -125,7 +125,7 @@ class CupyDevice:
 
 @cache
 def open_device(name: str) -> Device:
-    """Return the GPU of a name as "gpu:0". Raises BackendUnavailable if it, or what it needs, is not there."""
+    """Return the GPU with a name such as "gpu:0". Raises BackendUnavailable if it, its driver or CuPy is missing."""
     number = int(name.partition(":")[2])
     install = "install CuPy: pip install 'kvemb[gpu]' (CUDA 13) or 'kvemb[gpu-cuda12]'; or use devices=None"
     try:

@@ -1,6 +1,6 @@
-"""Device memory that a hot table keeps: the chunks of its buckets, and rooms for what a call brings and takes away.
+"""Device memory of a hot table: the chunks of its buckets, and rooms, buffers for the inputs and outputs of a call.
 
-cells.cu says what is where in a bucket, and in rows outside of buckets. The table's caller locks.
+cells.cu describes the layout of a bucket, and of rows outside buckets. Not thread-safe: the table's caller locks.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from kvemb.rows.block import CELL_OVERHEAD_BYTES, RowBlock
 from kvemb.rows.schema import Schema
 
 CELLS = 128
-# A table has at most so many chunks at its largest size, of a power of two of buckets each.
+# A table has at most 2 to this power chunks at its largest size, each of a power of two of buckets.
 MOST_CHUNKS_BIT = 10
-# Rows outside of buckets come in so many, so that each column begins at a multiple of 16 bytes.
+# Room for rows outside buckets is for a multiple of this number, so that columns begin at multiples of 16 bytes.
 PITCH = 16
 
 
 def bytes_per_cell(schema: Schema) -> int:
-    """Return the bytes of a row, its key, score, step and flags, and a digest."""
+    """Return the bytes of a cell: a row, its key, score, step and flags, and a digest."""
     return schema.row_bytes + CELL_OVERHEAD_BYTES + 1
 
 
 class Chunks:
     """The buckets of a table, in chunks whose addresses are in the device's memory too.
 
-    buckets: how many there are; most_buckets: how many there may be. shift: the bit of the buckets in a chunk, of which
-    the last one may have fewer if it ends the largest table.
+    buckets: how many there are; most_buckets: how many there may be. A chunk has 2**shift buckets; the last chunk of
+    the largest table may have fewer.
     """
 
     def __init__(self, device: Device, schema: Schema, most_buckets: int) -> None:
@@ -49,7 +49,7 @@ class Chunks:
         return min(-(-buckets >> self.shift) << self.shift, self.most_buckets)
 
     def resize(self, buckets: int) -> None:
-        """Have so many buckets, a rounded number. Raises MemoryError, and then has what it had."""
+        """Change the number of buckets, to one that rounded() returned. On MemoryError nothing has changed."""
         chunks = self._chunks[: self._chunk_count(buckets)]
         while len(chunks) < self._chunk_count(buckets):
             size = min(1 << self.shift, self.most_buckets - (len(chunks) << self.shift))
@@ -62,12 +62,12 @@ class Chunks:
 
 
 def chunk_shift(most_buckets: int) -> int:
-    """Return the bit of the buckets in a chunk, for a table of so many at most."""
+    """Return the base-2 logarithm of a chunk's buckets, for a table of at most `most_buckets`."""
     return max(0, (most_buckets - 1).bit_length() - MOST_CHUNKS_BIT)
 
 
 class Rooms:
-    """Pieces of device memory by name, each as large as the largest thing that was ever put there."""
+    """Buffers in device memory by name. Each grows to the largest request and is never shrunk."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -118,7 +118,7 @@ class Rooms:
         return address, pitch
 
     def get_rows(self, address: int, pitch: int, rows: RowBlock) -> None:
-        """Overwrite the rows of a block, whose columns are contiguous, by the first ones of a room."""
+        """Fill a block, whose columns are contiguous, with the first rows of a room."""
         for column, at in zip(_columns(rows), _places(address, pitch, rows.schema), strict=True):
             if len(rows):
                 self._device.download(column, at)

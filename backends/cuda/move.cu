@@ -61,9 +61,10 @@ __device__ inline void hand_out(
   if (place >= 0) copy_row(leaving.rows.row(place), table.row(bucket, slot), table.words);
 }
 
-// Inserts n rows, sorted by bucket with `order`, whose keys are distinct and not in the table. Where a bucket is full:
-// evicting, the lowest score leaves, unless by_score keeps a clean newcomer out (clean_too: clean rows that leave are handed out too); else the position of the row goes to
-// pending[0] to pending[*pending_count - 1], in any order. fresh: how many cells were taken.
+// Inserts n rows, sorted by bucket with `order`, whose keys are distinct and not in the table. If a bucket is full and
+// `evicting` is set, the lowest score leaves, unless by_score keeps a clean newcomer out; clean_too: clean rows that
+// leave are handed out too. If a bucket is full without `evicting`, the position of the row goes to pending[0] to
+// pending[*pending_count - 1], in any order. fresh: how many cells were taken.
 KERNEL insert(
     TABLE_PARAMETERS, const i64* order, const i64* numbers, i64 n, u8* given, i64 pitch, i64 by_score, i64 evicting,
     i64 clean_too, u64* fresh, u64* pending_count, i64* pending, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {

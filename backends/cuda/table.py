@@ -1,8 +1,8 @@
 """The hot table on a GPU: buckets of 128 cells in device memory, with eviction by lowest score.
 
-Rows, keys and gradients come as arrays in the host's memory and leave as such; only the cells are the device's. The
-layout is described in cells.cu, and what a warp does in the files with kernels. Not thread-safe: the caller holds
-the variable's lock. Longer than 300 lines: each verb of the contract is here.
+Arguments and results are arrays in the host's memory; only the cells, and buffers for a call, are on the device.
+cells.cu describes the layout, the files with kernels what a warp does. Not thread-safe: the caller holds the variable's
+lock. Longer than 300 lines: each verb of the contract is here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _logger = logging.getLogger("kvemb")
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 NULL = 0
 WARP = 32
-# A step of growth: the table's buckets over STEP, and no less than a chunk.
+# A step of growth adds 1/STEP of the table's buckets, and at least a chunk.
 STEP = 32
-# Of a device's memory, what one store takes for cells if it is not told; the rest is for what calls bring, and others.
+# The share of a device's memory for one store's cells, unless device_memory is given. The rest is for the arrays of
+# calls, and for other programs.
 SHARE = 0.75
-# Rows, and buckets, whose copies are in the device's memory at a time where a call is for very many.
+# A call on very many rows or buckets copies this many at a time, to bound its memory on the device.
 PART_ROWS, PART_BUCKETS = 65_536, 8192
 _DIGESTS, _FLAGS = 0, 1
 _ALL_FLAGS = 0xFF
@@ -192,21 +193,21 @@ class CudaTable:
         reserve: Callable[[int], bool] | None = None,
         clean_too: bool = False,
     ) -> RowBlock:
-        """See contracts.HotTable. Grows when the bucket of a key is full. Rows that leave are in the order of the rows
-        that they leave for. Where the device's memory is spent before its budget is, rows are evicted instead.
+        """See contracts.HotTable. Grows when the bucket of a key is full. Evicted rows are in the order of the rows
+        that replace them. If the device has no memory left although the budget has, rows are evicted instead.
         """
         growing = reserve is not None and self.step_rows > 0
         pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
         while len(pending):
             rows = rows.select(pending)
-            # Not for keys that have the same few buckets: they would not find room in a table of any size.
+            # No growth if few cells are in use: keys that share a few buckets find no room in a table of any size.
             growing = reserve is not None and self.step_rows > 0 and 2 * self.size > self.capacity_rows
             growing = growing and reserve is not None and reserve(self.step_rows) and self._grown()
             pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
         return left
 
     def _grown(self) -> bool:
-        """Grow; where the device has no memory left for it, say so, once, and stay at this size."""
+        """Grow. If the device has no memory left, log one warning and keep this size from now on."""
         try:
             self.grow()
         except MemoryError as error:
@@ -220,7 +221,7 @@ class CudaTable:
         return True
 
     def _insert(self, rows: RowBlock, by_score: bool, clean_too: bool, *, evicting: bool) -> tuple[Positions, RowBlock]:
-        """Insert rows. Returns the positions of those that found no room, if nothing is evicted, and those evicted."""
+        """Insert rows. Returns the positions of rows without room (none if evicting), and the rows evicted."""
         rooms, n = self._rooms, len(rows)
         if not n:
             return NO_POSITIONS, RowBlock(self._schema, 0)
@@ -421,7 +422,7 @@ class CudaTable:
             before = level
 
     def _enlarge(self, buckets: int) -> None:
-        """Have so many buckets, the new ones empty. Raises MemoryError, and then nothing has changed."""
+        """Grow to this number of buckets; the new ones are empty. On MemoryError nothing has changed."""
         before = self._chunks.buckets
         self._chunks.resize(buckets)
         self._run("clear", (buckets - before) * CELLS, before)

@@ -1,7 +1,8 @@
-"""One table over many stores: the same calls, the same results, bit for bit, whatever the number of shards.
+"""Tables spread over shards: the calls and the results of one store, bit for bit, with any number of shards.
 
-A router gives each key its shard (router), a transport brings calls to the shards (ray_transport, local), and a shard
-is a kvemb.Store (shard). Users hold a Store and Variables of this package, which check arguments as kvemb's do.
+A router maps each key to a shard (router), a transport sends calls to the shards (ray_transport, local), and a shard is
+a kvemb.Store (shard). Users hold a Store and Variables of this package, which check arguments as kvemb's do. One
+process has a cluster open; its threads share it.
 
     import kvemb.cluster
 

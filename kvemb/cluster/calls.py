@@ -19,9 +19,9 @@ MOST_ATTEMPTS = 5
 
 
 class Calls:
-    """The way of one client to the shards.
+    """The calls of one client.
 
-    lost: the error of the shard that was lost; from then on every call raises ShardLost.
+    lost: the error of the first lost shard, None if there is none; once set, every call raises ShardLost.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -33,7 +33,7 @@ class Calls:
 
     @contextmanager
     def stamped(self) -> Iterator[Stamp]:
-        """Give a call its number; in the block it is sent, and its answers arrive."""
+        """Number a call. In the block the caller sends it and waits for all answers."""
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._open.add(number)
@@ -49,15 +49,15 @@ class Calls:
         return list(self.each(name, dict.fromkeys(range(self.transport.shards), arguments)).values())
 
     def all_once(self, name: str, *arguments: Any) -> list[Any]:
-        """The same for a call that a shard must not make twice; it gets a Stamp first."""
+        """The same for a call that a shard must not make twice; its first argument is a Stamp."""
         with self.stamped() as stamp:
             return self.all(name, stamp, *arguments)
 
     def each(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Make a call on some shards at once, by number; returns their results once all have answered.
 
-        One without an answer is sent again, as it is: the shard must know it, or it must do no harm twice. Raises what
-        the first shard raised, when all have ended; ShardLost.
+        A call without an answer is sent again unchanged, so it must carry a Stamp or only read. When all have ended,
+        raises what the first failing shard raised, or ShardLost.
         """
         if self.lost is not None:
             raise ShardLost(str(self.lost)) from self.lost

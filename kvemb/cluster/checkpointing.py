@@ -23,7 +23,7 @@ class Checkpoint:
     """A checkpoint of a cluster that is complete. number: in its series. id: 32 hexadecimal digits.
 
     created: when the cut was made, in seconds since 1970. variables: by name, with the rows of all shards.
-    nbytes: that were sent to the URL for it.
+    nbytes: bytes sent to the URL for it.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Checkpointing:
         self.series = series
         self.last: int | None = None
         self._lock_file, self._saving = lock, threading.Lock()
-        self._tried = 0  # the last number that was begun: shards have files of it, whatever became of it
+        self._tried = 0  # the last number begun; shards have files of it even if it failed
 
     def save(self, cluster: Cluster, keep: int | None) -> Checkpoint:
         """Write the next checkpoint; see Store.checkpoint."""

@@ -1,6 +1,6 @@
 """The inside of a cluster's Store: its shards, its tables, and the calls that go to all shards that have a key.
 
-Thread-safe: `lock` guards tables and collections; `epochs` keeps a call from being half on one side of a cut.
+Thread-safe: `lock` guards tables and collections; `epochs` puts each call on one side of every cut.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvemb.rows.hashing import Keys, Unique
 from kvemb.store_state import StoreState
 
 Result = TypeVar("Result")
-# Calls of lookup_async and the like that are under way at once; more wait.
+# Asynchronous calls (lookup_async, apply_gradients_async) under way at the same time; further ones wait.
 MOST_STARTED = 8
 
 
@@ -57,14 +57,14 @@ class Clock:
             return Moment(self.step, time.time(), 0, _epoch(policy))
 
     def train(self, policy: RestrictPolicy | None, counted: bool) -> Moment:
-        """Return the moment of an optimizer's step; counted: whether it is one that has a number."""
+        """Return the moment of an optimizer's step; counted: whether the optimizer numbers it."""
         with self._lock:
             self.optimizer_steps += counted
             return Moment(self.step, time.time(), self.optimizer_steps if counted else 0, _epoch(policy))
 
 
 def _epoch(policy: RestrictPolicy | None) -> int:
-    """Return the epoch of a policy that has epochs: its copies in the shards do not know it."""
+    """Return the epoch of a policy that has epochs, else 0; its copies on the shards do not know the epoch."""
     return int(getattr(policy, "epoch", 0))
 
 
@@ -149,7 +149,7 @@ class Cluster:
     # Rows of several variables, in one call of each shard.
 
     def lookup(self, wanted: list[Wanted], *, touch: bool) -> None:
-        """Fill in rows and existence. A key that is repeated travels once, with the number of its uses."""
+        """Fill in rows and existence. A repeated key is sent once, with the number of its uses."""
         with self.calling():
             parts = [(part, Unique(part.keys)) for part in wanted]
             splits = [self.router.split(distinct.keys) for _, distinct in parts]
@@ -250,7 +250,7 @@ class Cluster:
 
 
 def _fill(part: Wanted, distinct: Unique, split: Split, answers: dict[int, Any]) -> None:
-    """Write what the shards have answered for the distinct keys to where it is wanted."""
+    """Write the shards' answers for the distinct keys to the caller's arrays."""
     rows, there = part.out, part.exists
     if distinct.repeated:
         rows = np.empty((len(distinct.keys), rows.shape[1]), rows.dtype)

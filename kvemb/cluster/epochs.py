@@ -1,7 +1,7 @@
-"""The gate of calls: many at a time, or one that must have the whole table to itself.
+"""The gate of calls: many at a time, or one cut, which runs alone.
 
-The time between two such cuts is an epoch. A cut waits for the calls of its epoch, and holds back those of the next; so
-each call is on one side of it, on all of its shards. Thread-safe.
+The time between two cuts is an epoch. A cut waits for the calls of its epoch and holds back those of the next, so each
+call is entirely before or after it, on all shards. Thread-safe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvemb.interrupts import TURN_SECONDS, uninterrupted
 
 
 class Epochs:
-    """number: of the epoch, from 0."""
+    """A gate that calls and cuts pass. number: of the epoch, from 0."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -1,6 +1,6 @@
-"""Folders for the files of shards, which are deleted with them, or else by the next cluster that has its files there.
+"""Folders for the files of shards. A shard's end deletes its folder; new_folder() deletes those of killed processes.
 
-Each folder has a LOCK, held by the process that made it: one whose lock is free was left by a process that was killed.
+Each folder has a LOCK, held by the process that made it. If the lock is free, that process was killed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kvemb.durability import fresh_files, layout
 from kvemb.durability.lock_file import LockFile
 from kvemb.errors import Corruption, Locked
 
-# A folder that is younger may be about to be locked.
+# A younger folder may not have been locked yet.
 SETTLED_SECONDS = 60.0
 
 
 def new_folder(root: Path, prefix: str) -> tuple[Path, LockFile]:
-    """Make a folder in root, whose name begins with prefix, and lock it; deletes those that were left there.
+    """Make a folder in root, whose name begins with prefix, and lock it; deletes abandoned ones there.
 
     Raises ColdStoreError.
     """
@@ -33,7 +33,7 @@ def new_folder(root: Path, prefix: str) -> tuple[Path, LockFile]:
 
 
 def _delete_if_left(folder: Path) -> None:
-    """Delete a folder whose owner has ended; another user's, or one that is none, stays."""
+    """Delete a folder whose owner has ended; leave those of other users, and what is no such folder."""
     with suppress(OSError, Corruption, Locked):
         if time.time() - (folder / layout.LOCK).stat().st_mtime > SETTLED_SECONDS:
             with closing(layout.lock(folder)):

@@ -1,6 +1,7 @@
 """Which calls a shard has made, so that one that arrives again is not made again.
 
-Each client numbers its calls, and says with each how far it has every answer: so little is kept. Thread-safe.
+Each client numbers its calls. With each it sends the number below which it has all answers, and the shard forgets
+those. Thread-safe.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any, NamedTuple
 
 from kvemb.interrupts import result_of
 
-# Clients that are remembered, those that called last. A client repeats a call within seconds, or never.
+# The most recent clients are remembered. A client repeats a call within seconds, or never.
 MOST_CLIENTS = 4096
 
 
 class Stamp(NamedTuple):
-    """What says which call it is. client: random; number: of its calls, from 0. answered: it has the answers of all
-    numbers below.
+    """The identity of a call. client: random text. number: counts the client's calls, from 0. answered: the client has
+    the answers to all calls below this number.
     """
 
     client: str
@@ -51,7 +52,7 @@ class Ledger:
         self._lock = threading.Lock()
 
     def to_json(self) -> dict[str, list[int]]:
-        """Return the calls that were made: of each client, how far it has answers, and the numbers from there on."""
+        """Return the calls that were made: for each client its `answered`, then the numbers from there on."""
         with self._lock:
             return {name: [client.answered, *sorted(client.made)] for name, client in self._clients.items()}
 
@@ -73,9 +74,9 @@ class Ledger:
             return True
 
     def once(self, stamp: Stamp, work: Callable[[], Any]) -> Any:
-        """Return work(), or what it returned, or raise what it raised, when the call was made before.
+        """Make the call, work(), unless it was made before; return what it returned, or raise what it raised.
 
-        Waits for one that is being made. Of a call whose answer the client has, the result is None.
+        Waits for a call that is being made. Returns None for a call whose answer the client has.
         """
         with self._lock:
             client = self._client(stamp.client)

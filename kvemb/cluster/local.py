@@ -1,4 +1,4 @@
-"""Shards in this process: for tests, and for programs that are tried out on one machine."""
+"""Shards in this process, for tests and for trying a program out on one machine. Thread-safe."""
 
 from __future__ import annotations
 

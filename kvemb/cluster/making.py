@@ -20,8 +20,8 @@ from kvemb.meter import Meter
 class Plan:
     """What a cluster's shards are made of; the same for all of them. Plain values, which go to other machines.
 
-    url, options: of the series; url None: it has none. checkpoint: the number and the manifest of the one to begin
-    with. how: arguments of kvemb.open.
+    url, options: of the series; url None: there is none. checkpoint: the number and the manifest of the checkpoint to
+    begin with; None: an empty store. how: arguments of kvemb.open.
     """
 
     shards: int
@@ -31,7 +31,7 @@ class Plan:
     how: dict[str, Any]
 
     def make(self, number: int, folder: Path, meter: Meter) -> Shard:
-        """Make a shard, with its files in a folder that it deletes when it is closed. meter: counts rows brought."""
+        """Make a shard, with its files in a folder that it deletes when it is closed. meter: counts rows loaded."""
         calls, end = None, partial(shutil.rmtree, folder, ignore_errors=True)
         series = None if self.url is None else ClusterSeries(self.url, self.options)
         if series is None or self.checkpoint is None:

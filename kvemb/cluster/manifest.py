@@ -1,6 +1,7 @@
 """The manifest of a cluster's checkpoint: which checkpoint of each shard belongs to it (FORMAT.md, "A cluster").
 
-Published last, when every shard's checkpoint is complete: a checkpoint of a cluster exists once it does. Pure values.
+Published last, when every shard's checkpoint is complete; the cluster's checkpoint exists once its manifest does. Pure
+values.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ShardEntry:
 class ClusterManifest:
     """A checkpoint of a cluster. id: its identity. created: seconds since 1970. variables: of all shards together.
 
-    shards: in the order of their buckets, which they share among them.
+    shards: in the order of their buckets; each bucket is in exactly one.
     """
 
     id: str
@@ -49,7 +50,7 @@ class ClusterManifest:
     shards: tuple[ShardEntry, ...]
 
     def only(self, names: Collection[str] | None, where: str) -> ClusterManifest:
-        """Return it with these variables alone; None: all. Raises KeyError; where: its name there."""
+        """Return it with only these variables; None: all. where: its name in the KeyError for a missing one."""
         wanted = set(self.variables if names is None else names)
         if strange := sorted(wanted - set(self.variables)):
             known = ", ".join(sorted(self.variables))

@@ -1,4 +1,4 @@
-"""What clients and shards say to each other. Plain values: they may go to another process, on another machine."""
+"""Requests to shards, and their answers. Plain values: they may go to another process, on another machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Change(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """A shard's part of a checkpoint, at the URL. store: the identity of its store; id: of its checkpoint."""
+    """A shard's part of a checkpoint, at the URL. store: the identity of its store. id: of its checkpoint.
+
+    nbytes: bytes sent.
+    """
 
     store: str
     id: str

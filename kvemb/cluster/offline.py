@@ -1,4 +1,4 @@
-"""A cluster's checkpoints without the cluster: what there is, whether it is sound, and the same for other shards."""
+"""Reads, verifies and reshards the checkpoints of a cluster, without opening the cluster."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kvemb.meter import Meter, Progress
 from kvemb.offline.remote_checking import RemoteChecking
 from kvemb.offline.verification import Verification
 
-# Of the store that a shard is while it is made: its rows do not pass through a hot tier.
+# The memory budget of a shard's store while it is rewritten; rows do not pass through its hot tier.
 BUDGET = "32MiB"
 
 
 def is_series(path: str | os.PathLike[str]) -> bool:
-    """Whether path is a directory with checkpoints of a cluster. Raises TypeError or ValueError for what is no path."""
+    """Whether path is a directory with checkpoints of a cluster. Raises TypeError or ValueError if it is not a path."""
     return paths.is_cluster_series(paths.local(path))
 
 

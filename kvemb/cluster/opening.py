@@ -47,18 +47,18 @@ def open(
 ) -> Store:
     """Open a cluster of shards, in the state of the newest checkpoint at url.
 
-    url: where its checkpoints are: a directory, or a URL that fsspec supports. None: there are none, and its rows are
-    gone when it is closed. shards: how many, from 1 to 4,096; None: as many as the checkpoint has. If it has another
-    number, rows are read and loaded again; else its files are used. memory_budget: of each shard, bytes or text.
-    scratch: a directory for the shards' files, in folders of their own that are deleted with the cluster; it is made if
-    it is missing. None: the system's temporary directory. transport: "ray": each shard is an actor of the Ray cluster
-    that ray.init() has reached, or that RAY_ADDRESS names, scratch is on its node, and url must be reached from
-    there; "local": shards are in this process. options: fsspec's for the url.
-    progress(done, total): called with the rows that were brought. limits: of each shard's store (kvemb.limits).
+    url: where its checkpoints are: a directory, or a URL that fsspec supports. None: it has no checkpoints, and its
+    rows are lost when it is closed. shards: how many, from 1 to 4,096; None: as many as the checkpoint has. If the
+    checkpoint has as many, its files are used; otherwise its rows are read and loaded again. memory_budget: of each
+    shard, bytes or text. scratch: a directory for the shards' files, made if it is missing; each shard has a folder
+    there, deleted when the cluster is closed. None: the system's temporary directory. transport: "ray": each shard is
+    an actor of the Ray cluster to which ray.init() connected, or that RAY_ADDRESS names; scratch is on the shard's
+    node, and url must be reachable from there. "local": shards are in this process. options: fsspec's for the url.
+    progress(done, total): called with the number of rows loaded. limits: of each shard's store (kvemb.limits).
 
-    Raises TypeError or ValueError for arguments; Locked if another cluster has the directory, or the url in this Ray
-    cluster; BackendUnavailable without Ray; ColdStoreError if scratch cannot be written to; what CheckpointManager.pull
-    and kvemb.restore raise.
+    Raises TypeError or ValueError for arguments; Locked if a cluster has this directory open, or has this url open on
+    the same Ray cluster (nothing else keeps two from writing to a url); BackendUnavailable without Ray; ColdStoreError
+    if scratch cannot be written to; what CheckpointManager.pull and kvemb.restore raise.
     """
     parse_budget(memory_budget)
     if transport not in ("ray", "local"):
@@ -116,11 +116,12 @@ def restore(
 ) -> OneStore:
     """Make a new store of one machine at path from a checkpoint of a cluster, and open it.
 
-    url: of the cluster. number: of the checkpoint; None: the newest. variables: take only these. durability, limits: as
-    for kvemb.open. options: fsspec's for the url. progress(done, total): called with rows.
-    The rows of several shards are read in key order and loaded, in memory that does not grow with the table, through
-    files in a folder beside path. Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError,
-    Corruption, ColdStoreError; TypeError, ValueError.
+    url: of the cluster. number: of the checkpoint; None: the newest. variables: take only these. memory_budget,
+    durability, limits: as for kvemb.open. options: fsspec's for the url. progress(done, total): called with rows.
+    The rows of several shards are read in key order and loaded, in memory that does not grow with the table. The
+    shards' files are copied to a temporary folder beside path.
+    Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError, Corruption, ColdStoreError;
+    TypeError, ValueError.
     """
     parse_budget(memory_budget)
     series, place = ClusterSeries(url, options), paths.local(path).absolute()

@@ -1,7 +1,7 @@
-"""Shards on Ray: an actor each, on whichever node Ray places it. The one module that knows Ray, loaded when it is used.
+"""Shards on Ray: one actor each, on a node of Ray's choice. Only this module uses Ray, imported on first use.
 
-A shard's process is not restarted, and Ray repeats no call: what a lost shard had is gone, and the cluster goes back to
-its last checkpoint as a whole when it is opened again.
+Ray neither restarts a shard's process nor repeats a call. After a loss the cluster is opened again, and all shards
+return to the last checkpoint. Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvemb.errors import BackendUnavailable, KvembError, Locked
 from kvemb.meter import Meter
 
 NAMESPACE = "kvemb"
-# Calls that one shard works on at a time.
+# Calls that one shard runs at the same time.
 CONCURRENT_CALLS = 8
 # How long the end of a cluster waits for shards that delete their files.
 CLOSE_SECONDS = 60
@@ -55,8 +55,8 @@ class ShardActor:
     """A shard in a process of its own."""
 
     def open(self, plan: Plan, number: int, scratch: str | None, client: str) -> int:
-        """Make the shard; returns how many rows it begins with. scratch: where its files go on its node; None: the
-        system's directory. client: the version of kvemb there. Raises BackendUnavailable where this is another.
+        """Make the shard; returns how many rows it begins with. scratch: a directory on this node; None: the system's
+        temporary one. client: kvemb's version in the client. Raises BackendUnavailable if this node has another.
         """
         if client != kvemb.__version__:
             raise BackendUnavailable(
@@ -84,7 +84,7 @@ class ShardActor:
 
 
 def _writable(value: Any) -> Any:
-    """Return values that Ray brought with arrays that may be written to: Ray's are shared memory, read-only."""
+    """Return arguments with writable arrays: those from Ray are read-only, in shared memory."""
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else value.copy()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -95,14 +95,14 @@ def _writable(value: Any) -> Any:
 
 
 class _Owner:
-    """An actor whose name says that a url has a cluster; it ends with the process that made it."""
+    """An actor whose name marks a url as open; it ends with the process that made it."""
 
 
 class RayTransport:
     """See kvemb.cluster.transport. actors: the shards, by number.
 
-    scratch: see ShardActor.open. meter: counts the rows that shards begin with. Raises what a shard raises that cannot
-    be made; Locked if the url has a cluster.
+    scratch: see ShardActor.open. meter: counts the rows that shards begin with. Raises what making a
+    shard raises; Locked if the url is open as a cluster.
     """
 
     def __init__(self, plan: Plan, scratch: str | None, meter: Meter) -> None:

@@ -1,8 +1,8 @@
 """The store of one shard, made from a checkpoint of a cluster that may have had other shards.
 
-Where the checkpoint has a shard of exactly these buckets, its store is restored. Else the rows of these buckets are
-read from the shards that had them, in key order, and loaded as finished files, in memory that does not grow with the
-table. A single store is one shard with all buckets. Raises what kvemb.restore and kvemb.bulk.load raise.
+If the checkpoint has a shard with exactly these buckets, its store is restored. Otherwise the rows of these buckets
+are read from the shards that have them, in key order, and loaded as finished files, in memory that does not grow with
+the table. A single store is one shard with all buckets. Raises what kvemb.restore and kvemb.bulk.load raise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvemb.rows.schema import public_keys
 from kvemb.store import Store
 from kvemb.variable import Variable
 
-# Rows that are read of a shard at a time.
+# Rows read from a shard at a time.
 BATCH_ROWS = 16_384
 RECEIVED = "received"
 # See kvemb.cluster.ledger.
@@ -50,8 +50,8 @@ def restored(
     """Make and open the store at path with the rows of these buckets, first and last, as checkpoint `number` has them.
 
     Returns also the calls that made these rows. scratch: a folder for what is pulled. meter: counts rows. how:
-    arguments of kvemb.open. Of an exact shard the pulled checkpoint stays in scratch, so that the next push shares its
-    files.
+    arguments of kvemb.open. If a shard has exactly these buckets, the pulled checkpoint stays in scratch, so that the
+    next push shares its files.
     """
     sources = described.overlapping(*buckets)
     if len(sources) == 1 and (sources[0].first, sources[0].last) == buckets:

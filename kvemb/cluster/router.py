@@ -1,4 +1,4 @@
-"""Which shard has a key: a key belongs to a bucket for ever, a shard has a range of buckets. Pure functions and values.
+"""Which shard has a key: a key's bucket never changes, and a shard has a range of buckets. Pure functions and values.
 
 The bucket is part of the format (FORMAT.md, "A cluster"). It is taken from another hash than the hot table's, whose
 buckets would fill unevenly if all keys of a shard shared some bits of it.
@@ -31,7 +31,7 @@ def buckets_of(keys: Keys) -> npt.NDArray[np.uint16]:
 
 
 def first_buckets(shards: int) -> list[int]:
-    """Return where the buckets of each of `shards` shards begin, and then BUCKETS: ranges as equal as they can be."""
+    """Return the first bucket of each shard, then BUCKETS. The ranges' sizes differ by at most one."""
     return [shard * BUCKETS // shards for shard in range(shards + 1)]
 
 

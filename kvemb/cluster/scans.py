@@ -1,4 +1,4 @@
-"""Scans of a shard that clients read batch by batch. A call that arrives again gives what it gave. Thread-safe."""
+"""Scans of a shard that clients read batch by batch. A repeated call returns the same batch. Thread-safe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvemb.cluster.messages import Columns, columns_of
 from kvemb.errors import Closed
 from kvemb.rows.block import RowBlock
 
-# Scans that are under way at once; the one that was not read for longest ends.
+# Scans under way at the same time; beyond that, the least recently read one is ended.
 MOST_SCANS = 64
 
 

@@ -3,7 +3,7 @@
     URL/checkpoints/00000042.json     which checkpoint of each shard is in it, written last
     URL/shards/STORE/                 the series of one shard, named by the identity of its store (kvemb.offline.remote)
 
-A number belongs to all shards alike. One cluster writes to a URL. Not thread-safe.
+A checkpoint has the same number on all shards. Only one cluster may write to a URL. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ClusterSeries(Pushing):
         return manifest.parse(text, where)
 
     def next_number(self) -> int:
-        """Return a number that no checkpoint has, nor a part of one that was never complete."""
+        """Return a number used by no checkpoint, complete or not."""
         numbers = self.numbers()
         for store in self._stores():
             numbers += self.of_shard(store).numbers()

@@ -1,8 +1,8 @@
-"""A shard: a store, and what a cluster asks of it that no store offers by itself.
+"""A shard: a store with the calls that a cluster needs beyond kvemb.Store.
 
-Every method is a call that a client makes through a transport: arguments and results are plain values. Calls that
-change rows come with a Stamp, and are made once, however often they arrive; those that only read may be made again. A
-Moment says which step a call is, so that scores are those of one table. Thread-safe, as the store is.
+Every method is called through a transport: arguments and results are plain values. A call that changes rows has a
+Stamp, and is made once, however often it arrives; one that only reads may be repeated. A Moment has the step and the
+time of a call, so that scores are those of one table. Thread-safe, as the store is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kvemb.store import Store
 from kvemb.tiers.restricting import Restriction
 from kvemb.tiers.selection import Limit
 
-# Checkpoints that stay on this machine: the next one shares their files.
+# Checkpoints kept on the shard's node; the next one shares their files.
 KEPT = 2
 
 
@@ -231,7 +231,7 @@ class Shard:
         self._store.check(deep=deep)
 
     def close(self) -> None:
-        """Close the store without a durable point, and delete it. Idempotent."""
+        """Close the store without writing, and delete its files. Idempotent."""
         for name in list(self._ranked):
             self._forget_ranks(name)
         self._scans.end_all()

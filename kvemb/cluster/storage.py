@@ -1,4 +1,4 @@
-"""What a table of a cluster knows of its rows as a whole: how many there are, and all of them in key order."""
+"""The rows of a cluster's variable as a whole: their number, scans in key order, and statistics. Thread-safe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ClusterStorage:
 
     @property
     def optimizer_steps(self) -> int:
-        """Steps of an optimizer that has the variable count them, ever."""
+        """Steps of an optimizer that numbers them, ever."""
         return self._clock.optimizer_steps
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
@@ -69,7 +69,7 @@ class ClusterStorage:
         self._last_stats = self.stats_by_shard()
 
     def __getattr__(self, name: str) -> NoReturn:
-        # What works past the tiers, such as kvemb.bulk.load, is of one store.
+        # Functions that bypass the tiers, such as kvemb.bulk.load, need a single store.
         raise AttributeError(f"a variable of a cluster has no {name}: its rows are in the stores of its shards")
 
 

@@ -36,9 +36,10 @@ class Store(Place[Cluster]):
     """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open.
 
     Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level
-    functions use it; leaving the block closes it. A call that fails on one shard, because a user's constraint raised or
-    its disk is full, may have been made on others. ShardLost: a shard does not answer, and nothing goes on. What
-    outlives the process is the last checkpoint.
+    functions use it; leaving the block closes it. A call that fails on one shard, because a user's constraint raised
+    or the disk is full, may have been made on others. When a shard is lost, every call raises ShardLost. Only the last
+    checkpoint outlives the process. It differs from kvemb.Store in checkpoint(), and has no apply_delta, refresh, id
+    and point; it cannot be pickled.
     """
 
     def __init__(self, cluster: Cluster, checkpointing: Checkpointing | None = None) -> None:
@@ -54,7 +55,7 @@ class Store(Place[Cluster]):
 
     @property
     def last_checkpoint(self) -> int | None:
-        """The number of the checkpoint that it began with or wrote last: what it goes back to. None: there is none."""
+        """The number of the checkpoint that it would return to: opened with, or written last. None: there is none."""
         return None if self._checkpointing is None else self._checkpointing.last
 
     # Its variables.
@@ -64,7 +65,7 @@ class Store(Place[Cluster]):
         """Return the variable of this name: the open one, the stored one, or a new one: kvemb.Store.get_variable.
 
         hot_rows, init_size and the memory of an Admission are each shard's. Functions and a user-defined policy are
-        called on the shards; what a policy has in attributes of its own is as it is now.
+        called on the shards; later changes to a policy's own attributes do not reach them.
         """
         self.state.check_here()
         with self._inside.lock:
@@ -169,9 +170,9 @@ class Store(Place[Cluster]):
     def checkpoint(self, *, keep: int | None = None) -> Checkpoint:
         """Write the next checkpoint of the series at the cluster's url, and return it once it is complete.
 
-        It has every call on all shards or on none: calls wait for as long as the shards take their snapshots; then each
-        shard sends what changed since its last one, beside later calls, and the checkpoint exists when all have done
-        so. keep: how many of the newest are kept at the url; None: all. One is written at a time: a second call waits.
+        It has every call on all shards or on none: calls wait while the shards take their snapshots. Then each shard
+        sends what changed since its last checkpoint, beside later calls. The checkpoint exists once all have done so.
+        keep: how many of the newest are kept at the url; None: all. One is written at a time: a second call waits.
         Variables with checkpoint=False, and those in memory alone, are left out.
         Raises ValueError if the cluster was opened without a url; TypeError; TransferError, after which the next
         checkpoint tries again; ColdStoreError, Poisoned, ShardLost, Closed.
@@ -182,13 +183,13 @@ class Store(Place[Cluster]):
         return self._checkpointing.save(self._inside, kept)
 
     def flush(self) -> None:
-        """Write a checkpoint: what another process opens from now on. Raises as checkpoint()."""
+        """Write a checkpoint; the next process that opens the cluster begins with it. Raises as checkpoint()."""
         self.checkpoint()
 
     def close(self, *, flush: bool = True) -> None:
-        """Write a last checkpoint, close every shard, and delete its files here. Idempotent.
+        """Write a last checkpoint, close every shard, and delete the shards' files in scratch. Idempotent.
 
-        flush=False: write none; what came after the last one is lost. So it is without a url, or when a shard is lost.
+        No checkpoint is written with flush=False, without a url, or when a shard is lost; later changes are then lost.
         If the checkpoint fails, its error is raised, and the cluster stays open.
         """
         if self.state.gone:

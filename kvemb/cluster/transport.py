@@ -1,4 +1,4 @@
-"""What brings calls to shards. Names and values only: a shard may be in another process, on another machine."""
+"""The contract of what sends calls to shards. Names and values only: a shard may be on another machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Unanswered(Exception):
-    """A call brought no answer: it was made, or it was not. It may be repeated, if the shard knows repeated calls."""
+    """No answer came; the call may have been made or not. It may be sent again if the shard knows repeated calls."""
 
 
 class Transport(Protocol):
@@ -19,8 +19,8 @@ class Transport(Protocol):
         """Start a call of a method of kvemb.cluster.shard.Shard; returns a future of its result.
 
         Arguments and results are plain values: numbers, text, arrays, values of kvemb, and tuples, lists and dicts of
-        these. What the method raises, the future does; and Unanswered.
+        these. The future raises what the method raises, or Unanswered.
         """
 
     def close(self) -> None:
-        """Close the shards that can be reached, and end. No call is under way, and none follows."""
+        """Close the shards that can be reached. REQUIRES: no call is under way, and none follows."""

@@ -25,8 +25,8 @@ class Variable(OneStoresVariable):
     """An embedding table over the shards of a cluster; get one with Store.get_variable of kvemb.cluster.
 
     Its methods are those of kvemb.Variable, with the same results. A call is atomic per key. hot_rows, init_size and
-    the memory of an Admission are each shard's; an Admission counts on each shard by itself, so that keys which share a
-    counter in one store may not do so here.
+    the memory of an Admission are each shard's; an Admission counts on each shard separately, so
+    keys that share a counter in one store may not share one here.
     """
 
     def __init__(self, store: Place[Cluster], specification: Specification) -> None:
@@ -63,7 +63,7 @@ def _table(cluster: Cluster, specification: Specification, variable: Variable) -
     schema, name = specification.schema, specification.name
     stored = specification.stored
     clock = Clock() if stored is None else Clock(stored.step, stored.optimizer_steps)
-    # No row is ever in these: they ask the partitioner, which must not fail on a shard.
+    # No row is ever in these. They call the partitioner, so that its errors are raised here, not on a shard.
     empty = [registry.hot_table("cpu")(schema, 16, 16) for _ in specification.devices]
     budgets = [Budget(0) for _ in empty]
     hot_tables = HotTables(empty, specification.partitioner, schema.key_dtype, budgets, least_rows=None)

@@ -1,6 +1,7 @@
-"""The hot table in the host's memory below those of devices: what leaves a device sinks, and rises when it is used.
+"""The hot table in the host's memory below the tables on GPUs: it takes the rows that they evict, until they are used.
 
-A row is in one of them, and is used where it is. The variable's lock guards it.
+A row is in exactly one table, and is used where it is. It sinks (GPU to host) when its GPU's table evicts it, and rises
+(host to GPU) after a use. The variable's lock guards it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.tiers.hot_shares import HotShares
 
-# A device's table with a smaller share of its cells in use takes whatever rises.
+# A device's table with a smaller share of its cells in use takes every row that rises, whatever its score.
 _FULL = 0.9
 
 
 class Below:
-    """A table below others. memory: what pays for its cells, and for theirs."""
+    """The table below others. memory: reserves the cells of all of them."""
 
     def __init__(self, table: HotTable, memory: HotShares) -> None:
         self.table, self._memory = table, memory
@@ -33,7 +34,7 @@ class Below:
         return self.table.find(keys) >= 0
 
     def use(self, table: HotTable, keys: Keys) -> None:
-        """Rows of these keys were used in a table: they may rise if it is this one."""
+        """Record uses of keys in a table; if it is this one, their rows may rise."""
         if table is self.table:
             self._used.append(keys)
 
@@ -46,9 +47,10 @@ class Below:
         rule: ScoreRule | None,
         now: float,
     ) -> Beside:
-        """Return the rows of those keys that are here (n,), for a device to pool, after rows that are given.
+        """Append the rows of keys that are in this table to the given ones, for a device to pool.
 
-        out: an array as the rows are wanted. Uses are recorded as contracts.HotTable.lookup does.
+        here: which keys are (n,). out: an array of the rows' width and dtype. Uses are recorded as by
+        contracts.HotTable.lookup.
         """
         at, before = (np.full(len(keys), -1), out[:0]) if given is None else (given.at.copy(), given.values)
         positions = np.flatnonzero(here & (at < 0))
@@ -63,19 +65,19 @@ class Below:
         return bool(self._used)
 
     def sink(self, rows: RowBlock) -> Iterator[RowBlock]:
-        """Take in rows that left a device, by score; yield the dirty ones that had to leave for them."""
+        """Insert rows that left a device, by score; yield the dirty ones that were evicted for them."""
         try:
             leaving = self.table.insert(rows, by_score=True, reserve=self._memory.reserve(self.table))
         except BaseException:
-            yield rows.select(rows.flags & DIRTY != 0)  # they are in no table now
+            yield rows.select(rows.flags & DIRTY != 0)  # they are in no table now, so the caller spills them
             raise
         yield leaving
         self._memory.offered(self.table, rows.keys)
 
     def rise(self, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]) -> Iterator[RowBlock]:
-        """Let rows that were used rise to their devices, if they outscore what leaves there first.
+        """Move rows that were used to their devices, if they outscore the rows that would be evicted there.
 
-        device_of: the number of each key's device; None: all belong to the first. Yields what sink() does.
+        device_of: fn(keys), the number of each key's device; None: all belong to the first. Yields what sink() does.
         """
         keys, self._used = np.unique(np.concatenate(self._used)), []
         cells = self.table.find(keys)
@@ -91,7 +93,7 @@ class Below:
 
 
 def _least_score(device: HotTable) -> float:
-    """Return about what a row must outscore for another one to leave a device; -inf if that has much room."""
+    """Return an estimate of the lowest score in a full device, from a sample; -inf if the device has room."""
     if device.step_rows or device.size < _FULL * device.capacity_rows:
         return -np.inf
     return float(np.min(device.sample(0.5, device.cells_per_bucket)[1], initial=np.inf))

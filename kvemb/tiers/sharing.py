@@ -15,14 +15,14 @@ from collections.abc import Callable
 BAND = 2.0
 # Rows offered in a turn: 1/TURN_PART of the cells of all tables, and at least LEAST_TURN_ROWS.
 TURN_PART, LEAST_TURN_ROWS = 16, 1024
-# Calls in a turn: TURN_CALLS for each other table in use. Of tables that are called one after the other, those that are
-# not called in a turn would seem to be unused, and give their memory away.
+# A turn has at least TURN_CALLS calls for each other table in use. If tables are called one after the other and a turn
+# were shorter, tables without a call in it would look unused, and give their memory away.
 TURN_CALLS = 2
 # A poor table gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MOST_GIVEN_PARTS.
 GIVEN_PART, MOST_GIVEN_PARTS = 16, 4
 # A table gets up to 1/GOTTEN_PART of its memory in a turn, or 1/GOTTEN_OF_ALL of that of all tables if that is more.
 GOTTEN_PART, GOTTEN_OF_ALL = 2, 32
-# What a miss adds to the worth, as a part of a use. It decides between tables that record no uses.
+# A miss adds this part of a use to the worth. It decides between tables that record no uses.
 MISS_WORTH = 1 / 64
 
 
@@ -33,7 +33,7 @@ class Share:
     byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered since the last
     measurement; called: the number of the last call that offered some. due: its worth has to be measured. refused: it
     wanted to grow in this turn and could not. poor: see the module. tell: called when `owed` or `due` is set. urge:
-    called if nobody has acted a turn later, or if a reservation waits. Neither callback may block.
+    called if `due` is still set a turn later, or if a reservation waits. Neither callback may block.
     """
 
     def __init__(self, cell_bytes: int, held: int, least: int) -> None:

@@ -1,7 +1,7 @@
-"""The worth of a hot table's cells: how often its least valuable rows are used, in the time of one miss elsewhere.
+"""The worth of a hot table's cells: how often its least valuable rows are used, for each row offered to a full table.
 
-If the table is full, as many more cells would hold rows that are used about as often: so this is both what shrinking
-costs and what growing saves. It is measured on a sample of cells. A row counts as used if its score has changed,
+Further cells of a full table would hold rows that are used about as often. So the worth is both what shrinking costs
+and what growing saves. It is measured on a sample of cells. A row counts as used if its score has changed,
 whatever the policy, or if it was evicted and offered again. The variable's lock guards it.
 """
 
@@ -17,8 +17,8 @@ from kvemb.rows.hashing import KeyIndex, Keys
 
 # Cells in a sample; of these, the 1/WATCHED_PART with the lowest scores is watched. Empty cells score lowest.
 SAMPLE_CELLS, WATCHED_PART = 8192, 4
-# Uses of watched rows that a measurement waits for, as fewer say little; of few rows, the use of a quarter. It waits
-# for no more than MOST_LOOKS looks, and the first one for none.
+# A measurement waits until ENOUGH_USES watched rows were used, or a quarter of them if that is fewer, as fewer uses say
+# little. It waits for at most MOST_LOOKS looks; the first measurement does not wait.
 ENOUGH_USES, MOST_LOOKS = 16, 8
 # The golden ratio spreads successive samples over the table.
 _SPREAD = 0.6180339887498949
