@@ -78,8 +78,7 @@ class Store(Place[Engine]):
         key_dtype: int64, int32 or uint64.
         value_dtype: float32, float64, float16, bfloat16, int8, int32 or int64.
         dim: values in a row, from 1 to 1,048,576. Left out: as stored; a new variable gets 1, and a warning is logged.
-        devices: "cpu", "gpu:0" or a list of such names, with one hot table each; None: the CPU. BackendUnavailable is
-        raised for a GPU that is missing, or lacks its driver or CuPy.
+        devices: "cpu", "gpu:0" or a list of such names, with one hot table each; None: the CPU.
         partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
         shared_name: accepted and unused, as in the reference.
         initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer. A seed
@@ -113,8 +112,8 @@ class Store(Place[Engine]):
         unless they are left out. The numbers of the optimizer may differ, and are used from now on. trainable,
         checkpoint and bp_v2 may differ when it is opened; left out, they are as stored.
         Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; ValueError for a
-        user-defined restrict_policy of a variable that is open without it; Closed; BackendUnavailable; for a new
-        variable ReadOnly, Poisoned.
+        user-defined restrict_policy of a variable that is open without it; Closed; BackendUnavailable if a device or
+        what it needs is missing; for a new variable ReadOnly, Poisoned.
         """
         self.state.check_here()
         with self._inside.lock:
