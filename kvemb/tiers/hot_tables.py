@@ -1,7 +1,7 @@
 """The hot tables of one variable, one a device, seen as one: which table a key belongs to, growth, totals.
 
-The partitioner divides the hot tier only; the cold store is common. Below tables in devices' memories there may be one
-in the host's, for rows that leave them. A row there is as hot as any, and rises to its device after it was used. The
+The partitioner divides the hot tier only; the cold store is common. Below tables on GPUs there may be one in the
+host's memory, for rows that they evict. A row there is hot, too, and rises to its device after a use. The
 variable's lock guards it. Cells are a table's own (contracts.HotTable), so they go with the owners of their keys.
 """
 
@@ -41,7 +41,7 @@ class HotTables:
 
     public_dtype: the dtype in which the partitioner sees keys. budgets: what pays for each table's cells, which are
     reserved. least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not
-    grow. memory: what they have of the budgets, and may be asked for. over: the last of tables is below the others.
+    grow. memory: their shares of the budgets. over: the last of tables is the one below the others (kvemb.tiers.below).
     """
 
     def __init__(

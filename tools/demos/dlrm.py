@@ -1,7 +1,7 @@
 """The model of `kvemb demo --dlrm`: DLRM (Naumov et al., 2019) over tables of kvemb or of PyTorch, and its optimizers.
 
-Both kinds of tables take the same ids and give the same rows at first, and their optimizers take the same steps, so two
-models that were made with one seed differ by the rounding of float32. Needs PyTorch. Not thread-safe.
+Both kinds of tables have the same initial rows, and their optimizers take the same steps, so two models made with one
+seed differ only by the rounding of float32. Needs PyTorch. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import kvemb.torch as kt
 from kvemb.tools.demos.field_log import FIELDS, NUMBERS, Lines
 
 RATE, DENSE_RATE, INITIAL_SPREAD = 0.05, 0.02, 0.05
-# More than the squares of most gradients, so that a gradient near 0, whose sign is rounding, is no whole step; larger
-# rates or a smaller start let the rounding of both sides grow apart.
+# Larger than the squares of most gradients: otherwise a gradient near 0, whose sign depends on rounding, would cause a
+# full step. With larger rates or a smaller accumulator the two models diverge.
 INITIAL_ACCUMULATOR = 1e-6
 HIDDEN = 64
 NAMES = tuple(f"field{number:02}" for number in range(FIELDS))
@@ -55,9 +55,9 @@ def _start(seed: int, table: int) -> kvemb.RandomNormal:
 
 
 class DLRM(torch.nn.Module):
-    """Numbers through one network, ids through the tables, the dot products of all pairs through another network.
+    """DLRM: numbers go through one network, ids through the tables, dot products of all pairs through another network.
 
-    Its activations are smooth: rounding that decides on which side of a ReLU's kink an example falls would part models.
+    Its activations are smooth, as rounding near the kink of a ReLU would make the two models diverge.
     """
 
     def __init__(self, tables: torch.nn.Module, dim: int, seed: int) -> None:
@@ -84,7 +84,7 @@ class DLRM(torch.nn.Module):
 
     @property
     def networks(self) -> torch.nn.ModuleDict:
-        """The dense part: what a checkpoint of the store lacks."""
+        """The dense part, whose parameters are not in the store."""
         return torch.nn.ModuleDict({"bottom": self.bottom, "top": self.top})
 
 

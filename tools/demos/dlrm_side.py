@@ -1,8 +1,8 @@
-"""One side of `kvemb demo --dlrm`, in a process of its own, so that its memory can be told from the other's.
+"""One side of `kvemb demo --dlrm`, in a process of its own, so that its memory is measured separately.
 
-Run as a module with its Settings as JSON, it trains, prints a JSON line for every step, and a last one that says how it
-ended (kvemb.tools.demos.sides). It may be killed at any time: a side with a store saves the dense part with the tables,
-and goes on from the newest checkpoint. It ends when its stdin is closed, with the process that started it.
+Run as a module with its Settings as JSON, it trains, and prints a JSON line for every step and one with the results
+(kvemb.tools.demos.sides). It may be killed at any time: a side with a store saves the dense part with the tables, and
+resumes from the newest checkpoint. It exits when its stdin is closed, as when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TorchSide:
             yield lines
 
     def stepped(self, steps: int) -> None:
-        """So many steps have been taken."""
+        """Do what is due after this many steps: nothing."""
 
     def rows(self) -> Iterator[Any]:
         """Yield arrays of all rows and slots, in one order."""
@@ -92,12 +92,12 @@ class StoredSide(TorchSide):
                 optimizer.load_state_dict(state[name])
 
     def batches(self) -> Iterator[Lines]:
-        """The same; the next batch's rows are read while one trains."""
+        """Yield the same batches; the next batch's cold rows are read while one trains."""
         sources = {self._variables[name]: partial(_ids_of, at=at) for at, name in enumerate(dlrm.NAMES)}
         return kt.prefetching(super().batches(), sources)
 
     def stepped(self, steps: int) -> None:
-        """Save a checkpoint where one is due, in the background."""
+        """Save a checkpoint in the background if one is due."""
         if steps % self._settings.every == 0 and steps < self._settings.steps:
             self._series.save(self._store, block=False, files={STATE: self._write}, extra={"steps": steps})
 
@@ -161,7 +161,7 @@ def _digest(tensors: list[torch.Tensor], arrays: Iterable[Any]) -> str:
 
 
 def _end_with_parent() -> None:
-    """End this process when its stdin is closed. Signals reach the whole group, and are the parent's to decide."""
+    """End this process when its stdin is closed. Signals reach the whole group; the parent handles them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -178,7 +178,7 @@ def main(settings: Settings) -> None:
     def say(said: dict[str, Any]) -> None:
         print(json.dumps(said), flush=True)
 
-    torch.sparse.check_sparse_tensor_invariants.disable()  # said aloud: PyTorch warns where it is left open
+    torch.sparse.check_sparse_tensor_invariants.disable()  # explicit, as PyTorch warns otherwise
     try:
         run(settings, say)
     except Exception as error:
