@@ -2,7 +2,8 @@
 
 A step looks up a batch of ids, takes the gradient that pulls every row towards one target, and updates. PyTorch's bags
 hold one id each, so a lookup gives one row for each id on both sides. The peers are torch.optim.Adagrad, whose rows are
-compared at the end, and SparseAdam, beside kvemb's Adagrad too. All take their steps in turns.
+compared at the end, and, beside kvemb's Adagrad too, SparseAdam and FBGEMM's fused row-wise Adagrad, if FBGEMM
+(fbgemm-gpu-cpu) is installed. All take their steps in turns.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, take_timed_turns
+from kvemb.tools.bench.fbgemm import FbgemmTable
+from kvemb.tools.bench.measure import Work, compile_seconds, scratch, take_timed_turns
 from kvemb.tools.bench.pytorch import ADAGRAD, budget_of_hot, import_torch
 from kvemb.tools.bench.results import Report, compare, compare_cost
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH, target
 
-LEAST_RATIO, LEAST_OF_ADAM = 3.0, 5.0
+LEAST_RATIO, LEAST_OF_ADAM, LEAST_OF_FBGEMM = 3.0, 5.0, 5.0
 MOST_CPU = 0.3
 
 
@@ -54,20 +56,33 @@ def run(rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | N
             for positions in work[i]:
                 made[1].train(positions)
 
-        take_timed_turns((ours, theirs, with_adam), 1)  # warm up
+        sides: tuple[Work, ...] = (ours, theirs, with_adam)
+        try:
+            fused = FbgemmTable(torch, start, pull)
+        except (ImportError, OSError) as error:
+            report.facts["fbgemm"] = f"not measured: {error}"
+        else:
+
+            def with_fbgemm(i: int) -> None:
+                for positions in work[i]:
+                    fused.train(positions)
+
+            sides = (*sides, with_fbgemm)
+        take_timed_turns(sides, 1)  # warm up
         before = var.stats
-        mine, other, adam = take_timed_turns((ours, theirs, with_adam), runs)
+        taken = take_timed_turns(sides, runs)
         if var.stats.misses != before.misses:
             raise AssertionError("some rows were not hot, so the measurement is not valid")
         seen = np.unique(work[-1][-1])
         np.testing.assert_allclose(var.lookup(ids_of(seen), touch=False), peer.rows(seen), rtol=1e-4, atol=1e-5)
         report.facts["rows_compared"] = len(seen)
     name, count = "EmbeddingBag(sparse=True) + optim.Adagrad", steps * batch
-    rates = [[count / each.wall for each in side] for side in (mine, other, adam)]
-    cpu = [[each.cpu / count * 1e9 for each in side] for side in (mine, other)]
+    rates = [[count / each.wall for each in side] for side in taken]
+    cpu = [[each.cpu / count * 1e9 for each in side] for side in taken[:2]]
     report.lines = [
         compare("step", "rows/s", rates[0], name, rates[1], LEAST_RATIO),
         compare("step", "rows/s", rates[0], "EmbeddingBag(sparse=True) + SparseAdam", rates[2], LEAST_OF_ADAM),
+        *(compare("step", "rows/s", rates[0], "FBGEMM, row-wise Adagrad", each, LEAST_OF_FBGEMM) for each in rates[3:]),
         compare_cost("CPU of a step", "ns a row", cpu[0], name, cpu[1], MOST_CPU),
     ]
     return report

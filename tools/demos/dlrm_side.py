@@ -156,7 +156,7 @@ def _digest(tensors: list[torch.Tensor], arrays: Iterable[Any]) -> str:
     """Return the sha256 of numbers, as text."""
     found = hashlib.sha256()
     for array in chain((tensor.numpy() for tensor in tensors), arrays):
-        found.update(np.ascontiguousarray(array))
+        found.update(np.ascontiguousarray(array).data)
     return found.hexdigest()
 
 

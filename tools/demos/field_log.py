@@ -67,7 +67,7 @@ class FieldLog:
 
     def logits(self, numbers: Floats, ids: Ints) -> npt.NDArray[np.float64]:
         """Return the hidden model's log-odds of a click (n,), the best possible ranking of the lines."""
-        logits = BIAS + NUMBER_SPREAD * numbers.sum(axis=1, dtype=np.float64)
+        logits: npt.NDArray[np.float64] = BIAS + NUMBER_SPREAD * numbers.sum(axis=1, dtype=np.float64)
         for field in range(FIELDS):
             logits += FIELD_SPREAD * self._taste(ids, field, 0)
             if field % 2:
