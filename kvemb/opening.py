@@ -111,7 +111,7 @@ def restore(
     if paths.is_cluster_series(given):
         if warm:
             raise ValueError(f"warm must be False, as {given} is of a cluster: no row of it is hot in a single store")
-        how = {"variables": variables, "durability": durability, "limits": limits}
+        how = {"device_memory": device_memory, "variables": variables, "durability": durability, "limits": limits}
         return cast(Store, registry.of_cluster("restore")(given, place, memory_budget=memory_budget, **how))
     if (source := paths.newest_of(given)) != given:
         _logger.info("restoring %s, the newest checkpoint of %s", source, given)

@@ -30,7 +30,7 @@ from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import CheckpointNotFound
 from kvemb.limits import Limits
 from kvemb.meter import Meter, Progress
-from kvemb.options import parse_budget
+from kvemb.options import parse_budget, parse_device_memory
 from kvemb.store import Store as OneStore
 
 
@@ -108,6 +108,7 @@ def restore(
     *,
     number: int | None = None,
     memory_budget: int | str = "1GiB",
+    device_memory: int | str | None = None,
     variables: Collection[str] | None = None,
     durability: Literal["checkpoint", "write"] = "checkpoint",
     options: Mapping[str, Any] | None = None,
@@ -117,13 +118,15 @@ def restore(
     """Make a new store of one machine at path from a checkpoint of a cluster, and open it.
 
     url: of the cluster. number: of the checkpoint; None: the newest. variables: take only these. memory_budget,
-    durability, limits: as for kvemb.open. options: fsspec's for the url. progress(done, total): called with rows.
+    device_memory, durability, limits: as for kvemb.open. options: fsspec's for the url. progress(done, total): called
+    with rows.
     The rows of several shards are read in key order and loaded, in memory that does not grow with the table. The
     shards' files are copied to a temporary folder beside path.
     Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError, Corruption, ColdStoreError;
     TypeError, ValueError.
     """
     parse_budget(memory_budget)
+    parse_device_memory(device_memory)
     series, place = ClusterSeries(url, options), paths.local(path).absolute()
     number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -133,7 +136,8 @@ def restore(
     if found is None:
         raise CheckpointNotFound(f"there is no checkpoint of a cluster at {url}")
     described = found[1].only(variables, str(url))
-    how: dict[str, Any] = {"memory_budget": memory_budget, "durability": durability, "limits": limits}
+    how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory}
+    how |= {"durability": durability, "limits": limits}
     with layout.as_cold_store_error(f"write to {place.parent}"):
         fresh_files.make_directory(place.parent)
         folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))

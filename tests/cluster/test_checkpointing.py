@@ -18,6 +18,7 @@ from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.local import LocalTransport
 from kvemb.cluster.series import ClusterSeries
 from kvemb.cluster.shard import Shard
+from kvemb.contracts import Memory
 from kvemb.errors import (
     CheckpointNotFound,
     ColdStoreError,
@@ -27,6 +28,7 @@ from kvemb.errors import (
     TransferError,
     UnsupportedFormat,
 )
+from kvemb.handle import inside
 from kvemb.offline.transfer import Remote
 from kvemb.store import Store
 from kvemb.tools.stress.lockstep import LockstepChecker, check_same
@@ -202,7 +204,9 @@ def test_restore_makes_one_store_of_chosen_variables(open_cluster, tmp_path):
         with open_cluster(shards, url=series) as cluster:
             for name in ("users", "items"):
                 cluster.get_variable(name, dim=1).upsert(np.arange(9), np.ones((9, 1), np.float32))
-        store = kvemb.restore(series, tmp_path / f"store-{shards}", variables=["items"], durability="write")
+        how = {"device_memory": "1MiB", "durability": "write"}
+        store = kvemb.restore(series, tmp_path / f"store-{shards}", variables=["items"], **how)
+        assert inside(store).budgets.of(Memory("gpu:0", 1)).total == 1 << 20
         assert list(store.variables) == ["items"]
         assert store.variables["items"].size() == 9
         store.close()

@@ -16,7 +16,6 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.fbgemm import FbgemmTable
 from kvemb.tools.bench.measure import Work, compile_seconds, scratch, take_timed_turns
 from kvemb.tools.bench.pytorch import ADAGRAD, budget_of_hot, import_torch
 from kvemb.tools.bench.results import Report, compare, compare_cost
@@ -135,3 +134,33 @@ class TorchTable:
         """Return the rows at these positions, a copy."""
         found: Floats = self._table.weight.detach().numpy()[positions]
         return found
+
+
+class FbgemmTable:
+    """The same rows and steps in FBGEMM (SplitTableBatchedEmbeddingBagsCodegen), which trains in the backward.
+
+    start (rows, dim): the first rows, copied; pull (dim,): see train_step. Raises ImportError, and OSError if
+    FBGEMM was built for another PyTorch.
+    """
+
+    def __init__(self, torch: Any, start: Floats, pull: Floats) -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            EmbeddingLocation,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        self._torch, self._pull = torch, torch.from_numpy(pull)
+        self._table = SplitTableBatchedEmbeddingBagsCodegen(
+            [(*start.shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=LEARNING_RATE,
+            eps=EPSILON,
+        )
+        self._table.split_embedding_weights()[0].copy_(torch.from_numpy(start))
+
+    def train(self, positions: Ids) -> None:
+        """Take one step on the rows at these positions."""
+        values = self._table(self._torch.from_numpy(positions), self._torch.arange(len(positions) + 1))
+        values.backward(values.detach() - self._pull)
