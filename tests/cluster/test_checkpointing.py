@@ -204,9 +204,9 @@ def test_restore_makes_one_store_of_chosen_variables(open_cluster, tmp_path):
         with open_cluster(shards, url=series) as cluster:
             for name in ("users", "items"):
                 cluster.get_variable(name, dim=1).upsert(np.arange(9), np.ones((9, 1), np.float32))
-        how = {"device_memory": "1MiB", "durability": "write"}
+        how = {"device_memory": "8MiB", "durability": "write"}
         store = kvemb.restore(series, tmp_path / f"store-{shards}", variables=["items"], **how)
-        assert inside(store).budgets.of(Memory("gpu:0", 1)).total == 1 << 20
+        assert inside(store).budgets.of(Memory("gpu:0", 1)).total == 8 << 20
         assert list(store.variables) == ["items"]
         assert store.variables["items"].size() == 9
         store.close()
