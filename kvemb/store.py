@@ -78,7 +78,7 @@ class Store(Place[Engine]):
         key_dtype: int64, int32 or uint64.
         value_dtype: float32, float64, float16, bfloat16, int8, int32 or int64.
         dim: values in a row, from 1 to 1,048,576. Left out: as stored; a new variable gets 1, and a warning is logged.
-        devices: "cpu", "gpu:0" or a list of such names, with one hot table each; None: the CPU.
+        devices: names such as "cpu" or "gpu:0", one or a list, with one hot table each; None: the CPU.
         partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
         shared_name: accepted and unused, as in the reference.
         initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer. A seed
