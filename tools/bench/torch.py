@@ -66,7 +66,7 @@ def run(rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | N
                 for positions in work[i]:
                     fused.train(positions)
 
-            sides = (*sides, with_fbgemm)
+            sides, report.facts["fbgemm"] = (*sides, with_fbgemm), "measured"
         take_timed_turns(sides, 1)  # warm up
         before = var.stats
         taken = take_timed_turns(sides, runs)
