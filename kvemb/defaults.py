@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
 
 from kvemb.checks.brief import brief
-from kvemb.handle import Place
+from kvemb.handle import Inside, Place
+from kvemb.store_state import StoreState
 
 
 class Defaults:
@@ -23,6 +26,35 @@ class Defaults:
 
 
 DEFAULTS = Defaults()
+
+
+class DefaultPlace(Place[Inside]):
+    """A store that module-level functions use inside its `with` block, at whose end it is closed."""
+
+    state: StoreState
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it. Idempotent."""
+
+    def __enter__(self) -> Self:
+        self.state.check_open()
+        DEFAULTS.stores.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        DEFAULTS.stores.remove(self)
+        self.close()
+
+    @contextmanager
+    def as_default(self) -> Iterator[Self]:
+        """Let module-level functions use this store inside the block; it stays open afterwards."""
+        self.state.check_open()
+        DEFAULTS.stores.append(self)
+        try:
+            yield self
+        finally:
+            DEFAULTS.stores.remove(self)
 
 
 def chosen(store: Any) -> Place[Any]:

@@ -6,8 +6,7 @@ The work is done by kvemb.engine. Thread-safe.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from kvemb import many_tables
 from kvemb.catalog import VariableMap, got, lines_of, opened
-from kvemb.defaults import DEFAULTS
+from kvemb.defaults import DefaultPlace
 from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
@@ -27,7 +26,6 @@ from kvemb.engine.assembly import GraphKeys
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.errors import Corruption
-from kvemb.handle import Place
 from kvemb.limits import Limits
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta, refresh
@@ -42,7 +40,7 @@ __all__ = ["GraphKeys", "Store"]
 _Rows = dict[Variable | str, npt.NDArray[Any]]
 
 
-class Store(Place[Engine]):
+class Store(DefaultPlace[Engine]):
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
     A context manager: inside `with`, module-level functions use it; leaving the block flushes and closes it. path: its
@@ -271,27 +269,6 @@ class Store(Place[Engine]):
         for table in list(self._inside.tables.values()):
             total += table.stats()
         return total
-
-    # The default store.
-
-    def __enter__(self) -> Store:
-        self.state.check_open()
-        DEFAULTS.stores.append(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        DEFAULTS.stores.remove(self)
-        self.close()
-
-    @contextmanager
-    def as_default(self) -> Iterator[Store]:
-        """Let module-level functions use this store inside the block; it stays open afterwards."""
-        self.state.check_open()
-        DEFAULTS.stores.append(self)
-        try:
-            yield self
-        finally:
-            DEFAULTS.stores.remove(self)
 
     def __repr__(self) -> str:
         state = "following" if self.follows else "read-only" if self.state.read_only else "open"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 import numpy.typing as npt
@@ -17,14 +17,14 @@ from kvemb.cluster.checkpointing import Checkpoint, Checkpointing
 from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable
-from kvemb.defaults import DEFAULTS
+from kvemb.defaults import DefaultPlace
 from kvemb.engine.arguments import Arguments
 from kvemb.engine.assembly import GraphKeys, collections_of
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification, check_name, specify
 from kvemb.engine.table import Table
 from kvemb.errors import ShardLost
-from kvemb.handle import Place, inside
+from kvemb.handle import inside
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -32,7 +32,7 @@ from kvemb.variable import Variable as OneStoresVariable
 from kvemb.variable_scope import get_in_scope
 
 
-class Store(Place[Cluster]):
+class Store(DefaultPlace[Cluster]):
     """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open.
 
     Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level
@@ -213,25 +213,6 @@ class Store(Place[Cluster]):
         """Sums of the counts of all variables, in the order of shards."""
         each = [cast(Variable, table.variable).stats_by_shard for table in list(self._inside.tables.values())]
         return [sum(of_shard, Stats()) for of_shard in zip(*each, strict=True)] or [Stats()] * self.shards
-
-    def __enter__(self) -> Store:
-        self.state.check_open()
-        DEFAULTS.stores.append(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        DEFAULTS.stores.remove(self)
-        self.close()
-
-    @contextmanager
-    def as_default(self) -> Iterator[Store]:
-        """Let module-level functions use this cluster inside the block; it stays open afterwards."""
-        self.state.check_open()
-        DEFAULTS.stores.append(self)
-        try:
-            yield self
-        finally:
-            DEFAULTS.stores.remove(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a cluster cannot be pickled: its shards are in this process")
