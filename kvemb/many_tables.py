@@ -7,10 +7,12 @@ that pays: hot rows over the cores, cold reads, which wait for the disk, over mo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.array_utils import byte_bounds
 
 from kvemb.catalog import VariableMap, opened
 from kvemb.checks.brief import brief
@@ -123,9 +125,9 @@ def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.ND
             raise TypeError(f"{what} must be a dict from variable, or its name, got {brief(given)}")
     if unknown := [given for given in out if given not in wanted]:
         raise ValueError(f"out has {brief(unknown[0])}, and keys do not: give both in the same way")
-    arrays = [id(array) for array in out.values()]
-    if len(set(arrays)) < len(arrays):
-        raise ValueError("out has one array for two variables")
+    spans = sorted(byte_bounds(array) for array in out.values() if isinstance(array, np.ndarray) and array.size)
+    if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+        raise ValueError("out has one array for two variables, or two that share memory; give each its own")
     return {given: (keys, out.get(given)) for given, keys in wanted.items()}
 
 

@@ -228,12 +228,13 @@ def test_arrays_that_are_given_are_filled_and_returned(store, tables):
 
 
 def test_arrays_that_do_not_fit_are_refused_before_anything_is_read(store, tables):
-    good = np.empty((1, 2), np.float32)
+    good, wide = np.empty((1, 2), np.float32), np.empty(4, np.float32)
     before = sizes(tables)
     for out, error, message in [
         ([good], TypeError, "out must be a dict"),
         ({"b": good}, ValueError, "out has 'b', and keys do not"),
         ({tables[0]: good, "b": good}, ValueError, "one array for two variables"),
+        ({tables[0]: wide[:2].reshape(1, 2), "b": wide[1:].reshape(1, 3)}, ValueError, "share memory; give each"),
         ({"b": good}, ValueError, r"variable 'b': out must have shape keys.shape \+ \(dim,\) = \(1, 3\), got \(1, 2\)"),
     ]:
         wanted = {tables[0]: [1], "b": [1]} if "keys do not" not in message else {tables[0]: [1]}
