@@ -11,8 +11,9 @@ process has a cluster open; its threads share it.
 """
 
 from kvemb.cluster.checkpointing import Checkpoint
-from kvemb.cluster.offline import is_series, latest, reshard, verify
+from kvemb.cluster.offline import is_series, latest, verify
 from kvemb.cluster.opening import open, restore
+from kvemb.cluster.resharding import reshard
 from kvemb.cluster.store import Store
 from kvemb.cluster.variable import Variable
 

@@ -22,11 +22,10 @@ from kvemb.durability.layout import series_name
 from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.meter import Meter
-from kvemb.offline.loading import Rows
+from kvemb.offline.loading import Loading
 from kvemb.offline.merging import merged
 from kvemb.options import MIN_BUDGET_BYTES
 from kvemb.rows.block import RowBlock
-from kvemb.rows.schema import public_keys
 from kvemb.store import Store
 from kvemb.variable import Variable
 
@@ -55,10 +54,10 @@ def restored(
     """
     sources = described.overlapping(*buckets)
     if len(sources) == 1 and (sources[0].first, sources[0].last) == buckets:
-        pulled = _pulled(series, number, sources[0], scratch)
-        store = opening.restore(pulled, path, variables=sorted(described.variables), **how)
-        meter(sum(pulled.variables[name].rows for name in described.variables))
-        return store, _made([pulled])
+        checkpoint = pulled(series, number, sources[0], scratch)
+        store = opening.restore(checkpoint, path, variables=sorted(described.variables), **how)
+        meter(sum(checkpoint.variables[name].rows for name in described.variables))
+        return store, made_on([checkpoint])
     store, checkpoints = opening.open(path, **how), []
     try:
         with ExitStack() as stack:
@@ -66,10 +65,9 @@ def restored(
             for source in sources:
                 folder = scratch / RECEIVED / source.store
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
-                pulled = _pulled(series, number, source, folder)
-                checkpoints.append(pulled)
+                checkpoints.append(pulled(series, number, source, folder))
                 how_read: Any = {"memory_budget": MIN_BUDGET_BYTES, "read_only": True}
-                reading = opening.open(pulled, **how_read)
+                reading = opening.open(checkpoints[-1], **how_read)
                 stack.callback(reading.close)
                 opened.append(reading)
             for name in sorted(described.variables):
@@ -81,10 +79,10 @@ def restored(
         store.close(flush=False)
         raise
     # Opened again: a variable with a user-defined policy must not be open without it.
-    return opening.open(path, **how), _made(checkpoints)
+    return opening.open(path, **how), made_on(checkpoints)
 
 
-def _made(checkpoints: list[Checkpoint]) -> Made:
+def made_on(checkpoints: list[Checkpoint]) -> Made:
     """Return the calls that were made on any of these shards: on one means on all, as a checkpoint has whole calls."""
     made: Made = {}
     for checkpoint in checkpoints:
@@ -94,17 +92,17 @@ def _made(checkpoints: list[Checkpoint]) -> Made:
     return made
 
 
-def _pulled(series: ClusterSeries, number: int, shard: ShardEntry, folder: Path) -> Checkpoint:
+def pulled(series: ClusterSeries, number: int, shard: ShardEntry, folder: Path) -> Checkpoint:
     """Copy a shard's checkpoint to folder/NUMBER; returns it. Raises Corruption if it is not the one that belongs."""
     target = folder / series_name(number)
     series.of_shard(shard.store).pull(number, target, [], folder / "pulled")
-    pulled = Checkpoint(target)
-    if pulled.id != shard.id:
+    checkpoint = Checkpoint(target)
+    if checkpoint.id != shard.id:
         raise Corruption(
             f"checkpoint {series_name(number)} of the shard {shard.store} at {series.url} is another one than its "
             "cluster's; use another checkpoint"
         )
-    return pulled
+    return checkpoint
 
 
 def _gather(store: Store, sources: list[Variable], buckets: tuple[int, int], meter: Meter) -> None:
@@ -117,11 +115,9 @@ def _gather(store: Store, sources: list[Variable], buckets: tuple[int, int], met
             bucket = buckets_of(block.keys)
             yield block.select((bucket >= buckets[0]) & (bucket <= buckets[1]))
 
-    def batches() -> Iterator[Rows]:
+    with Loading(variable) as loading:
         for block in merged([chosen(source) for source in sources], schema, BATCH_ROWS):
-            if len(block):
-                meter(len(block))
-                keys = public_keys(block.keys, schema.key_dtype)
-                yield Rows(keys, block.embeddings(), block.slots_by_name(), block.scores, block.steps)
-
-    bulk.load(variable, batches())
+            loading.add(block)
+            meter(len(block))
+        loading.finish()
+    store.flush()

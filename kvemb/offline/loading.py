@@ -65,58 +65,80 @@ def load(
 
     Raises TypeError, ValueError for an invalid batch; Poisoned, Closed, ReadOnly, ColdStoreError.
     """
-    if on_conflict not in ("replace", "keep", "error"):
-        raise ValueError(f"on_conflict must be 'replace', 'keep' or 'error', got {on_conflict!r}")
-    store = variable.resource_handle[0]
-    store.state.check_writable()
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=inside(store).points.live))
-        files = stack.enter_context(closing(TableFiles(variable, Path(folder))))
-        sorter = Sorter(inside(variable).schema, Path(folder), store.limits)
-        # Rows in key order for an empty variable go straight to files: there is nothing to compare them with.
-        ascending = variable.size() == 0
+    with Loading(variable, on_conflict) as loading:
         for batch in batches:
-            block = _block_of(batch, variable)
-            if ascending and not files.follows(block):
-                ascending = False
-                for earlier in files.drain():
-                    sorter.add(earlier)
-            if ascending:
-                files.append(block)
-            else:
-                sorter.add(block)
-        done = _compare_and_ingest(variable, files, sorter, on_conflict)
-    store.flush()
+            loading.add(_block_of(batch, variable))
+        done = loading.finish()
+    variable.resource_handle[0].flush()
     return done
 
 
-def _compare_and_ingest(variable: Variable, files: TableFiles, sorter: Sorter, on_conflict: str) -> Loaded:
-    """Put all rows into the cold store at once, or none."""
-    storage, schema = inside(variable).storage, inside(variable).schema
-    added = replaced = kept = 0
-    with storage.bypassing() as cold:
-        empty = storage.size == 0
-        if files.rows and not empty:
-            raise ValueError(f"{variable.name!r} was empty, and was written to during the load; load again")
-        if files.rows and storage.sealed_epochs() != files.sealed_epochs:
-            files.record_again()  # a checkpoint without these rows took the keys recorded so far
-        added = files.rows
-        for block in sorter.blocks():
-            exists = np.zeros(len(block), np.bool_) if empty else cold.read(block.keys)[1]
-            existing = int(exists.sum())
-            if existing and on_conflict == "error":
-                key = public_keys(block.keys[exists], schema.key_dtype)[0]
-                raise ValueError(f"key {key} is in {variable.name!r} already; ask for on_conflict 'replace' or 'keep'")
-            added += len(block) - existing
-            if on_conflict == "keep":
-                kept += existing
-                block = block.select(~exists)
-            else:
-                replaced += existing
-            files.append(block)
-        files.finish()
-        storage.take_in(files.ingest, added, files.step)
-    return Loaded(added, replaced, kept)
+class Loading:
+    """Blocks of rows on their way into a variable, of its schema. A context manager; not thread-safe.
+
+    add() each, then finish(); a block that ends before leaves the variable as it was. Raises what load() raises.
+    """
+
+    def __init__(self, variable: Variable, on_conflict: Literal["replace", "keep", "error"] = "replace") -> None:
+        if on_conflict not in ("replace", "keep", "error"):
+            raise ValueError(f"on_conflict must be 'replace', 'keep' or 'error', got {on_conflict!r}")
+        store = variable.resource_handle[0]
+        store.state.check_writable()
+        self._variable, self._on_conflict = variable, on_conflict
+        with ExitStack() as stack:
+            live = inside(store).points.live
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=live)))
+            self._files = stack.enter_context(closing(TableFiles(variable, folder)))
+            self._sorter = Sorter(inside(variable).schema, folder, store.limits)
+            # Rows in key order for an empty variable go straight to files: there is nothing to compare them with.
+            self._ascending = variable.size() == 0
+            self._undo = stack.pop_all()
+
+    def __enter__(self) -> Loading:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._undo.close()
+
+    def add(self, block: RowBlock) -> None:
+        """Take rows; the last of equal keys wins."""
+        if self._ascending and not self._files.follows(block):
+            self._ascending = False
+            for earlier in self._files.drain():
+                self._sorter.add(earlier)
+        if self._ascending:
+            self._files.append(block)
+        else:
+            self._sorter.add(block)
+
+    def finish(self) -> Loaded:
+        """Put all rows into the variable's cold store at once, or none. They are durable once the store is flushed."""
+        storage, schema, files = inside(self._variable).storage, inside(self._variable).schema, self._files
+        name, on_conflict = self._variable.name, self._on_conflict
+        added = replaced = kept = 0
+        with storage.bypassing() as cold:
+            empty = storage.size == 0
+            if files.rows and not empty:
+                raise ValueError(f"{name!r} was empty, and was written to during the load; load again")
+            if files.rows and storage.sealed_epochs() != files.sealed_epochs:
+                files.record_again()  # a checkpoint without these rows took the keys recorded so far
+            added = files.rows
+            for block in self._sorter.blocks():
+                exists = np.zeros(len(block), np.bool_) if empty else cold.read(block.keys)[1]
+                existing = int(exists.sum())
+                if existing and on_conflict == "error":
+                    key = public_keys(block.keys[exists], schema.key_dtype)[0]
+                    raise ValueError(f"key {key} is in {name!r} already; ask for on_conflict 'replace' or 'keep'")
+                added += len(block) - existing
+                if on_conflict == "keep":
+                    kept += existing
+                    block = block.select(~exists)
+                else:
+                    replaced += existing
+                files.append(block)
+            files.finish()
+            storage.take_in(files.ingest, added, files.step)
+        return Loaded(added, replaced, kept)
 
 
 def _block_of(batch: Rows, variable: Variable) -> RowBlock:

@@ -1,6 +1,7 @@
 """External merge sort of rows: runs on disk, each in key order, merged as they are read.
 
-Takes the memory of one run, and what NumPy needs to sort it, for any number of rows. Not thread-safe.
+Takes the memory of one run, and what NumPy needs to sort it, for any number of rows. A run grows on disk as long as
+keys ascend, so rows that come in order are one. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.schema import Schema
 
+# Rows of a run that are read at a time, at least: beyond 64 MiB / 64 rows memory grows with the number of runs.
+LEAST_WINDOW = 64
+
 
 class Sorter:
     """Takes rows in any order and returns them in key order, the last of equal keys only. folder: of the runs.
@@ -31,9 +35,12 @@ class Sorter:
         self._layout = np.dtype(columns)
         self._waiting: list[npt.NDArray[Any]] = []
         self._runs: list[Path] = []
+        self._last = -1  # key of the last run
 
     def add(self, block: RowBlock) -> None:
         """Add rows."""
+        if len(block) == 0:
+            return
         rows = np.empty(len(block), self._layout)
         rows["key"], rows["words"] = order_keys(block.keys, self._schema), block.words
         rows["score"], rows["step"] = block.scores, block.steps
@@ -42,10 +49,12 @@ class Sorter:
             self._write_run()
 
     def _write_run(self) -> None:
-        path = self.folder / f"{len(self._runs)}.run"
-        with layout.as_cold_store_error(f"write {path}"):
-            _last_of_each(self._waiting).tofile(path)
-        self._runs.append(path)
+        rows = _last_of_each(self._waiting)
+        if not self._runs or int(rows["key"][0]) <= self._last:
+            self._runs.append(self.folder / f"{len(self._runs)}.run")
+        with layout.as_cold_store_error(f"write {self._runs[-1]}"), open(self._runs[-1], "ab") as file:
+            rows.tofile(file)
+        self._last = int(rows["key"][-1])
         self._waiting = []
 
     def blocks(self) -> Iterator[RowBlock]:
@@ -61,7 +70,7 @@ class Sorter:
         size = self._layout.itemsize
         left = [path.stat().st_size // size for path in self._runs]
         read = [0] * len(left)
-        window = max(1024, self._limits.sort_bytes // size // len(left))
+        window = max(LEAST_WINDOW, self._limits.sort_bytes // size // len(left))
         heads = [np.empty(0, self._layout)] * len(left)
         while True:
             for run, path in enumerate(self._runs):

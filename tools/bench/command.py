@@ -128,7 +128,12 @@ def small(
 
 @app.command()
 def cluster(
-    rows: Rows = 200_000,
+    reshard: Annotated[
+        bool, typer.Option("--reshard", help="Instead, write a checkpoint of 4 shards again for 7, 3 and 1.")
+    ] = False,
+    rows: Annotated[
+        int | None, typer.Option(min=1, max=MOST_ROWS, help="Rows in the table; 200,000, with --reshard 10 million.")
+    ] = None,
     dim: Dim = 64,
     batch: Batch = 16_384,
     steps: Steps = 20,
@@ -139,10 +144,14 @@ def cluster(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train over shards, beside one store and beside empty actor calls; fill 8 shards; write one more shard."""
-    from kvemb.tools.bench.cluster.shards import run
+    """Train over shards, beside one store and beside empty actor calls; fill 8 shards."""
+    from kvemb.tools.bench.cluster import chain
+    from kvemb.tools.bench.cluster import shards as over_shards
 
-    run(rows, dim, batch, steps, runs, zipf, shards, transport, folder).show(json)
+    if reshard:
+        chain.run(rows or 10_000_000, dim, runs, folder).show(json)
+    else:
+        over_shards.run(rows or 200_000, dim, batch, steps, runs, zipf, shards, transport, folder).show(json)
 
 
 @app.command()

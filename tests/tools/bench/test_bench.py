@@ -54,7 +54,7 @@ LINES = {
     "pool": 2,
     "gpu": 4,
     "small": 10,
-    "cluster": 3,
+    "cluster": 2,
     "torch": 3,
     "features": 3,
     "prefetch": 1,

@@ -1,5 +1,5 @@
 """`kvemb bench cluster`: a step over shards beside one store's, and beside empty calls of actors with the same bytes;
-how evenly shards are filled; how fast a checkpoint is written again for other shards.
+and how evenly shards are filled.
 
 A step is a lookup and a training step of distinct and repeated keys, drawn by Zipf's law, all hot.
 """
@@ -16,13 +16,12 @@ import numpy as np
 
 import kvemb
 import kvemb.cluster
-from kvemb import bulk
 from kvemb.tools.bench.data import Ids, Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Report, compare, compare_cost
+from kvemb.tools.bench.results import Report, compare_cost
 
 LOAD_BATCH, BALANCED, BUDGET = 65_536, 8, "1GiB"
-MOST_RATIO_TO_FLOOR, MOST_IMBALANCE, LEAST_RESHARD_RATIO = 1.5, 1.1, 0.5
+MOST_RATIO_TO_FLOOR, MOST_IMBALANCE = 1.5, 1.1
 
 
 def run(
@@ -72,7 +71,6 @@ def run(
         heaviest, mean = [float(max(filled))], [sum(filled) / len(filled)]
         what = f"distinct keys on the heaviest of {BALANCED} shards"
         report.lines.append(compare_cost(what, "rows", heaviest, "the mean", mean, MOST_IMBALANCE))
-        report.lines.append(_resharding(tables[0], place, rows, shards, runs))
     return report
 
 
@@ -124,8 +122,9 @@ class _Floor:
     def __init__(self, shards: int, batches: list[Ids], dim: int) -> None:
         import ray
 
-        self._ray = ray
-        self._actors = [ray.remote(_Empty).options(num_cpus=0).remote(dim) for _ in range(shards)]
+        self._ray: Any = ray
+        made: Any = self._ray.remote(_Empty).options(num_cpus=0)
+        self._actors = [made.remote(dim) for _ in range(shards)]
         self._parts = [np.array_split(np.unique(ids), shards) for ids in batches]
         self._grads = [[np.zeros((len(part), dim), np.float32) for part in parts] for parts in self._parts]
 
@@ -148,19 +147,3 @@ def _filled(keys: Ids, place: Path) -> list[int]:
     with kvemb.cluster.open(shards=BALANCED, **how) as cluster:
         cluster.get_variable("table", dim=1).upsert(keys, np.zeros((len(keys), 1), np.float32))
         return [stats.rows for stats in cluster.stats_by_shard]
-
-
-def _resharding(table: kvemb.Variable, place: Path, rows: int, shards: int, runs: int) -> Any:
-    """Compare a checkpoint that is written again for one shard more with all rows scanned and loaded into a store."""
-    ours, peer = [], []
-    for number in range(runs):
-        begun = time.perf_counter()
-        kvemb.cluster.reshard(place / "series", place / f"out-{number}", shards=shards + 1, scratch=place / "scratch")
-        ours.append(rows / (time.perf_counter() - begun))
-        begun = time.perf_counter()
-        with kvemb.open(place / f"copy-{number}", memory_budget="64MiB") as copy:
-            made = bulk.make(copy, "table", bulk.described(table))
-            bulk.load(made, bulk.scan(table))
-        peer.append(rows / (time.perf_counter() - begun))
-    name = f"rows from {shards} shards to {shards + 1}"
-    return compare(name, "rows/s", ours, "scanned and loaded, one store", peer, LEAST_RESHARD_RATIO)

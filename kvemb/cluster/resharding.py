@@ -1,0 +1,206 @@
+"""Writes a checkpoint of a cluster again for another number of shards, without opening the cluster.
+
+Each old shard is read once. Its rows go to sorted runs on disk, one for each new shard. When a new shard has all its
+rows, its store is loaded from the runs, and pushed. In the background the next old shard is pulled, and new shards are
+loaded. Memory does not grow with the table.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvemb import bulk, opening
+from kvemb.checks.numeric import as_int
+from kvemb.cluster.manifest import ClusterManifest, ShardEntry, ranges
+from kvemb.cluster.offline import found
+from kvemb.cluster.restoring import BATCH_ROWS, Made, made_on, pulled, restored
+from kvemb.cluster.router import BUCKETS, Router
+from kvemb.cluster.series import ClusterSeries
+from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.layout import series_name
+from kvemb.handle import inside
+from kvemb.interrupts import result_of
+from kvemb.limits import Limits
+from kvemb.meter import Meter, Progress
+from kvemb.offline.loading import Loading
+from kvemb.offline.sorter import Sorter
+from kvemb.options import MIN_BUDGET_BYTES
+from kvemb.store import Store
+
+# The memory budget of a shard's store while it is rewritten; rows do not pass through its hot tier.
+BUDGET = "32MiB"
+# Rows in memory on their way to the runs of all new shards, and rows of all runs of a shard that are merged.
+SORT_BYTES = 16 << 20
+
+
+def reshard(
+    url: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    shards: int,
+    number: int | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Write a checkpoint of a cluster again for another number of shards, as the next one at out; returns its number.
+
+    url, out: of the two series, which may be one. number: of the checkpoint; None: the newest. scratch: a directory
+    with room for two old shards, and twice the new shards that share rows with one of them; None: the system's
+    temporary directory. progress(done, total): called with rows. Memory does not grow with the table. Raises Locked if
+    a cluster has the directory out open; TypeError, ValueError; what kvemb.cluster.restore and CheckpointManager.push
+    raise.
+    """
+    count = as_int(shards, "shards", 1, BUCKETS)
+    source, target = ClusterSeries(url, options), ClusterSeries(out, options)
+    at, described = found(source, number)
+    root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
+    with layout.as_cold_store_error(f"write to {root}"):
+        fresh_files.make_directory(root)
+        folder = Path(tempfile.mkdtemp(prefix="kvemb-reshard-", dir=root))
+    lock = target.lock()
+    try:
+        meter = Meter(sum(entry.rows for entry in described.variables.values()), progress)
+        work = _Resharding(source, at, described, target, target.next_number(), folder, meter)
+        made = work.copied() if count == len(described.shards) else work.divided(count)
+        target.publish(work.number, replace(described, id=uuid.uuid4().hex, created=time.time(), shards=tuple(made)))
+        return work.number
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            lock.close()
+
+
+class _NewShard:
+    """The rows of a new shard, in sorted runs, one Sorter a variable. buckets: its first and its last.
+
+    made: the old checkpoints that have them.
+    """
+
+    def __init__(self, folder: Path, buckets: tuple[int, int], sort_bytes: int) -> None:
+        self.folder, self.buckets = folder, buckets
+        self.made: list[Checkpoint] = []
+        self._limits = Limits(sort_bytes=sort_bytes)
+        self._sorters: dict[str, Sorter] = {}
+
+    def sorter(self, name: str, source: Store) -> Sorter:
+        """Return what takes the rows of a variable."""
+        if name not in self._sorters:
+            folder = self.folder / str(len(self._sorters))
+            with layout.as_cold_store_error(f"write to {folder}"):
+                fresh_files.make_directory(folder)
+            self._sorters[name] = Sorter(inside(source.variables[name]).schema, folder, self._limits)
+        return self._sorters[name]
+
+    def load(self, store: Store, like: Mapping[str, Mapping[str, Any]], meter: Meter) -> None:
+        """Load all rows into an empty store. like: bulk.described() of each variable."""
+        for name, described in like.items():
+            variable = bulk.make(store, name, described)
+            if name not in self._sorters:
+                continue
+            with Loading(variable) as loading:
+                for block in self._sorters[name].blocks():
+                    loading.add(block)
+                    meter(len(block))
+                loading.finish()
+
+
+class _Resharding:
+    """One checkpoint, written again as `number` of another series. folder: for files. meter: counts rows."""
+
+    def __init__(
+        self,
+        source: ClusterSeries,
+        at: int,
+        described: ClusterManifest,
+        target: ClusterSeries,
+        number: int,
+        folder: Path,
+        meter: Meter,
+    ) -> None:
+        self._source, self._at, self._described, self._target = source, at, described, target
+        self.number, self._folder, self._meter = number, folder, meter
+        self._like: dict[str, dict[str, Any]] = {}
+
+    def copied(self) -> list[ShardEntry]:
+        """Write every shard again as it is."""
+        made = []
+        for shard in self._described.shards:
+            here, buckets = self._folder / shard.store, (shard.first, shard.last)
+            store, calls = restored(
+                self._source, self._at, self._described, buckets, here / "store", here / "received", self._meter,
+                memory_budget=BUDGET,
+            )  # fmt: skip
+            made.append(self._pushed(store, calls, buckets, here))
+        return made
+
+    def divided(self, count: int) -> list[ShardEntry]:
+        """Write other shards."""
+        router, waiting, old = Router(count), list[Future[ShardEntry]](), self._described.shards
+        sort_bytes = max(1, SORT_BYTES // count // max(1, len(self._described.variables)))
+        parts = [_NewShard(self._folder / f"new-{at}", range, sort_bytes) for at, range in enumerate(ranges(count))]
+        with ThreadPoolExecutor(1) as pulling, ThreadPoolExecutor(1) as loading:
+            coming = pulling.submit(self._pulled, old[0])
+            for at, shard in enumerate(old):
+                checkpoint, before = result_of(coming), len(waiting)
+                if at + 1 < len(old):
+                    coming = pulling.submit(self._pulled, old[at + 1])
+                self._divide(shard, checkpoint, router, parts)
+                shutil.rmtree(checkpoint.path)
+                for done in waiting[:before]:  # so that the disk has the rows of few shards at a time
+                    result_of(done)
+                ready = [part for part in parts[before:] if part.buckets[1] <= shard.last]
+                waiting += [loading.submit(self._loaded, part) for part in ready]
+            return [result_of(done) for done in waiting]
+
+    def _pulled(self, shard: ShardEntry) -> Checkpoint:
+        return pulled(self._source, self._at, shard, self._folder / f"old-{shard.store}")
+
+    def _divide(self, old: ShardEntry, checkpoint: Checkpoint, router: Router, parts: list[_NewShard]) -> None:
+        """Read an old shard, and add its rows to the new ones."""
+        given: Any = {"memory_budget": MIN_BUDGET_BYTES, "read_only": True}
+        with opening.open(checkpoint, **given) as store:
+            for name in sorted(self._described.variables):
+                self._like.setdefault(name, bulk.described(store.variables[name]))
+                for block in inside(store.variables[name]).storage.scan(BATCH_ROWS):
+                    split = router.split(block.keys)
+                    rows = block.select(split.order)
+                    for shard, where in split.parts:
+                        parts[shard].sorter(name, store).add(rows.part(where.start, where.stop))
+        for part in parts:
+            if part.buckets[0] <= old.last and part.buckets[1] >= old.first:
+                part.made.append(checkpoint)
+
+    def _loaded(self, part: _NewShard) -> ShardEntry:
+        """Make a new shard, and push it."""
+        given: Any = {"memory_budget": BUDGET}
+        store = opening.open(part.folder / "store", **given)
+        try:
+            part.load(store, self._like, self._meter)
+            for name, entry in self._described.variables.items():  # the steps of the whole table
+                inside(store.variables[name]).storage.advance(entry.step, entry.optimizer_steps)
+        except BaseException:
+            store.close(flush=False)
+            raise
+        return self._pushed(store, made_on(part.made), part.buckets, part.folder)
+
+    def _pushed(self, store: Store, calls: Made, buckets: tuple[int, int], folder: Path) -> ShardEntry:
+        """Push a shard's store; closes it, and deletes its folder."""
+        try:
+            checkpoint = store.checkpoint(folder / series_name(self.number), extra={"calls": calls})
+            assert isinstance(checkpoint, Checkpoint)
+            self._target.of_shard(store.id).push(checkpoint, self.number)
+            return ShardEntry(*buckets, store.id, checkpoint.id)
+        finally:
+            store.close(flush=False)
+            shutil.rmtree(folder, ignore_errors=True)

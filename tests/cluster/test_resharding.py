@@ -1,0 +1,119 @@
+"""Resharding: any number of shards to any other gives every row of every variable, and a failure leaves nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kvemb
+import kvemb.cluster
+from kvemb import bulk
+from kvemb.cluster import resharding
+from kvemb.cluster.series import ClusterSeries
+from kvemb.errors import ColdStoreError, Corruption
+from kvemb.offline import loading
+from kvemb.offline.pushing import Pushing
+from kvemb.tools.stress.lockstep import check_same
+
+HOW = {"memory_budget": "4MiB"}
+
+
+class Own(kvemb.RestrictPolicy):
+    """A user's policy."""
+
+    def score(self, old_score, count, now):
+        return old_score + count
+
+
+def make(open_cluster, url, shards, seed=0):
+    chance, adam = np.random.default_rng(seed), kvemb.optimizers.Adam(0.5)
+    with open_cluster(shards, url=url) as cluster:
+        for name, dtype, policy in (("users", "int64", kvemb.FrequencyRestrictPolicy()), ("items", "int32", Own())):
+            table = cluster.get_variable(name, dtype, dim=3, optimizer=adam, restrict_policy=policy)
+            keys = chance.integers(-500, 500, 700).astype(dtype)
+            table.apply_gradients(keys, chance.standard_normal((700, 3)).astype(np.float32))
+            table.lookup(keys[:200])
+        cluster.get_variable("nothing", dim=1)
+        table.remove(keys[:50])
+
+
+def rows_of(url, place):
+    """All that is stored, as one store has it."""
+    with kvemb.cluster.restore(url, place, **HOW) as store:
+        described = {name: bulk.described(variable) for name, variable in store.variables.items()}
+        columns = {}
+        for name, variable in store.variables.items():
+            parts = [
+                (rows.keys, rows.values, *(rows.slots or {}).values(), rows.scores, rows.steps)
+                for rows in bulk.scan(variable)
+            ]
+            columns[name] = [np.concatenate(each) for each in zip(*parts, strict=True)]
+        return described, columns
+
+
+LONG = [pytest.param(counts, marks=pytest.mark.slow) for counts in ((4, 7, 3, 1, 4), (1, 9, 2))]
+
+
+@pytest.mark.parametrize("counts", [(2, 3), (2, 2), *LONG], ids=str)
+def test_every_row_arrives(open_cluster, tmp_path, monkeypatch, counts):
+    monkeypatch.setattr(resharding, "BATCH_ROWS", 100)
+    monkeypatch.setattr(resharding, "SORT_BYTES", 40_000)
+    out, scratch, told = tmp_path / "first", tmp_path / "reshard", []
+    make(open_cluster, out, counts[0])
+    described, expected = rows_of(out, tmp_path / "before")
+    for at, after in enumerate(counts[1:]):
+        source, out = out, tmp_path / f"out-{at}"
+        kvemb.cluster.reshard(
+            source, out, shards=after, scratch=scratch, progress=lambda done, total: told.append((done, total))
+        )
+        assert list(scratch.iterdir()) == []
+        assert told[-1][0] == told[-1][1] == sum(len(columns[0]) for columns in expected.values() if columns)
+        assert kvemb.cluster.verify(out, deep=True)
+        manifest = kvemb.cluster.latest(out)[1]
+        assert len(manifest.shards) == after
+        found = rows_of(out, tmp_path / f"after-{at}")
+        assert found[0] == described
+        for name, columns in expected.items():
+            for number, column in enumerate(columns):
+                check_same(f"column {number} of {name}", found[1][name][number], column)
+    with open_cluster(counts[-1], url=out) as cluster:  # the calls that made the rows are known there
+        cluster.variables["users"].upsert([1], np.ones((1, 3), np.float32))
+
+
+def test_each_old_shard_is_pulled_once(open_cluster, tmp_path, monkeypatch):
+    make(open_cluster, tmp_path / "series", 4)
+    pulls = []
+
+    def pulled(series, number, shard, folder):
+        pulls.append(shard.first)
+        return actual(series, number, shard, folder)
+
+    actual = resharding.pulled
+    monkeypatch.setattr(resharding, "pulled", pulled)
+    kvemb.cluster.reshard(tmp_path / "series", tmp_path / "out", shards=7, scratch=tmp_path / "reshard")
+    assert pulls == [0, 1024, 2048, 3072]
+
+
+@pytest.mark.parametrize("fails", ["pull", "spool", "load", "push"])
+def test_a_failure_leaves_no_checkpoint_and_no_files_here(open_cluster, tmp_path, monkeypatch, fails):
+    make(open_cluster, tmp_path / "series", 3)
+
+    def fail(*arguments, **named):
+        raise OSError(28, "No space left on device")
+
+    if fails == "pull":
+        for file in (tmp_path / "series" / "shards").glob("*/files/*/*"):
+            file.write_bytes(b"")
+    else:
+        places = {
+            "spool": (resharding.Sorter, "add"),
+            "load": (loading.TableFiles, "append"),
+            "push": (Pushing, "push"),
+        }
+        monkeypatch.setattr(*places[fails], fail)
+    with pytest.raises((OSError, Corruption, ColdStoreError)):
+        kvemb.cluster.reshard(tmp_path / "series", tmp_path / "out", shards=2, scratch=tmp_path / "reshard")
+    assert ClusterSeries(tmp_path / "out").numbers() == []
+    assert list((tmp_path / "reshard").iterdir()) == []
+    monkeypatch.undo()  # the directory is not locked any more
+    kvemb.cluster.open(tmp_path / "out", shards=1, transport="local", scratch=tmp_path / "scratch").close()
