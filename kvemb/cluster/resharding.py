@@ -22,7 +22,7 @@ from kvemb import bulk, opening
 from kvemb.checks.numeric import as_int
 from kvemb.cluster.manifest import ClusterManifest, ShardEntry, ranges
 from kvemb.cluster.offline import found
-from kvemb.cluster.restoring import BATCH_ROWS, Made, made_on, pulled, restored
+from kvemb.cluster.restoring import Made, made_on, pulled, restored
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.cluster.series import ClusterSeries
 from kvemb.durability import fresh_files, layout, paths
@@ -39,8 +39,8 @@ from kvemb.store import Store
 
 # The memory budget of a shard's store while it is rewritten; rows do not pass through its hot tier.
 BUDGET = "32MiB"
-# Rows in memory on their way to the runs of all new shards, and rows of all runs of a shard that are merged.
-SORT_BYTES = 16 << 20
+# Rows in memory: on their way to the runs of all new shards, of the runs of a shard that are merged, read at a time.
+SIZES = Limits(sort_bytes=16 << 20, scan_rows=16_384)
 
 
 def reshard(
@@ -52,14 +52,15 @@ def reshard(
     scratch: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    limits: Limits = SIZES,
 ) -> int:
     """Write a checkpoint of a cluster again for another number of shards, as the next one at out; returns its number.
 
     url, out: of the two series, which may be one. number: of the checkpoint; None: the newest. scratch: a directory
     with room for two old shards, and twice the new shards that share rows with one of them; None: the system's
-    temporary directory. progress(done, total): called with rows. Memory does not grow with the table. Raises Locked if
-    a cluster has the directory out open; TypeError, ValueError; what kvemb.cluster.restore and CheckpointManager.push
-    raise.
+    temporary directory. progress(done, total): called with rows. limits: sort_bytes and scan_rows bound the rows in
+    memory, which do not grow with the table. Raises Locked if a cluster has the directory out open; TypeError,
+    ValueError; what kvemb.cluster.restore and CheckpointManager.push raise.
     """
     count = as_int(shards, "shards", 1, BUCKETS)
     source, target = ClusterSeries(url, options), ClusterSeries(out, options)
@@ -71,7 +72,7 @@ def reshard(
     lock = target.lock()
     try:
         meter = Meter(sum(entry.rows for entry in described.variables.values()), progress)
-        work = _Resharding(source, at, described, target, target.next_number(), folder, meter)
+        work = _Resharding(source, at, described, target, target.next_number(), folder, meter, limits)
         made = work.copied() if count == len(described.shards) else work.divided(count)
         target.publish(work.number, replace(described, id=uuid.uuid4().hex, created=time.time(), shards=tuple(made)))
         return work.number
@@ -87,10 +88,10 @@ class _NewShard:
     made: the old checkpoints that have them.
     """
 
-    def __init__(self, folder: Path, buckets: tuple[int, int], sort_bytes: int) -> None:
+    def __init__(self, folder: Path, buckets: tuple[int, int], limits: Limits) -> None:
         self.folder, self.buckets = folder, buckets
         self.made: list[Checkpoint] = []
-        self._limits = Limits(sort_bytes=sort_bytes)
+        self._limits = limits
         self._sorters: dict[str, Sorter] = {}
 
     def sorter(self, name: str, source: Store) -> Sorter:
@@ -127,7 +128,9 @@ class _Resharding:
         number: int,
         folder: Path,
         meter: Meter,
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._source, self._at, self._described, self._target = source, at, described, target
         self.number, self._folder, self._meter = number, folder, meter
         self._like: dict[str, dict[str, Any]] = {}
@@ -147,8 +150,9 @@ class _Resharding:
     def divided(self, count: int) -> list[ShardEntry]:
         """Write other shards."""
         router, waiting, old = Router(count), list[Future[ShardEntry]](), self._described.shards
-        sort_bytes = max(1, SORT_BYTES // count // max(1, len(self._described.variables)))
-        parts = [_NewShard(self._folder / f"new-{at}", range, sort_bytes) for at, range in enumerate(ranges(count))]
+        each = max(1, self._limits.sort_bytes // count // max(1, len(self._described.variables)))
+        limits = replace(self._limits, sort_bytes=each)
+        parts = [_NewShard(self._folder / f"new-{at}", range, limits) for at, range in enumerate(ranges(count))]
         with ThreadPoolExecutor(1) as pulling, ThreadPoolExecutor(1) as loading:
             coming = pulling.submit(self._pulled, old[0])
             for at, shard in enumerate(old):
@@ -172,7 +176,7 @@ class _Resharding:
         with opening.open(checkpoint, **given) as store:
             for name in sorted(self._described.variables):
                 self._like.setdefault(name, bulk.described(store.variables[name]))
-                for block in inside(store.variables[name]).storage.scan(BATCH_ROWS):
+                for block in inside(store.variables[name]).storage.scan(self._limits.scan_rows):
                     split = router.split(block.keys)
                     rows = block.select(split.order)
                     for shard, where in split.parts:

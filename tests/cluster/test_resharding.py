@@ -11,6 +11,7 @@ from kvemb import bulk
 from kvemb.cluster import resharding
 from kvemb.cluster.series import ClusterSeries
 from kvemb.errors import ColdStoreError, Corruption
+from kvemb.limits import Limits
 from kvemb.offline import loading
 from kvemb.offline.pushing import Pushing
 from kvemb.tools.stress.lockstep import check_same
@@ -55,16 +56,15 @@ LONG = [pytest.param(counts, marks=pytest.mark.slow) for counts in ((4, 7, 3, 1,
 
 
 @pytest.mark.parametrize("counts", [(2, 3), (2, 2), *LONG], ids=str)
-def test_every_row_arrives(open_cluster, tmp_path, monkeypatch, counts):
-    monkeypatch.setattr(resharding, "BATCH_ROWS", 100)
-    monkeypatch.setattr(resharding, "SORT_BYTES", 40_000)
+def test_every_row_arrives(open_cluster, tmp_path, counts):
+    limits = Limits(sort_bytes=40_000, scan_rows=100)
     out, scratch, told = tmp_path / "first", tmp_path / "reshard", []
     make(open_cluster, out, counts[0])
     described, expected = rows_of(out, tmp_path / "before")
     for at, after in enumerate(counts[1:]):
         source, out = out, tmp_path / f"out-{at}"
         kvemb.cluster.reshard(
-            source, out, shards=after, scratch=scratch, progress=lambda done, total: told.append((done, total))
+            source, out, shards=after, scratch=scratch, limits=limits, progress=lambda *count: told.append(count)
         )
         assert list(scratch.iterdir()) == []
         assert told[-1][0] == told[-1][1] == sum(len(columns[0]) for columns in expected.values() if columns)
