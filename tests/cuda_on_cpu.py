@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -55,33 +56,55 @@ class Guarded:
 
 
 class CpuDevice:
-    """Device on the CPU. seed: of the order in which threads run, which every launch continues from. launches: how many
-    there were of each kernel."""
+    """Device on the CPU: work is done when it is given to a stream. seed: of the order in which threads run, which
+    every launch continues from. launches: how many there were of each kernel."""
 
     def __init__(self, seed: int = 1, flags: Sequence[str] = ("-O1",)) -> None:
         self._random = np.random.default_rng(seed)
         self._flags = tuple(flags)
         self._lock = threading.Lock()
         self._programs: dict[str, Program] = {}
+        self._streams = itertools.count(16)
         self.launches: dict[str, int] = {}
 
     def memory_bytes(self) -> int:
         return DEVICE_BYTES
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int, stream: int) -> Memory:
         owner = Guarded(nbytes)
         return Memory(owner.bytes.ctypes.data + owner.start, owner)
 
-    def upload(self, address: int, array: Any) -> None:
+    def pinned(self, nbytes: int) -> Any:
+        return np.full(nbytes, FILLING, np.uint8)
+
+    def stream(self) -> int:
+        return next(self._streams)
+
+    def event(self) -> Any:
+        return object()
+
+    def record(self, event: Any, stream: int) -> None:
+        pass
+
+    def wait(self, stream: int, event: Any) -> None:
+        pass
+
+    def finish(self, event: Any) -> None:
+        pass
+
+    def upload(self, address: int, array: Any, stream: int) -> None:
         assert array.flags.c_contiguous
         ctypes.memmove(address, array.ctypes.data, array.nbytes)
 
-    def download(self, array: Any, address: int) -> None:
+    def download(self, array: Any, address: int, stream: int) -> None:
         assert array.flags.c_contiguous
         assert array.flags.writeable
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
-    def order(self, numbers: int, count: int, out: int) -> None:
+    def zero(self, address: int, nbytes: int, stream: int) -> None:
+        ctypes.memset(address, 0, nbytes)
+
+    def order(self, numbers: int, count: int, out: int, stream: int) -> None:
         given, result = (np.frombuffer((ctypes.c_int64 * count).from_address(at), np.int64) for at in (numbers, out))
         result[:] = np.argsort(given, kind="stable")
 
@@ -92,7 +115,7 @@ class CpuDevice:
             return self._programs[source]
 
     def _program(self, library: Any) -> Program:
-        def run(name: str, threads: int, *arguments: Any) -> None:
+        def run(stream: int, name: str, threads: int, *arguments: Any) -> None:
             held = [_as_c(argument) for argument in arguments]
             pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
             function = getattr(library, f"run_{name}")

@@ -1,6 +1,7 @@
-"""A GPU as the hot table uses it: memory, copies, a sort, and kernels, all on one stream; implemented with CuPy.
+"""A GPU as the hot table uses it: memory, streams, copies, a sort, and kernels; implemented with CuPy.
 
-The table uses addresses, not CuPy's arrays, so that tests can run it on a CPU.
+The table uses addresses, not CuPy's arrays, so that tests can run it on a CPU. A stream is the number by which the CUDA
+array interface and DLPack name it: 1 is the default stream of a device, 2 the one of a thread, others are handles.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kvemb.backends.cuda.source import OPTIONS
 from kvemb.errors import BackendUnavailable
@@ -19,6 +21,7 @@ from kvemb.options import format_bytes
 THREADS = 256
 # The most threads in a launch; kernels loop over the rest. 16 for each lane of the largest GPU today.
 MOST_THREADS = 1 << 20
+DEFAULT_STREAM, THREAD_STREAM = 1, 2
 
 
 class Memory(NamedTuple):
@@ -28,31 +31,71 @@ class Memory(NamedTuple):
     owner: Any
 
 
-# Runs a kernel: its name, how many threads have something to do, and its arguments: int (64 bits, addresses too),
-# np.float32, np.float64 or float.
+# Runs a kernel: the stream, its name, how many threads have something to do, and its arguments: int (64 bits, addresses
+# too), np.float32, np.float64 or float.
 Program = Callable[..., None]
 
 
 class Device(Protocol):
-    """One GPU. Everything happens in the order of the calls; copies to the host wait. Thread-safe."""
+    """One GPU. What is given to one stream happens in the order of the calls. Thread-safe."""
 
     def memory_bytes(self) -> int:
         """Return its total memory in bytes."""
 
-    def allocate(self, nbytes: int) -> Memory:
-        """Return memory of undefined contents. Raises MemoryError."""
+    def allocate(self, nbytes: int, stream: int) -> Memory:
+        """Return memory of undefined contents, for work that is ordered after what the stream has now.
 
-    def upload(self, address: int, array: Any) -> None:
-        """Copy a contiguous array to the device."""
+        Raises MemoryError.
+        """
 
-    def download(self, array: Any, address: int) -> None:
-        """Copy to a contiguous array from the device."""
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory of the host that is copied from and to without a copy in between. Raises MemoryError."""
 
-    def order(self, numbers: int, count: int, out: int) -> None:
+    def stream(self) -> int:
+        """Make a stream, which is kept as long as the device."""
+
+    def event(self) -> Any:
+        """Make an event."""
+
+    def record(self, event: Any, stream: int) -> None:
+        """Let the event stand for the work that the stream has now."""
+
+    def wait(self, stream: int, event: Any) -> None:
+        """Let later work of the stream wait for the event. The host does not wait."""
+
+    def finish(self, event: Any) -> None:
+        """Wait on the host for the event."""
+
+    def upload(self, address: int, array: Any, stream: int) -> None:
+        """Copy a contiguous array to the device. One that is pinned must not change until the stream has done it."""
+
+    def download(self, array: Any, address: int, stream: int) -> None:
+        """Copy to a contiguous array from the device. It is there once the stream has done it; see finish()."""
+
+    def zero(self, address: int, nbytes: int, stream: int) -> None:
+        """Set memory to 0."""
+
+    def order(self, numbers: int, count: int, out: int, stream: int) -> None:
         """Write the positions that sort int64 numbers, stably, to out, int64 too. Both are addresses."""
 
     def load(self, source: str) -> Program:
-        """Compile CUDA C, or return what was compiled before: run(name, threads, *arguments)."""
+        """Compile CUDA C, or return what was compiled before: run(stream, name, threads, *arguments)."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return a C-contiguous array of CuPy, of undefined contents, for the current stream of CuPy."""
+
+    def imported(self, data: Any) -> Any:
+        """Return an array of CuPy that shares the memory of an object with __dlpack__, safe on its current stream."""
+
+
+class _External:
+    """A stream of somebody else's, by CUDA's stream protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
 
 
 class CupyDevice:
@@ -60,8 +103,8 @@ class CupyDevice:
 
     def __init__(self, cupy: Any, number: int) -> None:
         self._cupy, self._device = cupy, cupy.cuda.Device(number)
-        with self._device:
-            self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._runtime = cupy.cuda.runtime
+        self._streams: dict[int, Any] = {DEFAULT_STREAM: cupy.cuda.Stream.null, THREAD_STREAM: cupy.cuda.Stream.ptds}
         self._programs: dict[str, Program] = {}
         self._lock = threading.Lock()
 
@@ -69,31 +112,70 @@ class CupyDevice:
         """See Device."""
         return int(self._device.mem_info[1])
 
-    def allocate(self, nbytes: int) -> Memory:
-        """See Device."""
+    def allocate(self, nbytes: int, stream: int) -> Memory:
+        """See Device. CuPy's pool gives what is freed to allocations for the same stream only."""
         try:
-            with self._device, self._stream:
+            with self._device, self._stream(stream):
                 pointer = self._cupy.cuda.alloc(nbytes)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise MemoryError(f"gpu:{self._device.id} has no {format_bytes(nbytes)} left") from error
         return Memory(int(pointer.ptr), pointer)
 
-    def upload(self, address: int, array: Any) -> None:
-        """See Device. From pageable memory the copy is over, or staged, when this returns."""
-        kind = self._cupy.cuda.runtime.memcpyHostToDevice
-        with self._device:
-            self._cupy.cuda.runtime.memcpyAsync(address, array.ctypes.data, array.nbytes, kind, self._stream.ptr)
-
-    def download(self, array: Any, address: int) -> None:
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """See Device."""
-        kind = self._cupy.cuda.runtime.memcpyDeviceToHost
-        with self._device:
-            self._cupy.cuda.runtime.memcpyAsync(array.ctypes.data, address, array.nbytes, kind, self._stream.ptr)
-            self._stream.synchronize()
+        try:
+            with self._device:
+                memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
+        except self._runtime.CUDARuntimeError as error:
+            raise MemoryError(f"the host has no {format_bytes(nbytes)} of pinned memory left: {error}") from error
+        return np.frombuffer(memory, np.uint8, nbytes)
 
-    def order(self, numbers: int, count: int, out: int) -> None:
+    def stream(self) -> int:
+        """See Device. It does not wait for the default stream."""
+        with self._device:
+            made = self._cupy.cuda.Stream(non_blocking=True)
+        self._streams[made.ptr] = made
+        return int(made.ptr)
+
+    def event(self) -> Any:
+        """See Device."""
+        with self._device:
+            return self._cupy.cuda.Event(disable_timing=True)
+
+    def record(self, event: Any, stream: int) -> None:
+        """See Device."""
+        with self._device:
+            event.record(self._stream(stream))
+
+    def wait(self, stream: int, event: Any) -> None:
+        """See Device."""
+        with self._device:
+            self._stream(stream).wait_event(event)
+
+    def finish(self, event: Any) -> None:
+        """See Device."""
+        event.synchronize()
+
+    def upload(self, address: int, array: Any, stream: int) -> None:
+        """See Device. From pageable memory the copy is over, or staged, when this returns."""
+        self._copy(address, array.ctypes.data, array.nbytes, self._runtime.memcpyHostToDevice, stream)
+
+    def download(self, array: Any, address: int, stream: int) -> None:
+        """See Device."""
+        self._copy(array.ctypes.data, address, array.nbytes, self._runtime.memcpyDeviceToHost, stream)
+
+    def _copy(self, to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        with self._device:
+            self._runtime.memcpyAsync(to, source, nbytes, kind, self._stream(stream).ptr)
+
+    def zero(self, address: int, nbytes: int, stream: int) -> None:
+        """See Device."""
+        with self._device:
+            self._runtime.memsetAsync(address, 0, nbytes, self._stream(stream).ptr)
+
+    def order(self, numbers: int, count: int, out: int, stream: int) -> None:
         """See Device. CuPy's argsort is stable."""
-        with self._device, self._stream:
+        with self._device, self._stream(stream):
             self._view(out, count)[...] = self._cupy.argsort(self._view(numbers, count))
 
     def load(self, source: str) -> Program:
@@ -108,14 +190,30 @@ class CupyDevice:
     def _program(self, module: Any) -> Program:
         functions: dict[str, Any] = {}
 
-        def run(name: str, threads: int, *arguments: Any) -> None:
+        def run(stream: int, name: str, threads: int, *arguments: Any) -> None:
             blocks = -(-min(threads, MOST_THREADS) // THREADS)
-            with self._device, self._stream:
+            with self._device, self._stream(stream):
                 if name not in functions:
                     functions[name] = module.get_function(name)
                 functions[name]((blocks,), (THREADS,), arguments)
 
         return run
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """See Device."""
+        with self._device:
+            return self._cupy.empty(shape, dtype)
+
+    def imported(self, data: Any) -> Any:
+        """See Device."""
+        with self._device:
+            return self._cupy.from_dlpack(data)
+
+    def _stream(self, stream: int) -> Any:
+        """Return CuPy's object for a stream. REQUIRES: this is the current device."""
+        if stream not in self._streams:
+            self._streams[stream] = self._cupy.cuda.Stream.from_external(_External(stream))
+        return self._streams[stream]
 
     def _view(self, address: int, count: int) -> Any:
         cupy = self._cupy

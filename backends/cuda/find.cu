@@ -11,11 +11,11 @@ __device__ inline void count_use(double* score) {
 
 // Finds n keys. at: null, or for each key a number of at least 0 if it is not to be looked for. cells: null, or set to
 // each key's cell, -1 if it has none or was not looked for. out: null, or rows of `bytes` bytes, set to the embeddings
-// found, in units of `unit` bytes. rule: how a use is recorded (kvemb.restrict.ScoreRule), -1: not at all. The
+// found, in units of `unit` bytes. exists: null, or set to whether each key was found. rule: how a use is recorded (kvemb.restrict.ScoreRule), -1: not at all. The
 // positions of keys that are not in the table go to missing[0] to missing[*misses - 1], in any order.
 KERNEL find(
-    TABLE_PARAMETERS, const i64* wanted, i64 n, const i64* at, i64* cells, u8* out, i64 bytes, i64 unit, i64 rule,
-    double now, u64* misses, i64* missing) {
+    TABLE_PARAMETERS, const i64* wanted, i64 n, const i64* at, i64* cells, u8* out, i64 bytes, i64 unit, u8* exists,
+    i64 rule, double now, u64* misses, i64* missing) {
   const Table table = TABLE;
   const u32 lane = lane_number();
   for (i64 i = first_warp(); i < n; i += all_warps()) {
@@ -30,6 +30,7 @@ KERNEL find(
     if (slot >= 0 && out) copy_bytes(out + i * bytes, (const u8*)table.row(bucket, slot), bytes, unit);
     if (lane) continue;
     if (cells) cells[i] = slot < 0 ? -1 : number * CELLS + slot;
+    if (exists) exists[i] = slot >= 0;
     if (slot < 0) {
       missing[atomicAdd(misses, (u64)1)] = i;
     } else if (rule >= 0) {

@@ -22,7 +22,7 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _KERNEL = """
 STEP_KERNEL step(
     TABLE_PARAMETERS, const i64* cells_, i64 n_, const Slot* grads_, const i64* first_, const i64* following_,
-    Slot* sums_, Slot* wide_, i64 dim_, i64 step_, double count_{parameters}) {{
+    Slot* sums_, const i64* sum_at_, Slot* wide_, i64 dim_, i64 step_, double count_{parameters}) {{
   const Table table_ = TABLE;
   const u32 lane_ = lane_number();
   for (i64 i_ = first_warp(); i_ < n_; i_ += all_warps()) {{
@@ -34,7 +34,7 @@ STEP_KERNEL step(
     const i64 next_ = following_ ? following_[at_] : -1;
     {gradient} g = {given}grads_ + at_ * dim_;
     if ({copies} || next_ >= 0) {{
-      Slot* sum_ = sums_ + i_ * dim_;
+      Slot* sum_ = sums_ + (sum_at_ ? sum_at_[i_] : i_) * dim_;
       for (i64 j_ = lane_; j_ < dim_; j_ += 32) {{
         Slot total_ = g[j_];
         for (i64 q_ = next_; q_ >= 0; q_ = following_[q_]) total_ = total_ + grads_[q_ * dim_ + j_];

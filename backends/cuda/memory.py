@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.cuda.device import Device, Memory
+from kvemb.backends.cuda.device import Memory
+from kvemb.backends.cuda.queue import Queue
 from kvemb.rows.block import CELL_OVERHEAD_BYTES, RowBlock
 from kvemb.rows.schema import Schema
 
@@ -32,12 +33,12 @@ class Chunks:
     the largest table may have fewer.
     """
 
-    def __init__(self, device: Device, schema: Schema, most_buckets: int) -> None:
-        self._device, self._bucket_bytes = device, CELLS * bytes_per_cell(schema)
+    def __init__(self, queue: Queue, schema: Schema, most_buckets: int) -> None:
+        self._queue, self._bucket_bytes = queue, CELLS * bytes_per_cell(schema)
         self.buckets, self.most_buckets = 0, most_buckets
         self.shift = chunk_shift(most_buckets)
         self._chunks: list[Memory] = []
-        self._addresses = device.allocate(8 * self._chunk_count(most_buckets))
+        self._addresses = queue.allocate(8 * self._chunk_count(most_buckets))
 
     @property
     def address(self) -> int:
@@ -53,8 +54,8 @@ class Chunks:
         chunks = self._chunks[: self._chunk_count(buckets)]
         while len(chunks) < self._chunk_count(buckets):
             size = min(1 << self.shift, self.most_buckets - (len(chunks) << self.shift))
-            chunks.append(self._device.allocate(size * self._bucket_bytes))
-        self._device.upload(self.address, np.array([chunk.address for chunk in chunks], np.uint64))
+            chunks.append(self._queue.allocate(size * self._bucket_bytes))
+        self._queue.upload(self.address, np.array([chunk.address for chunk in chunks], np.uint64))
         self._chunks, self.buckets = chunks, buckets
 
     def _chunk_count(self, buckets: int) -> int:
@@ -69,8 +70,9 @@ def chunk_shift(most_buckets: int) -> int:
 class Rooms:
     """Buffers in device memory by name. Each grows to the largest request and is never shrunk."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._kept: dict[str, Any] = {}
         self._rooms: dict[str, tuple[Memory, int]] = {}
 
     def of(self, name: str, nbytes: int) -> int:
@@ -80,7 +82,7 @@ class Rooms:
             self._rooms.pop(name, None)
             memory = None  # freed before the next one is made
             size = max(256, nbytes + nbytes // 4 if size else nbytes)
-            memory = self._device.allocate(size)
+            memory = self._queue.allocate(size)
             self._rooms[name] = memory, size
         return memory.address
 
@@ -88,18 +90,27 @@ class Rooms:
         """Copy an array to a room; return its address."""
         address = self.of(name, array.nbytes)
         if array.nbytes:
-            self._device.upload(address, np.ascontiguousarray(array))
+            self._queue.upload(address, np.ascontiguousarray(array))
         return address
 
     def zeros(self, name: str, count: int) -> int:
         """Return the address of a room with so many 8-byte zeros."""
-        return self.put(name, np.zeros(count, np.uint64))
+        address = self.of(name, 8 * count)
+        self._queue.zero(address, 8 * count)
+        return address
+
+    def put_once(self, name: str, array: Any) -> int:
+        """The same as put(), without a copy where the room has the array's numbers already. Only for this room."""
+        if not np.array_equal(self._kept.get(name), array):
+            self._kept[name] = array.copy()
+            self.put(name, array)
+        return self.of(name, array.nbytes)
 
     def get(self, address: int, count: int, dtype: Any) -> Any:
         """Return a copy of count elements."""
         array = np.empty(count, dtype)
         if count:
-            self._device.download(array, address)
+            self._queue.download(array, address)
         return array
 
     # Rows, as columns with a pitch.
@@ -114,14 +125,14 @@ class Rooms:
         address, pitch = self.for_rows(name, rows.schema, len(rows))
         for column, at in zip(_columns(rows), _places(address, pitch, rows.schema), strict=True):
             if len(rows):
-                self._device.upload(at, np.ascontiguousarray(column))
+                self._queue.upload(at, np.ascontiguousarray(column))
         return address, pitch
 
     def get_rows(self, address: int, pitch: int, rows: RowBlock) -> None:
         """Fill a block, whose columns are contiguous, with the first rows of a room."""
         for column, at in zip(_columns(rows), _places(address, pitch, rows.schema), strict=True):
             if len(rows):
-                self._device.download(column, at)
+                self._queue.download(column, at)
 
 
 def _columns(rows: RowBlock) -> tuple[Any, ...]:

@@ -25,8 +25,8 @@ _TYPES = {
 
 @cache
 def table_source() -> str:
-    """Return the kernels that find, move and copy rows of any dtype."""
-    return _files("cells", "find", "move", "columns")
+    """Return the kernels that find, move and copy rows of any dtype, and those for arrays of a caller."""
+    return _files("cells", "find", "move", "columns", "arrays")
 
 
 def values_source(schema: Schema) -> str:

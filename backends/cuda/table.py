@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.cuda import formulas, source
+from kvemb.backends.cuda.cells import NO_POSITIONS, NULL, WARP, Cells
 from kvemb.backends.cuda.device import Device, open_device
-from kvemb.backends.cuda.memory import CELLS, Chunks, Rooms, bytes_per_cell, chunk_shift
+from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
 from kvemb.contracts import Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
-from kvemb.optimizers.formula import Function, read
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
@@ -28,9 +27,6 @@ from kvemb.rows.schema import Schema
 
 _logger = logging.getLogger("kvemb")
 
-NO_POSITIONS: Positions = np.empty(0, np.int64)
-NULL = 0
-WARP = 32
 # A step of growth adds 1/STEP of the table's buckets, and at least a chunk.
 STEP = 32
 # The share of a device's memory for one store's cells, unless device_memory is given. The rest is for the arrays of
@@ -56,18 +52,14 @@ class CudaTable:
         limits: Limits = DEFAULT,
         device: str | None = None,
     ) -> None:
-        self._schema, self._device = schema, type(self).open_device(device or "gpu:0")
+        name = device or "gpu:0"
         first = max(1, -(-capacity_rows // CELLS))
-        self._chunks = Chunks(self._device, schema, max(first, max_capacity_rows // CELLS))
-        self._rooms = Rooms(self._device)
-        self._value_bytes = schema.dim * schema.value_dtype.itemsize
-        self._unit = next(unit for unit in (16, 8, 4, 2, 1) if self._fits(unit))
+        most = max(first, max_capacity_rows // CELLS)
+        self._schema, self._cells = schema, Cells(type(self).open_device(name), schema, most)
+        self._chunks, self._rooms, self._queue = self._cells.chunks, self._cells.rooms, self._cells.queue
+        self._value_bytes, self._unit, self._run = self._cells.value_bytes, self._cells.unit, self._cells.run
         self.size = 0
         self._enlarge(self._chunks.rounded(first))
-
-    def _fits(self, unit: int) -> bool:
-        """Whether embeddings may be copied by so many bytes at a time."""
-        return self._value_bytes % unit == 0 and self._schema.row_bytes % unit == 0
 
     @classmethod
     def memory(cls, device: str) -> Memory:
@@ -123,17 +115,8 @@ class CudaTable:
         self, keys: Keys, at: int = NULL, out: int = NULL, rule: ScoreRule | None = None, now: float = 0.0
     ) -> Positions:
         """Find keys, whose cells are then in the room "cells". Returns the positions of those that are not there."""
-        rooms, n = self._rooms, len(keys)
-        if not n:
-            return NO_POSITIONS
-        how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
-        misses, missing = rooms.zeros("count", 1), rooms.of("missing", 8 * n)
-        self._run(
-            "find", WARP * n, rooms.put("keys", keys), n, at, rooms.of("cells", 8 * n), out, self._value_bytes,
-            self._unit, how, float(now), misses, missing,
-        )  # fmt: skip
-        (count,) = rooms.get(misses, 1, np.int64)
-        return np.sort(rooms.get(missing, int(count), np.int64))
+        count = self._cells.find(self._rooms.put("keys", keys), len(keys), at=at, out=out, rule=rule, now=now)
+        return self._cells.missing(count)
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.HotTable."""
@@ -147,10 +130,10 @@ class CudaTable:
         if not out.size:
             return
         if chosen is None and out.flags.c_contiguous:
-            self._device.download(out, address)
+            self._queue.download(out, address)
             return
         rows = np.empty(out.shape, out.dtype)
-        self._device.download(rows, address)
+        self._queue.download(rows, address)
         wanted = slice(None) if chosen is None else chosen
         out[wanted] = rows[wanted]
 
@@ -158,31 +141,18 @@ class CudaTable:
         self, keys: Keys, bags: Bags, beside: Beside | None, out: Any, rule: ScoreRule | None, now: float
     ) -> Positions:
         """See contracts.HotTable."""
-        rooms, n, count = self._rooms, len(keys), bags.bag_count
-        at, values = (NULL, NULL) if beside is None else (rooms.put("at", beside.at), rooms.put("old", beside.values))
+        pooled, n = self._rooms.of("out", self._value_bytes * bags.bag_count), len(keys)
+        at, values = self._cells.put_beside(beside)
         missing = self._find(keys, at=at, rule=rule, now=now)
-        cells = rooms.of("cells", 8 * n)
-        weights, divisors = (
-            rooms.put(name, each) if len(each) else NULL
-            for name, each in (("weights", bags.weights), ("divisors", bags.divisors))
-        )
-        program = self._device.load(source.values_source(self._schema))
-        scales, dim = NULL, self._schema.dim
-        if np.isfinite(bags.most_norm) and n:
-            scales = rooms.of("scales", 8 * n)
-            arguments = cells, n, at, values, dim, float(bags.most_norm), weights, scales
-            program("clip_scales", n, *self._table(), *arguments)
-        pooled, offsets = rooms.of("out", self._value_bytes * count), rooms.put("offsets", bags.offsets)
-        if count:
-            arguments_of_pool = cells, at, values, dim, offsets, count, weights, divisors, scales, pooled
-            program("pool", WARP * count, *self._table(), *arguments_of_pool)
+        self._cells.pool(self._rooms.of("cells", 8 * n), n, bags, at, values, pooled)
         self._take_out(pooled, out, None)
         return missing
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
         missing = self._find(keys)
-        self._assign(self._rooms.of("cells", 8 * len(keys)), values, step)
+        cells = self._rooms.of("cells", 8 * len(keys))
+        self._cells.assign(cells, self._rooms.put("values", values), len(keys), step)
         return missing
 
     def insert(
@@ -231,7 +201,7 @@ class CudaTable:
         pending, left_at = rooms.of("missing", 8 * n), rooms.of("left_at", 8 * n)
         counts = rooms.zeros("count", 3)
         self._run("bucket_numbers", n, rooms.put("keys", rows.keys), n, numbers)
-        self._device.order(numbers, n, order)
+        self._queue.order(numbers, n, order)
         self._run(
             "insert", WARP * n, order, numbers, n, given, pitch, int(by_score), int(evicting),
             int(clean_too), counts, counts + 8, pending, counts + 16, left, left_pitch, left_at,
@@ -297,27 +267,13 @@ class CudaTable:
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:
         """See contracts.HotTable."""
-        self._assign(self._rooms.put("cells", cells), values, step)
-
-    def _assign(self, cells: int, values: Any, step: int) -> None:
-        if n := len(values):
-            given = self._rooms.put("values", values)
-            self._run("assign", WARP * n, cells, self._ordered(cells, n), n, given, self._value_bytes, self._unit, step)
-
-    def _ordered(self, cells: int, n: int) -> int:
-        """Return the address of the positions that sort cells, stably."""
-        order = self._rooms.of("order", 8 * n)
-        self._device.order(cells, n, order)
-        return order
+        rooms = self._rooms
+        self._cells.assign(rooms.put("cells", cells), rooms.put("values", values), len(cells), step)
 
     def add(self, cells: Positions, old: Any, new: Any, step: int) -> None:
         """See contracts.HotTable."""
-        if n := len(cells):
-            rooms, dim = self._rooms, self._schema.dim
-            at = rooms.put("cells", cells)
-            program = self._device.load(source.values_source(self._schema))
-            arguments = at, self._ordered(at, n), n, rooms.put("old", old), rooms.put("values", new), dim, step
-            program("add", WARP * n, *self._table(), *arguments)
+        rooms = self._rooms
+        self._cells.add(rooms.put("cells", cells), rooms.put("old", old), rooms.put("values", new), len(cells), step)
 
     def apply(
         self,
@@ -329,51 +285,16 @@ class CudaTable:
         count: int = 0,
     ) -> None:
         """See contracts.HotTable."""
-        self._step(optimizer.formulas, optimizer, cells, grads, step, sums, count)
+        rooms, first, following = self._rooms, NULL, NULL
+        if sums is not None:
+            first = rooms.put("first", sums.first)
+            following = rooms.put("following", sums.following) if (sums.following >= 0).any() else NULL
+        given, places = (rooms.put("cells", cells), len(cells), rooms.put("values", grads)), (first, following, NULL)
+        self._cells.step(optimizer.formulas, optimizer, *given, places, step, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         """See contracts.HotTable."""
-        if optimizer.match is not None:
-            no_gradient = np.zeros((1, self._schema.dim), self._schema.slot_dtype)
-            sums = Sums(np.zeros(len(cells), np.int64), np.full(1, -1, np.int64))
-            self._step((optimizer.match,), optimizer, cells, no_gradient, step, sums, 0)
-
-    def _step(
-        self,
-        functions: tuple[Function, ...],
-        optimizer: Optimizer,
-        cells: Positions,
-        grads: Any,
-        step: int,
-        sums: Sums | None,
-        count: int,
-    ) -> None:
-        n, rooms, schema = len(cells), self._rooms, self._schema
-        if not n:
-            return
-        slots = tuple(slot.name for slot in optimizer.slots)
-        copies, wide = formulas.uses_rooms(functions)
-        summed = sums is not None and bool((sums.following >= 0).any())
-        row_bytes = schema.dim * schema.slot_dtype.itemsize
-        program = self._device.load(source.step_source(functions, slots, schema))
-        program(
-            "step", WARP * n, *self._table(), rooms.put("cells", cells), n, rooms.put("values", grads),
-            NULL if sums is None else rooms.put("first", sums.first),
-            rooms.put("following", sums.following) if sums is not None and summed else NULL,
-            rooms.of("sums", n * row_bytes) if copies or summed else NULL,
-            rooms.of("wide", n * row_bytes) if wide else NULL,
-            schema.dim, step, float(count), *schema.slot_columns[:-1], *self._numbers(functions, optimizer),
-        )  # fmt: skip
-
-    def _numbers(self, functions: tuple[Function, ...], optimizer: Optimizer) -> Iterator[Any]:
-        """Yield what formulas take after their rows; of a table, its address and its length."""
-        for place, function in enumerate(functions):
-            tables = read(function).tables
-            for name, number in optimizer.numbers(function, self._schema.slot_dtype).items():
-                if name in tables:
-                    yield from (self._rooms.put(f"{name} {place}", number), len(number))
-                else:
-                    yield number
+        self._cells.match(self._rooms.put("cells", cells), len(cells), optimizer, step)
 
     def scores(self, cells: Positions) -> Scores:
         """See contracts.HotTable."""
@@ -512,13 +433,3 @@ class CudaTable:
         if count:
             self._run("read_bytes", count, start, stop - start, column, room)
         return self._rooms.get(room, count, np.uint8)
-
-    # Kernels.
-
-    def _table(self, buckets: int | None = None) -> tuple[int, int, int, int]:
-        """What a kernel is given first."""
-        chunks = self._chunks
-        return chunks.address, chunks.buckets if buckets is None else buckets, chunks.shift, self._schema.row_words
-
-    def _run(self, name: str, threads: int, *arguments: Any, buckets: int | None = None) -> None:
-        self._device.load(source.table_source())(name, threads, *self._table(buckets), *arguments)

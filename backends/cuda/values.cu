@@ -68,3 +68,23 @@ KERNEL pool(
     }
   }
 }
+
+// Sets out (m, dim) to each key's sum, in order, of weight * gradient / divisor over the bags that its occurrences are
+// in (kvemb.rows.hashing.Sums): a warp a key. weights, divisors: null for none; with a divisor of 0 a gradient is 0.
+KERNEL row_gradients(
+    const i64* first, const i64* following, const i64* bag_of, i64 m, const Wide* weights, const Wide* divisors,
+    const Wide* grads, i64 dim, Wide* out) {
+  for (i64 key = first_warp(); key < m; key += all_warps()) {
+    for (i64 j = lane_number(); j < dim; j += 32) {
+      Wide total = 0;
+      for (i64 at = first[key]; at >= 0; at = following[at]) {
+        const i64 bag = bag_of[at];
+        Wide part = grads[bag * dim + j];
+        if (divisors) part = divisors[bag] != 0 ? part / divisors[bag] : part * (Wide)0;
+        if (weights) part = weights[at] * part;
+        total = at == first[key] ? part : total + part;
+      }
+      out[key * dim + j] = total;
+    }
+  }
+}

@@ -62,35 +62,41 @@ def test_a_gpu_that_is_not_there_is_told_with_what_to_install(monkeypatch, cupy,
             ask("gpu:97")
 
 
+def downloaded(device, address, count):
+    """Numbers from a device, once its default stream has brought them."""
+    pinned, event = device.pinned(8 * count), device.event()
+    device.download(pinned, address, 1)
+    device.record(event, 1)
+    device.finish(event)
+    return pinned.view(np.int64)
+
+
 def test_memory_is_copied_there_and_back(device):
     given = np.arange(1000)
-    memory = device.allocate(8000)
+    memory = device.allocate(8000, 1)
     assert memory.address % 256 == 0
-    device.upload(memory.address, given)
-    got = np.zeros(500, np.int64)
-    device.download(got, memory.address + 4000)
+    device.upload(memory.address, given, 1)
+    got = downloaded(device, memory.address + 4000, 500)
     assert got.tolist() == given[500:].tolist()
     assert device.memory_bytes() > 8000
 
 
 def test_numbers_are_sorted_stably(device):
     numbers = np.random.default_rng(0).integers(-3, 3, 5000)
-    memory = device.allocate(2 * numbers.nbytes)
-    device.upload(memory.address, numbers)
-    device.order(memory.address, len(numbers), memory.address + numbers.nbytes)
-    got = np.empty(len(numbers), np.int64)
-    device.download(got, memory.address + numbers.nbytes)
+    memory = device.allocate(2 * numbers.nbytes, 1)
+    device.upload(memory.address, numbers, 1)
+    device.order(memory.address, len(numbers), memory.address + numbers.nbytes, 1)
+    got = downloaded(device, memory.address + numbers.nbytes, len(numbers))
     assert got.tolist() == np.argsort(numbers, kind="stable").tolist()
 
 
 def test_a_kernel_gets_its_arguments(device):
-    memory = device.allocate(1600)
-    device.upload(memory.address, np.arange(100))
+    memory = device.allocate(1600, 1)
+    device.upload(memory.address, np.arange(100), 1)
     run = device.load(KERNEL)
     assert device.load(KERNEL) is run
-    run("scale", 100, memory.address, 100, 3.0, np.float32(0.5), memory.address + 800)
-    got = np.empty(100, np.int64)
-    device.download(got, memory.address + 800)
+    run(1, "scale", 100, memory.address, 100, 3.0, np.float32(0.5), memory.address + 800)
+    got = downloaded(device, memory.address + 800, 100)
     assert got.tolist() == [3 * number for number in range(100)]
 
 
@@ -98,4 +104,17 @@ def test_more_memory_than_there_is_is_a_memory_error(device):
     if isinstance(device, CpuDevice):
         pytest.skip("a CPU's memory is not what is tested here")
     with pytest.raises(MemoryError):
-        device.allocate(1 << 50)
+        device.allocate(1 << 50, 1)
+
+
+def test_a_stream_waits_for_what_another_one_does(device):
+    memory, (one, other), event = device.allocate(1 << 20, 1), (device.stream(), device.stream()), device.event()
+    device.zero(memory.address, 1 << 20, one)
+    device.upload(memory.address, np.arange(1000), one)
+    device.record(event, one)
+    device.wait(other, event)
+    device.order(memory.address, 1000, memory.address + 8000, other)
+    device.record(event, other)
+    device.wait(1, event)
+    assert downloaded(device, memory.address + 8000, 1000).tolist() == list(range(1000))
+    assert not downloaded(device, memory.address + 16000, 1000).any()

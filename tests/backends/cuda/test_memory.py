@@ -8,6 +8,7 @@ from cuda_on_cpu import CpuDevice
 
 from kvemb.backends.cuda.device import Memory
 from kvemb.backends.cuda.memory import Chunks, Rooms, bytes_per_cell, chunk_shift
+from kvemb.backends.cuda.queue import Queue
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
 
@@ -22,12 +23,12 @@ class CountingDevice(CpuDevice):
         self.sizes: list[int] = []
         self.left = 1000
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int, stream: int) -> Memory:
         if self.left == 0:
             raise MemoryError("spent")
         self.left -= 1
         self.sizes.append(nbytes)
-        return super().allocate(nbytes)
+        return super().allocate(nbytes, stream)
 
 
 def test_chunks_are_a_thousandth_of_the_largest_table():
@@ -36,20 +37,20 @@ def test_chunks_are_a_thousandth_of_the_largest_table():
 
 def test_the_last_chunk_has_what_the_others_leave():
     device = CountingDevice()
-    chunks = Chunks(device, SCHEMA, 1025)
+    chunks = Chunks(Queue(device), SCHEMA, 1025)
     assert [chunks.rounded(buckets) for buckets in (1, 2, 3, 1025)] == [2, 2, 4, 1025]
     chunks.resize(1024)
     chunks.resize(1025)
     bucket = 128 * bytes_per_cell(SCHEMA)
     assert device.sizes == [8 * 513, *[2 * bucket] * 512, bucket]
     addresses = np.empty(513, np.uint64)
-    device.download(addresses, chunks.address)
+    Queue(device).download(addresses, chunks.address)
     assert len(set(addresses.tolist())) == 513
 
 
 def test_chunks_without_memory_for_more_are_as_they_were():
     device = CountingDevice()
-    chunks = Chunks(device, SCHEMA, 8)
+    chunks = Chunks(Queue(device), SCHEMA, 8)
     chunks.resize(2)
     device.left = 3
     with pytest.raises(MemoryError, match="spent"):
@@ -63,18 +64,20 @@ def test_chunks_without_memory_for_more_are_as_they_were():
 
 def test_a_room_grows_and_is_kept():
     device = CountingDevice()
-    rooms = Rooms(device)
+    rooms = Rooms(Queue(device))
     first = rooms.of("keys", 1000)
     assert rooms.of("keys", 10) == rooms.put("keys", np.arange(100)) == first
     rooms.of("keys", 2000)
     assert device.sizes == [1000, 2500]
     assert rooms.get(rooms.put("keys", np.arange(7)), 7, np.int64).tolist() == list(range(7))
     assert rooms.get(rooms.zeros("count", 3), 3, np.int64).tolist() == [0, 0, 0]
+    assert rooms.put_once("table", np.arange(9)) == rooms.put_once("table", np.arange(9))
+    assert rooms.get(rooms.put_once("table", np.arange(9) + 1), 9, np.int64).tolist() == list(range(1, 10))
     assert len(rooms.get(rooms.put("none", np.empty(0)), 0, np.float64)) == 0
 
 
 def test_rows_are_columns_in_a_room():
-    rooms = Rooms(CpuDevice())
+    rooms = Rooms(Queue(CpuDevice()))
     rows = RowBlock(SCHEMA, 21)
     rows.keys[:], rows.scores[:], rows.steps[:], rows.flags[:] = np.arange(21), 0.5, 7, 3
     rows.words[:] = np.arange(42).reshape(21, 2)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counting_device import CountingDevice
 from cuda_devices import DEVICES, device_of
 from cuda_life import Life
 from cuda_on_cpu import CpuDevice, CudaOnCpuTable
@@ -87,10 +88,10 @@ class FullDevice(CpuDevice):
 
     spent = False
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int, stream: int) -> Memory:
         if self.spent and nbytes == CHUNK_BYTES:
             raise MemoryError(f"no room for {nbytes} bytes")
-        return super().allocate(nbytes)
+        return super().allocate(nbytes, stream)
 
 
 @pytest.mark.usefixtures("_on_cpu")
@@ -138,30 +139,20 @@ def test_threads_of_kernels_do_not_race():
     assert "passed" in done.stdout
 
 
-class CopyingDevice(CpuDevice):
-    """A device that notes the bytes of each copy to the host, for each of which the host waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copied: list[int] = []
-
-    def download(self, array: Any, address: int) -> None:
-        self.copied.append(array.nbytes)
-        super().download(array, address)
-
-
 @pytest.mark.usefixtures("_on_cpu")
 def test_of_a_call_on_hot_rows_the_host_gets_the_rows_and_eight_bytes():
-    device = CopyingDevice()
+    device = CountingDevice()
     table = table_on(device, 256, 256)
     table.insert(rows_of(np.arange(100)))
     out, cells = np.empty((100, 1), np.float32), table.find(np.arange(100))
-    device.copied = []
+    device.start()
     table.lookup(np.arange(100), out, ScoreRule.COUNT, 1.0)
-    assert device.copied == [8, 400]
+    assert device.downloads == [8, 400]
     table.upsert(np.arange(100), out, 2)
-    assert device.copied == [8, 400, 8]
+    assert device.downloads == [8, 400, 8]
+    assert device.waits == 3
     table.apply(cells, Momentum(0.1), out, 3)
     table.assign(cells, out, 4)
     table.add(cells, out, out, 5)
-    assert device.copied == [8, 400, 8]
+    assert device.downloads == [8, 400, 8]
+    assert device.waits == 3

@@ -1,0 +1,188 @@
+"""The cells of one hot table, and what kernels do with them; everything they take and give is at addresses.
+
+The table itself (table.py) has arrays in the host's memory, arrays.py those in the device's. Not thread-safe: the
+table's caller locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from kvemb.backends.cuda import formulas, source
+from kvemb.backends.cuda.device import Device
+from kvemb.backends.cuda.memory import Chunks, Rooms
+from kvemb.backends.cuda.queue import Queue
+from kvemb.optimizers import Optimizer
+from kvemb.optimizers.formula import Function
+from kvemb.optimizers.formula import read as read_formula
+from kvemb.restrict import ScoreRule
+from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.hashing import Positions
+from kvemb.rows.schema import Schema
+
+NO_POSITIONS: Positions = np.empty(0, np.int64)
+NULL = 0
+WARP = 32
+
+
+class Cells:
+    """The cells of a table of at most most_buckets buckets; there are none at first.
+
+    unit: how many bytes of an embedding are copied at a time; rooms: buffers for the inputs and outputs of a call.
+    """
+
+    def __init__(self, device: Device, schema: Schema, most_buckets: int) -> None:
+        self.schema, self.queue = schema, Queue(device)
+        self.chunks = Chunks(self.queue, schema, most_buckets)
+        self.rooms = Rooms(self.queue)
+        self.value_bytes = schema.dim * schema.value_dtype.itemsize
+        self.unit = unit_of(self.value_bytes, schema.row_bytes)
+
+    def table(self, buckets: int | None = None) -> tuple[int, int, int, int]:
+        """Return what a kernel over the table is given first. buckets: None for all."""
+        chunks = self.chunks
+        return chunks.address, chunks.buckets if buckets is None else buckets, chunks.shift, self.schema.row_words
+
+    def run(self, name: str, threads: int, *arguments: Any, buckets: int | None = None) -> None:
+        """Run a kernel over the table."""
+        self.queue.run(source.table_source(), name, threads, *self.table(buckets), *arguments)
+
+    def run_plain(self, name: str, threads: int, *arguments: Any) -> None:
+        """Run one of the kernels of arrays.cu, which need no table."""
+        self.queue.run(source.table_source(), name, threads, *arguments)
+
+    # Finding.
+
+    def find(
+        self,
+        keys: int,
+        n: int,
+        *,
+        at: int = NULL,
+        out: int = NULL,
+        exists: int = NULL,
+        rule: ScoreRule | None = None,
+        now: float = 0.0,
+    ) -> int:
+        """Find n keys, whose cells are then in the room "cells"; return how many are not there.
+
+        Positions of those are in the room "missing", in any order. See the kernel for at, out and exists; rule and now
+        as in HotTable.lookup.
+        """
+        rooms = self.rooms
+        if not n:
+            return 0
+        how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
+        misses = rooms.zeros("count", 1)
+        self.run(
+            "find", WARP * n, keys, n, at, rooms.of("cells", 8 * n), out, self.value_bytes, self.unit, exists, how,
+            float(now), misses, rooms.of("missing", 8 * n),
+        )  # fmt: skip
+        return int(rooms.get(misses, 1, np.int64)[0])
+
+    def missing(self, count: int) -> Positions:
+        """Return the positions of so many missing keys, ascending."""
+        if not count:
+            return NO_POSITIONS
+        return np.sort(self.rooms.get(self.rooms.of("missing", 8 * count), count, np.int64))
+
+    def ordered(self, cells: int, n: int) -> int:
+        """Return the address of the positions that sort cells, stably."""
+        order = self.rooms.of("order", 8 * n)
+        self.queue.order(cells, n, order)
+        return order
+
+    # Embeddings of n cells; entries < 0 are skipped.
+
+    def assign(self, cells: int, values: int, n: int, step: int) -> None:
+        """Set embeddings to values (n, dim)."""
+        if n:
+            order = self.ordered(cells, n)
+            self.run("assign", WARP * n, cells, order, n, values, self.value_bytes, self.unit, step)
+
+    def add(self, cells: int, old: int, new: int, n: int, step: int) -> None:
+        """Add new - old, both (n, dim)."""
+        if n:
+            program, order = source.values_source(self.schema), self.ordered(cells, n)
+            arguments = cells, order, n, old, new, self.schema.dim, step
+            self.queue.run(program, "add", WARP * n, *self.table(), *arguments)
+
+    def pool(self, cells: int, n: int, bags: Bags, at: int, beside: int, out: int) -> None:
+        """Write the pooled rows of bags of n keys to out. at, beside: addresses of kvemb.rows.bags.Beside, or null."""
+        rooms, count, dim = self.rooms, bags.bag_count, self.schema.dim
+        program = source.values_source(self.schema)
+        weights, divisors = (
+            rooms.put(name, each) if len(each) else NULL
+            for name, each in (("weights", bags.weights), ("divisors", bags.divisors))
+        )
+        scales = NULL
+        if np.isfinite(bags.most_norm) and n:
+            scales = rooms.of("scales", 8 * n)
+            clipping = cells, n, at, beside, dim, float(bags.most_norm), weights, scales
+            self.queue.run(program, "clip_scales", n, *self.table(), *clipping)
+        offsets = rooms.put("offsets", bags.offsets)
+        arguments = cells, at, beside, dim, offsets, count, weights, divisors, scales, out
+        self.queue.run(program, "pool", WARP * count, *self.table(), *arguments)
+
+    def put_beside(self, beside: Beside | None) -> tuple[int, int]:
+        """Return the addresses of the positions and the rows beside the table, null for none."""
+        if beside is None:
+            return NULL, NULL
+        return self.rooms.put("at", beside.at), self.rooms.put("old", beside.values)
+
+    def step(
+        self,
+        functions: tuple[Function, ...],
+        optimizer: Optimizer,
+        cells: int,
+        n: int,
+        grads: int,
+        sums: tuple[int, int, int],
+        step: int,
+        count: int,
+    ) -> None:
+        """Run formulas of an optimizer on n distinct cells. grads (·, dim), in the slots' dtype.
+
+        sums: the addresses of first and following (kvemb.rows.hashing.Sums), and of the places where sums go, null for
+        the cells' own; first null: row i for cell i; following null: none has a second row.
+        """
+        schema, rooms = self.schema, self.rooms
+        if not n:
+            return
+        first, following, sum_at = sums
+        copies, wide = formulas.uses_rooms(functions)
+        row_bytes = schema.dim * schema.slot_dtype.itemsize
+        summed = n if copies or not sum_at else n // 2 + 1
+        self.queue.run(
+            source.step_source(functions, tuple(slot.name for slot in optimizer.slots), schema), "step", WARP * n,
+            *self.table(), cells, n, grads, first, following,
+            rooms.of("sums", summed * row_bytes) if copies or following else NULL, sum_at,
+            rooms.of("wide", n * row_bytes) if wide else NULL,
+            schema.dim, step, float(count), *schema.slot_columns[:-1], *self._numbers(functions, optimizer),
+        )  # fmt: skip
+
+    def match(self, cells: int, n: int, optimizer: Optimizer, step: int) -> None:
+        """Set the slots of n cells that follow the embedding; see contracts.HotTable."""
+        if optimizer.match is not None and n:
+            # Every cell has the one gradient there is, of zeros.
+            zeros = self.rooms.zeros("gradient", -(-self.schema.dim * self.schema.slot_dtype.itemsize // 8))
+            first = self.rooms.zeros("first", n)
+            self.step((optimizer.match,), optimizer, cells, n, zeros, (first, NULL, NULL), step, 0)
+
+    def _numbers(self, functions: tuple[Function, ...], optimizer: Optimizer) -> Iterator[Any]:
+        """Yield what formulas take after their rows; of a table, its address and its length."""
+        for place, function in enumerate(functions):
+            tables = read_formula(function).tables
+            for name, number in optimizer.numbers(function, self.schema.slot_dtype).items():
+                if name in tables:
+                    yield from (self.rooms.put_once(f"{name} {place}", number), len(number))
+                else:
+                    yield number
+
+
+def unit_of(*sizes: int) -> int:
+    """Return how many bytes may be copied at a time between places that are multiples of these sizes."""
+    return next(unit for unit in (16, 8, 4, 2, 1) if all(size % unit == 0 for size in sizes))

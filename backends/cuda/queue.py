@@ -1,0 +1,145 @@
+"""What one hot table has its device do: in the order of the calls, on its own stream or on a caller's.
+
+Arrays cross to and from the host through two pieces of pinned memory, one of which is filled or emptied while the
+device copies the other. They grow to PIECE_BYTES and are kept. Not thread-safe: the table's caller locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.backends.cuda.device import Device, Memory
+
+PIECE_BYTES = 4 << 20
+# CUDA copies so much of an upload to memory of its own at once, so the host need not wait for it.
+SMALL_UPLOAD_BYTES = 64 << 10
+
+
+class Queue:
+    """The order of one table's work. device: where it is done."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._own = device.stream()
+        self._stream = self._last = self._own  # where work goes now; where the last of it went
+        self._event = device.event()
+        self._pieces = [_Piece(device), _Piece(device)]
+
+    @contextmanager
+    def on(self, stream: int, others: frozenset[int] = frozenset()) -> Iterator[None]:
+        """Do the work of the block on a caller's stream, after all that was done before.
+
+        others: streams of which the block uses arrays; it waits for them, and their later work for the block.
+        """
+        device = self.device
+        for other in others:
+            device.record(self._event, other)
+            device.wait(stream, self._event)
+        if self._last == self._own:
+            device.record(self._event, self._own)
+        device.wait(stream, self._event)
+        self._stream = self._last = stream
+        try:
+            yield
+        finally:
+            device.record(self._event, stream)
+            for other in others:
+                device.wait(other, self._event)
+            self._stream = self._own
+
+    def _here(self) -> int:
+        """Return the stream for what comes now. The table's own one waits for what was done on a caller's."""
+        if self._last != self._stream:
+            self.device.wait(self._stream, self._event)
+            self._last = self._stream
+        return self._stream
+
+    def allocate(self, nbytes: int) -> Memory:
+        """See Device. What is freed goes to later work of this table, whatever the stream."""
+        return self.device.allocate(nbytes, self._own)
+
+    def run(self, source: str, name: str, threads: int, *arguments: Any) -> None:
+        """Run a kernel of a source (Device.load), if any thread has something to do."""
+        if threads:
+            self.device.load(source)(self._here(), name, threads, *arguments)
+
+    def zero(self, address: int, nbytes: int) -> None:
+        """See Device."""
+        self.device.zero(address, nbytes, self._here())
+
+    def order(self, numbers: int, count: int, out: int) -> None:
+        """See Device."""
+        self.device.order(numbers, count, out, self._here())
+
+    def upload(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Copy a contiguous array to the device. The caller may change it afterwards."""
+        stream, left = self._here(), array.reshape(-1).view(np.uint8)
+        if len(left) <= SMALL_UPLOAD_BYTES:
+            self.device.upload(address, left, stream)
+            return
+        while len(left):
+            piece = self._next_piece(len(left))
+            part = piece.take(len(left))
+            part[:] = left[: len(part)]
+            self.device.upload(address, part, stream)
+            piece.record(stream)
+            address, left = address + len(part), left[len(part) :]
+
+    def download(self, array: npt.NDArray[Any], address: int) -> None:
+        """Copy to a contiguous array from the device, and wait for it."""
+        stream, left = self._here(), array.reshape(-1).view(np.uint8)
+        before: tuple[_Piece, Any, Any] | None = None
+        while len(left):
+            piece = self._next_piece(len(left))
+            part = piece.take(len(left))
+            self.device.download(part, address, stream)
+            piece.record(stream)
+            if before is not None:
+                _finish(*before)
+            before, address, left = (piece, part, left[: len(part)]), address + len(part), left[len(part) :]
+        if before is not None:
+            _finish(*before)
+
+    def _next_piece(self, nbytes: int) -> _Piece:
+        self._pieces.reverse()
+        self._pieces[0].make_ready(min(nbytes, PIECE_BYTES))
+        return self._pieces[0]
+
+
+def _finish(piece: _Piece, part: Any, to: Any) -> None:
+    piece.finish()
+    to[:] = part
+
+
+class _Piece:
+    """Pinned memory, and what it is being copied from or to."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._event, self._in_use = device, device.event(), False
+        self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def make_ready(self, nbytes: int) -> None:
+        """Wait until it is in use no longer; it has at least so many bytes then."""
+        self.finish()
+        if len(self._bytes) < nbytes:
+            self._bytes = self._device.pinned(min(PIECE_BYTES, max(256, nbytes + nbytes // 4)))
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return up to so many of its bytes."""
+        return self._bytes[: min(nbytes, PIECE_BYTES)]
+
+    def record(self, stream: int) -> None:
+        """It is in use until the stream has done its work of now."""
+        self._device.record(self._event, stream)
+        self._in_use = True
+
+    def finish(self) -> None:
+        """Wait until it is in use no longer."""
+        if self._in_use:
+            self._device.finish(self._event)
+            self._in_use = False

@@ -1,0 +1,72 @@
+"""A device on the CPU that counts what the host waits for and copies, and checks the order of work on streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda_on_cpu import CpuDevice
+
+from kvemb.backends.cuda.device import Program
+
+
+class CountingDevice(CpuDevice):
+    """The device of one hot table. uploads, downloads: bytes of each copy since start(). waits: of the host.
+
+    All work must be ordered after all that was done before: on the same stream, or by an event. As work is done here
+    when it is given, that would not show otherwise.
+    """
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__(seed)
+        self._done = 0
+        self._known: dict[int, int] = {}  # how much of the work each stream comes after
+        self._events: dict[int, tuple[Any, int]] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Count from here."""
+        self.uploads: list[int] = []
+        self.downloads: list[int] = []
+        self.waits = 0
+
+    def _work(self, stream: int) -> None:
+        assert self._known.get(stream, 0) == self._done, f"work on stream {stream} does not wait for what came before"
+        self._done += 1
+        self._known[stream] = self._done
+
+    def record(self, event: Any, stream: int) -> None:
+        self._events[id(event)] = event, self._known.get(stream, 0)
+
+    def wait(self, stream: int, event: Any) -> None:
+        self._known[stream] = max(self._known.get(stream, 0), self._events[id(event)][1])
+
+    def finish(self, event: Any) -> None:
+        assert id(event) in self._events
+        self.waits += 1
+
+    def upload(self, address: int, array: Any, stream: int) -> None:
+        self._work(stream)
+        self.uploads.append(array.nbytes)
+        super().upload(address, array, stream)
+
+    def download(self, array: Any, address: int, stream: int) -> None:
+        self._work(stream)
+        self.downloads.append(array.nbytes)
+        super().download(array, address, stream)
+
+    def zero(self, address: int, nbytes: int, stream: int) -> None:
+        self._work(stream)
+        super().zero(address, nbytes, stream)
+
+    def order(self, numbers: int, count: int, out: int, stream: int) -> None:
+        self._work(stream)
+        super().order(numbers, count, out, stream)
+
+    def load(self, source: str) -> Program:
+        run = super().load(source)
+
+        def run_in_order(stream: int, name: str, threads: int, *arguments: Any) -> None:
+            self._work(stream)
+            run(stream, name, threads, *arguments)
+
+        return run_in_order
