@@ -91,6 +91,10 @@ class CpuTable:
         return self.capacity_rows * self.bytes_per_cell(self.schema)
 
     @property
+    def there(self) -> None:
+        """See contracts.HotTable."""
+
+    @property
     def step_rows(self) -> int:
         """See contracts.HotTable."""
         return min(max(LEAST_STEP, self._buckets // STEP), self._max_buckets - self._buckets) * cpu_probe.CELLS

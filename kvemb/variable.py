@@ -20,6 +20,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_ROWS
 from kvemb.contracts import HotTable
 from kvemb.defaults import chosen
+from kvemb.engine import on_device
 from kvemb.engine.arguments import ReferenceArguments
 from kvemb.engine.assembly import GraphKeys, open_table
 from kvemb.engine.engine import Engine
@@ -31,6 +32,7 @@ from kvemb.optimizers import KINDS, Optimizer
 from kvemb.options import format_bytes
 from kvemb.restrict import RestrictPolicy
 from kvemb.rows.block import RowBlock
+from kvemb.rows.device_arrays import device_of
 from kvemb.rows.schema import as_values, public_keys, rows_to_fill
 from kvemb.rows.tensors import plain
 from kvemb.signatures import method_of
@@ -62,6 +64,11 @@ class Variable(Handle[Table]):
     Get one with Store.get_variable or kvemb.get_variable, which explain the arguments; the class itself raises
     ValueError if the variable is open already. A call with more distinct keys than Limits.call_rows is processed in
     parts of that size. Each part is atomic; if one fails, the parts before it have been applied.
+
+    A variable on one GPU takes arrays in that GPU's memory too, of CuPy, PyTorch, or with __cuda_array_interface__ or
+    __dlpack__, in its own dtypes and C-contiguous, and answers with arrays of the same library, on the same stream.
+    Rows that are hot on the GPU are then a part of their own, the first one, and do not leave it. With a constraint or
+    durability="write", all of a call that changes rows passes through the host.
     """
 
     @method_of(VariableArguments)
@@ -192,6 +199,8 @@ class Variable(Handle[Table]):
         Closed, Corruption.
         """
         table, schema = self._inside, self._inside.schema
+        if device_of(keys) is not None:
+            return on_device.lookup(table, keys, out, return_exists=bool(return_exists), touch=bool(touch))
         wanted, flat = table.flat(keys)
         filled = rows_to_fill(out, schema.value_dtype, (*wanted, schema.dim), flat)
         exists = np.empty(len(flat), np.bool_) if return_exists else None
@@ -205,6 +214,9 @@ class Variable(Handle[Table]):
         values: keys.shape + (dim,), of the value dtype, or lists. Of duplicate keys the last wins. If a cold read
         fails, keys that were hot may have been replaced. Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
+        if device_of(keys) is not None:
+            on_device.upsert(self._inside, keys, values)
+            return
         shape, flat = self._inside.flat_and_owned(keys)
         given = as_values(values, self._inside.schema.value_dtype, (*shape, self.dim))
         self._inside.operations.upsert(flat, given)
@@ -217,6 +229,9 @@ class Variable(Handle[Table]):
         old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates are
         applied in order, so their deltas add up. This is TFRA's update with bp_v2: concurrent updates are not lost.
         """
+        if device_of(keys) is not None:
+            on_device.accum(self._inside, keys, old_values, new_values, exists)
+            return
         shape, flat = self._inside.flat_and_owned(keys)
         old = as_values(old_values, self._inside.schema.value_dtype, (*shape, self.dim), "old_values")
         new = as_values(new_values, self._inside.schema.value_dtype, (*shape, self.dim), "new_values")
@@ -236,6 +251,9 @@ class Variable(Handle[Table]):
         are summed first. Raises TypeError, ValueError, also if the variable is not trainable or has no optimizer;
         Closed, ReadOnly, Poisoned.
         """
+        if device_of(keys) is not None:
+            on_device.apply_gradients(self._inside, keys, grads)
+            return
         _, flat, given = self._inside.gradients(keys, grads)
         self._inside.operations.apply_gradients(flat, given)
 
@@ -253,7 +271,8 @@ class Variable(Handle[Table]):
 
     def remove(self, keys: npt.ArrayLike) -> None:
         """Drop rows with their slots and scores; missing keys are ignored."""
-        _, flat = self._inside.flat_and_owned(keys)
+        there = device_of(keys) is not None
+        _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat_and_owned(keys)
         self._inside.operations.remove(flat)
 
     def clear(self) -> None:
@@ -316,7 +335,8 @@ class Variable(Handle[Table]):
 
     def prefetch(self, keys: npt.ArrayLike) -> None:
         """Start reading the cold rows of keys in the background, for the call that follows. Changes no result."""
-        _, flat = self._inside.flat(keys)
+        there = device_of(keys) is not None
+        _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat(keys)
         self._inside.operations.prefetch(flat)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arrays_there import ArrayThere
 
 from kvemb.backends.cuda.device import Memory, Program
 from kvemb.backends.cuda.table import CudaTable
@@ -107,6 +108,12 @@ class CpuDevice:
     def order(self, numbers: int, count: int, out: int, stream: int) -> None:
         given, result = (np.frombuffer((ctypes.c_int64 * count).from_address(at), np.int64) for at in (numbers, out))
         result[:] = np.argsort(given, kind="stable")
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return ArrayThere(np.full(shape, -7).astype(dtype))
+
+    def imported(self, data: Any) -> Any:
+        return ArrayThere(np.from_dlpack(data.array), stream=data.__dlpack__(stream=1))
 
     def load(self, source: str) -> Program:
         with self._lock:

@@ -92,6 +92,10 @@ class OpaqueTable:
         return self._capacity * self.bytes_per_cell(self._schema)
 
     @property
+    def there(self) -> None:
+        return None
+
+    @property
     def step_rows(self) -> int:
         return self._capacity if 2 * self._capacity <= self._most else 0
 

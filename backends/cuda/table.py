@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kvemb.backends.cuda.arrays import ArrayRows
 from kvemb.backends.cuda.cells import NO_POSITIONS, NULL, WARP, Cells
 from kvemb.backends.cuda.device import Device, open_device
 from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
@@ -57,6 +58,7 @@ class CudaTable:
         most = max(first, max_capacity_rows // CELLS)
         self._schema, self._cells = schema, Cells(type(self).open_device(name), schema, most)
         self._chunks, self._rooms, self._queue = self._cells.chunks, self._cells.rooms, self._cells.queue
+        self._there = ArrayRows(self._cells, name)
         self._value_bytes, self._unit, self._run = self._cells.value_bytes, self._cells.unit, self._cells.run
         self.size = 0
         self._enlarge(self._chunks.rounded(first))
@@ -96,6 +98,11 @@ class CudaTable:
     def nbytes(self) -> int:
         """See contracts.HotTable."""
         return self.capacity_rows * bytes_per_cell(self._schema)
+
+    @property
+    def there(self) -> ArrayRows:
+        """See contracts.HotTable."""
+        return self._there
 
     @property
     def step_rows(self) -> int:

@@ -4,17 +4,20 @@ Keys are int64 (n,) everywhere (schema.as_keys).
 """
 
 from kvemb.contracts.cold import ColdDatabase, ColdStore, Family, Gap, Mask, Recorder, SortedFile, WriteLog
+from kvemb.contracts.device import DeviceRows, Missing
 from kvemb.contracts.hot import HOST, HotTable, Memory, RowKernels, Values
 
 __all__ = [
     "HOST",
     "ColdDatabase",
     "ColdStore",
+    "DeviceRows",
     "Family",
     "Gap",
     "HotTable",
     "Mask",
     "Memory",
+    "Missing",
     "Recorder",
     "RowKernels",
     "SortedFile",

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy.typing as npt
 
+from kvemb.contracts.device import DeviceRows
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
@@ -129,6 +130,10 @@ class HotTable(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory its cells take now."""
+
+    @property
+    def there(self) -> DeviceRows | None:
+        """Its rows, for arrays in a GPU's memory; None if they are in the host's."""
 
     @property
     def step_rows(self) -> int:

@@ -23,8 +23,8 @@ from kvemb.handle import Handle
 from kvemb.interrupts import uninterrupted
 from kvemb.rows.codec import order_keys
 from kvemb.tiers.budget import Lease
+from kvemb.tiers.device_operations import DeviceOperations
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.sizing import Sized, make_tables, spill_bytes
@@ -115,7 +115,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     factory = RowFactory(schema, specification.initializer, optimizer, kernels)
     scratch = None if engine.state.read_only else engine.path
     scoring, more = Scoring(policy, hot_tables), (specification.constraint, specification.admission)
-    operations = TableOperations(storage, factory, scoring, kernels, optimizer, scratch, *more)
+    operations = DeviceOperations(storage, factory, scoring, kernels, optimizer, scratch, *more)
     warm(engine, specification.name, hot_tables, operations)
     return Table(specification, policy, hot_tables, storage, operations, variable)
 

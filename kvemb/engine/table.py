@@ -21,8 +21,8 @@ from kvemb.restrict import RestrictPolicy, Scores
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema, as_keys, as_values, public_keys
 from kvemb.stats import Stats
+from kvemb.tiers.device_operations import DeviceOperations
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.storage import TieredStorage
 
 
@@ -38,7 +38,7 @@ class Table:
         policy: RestrictPolicy | None,
         hot_tables: HotTables,
         storage: TieredStorage,
-        operations: TableOperations,
+        operations: DeviceOperations,
         variable: Any,
     ) -> None:
         self.specification, self.policy, self.variable = specification, policy, variable
@@ -115,14 +115,18 @@ class Table:
 
         Raises TypeError; ValueError, also where the variable cannot be trained.
         """
+        self.check_trainable()
+        shape, flat = self.flat_and_owned(keys)
+        return shape, flat, as_values(grads, self.schema.slot_dtype, (*shape, self.schema.dim), "grads")
+
+    def check_trainable(self) -> None:
+        """Raise ValueError if the variable cannot be trained."""
         if not self.specification.trainable:
             raise ValueError(f"variable {self.name!r} is not trainable; create it with trainable=True to train it")
         if self.operations.optimizer is None:
             raise ValueError(
                 f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad()"
             )
-        shape, flat = self.flat_and_owned(keys)
-        return shape, flat, as_values(grads, self.schema.slot_dtype, (*shape, self.schema.dim), "grads")
 
     # For its policy: restrict.ScoredRows.
 

@@ -22,8 +22,12 @@ def plain(data: Any, dtype: np.dtype[Any], what: str) -> Any:
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(data, torch.Tensor):
+        if hasattr(data, "__cuda_array_interface__"):
+            raise TypeError(f"{what} must be in the host's memory here, got an array on a GPU; pass {what}.get()")
         return data
-    advice = _refusal(torch, data, what)
+    advice = refusal(torch, data, what)
+    if advice is None and data.device.type != "cpu":
+        advice = f"is on the device {str(data.device)!r}; pass {what}.cpu()"
     if advice is not None:
         raise TypeError(f"{what} must be a plain tensor or an array, got a tensor that {advice}")
     try:
@@ -35,8 +39,8 @@ def plain(data: Any, dtype: np.dtype[Any], what: str) -> Any:
         raise TypeError(f"{what} must be a tensor that NumPy can read, got {data.dtype}: {error}") from error
 
 
-def _refusal(torch: Any, data: Any, what: str) -> str | None:
-    """What is wrong with a tensor, and what to pass instead; None if nothing is."""
+def refusal(torch: Any, data: Any, what: str) -> str | None:
+    """Return what is wrong with a tensor on any device, and what to pass instead; None if nothing is."""
     if data.requires_grad:
         meant = "rows.grad or grads.detach()" if what == "grads" else f"{what}.detach()"
         return f"requires gradients; pass {meant}"
@@ -46,6 +50,4 @@ def _refusal(torch: Any, data: Any, what: str) -> str | None:
         return f"is {'nested' if data.is_nested else 'sparse'}; pass {what}.to_dense()"
     if data.device.type == "meta":
         return "has no numbers, on the device 'meta'"
-    if data.device.type != "cpu":
-        return f"is on the device {str(data.device)!r}; pass {what}.cpu()"
     return None

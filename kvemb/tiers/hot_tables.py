@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import HotTable, Values
+from kvemb.contracts import DeviceRows, HotTable, Values
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, Beside
@@ -65,6 +65,11 @@ class HotTables:
     def of_devices(self) -> list[HotTable]:
         """The tables of devices, without the one below them."""
         return self.tables[: self._devices]
+
+    @property
+    def there(self) -> DeviceRows | None:
+        """The rows of the only device, for arrays in its memory; None if there are several, or it is the CPU."""
+        return self.tables[0].there if self._devices == 1 else None
 
     @property
     def size(self) -> int:
@@ -148,6 +153,18 @@ class HotTables:
             out[positions[found]] = part[found]
             missing.append(positions[absent])
         return np.sort(np.concatenate(missing))
+
+    def lookup_below(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
+        """Do what lookup does for keys that are in no device's table."""
+        if self._below is None:
+            return np.arange(len(keys))
+        here = np.flatnonzero(self._below.has(keys))
+        rows = np.empty((len(here), out.shape[1]), out.dtype)
+        if rule is not None:
+            self._below.use(self.tables[-1], keys[here])
+        self.tables[-1].lookup(keys[here], rows, rule, now)
+        out[here] = rows
+        return np.delete(np.arange(len(keys)), here)
 
     def pool(
         self,

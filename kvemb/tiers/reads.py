@@ -86,19 +86,24 @@ class TableReads:
 
     def _record(self, keys: Keys, touch: bool, read: _Read) -> Missed | None:
         """The same under the lock."""
-        storage, scoring = self._storage, self._scoring
-        touch = touch and storage.state.keeps_uses and scoring.records_uses
-        owners = self._hot_tables.owners(keys)
-        if touch:
-            storage.count_use()
+        storage, owners = self._storage, self._hot_tables.owners(keys)
+        rule, now = self._begin_use(touch)
+        if rule is not None:
             storage.copy_before_change(keys, owners)
-        now = scoring.now(storage.step)
-        missing = read(owners, scoring.rule if touch else None, now)
-        if touch and scoring.rule is ScoreRule.CUSTOM:
-            scoring.use_hot(np.delete(keys, missing), now)
+        missing = read(owners, rule, now)
+        if rule is ScoreRule.CUSTOM:
+            self._scoring.use_hot(np.delete(keys, missing), now)
         storage.counts.hits += len(keys) - len(missing)
         storage.counts.misses += len(missing)
-        return Missed(missing, now if touch else None) if len(missing) else None
+        return Missed(missing, None if rule is None else now) if len(missing) else None
+
+    def _begin_use(self, touch: bool) -> tuple[ScoreRule | None, float]:
+        """Return how the uses of a call are recorded, None: not at all; and their time."""
+        storage, scoring = self._storage, self._scoring
+        if not (touch and storage.state.keeps_uses and scoring.records_uses):
+            return None, scoring.now(storage.step)
+        storage.count_use()
+        return scoring.rule, scoring.now(storage.step)
 
     def lookup_cold(self, keys: Keys, missed: Missed, out: Values, exists: Mask | None) -> None:
         """Fill in what lookup_hot did not find."""
@@ -122,14 +127,17 @@ class TableReads:
         missed = self._recorded(
             keys, touch, lambda owners, rule, now: self._hot_tables.pool(keys, owners, bags, None, out, rule, now)
         )
-        if missed is None:
-            return
-        chosen = bags.holding(missed.positions)
+        if missed is not None:
+            chosen = bags.holding(missed.positions)
+            pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)
+            self._pool_chosen(keys, bags, chosen, missed, pooled)
+            out[chosen] = pooled
+
+    def _pool_chosen(self, keys: Keys, bags: Bags, chosen: Positions, missed: Missed, out: Values) -> None:
+        """Fill out with the chosen bags, those that have keys which were missed."""
         positions, left = bags.only(chosen)
-        pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)
         missing = np.searchsorted(positions, missed.positions)
-        self._pool_beside(keys[positions], left, missing, pooled, missed.now)
-        out[chosen] = pooled
+        self._pool_beside(keys[positions], left, missing, out, missed.now)
 
     def _pool_beside(self, keys: Keys, bags: Bags, missing: Positions, out: Values, now: float | None) -> None:
         """Pool bags with keys that are not hot, at `missing`. Rows that cease to be hot meanwhile follow them."""

@@ -273,6 +273,11 @@ class TieredStorage:
         self.optimizer_steps = max(self.optimizer_steps, number)
         self.log.counted(self.optimizer_steps, self.step)
 
+    @property
+    def snapshot_under_way(self) -> bool:
+        """Whether copy_before_change() has something to do."""
+        return self._snapshot is not None
+
     def copy_before_change(self, keys: Keys, owners: Owners) -> None:
         """These rows may change now where they are hot: a snapshot that has not written them copies them first."""
         if self._snapshot is not None:

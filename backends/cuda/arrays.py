@@ -1,0 +1,164 @@
+"""The rows of a hot table on a GPU, for arrays that are in its memory: nothing but what is missing comes to the host.
+
+Work is on the caller's stream (kvemb.backends.cuda.queue). Not thread-safe: the table's caller locks.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.backends.cuda import formulas, source
+from kvemb.backends.cuda.cells import NULL, WARP, Cells, unit_of
+from kvemb.contracts import Missing
+from kvemb.optimizers import Optimizer
+from kvemb.restrict import ScoreRule
+from kvemb.rows.bags import Bags
+from kvemb.rows.device_arrays import DeviceArray
+from kvemb.rows.hashing import Keys, Positions, Sums
+
+KEY_BYTES = 8
+
+
+class ArrayRows:
+    """contracts.DeviceRows. device: its name."""
+
+    def __init__(self, cells: Cells, device: str) -> None:
+        self.device, self._cells, self._rooms = device, cells, cells.rooms
+        self._count = 0  # keys of find()
+
+    def on(self, *arrays: DeviceArray) -> AbstractContextManager[None]:
+        """See contracts.DeviceRows."""
+        streams = [array.stream for array in arrays]
+        return self._cells.queue.on(streams[0], frozenset(streams) - {streams[0]})
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """See contracts.DeviceRows."""
+        return self._cells.queue.device.empty(shape, dtype)
+
+    def imported(self, data: Any) -> Any:
+        """See contracts.DeviceRows."""
+        return self._cells.queue.device.imported(data)
+
+    # Arrays.
+
+    def to_host(self, array: DeviceArray) -> npt.NDArray[Any]:
+        """See contracts.DeviceRows."""
+        found = np.empty(array.shape, array.dtype)
+        if array.size:
+            self._cells.queue.download(found, array.address)
+        return found
+
+    def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:
+        """See contracts.DeviceRows."""
+        found = np.empty((len(positions), *array.shape[1:]), array.dtype)
+        if found.size:
+            taken = self._rooms.of("taken", found.nbytes)
+            self._by_position("take_rows", array.address, positions, array.row_bytes, taken)
+            self._cells.queue.download(found, taken)
+        return found
+
+    def spread(self, array: DeviceArray, positions: Positions, rows: npt.NDArray[Any]) -> None:
+        """See contracts.DeviceRows."""
+        if rows.size:
+            self._by_position("spread_rows", self._rooms.put("taken", rows), positions, array.row_bytes, array.address)
+
+    def _by_position(self, kernel: str, given: int, positions: Positions, nbytes: int, to: int) -> None:
+        chosen = self._rooms.put("chosen", positions)
+        threads = WARP * len(positions)
+        self._cells.run_plain(kernel, threads, given, chosen, len(positions), nbytes, unit_of(nbytes, given, to), to)
+
+    # Reading rows.
+
+    def lookup(
+        self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, rule: ScoreRule | None, now: float
+    ) -> Missing:
+        """See contracts.DeviceRows."""
+        flags = NULL if exists is None else exists.address
+        return self._found(keys, out=out.address, exists=flags, rule=rule, now=now)
+
+    def _found(self, keys: DeviceArray, **how: Any) -> Missing:
+        wide = self._wide(keys)
+        positions = self._cells.missing(self._cells.find(wide.address, keys.size, **how))
+        return Missing(positions, self.take(wide, positions))
+
+    def _wide(self, keys: DeviceArray) -> DeviceArray:
+        """Return keys as int64."""
+        shape, dtype = (keys.size,), np.dtype(np.int64)
+        if keys.dtype.itemsize == KEY_BYTES:
+            return DeviceArray(keys.address, shape, dtype, keys.stream, keys.owner)
+        room = self._rooms.of("keys", KEY_BYTES * keys.size)
+        self._cells.run_plain("widen_keys", keys.size, keys.address, keys.size, room)
+        return DeviceArray(room, shape, dtype, keys.stream, None)
+
+    def pool(self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float) -> Positions:
+        """See contracts.DeviceRows."""
+        n = len(keys)
+        count = self._cells.find(self._rooms.put("keys", keys), n, rule=rule, now=now)
+        missing = self._cells.missing(count)
+        self._cells.pool(self._rooms.of("cells", 8 * n), n, bags, NULL, NULL, out.address)
+        return missing
+
+    def row_gradients(self, sums: Sums, bag_of: Positions, bags: Bags, grads: DeviceArray, out: DeviceArray) -> None:
+        """See contracts.DeviceRows."""
+        rooms, count, dim = self._rooms, len(sums.first), self._cells.schema.dim
+        first, following = rooms.put("first", sums.first), rooms.put("following", sums.following)
+        of_keys = rooms.put("at", bag_of)
+        weights, divisors = (
+            rooms.put(name, each) if len(each) else NULL
+            for name, each in (("weights", bags.weights), ("divisors", bags.divisors))
+        )
+        arguments = first, following, of_keys, count, weights, divisors, grads.address, dim, out.address
+        program = source.values_source(self._cells.schema)
+        self._cells.queue.run(program, "row_gradients", WARP * count, *arguments)
+
+    # Changing rows.
+
+    def find(self, keys: DeviceArray) -> Missing:
+        """See contracts.DeviceRows."""
+        self._count = keys.size
+        return self._found(keys)
+
+    @property
+    def _found_cells(self) -> int:
+        return self._rooms.of("cells", 8 * self._count)
+
+    def only(self, chosen: DeviceArray) -> None:
+        """See contracts.DeviceRows."""
+        self._cells.run_plain("leave_out", self._count, self._found_cells, self._count, chosen.address)
+
+    def assign(self, values: DeviceArray, step: int) -> None:
+        """See contracts.DeviceRows."""
+        self._cells.assign(self._found_cells, values.address, self._count, step)
+
+    def add(self, old: DeviceArray, new: DeviceArray, step: int) -> None:
+        """See contracts.DeviceRows."""
+        self._cells.add(self._found_cells, old.address, new.address, self._count, step)
+
+    def apply(self, optimizer: Optimizer, grads: DeviceArray, step: int, count: int) -> None:
+        """See contracts.DeviceRows. Entries of a cell are chained in the order of the batch, which a stable sort keeps;
+        the first of them does the step.
+        """
+        heads, following, sum_at = self._chained(everywhere=formulas.uses_rooms(optimizer.formulas)[0])
+        sums = NULL, following, sum_at
+        self._cells.step(optimizer.formulas, optimizer, heads, self._count, grads.address, sums, step, count)
+
+    def match(self, optimizer: Optimizer, step: int) -> None:
+        """See contracts.DeviceRows."""
+        self._cells.match(self._chained(everywhere=False)[0], self._count, optimizer, step)
+
+    def _chained(self, *, everywhere: bool) -> tuple[int, int, int]:
+        """Return the addresses of cells, each once, of the chains of their entries, and of where their sums go.
+
+        everywhere: every cell has a sum, not only those of several entries.
+        """
+        rooms, n = self._rooms, self._count
+        heads, following, sum_at = (rooms.of(name, 8 * n) for name in ("heads", "following", "sum_at"))
+        if n:
+            cells = self._found_cells
+            order = self._cells.ordered(cells, n)
+            self._cells.run_plain("chain_cells", n, cells, order, n, int(everywhere), heads, following, sum_at)
+        return heads, following, sum_at

@@ -1,0 +1,88 @@
+"""What a hot table on a GPU does with arrays that are in that GPU's memory. Nothing here locks."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.optimizers import Optimizer
+from kvemb.restrict import ScoreRule
+from kvemb.rows.bags import Bags
+from kvemb.rows.device_arrays import DeviceArray
+from kvemb.rows.hashing import Keys, Positions, Sums
+
+
+class Missing(NamedTuple):
+    """Keys that are not in a table, in the host's memory. positions (m,): where they were, ascending; keys (m,)."""
+
+    positions: Positions
+    keys: Keys
+
+
+class DeviceRows(Protocol):
+    """The rows of a hot table, for arrays on its device. All but the first three methods REQUIRE on().
+
+    keys: (n,) of the key dtype; embeddings (n, dim), gradients (n, dim) in the slots' dtype. Embeddings and slots have
+    the bits that the methods of HotTable give. Raises MemoryError, before anything has changed.
+    """
+
+    device: str
+
+    def on(self, *arrays: DeviceArray) -> AbstractContextManager[None]:
+        """Do the work of the block on the stream of the first array, after what the others wait for."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return an uninitialised array of CuPy on this device."""
+
+    def imported(self, data: Any) -> Any:
+        """Return an array of CuPy that shares the memory of one with __dlpack__."""
+
+    # Arrays.
+
+    def to_host(self, array: DeviceArray) -> npt.NDArray[Any]:
+        """Return a copy."""
+
+    def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:
+        """Return copies of the rows at these positions."""
+
+    def spread(self, array: DeviceArray, positions: Positions, rows: npt.NDArray[Any]) -> None:
+        """Set the rows at these positions, which are distinct."""
+
+    # Reading rows.
+
+    def lookup(
+        self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, rule: ScoreRule | None, now: float
+    ) -> Missing:
+        """See HotTable.lookup. exists: bool (n,), set to which keys are in the table."""
+
+    def pool(self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float) -> Positions:
+        """See HotTable.pool. keys are in the host's memory."""
+
+    def row_gradients(self, sums: Sums, bag_of: Positions, bags: Bags, grads: DeviceArray, out: DeviceArray) -> None:
+        """Set out (m, dim) to each key's sum over its occurrences of weight * gradient of the bag / its divisor.
+
+        See RowKernels.row_gradients; grads (bags, dim).
+        """
+
+    # Changing rows: those of the keys of find(), which comes first in the block.
+
+    def find(self, keys: DeviceArray) -> Missing:
+        """Find keys, in any order, for what comes next. Scores are not touched."""
+
+    def only(self, chosen: DeviceArray) -> None:
+        """Leave out the keys where chosen (n,), bool, is False."""
+
+    def assign(self, values: DeviceArray, step: int) -> None:
+        """See HotTable.assign."""
+
+    def add(self, old: DeviceArray, new: DeviceArray, step: int) -> None:
+        """See HotTable.add."""
+
+    def apply(self, optimizer: Optimizer, grads: DeviceArray, step: int, count: int) -> None:
+        """Take one step on each row, with the sum of the gradients of its key in order. See HotTable.apply."""
+
+    def match(self, optimizer: Optimizer, step: int) -> None:
+        """See HotTable.match."""

@@ -1,0 +1,122 @@
+"""The calls on a variable with arrays in a GPU's memory: arguments are checked, answers are of the caller's library.
+
+Keys, values and gradients must be on the variable's GPU, in its dtypes and C-contiguous; nothing is converted. Answers
+are arrays of the library of the keys, for the stream of the keys. A variable whose hot rows are elsewhere refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.contracts import DeviceRows
+from kvemb.engine.table import Table
+from kvemb.rows.device_arrays import SOME_GPU, DeviceArray, device_of, empty_like, read_array
+from kvemb.rows.hashing import Keys
+
+
+class Asked(NamedTuple):
+    """A lookup. keys (n,); out (n, dim); exists (n,), bool, or None; rows, flags: what the caller gets of the two."""
+
+    keys: DeviceArray
+    out: DeviceArray
+    exists: DeviceArray | None
+    rows: Any
+    flags: Any
+
+
+def rows_on(table: Table, device: str) -> DeviceRows:
+    """Return the variable's rows on a device that arrays are on. Raises TypeError if they are not there."""
+    there = table.hot_tables.there
+    if there is None or device not in (there.device, SOME_GPU):
+        devices = table.specification.devices
+        where = f"are on {', '.join(devices)}" if devices != ("cpu",) else "are in the host's memory"
+        raise TypeError(
+            f"the arrays are on {device!r}, and the hot rows of variable {table.name!r} {where}: pass arrays in the "
+            f"host's memory (keys.get(), of a tensor keys.cpu()), or make the variable with devices={device!r}"
+        )
+    return there
+
+
+def keys_there(table: Table, keys: Any) -> DeviceArray:
+    """Return keys that device_of says are on a device, of any shape. Raises TypeError, ValueError."""
+    there = rows_on(table, device_of(keys) or SOME_GPU)
+    found = read_array(keys, table.schema.key_dtype, None, "keys", there.imported)
+    return found.seen_as(np.dtype(np.int64)) if found.dtype == np.uint64 else found
+
+
+def beside(table: Table, keys: DeviceArray, data: Any, dtype: np.dtype[Any], what: str, *width: int) -> DeviceArray:
+    """Return an array of keys.shape + width that goes with keys, as (n, *width). Raises TypeError, ValueError."""
+    there, device = table.hot_tables.there, device_of(data)
+    assert there is not None
+    if data is None or device not in (there.device, SOME_GPU):
+        where = "None" if data is None else f"one on {device!r}" if device else "one in the host's memory"
+        raise TypeError(f"{what} must be an array on {there.device!r}, as keys are, got {where}")
+    found = read_array(data, dtype, (*keys.shape, *width), what, there.imported)
+    return found.reshaped(keys.size, *width)
+
+
+def asked(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> Asked:
+    """Return what a lookup works on. out: an array to fill, or None. Raises TypeError, ValueError."""
+    found, schema = keys_there(table, keys), table.schema
+    there = rows_on(table, SOME_GPU)
+    shape = *found.shape, schema.dim
+    rows = empty_like(keys, shape, schema.value_dtype, there.empty) if out is None else out
+    filled = beside(table, found, rows, schema.value_dtype, "out", schema.dim)
+    if out is not None:
+        read_array(out, schema.value_dtype, shape, "out", there.imported, written=True)
+    flags = exists = None
+    if return_exists:
+        flags = empty_like(keys, found.shape, np.dtype(np.bool_), there.empty)
+        exists = beside(table, found, flags, np.dtype(np.bool_), "exists")
+    return Asked(found.reshaped(found.size), filled, exists, rows, flags)
+
+
+def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: bool) -> Any:
+    """See Variable.lookup."""
+    given = asked(table, keys, out, return_exists=return_exists)
+    table.operations.lookup_there(given.keys, given.out, given.exists, touch=touch)
+    return (given.rows, given.flags) if return_exists else given.rows
+
+
+def upsert(table: Table, keys: Any, values: Any) -> None:
+    """See Variable.upsert."""
+    found, schema = keys_there(table, keys), table.schema
+    given = beside(table, found, values, schema.value_dtype, "values", schema.dim)
+    table.operations.upsert_there(found.reshaped(found.size), given)
+
+
+def accum(table: Table, keys: Any, old: Any, new: Any, exists: Any) -> None:
+    """See Variable.accum."""
+    found, schema = keys_there(table, keys), table.schema
+    before = beside(table, found, old, schema.value_dtype, "old_values", schema.dim)
+    after = beside(table, found, new, schema.value_dtype, "new_values", schema.dim)
+    believed = beside(table, found, exists, np.dtype(np.bool_), "exists")
+    table.operations.accum_there(found.reshaped(found.size), before, after, believed)
+
+
+def gradients(table: Table, keys: Any, grads: Any) -> tuple[DeviceArray, DeviceArray]:
+    """Return keys (n,), and their gradients (n, dim). Raises TypeError, ValueError."""
+    table.check_trainable()
+    found, schema = keys_there(table, keys), table.schema
+    return found.reshaped(found.size), beside(table, found, grads, schema.slot_dtype, "grads", schema.dim)
+
+
+def apply_gradients(table: Table, keys: Any, grads: Any) -> None:
+    """See Variable.apply_gradients."""
+    table.operations.apply_gradients_there(*gradients(table, keys, grads))
+
+
+def copied_keys(table: Table, keys: Any) -> tuple[tuple[int, ...], Keys]:
+    """Return the shape of keys, and a copy of them in the host's memory (n,)."""
+    found = keys_there(table, keys)
+    return found.shape, table.operations.keys_to_host(found.reshaped(found.size))
+
+
+def copied(table: Table, data: Any, what: str) -> npt.NDArray[Any]:
+    """Return a copy in the host's memory of an array of any dtype. Raises TypeError, ValueError."""
+    there = rows_on(table, device_of(data) or SOME_GPU)
+    found = read_array(data, None, None, what, there.imported)
+    return table.operations.to_host(found)[0]

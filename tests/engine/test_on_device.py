@@ -1,0 +1,149 @@
+"""Calls with arrays in the GPU's memory, beside the same calls with arrays in the host's: the same bits, everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays_there import ArrayThere, there
+from counting_device import CountingDevice
+from cuda_devices import device_of
+from cuda_on_cpu import CudaOnCpuTable
+
+import kvemb
+from kvemb import registry
+from kvemb.limits import Limits
+from kvemb.optimizers import LAMB, Adagrad, Adam, Ftrl, Optimizer
+from tests.histories import small_spill
+
+KEYS, DIM = 900, 5
+
+
+class Latest(kvemb.RestrictPolicy):
+    """A policy of a user's own."""
+
+    def score(self, old: Any, count: Any, now: float) -> Any:
+        return np.maximum(old, now)
+
+
+POLICIES = {
+    "uses": kvemb.FrequencyRestrictPolicy,
+    "last use": lambda: kvemb.TimestampRestrictPolicy(clock="steps"),
+    "own": Latest,
+}
+
+
+@pytest.fixture
+def _gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_of("cpu")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
+
+
+@pytest.fixture
+def store(tmp_path: Path, _gpu_on_cpu: None) -> Iterator[kvemb.Store]:
+    limits = Limits(**small_spill(8), call_rows=100)
+    with kvemb.open(tmp_path / "store", memory_budget="16MiB", limits=limits) as store:
+        yield store
+        store.check()
+
+
+def pair(store: kvemb.Store, **how: Any) -> tuple[kvemb.Variable, kvemb.Variable]:
+    """Two variables that are made alike, but for their names."""
+    start = kvemb.RandomNormal(0.0, 1.0, seed=3)
+    how = {"dim": DIM, "devices": "gpu:0", "hot_rows": 128, "initializer": start, "optimizer": Adagrad(0.1), **how}
+    one, other = (store.get_variable(name, **how) for name in ("host", "there"))
+    return one, other
+
+
+def assert_equal(one: kvemb.Variable, other: kvemb.Variable) -> None:
+    """Assert that two variables have the same rows, slots and scores, and have counted the same."""
+    mine, theirs = (each.export(with_slots=True, with_scores=True) for each in (one, other))
+    for column, another in zip(mine, theirs, strict=True):
+        np.testing.assert_equal(column, another)
+    for figure in ("hits", "misses", "absent", "rows", "rows_hot"):
+        assert getattr(one.stats, figure) == getattr(other.stats, figure), figure
+
+
+def train(one: kvemb.Variable, other: kvemb.Variable, seed: int, steps: int = 8, count: int = 60) -> None:
+    """The same calls on both, of which the second gets its arrays on the GPU."""
+    chance = np.random.default_rng(seed)
+    for step in range(steps):
+        keys = chance.zipf(1.2, (count // 4, 4)) % KEYS
+        grads = chance.normal(size=(*keys.shape, DIM)).astype(np.float32)
+        rows, exists = one.lookup(keys, True)
+        got, flags = other.lookup(there(keys), True)
+        assert isinstance(got, ArrayThere)
+        assert (got.shape, got.dtype, flags.dtype) == (rows.shape, rows.dtype, np.bool_)
+        assert got.array.tobytes() == rows.tobytes()
+        assert (flags.array == exists).all()
+        one.apply_gradients(keys, grads)
+        other.apply_gradients(there(keys), there(grads))
+        if step % 2:
+            one.upsert(keys, grads)
+            other.upsert(there(keys), there(grads))
+            one.accum(keys, rows, grads, exists)
+            other.accum(there(keys), there(rows), there(grads), there(exists))
+        if step % 3 == 0:
+            one.remove(keys[:2])
+            other.remove(there(keys[:2]))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_arrays_on_the_gpu_give_what_arrays_on_the_host_give(store: kvemb.Store, policy: str) -> None:
+    one, other = pair(store, restrict_policy=POLICIES[policy]())
+    train(one, other, 1)
+    assert one.stats.spills > 0
+    assert_equal(one, other)
+
+
+CASES: list[tuple[Optimizer, str]] = [
+    (Adam(0.1, bias_correction="global"), "float64"),
+    (Ftrl(0.1), "float32"),
+    (LAMB(0.1, clip_norm=1.0), "float16"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "dtype"), CASES, ids=["Adam", "Ftrl", "LAMB"])
+def test_every_kind_of_step_has_the_same_bits(store: kvemb.Store, optimizer: Optimizer, dtype: str) -> None:
+    one, other = pair(store, optimizer=optimizer, value_dtype=dtype, key_dtype="int32")
+    chance, slots = np.random.default_rng(2), one.get_slot_variables()[0].value_dtype
+    for _ in range(4):
+        keys = chance.integers(-99, 99, 90).astype(np.int32)
+        grads = chance.normal(size=(90, DIM)).astype(slots)
+        values = chance.normal(size=(90, DIM)).astype(dtype)
+        one.apply_gradients(keys, grads)
+        other.apply_gradients(there(keys), there(grads))
+        one.upsert(keys, values)
+        other.upsert(there(keys), there(values))
+        assert other.lookup(there(keys)).array.tobytes() == one.lookup(keys).tobytes()
+    assert_equal(one, other)
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> CountingDevice:
+    device_of("cpu")
+    device = CountingDevice()
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
+    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    return device
+
+
+def test_a_step_on_hot_rows_waits_once_a_call_and_brings_eight_bytes(counting: CountingDevice, tmp_path: Path) -> None:
+    with kvemb.open(tmp_path / "store", memory_budget="16MiB") as store:
+        var = store.get_variable("rows", dim=DIM, devices="gpu:0", optimizer=Adam(0.1), init_size=1024)
+        keys = np.arange(200) % 150
+        grads = np.ones((200, DIM), np.float32)
+        var.upsert(keys, grads)
+        var.apply_gradients(there(keys), there(grads))
+        given, gradients, out = there(keys), there(grads), there(grads)
+        counting.start()
+        var.lookup(given, out=out)
+        assert (counting.waits, counting.downloads, counting.uploads) == (1, [8], [])
+        var.apply_gradients(given, gradients)
+        assert (counting.waits, counting.downloads, counting.uploads) == (2, [8, 8], [])
+        var.upsert(given, gradients)
+        var.accum(given, gradients, gradients, there(np.ones(200, bool)))
+        assert (counting.waits, counting.downloads, counting.uploads) == (4, [8] * 4, [])
