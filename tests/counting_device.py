@@ -11,6 +11,7 @@ from kvemb.backends.cuda.device import Program
 
 class CountingDevice(CpuDevice):
     """The device of one hot table. uploads, downloads: bytes of each copy since start(). waits: of the host.
+    pinned_sizes: bytes of each piece of pinned memory, ever.
 
     All work must be ordered after all that was done before: on the same stream, or by an event. As work is done here
     when it is given, that would not show otherwise.
@@ -21,6 +22,7 @@ class CountingDevice(CpuDevice):
         self._done = 0
         self._known: dict[int, int] = {}  # how much of the work each stream comes after
         self._events: dict[int, tuple[Any, int]] = {}
+        self.pinned_sizes: list[int] = []
         self.start()
 
     def start(self) -> None:
@@ -43,6 +45,10 @@ class CountingDevice(CpuDevice):
     def finish(self, event: Any) -> None:
         assert id(event) in self._events
         self.waits += 1
+
+    def pinned(self, nbytes: int) -> Any:
+        self.pinned_sizes.append(nbytes)
+        return super().pinned(nbytes)
 
     def upload(self, address: int, array: Any, stream: int) -> None:
         self._work(stream)

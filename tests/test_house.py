@@ -359,6 +359,12 @@ TESTED_BY = {
     **dict.fromkeys(["kvemb/contracts/cold.py", "backends/rocks.py", "backends/memory.py"], COLD_SUITE),
     **dict.fromkeys(["kvemb/contracts/hot.py", "backends/cpu.py"], HOT_SUITE),
     **dict.fromkeys(["backends/cpu_probe.py", "backends/cpu_insert.py", "backends/cpu_bags.py"], HOT_SUITE),
+    "backends/cuda/cells.py": "backends/cuda/test_table.py",
+    # Arrays on a GPU, beside those of the host.
+    **dict.fromkeys(
+        ["kvemb/contracts/device.py", "kvemb/engine/device_operations.py", "backends/cuda/arrays.py"],
+        "engine/test_on_device.py",
+    ),
     "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
     "kvemb/tiers/reads.py": "tiers/test_operations.py",

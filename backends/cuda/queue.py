@@ -1,7 +1,7 @@
 """What one hot table has its device do: in the order of the calls, on its own stream or on a caller's.
 
 Arrays cross to and from the host through two pieces of pinned memory, one of which is filled or emptied while the
-device copies the other. They grow to PIECE_BYTES and are kept. Not thread-safe: the table's caller locks.
+device copies the other. They grow to a bound and are kept. Not thread-safe: the table's caller locks.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ import numpy.typing as npt
 from kvemb.backends.cuda.device import Device, Memory
 
 PIECE_BYTES = 4 << 20
-# CUDA copies so much of an upload to memory of its own at once, so the host need not wait for it.
 SMALL_UPLOAD_BYTES = 64 << 10
 
 
 class Queue:
-    """The order of one table's work. device: where it is done."""
+    """The order of one table's work. device: where it is done.
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    piece_bytes: of each piece of pinned memory, at most. small_bytes: of uploads that CUDA copies to memory of its own
+    at once, so that the host need not wait for them.
+    """
+
+    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, small_bytes: int = SMALL_UPLOAD_BYTES) -> None:
+        self.device, self._small_bytes = device, small_bytes
         self._own = device.stream()
         self._stream = self._last = self._own  # where work goes now; where the last of it went
         self._event = device.event()
-        self._pieces = [_Piece(device), _Piece(device)]
+        self._pieces = [_Piece(device, piece_bytes), _Piece(device, piece_bytes)]
 
     @contextmanager
     def on(self, stream: int, others: frozenset[int] = frozenset()) -> Iterator[None]:
@@ -79,7 +82,7 @@ class Queue:
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous array to the device. The caller may change it afterwards."""
         stream, left = self._here(), array.reshape(-1).view(np.uint8)
-        if len(left) <= SMALL_UPLOAD_BYTES:
+        if len(left) <= self._small_bytes:
             self.device.upload(address, left, stream)
             return
         while len(left):
@@ -107,7 +110,7 @@ class Queue:
 
     def _next_piece(self, nbytes: int) -> _Piece:
         self._pieces.reverse()
-        self._pieces[0].make_ready(min(nbytes, PIECE_BYTES))
+        self._pieces[0].make_ready(nbytes)
         return self._pieces[0]
 
 
@@ -117,21 +120,21 @@ def _finish(piece: _Piece, part: Any, to: Any) -> None:
 
 
 class _Piece:
-    """Pinned memory, and what it is being copied from or to."""
+    """Pinned memory, of at most so many bytes, and whether it is being copied from or to."""
 
-    def __init__(self, device: Device) -> None:
-        self._device, self._event, self._in_use = device, device.event(), False
+    def __init__(self, device: Device, most_bytes: int) -> None:
+        self._device, self._event, self._in_use, self._most = device, device.event(), False, most_bytes
         self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def make_ready(self, nbytes: int) -> None:
-        """Wait until it is in use no longer; it has at least so many bytes then."""
+        """Wait until it is in use no longer; it has so many bytes then, or the most there may be."""
         self.finish()
-        if len(self._bytes) < nbytes:
-            self._bytes = self._device.pinned(min(PIECE_BYTES, max(256, nbytes + nbytes // 4)))
+        if len(self._bytes) < min(nbytes, self._most):
+            self._bytes = self._device.pinned(min(self._most, max(256, nbytes + nbytes // 4)))
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return up to so many of its bytes."""
-        return self._bytes[: min(nbytes, PIECE_BYTES)]
+        return self._bytes[: min(nbytes, self._most)]
 
     def record(self, stream: int) -> None:
         """It is in use until the stream has done its work of now."""

@@ -14,6 +14,7 @@ from kvemb import registry
 from kvemb.contracts import ColdStore
 from kvemb.durability import cold_databases, layout
 from kvemb.engine.arguments import Asked
+from kvemb.engine.device_operations import DeviceOperations
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification, check_name, specify
 from kvemb.engine.table import Table
@@ -23,7 +24,6 @@ from kvemb.handle import Handle
 from kvemb.interrupts import uninterrupted
 from kvemb.rows.codec import order_keys
 from kvemb.tiers.budget import Lease
-from kvemb.tiers.device_operations import DeviceOperations
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kvemb.checks.brief import brief
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.point_writer import Part
+from kvemb.engine.device_operations import DeviceOperations
 from kvemb.engine.specification import Specification, check_optimizer
 from kvemb.errors import Closed
 from kvemb.optimizers import Optimizer
@@ -21,7 +22,6 @@ from kvemb.restrict import RestrictPolicy, Scores
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema, as_keys, as_values, public_keys
 from kvemb.stats import Stats
-from kvemb.tiers.device_operations import DeviceOperations
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.storage import TieredStorage
 

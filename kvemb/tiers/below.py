@@ -38,6 +38,16 @@ class Below:
         if table is self.table:
             self._used.append(keys)
 
+    def lookup(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
+        """Do what contracts.HotTable.lookup does, for keys that are in no device's table. Rows used may rise."""
+        here = np.flatnonzero(self.has(keys))
+        rows = np.empty((len(here), out.shape[1]), out.dtype)
+        if rule is not None:
+            self.use(self.table, keys[here])
+        self.table.lookup(keys[here], rows, rule, now)
+        out[here] = rows
+        return np.delete(np.arange(len(keys)), here)
+
     def beside(
         self,
         keys: Keys,

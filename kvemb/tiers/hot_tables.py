@@ -2,7 +2,7 @@
 
 The partitioner divides the hot tier only; the cold store is common. Below tables on GPUs there may be one in the
 host's memory, for rows that they evict. A row there is hot, too, and rises to its device after a use. The
-variable's lock guards it. Cells are a table's own (contracts.HotTable), so they go with the owners of their keys.
+variable's lock guards it. Cells are a table's own, so they go with the owners of their keys.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[A
 class HotTables:
     """Hot tables with a partitioner over them.
 
-    public_dtype: the dtype in which the partitioner sees keys. budgets: what pays for each table's cells, which are
-    reserved. least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not
-    grow. memory: their shares of the budgets. over: the last of tables is the one below the others (kvemb.tiers.below).
+    public_dtype: in which the partitioner sees keys. budgets: what pays for each table's cells, which are reserved.
+    least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not grow.
+    memory: their shares of the budgets. over: the last of tables is the one below the others (kvemb.tiers.below).
     """
 
     def __init__(
@@ -54,8 +54,7 @@ class HotTables:
         least_rows: int | None,
         over: bool = False,
     ) -> None:
-        self.tables = tables
-        self._devices = len(tables) - over
+        self.tables, self._devices = tables, len(tables) - over
         self._partitioner, self._public_dtype = partitioner, public_dtype
         self._all_in_one = [(tables[0], ALL)]
         self.memory = HotShares(tables, budgets, least_rows)
@@ -97,8 +96,7 @@ class HotTables:
         """Return the number of each key's device. Raises ValueError for a number out of range, and what the partitioner
         raises.
         """
-        count = self._devices
-        if count == 1 and self._partitioner is default_partitioner:
+        if (count := self._devices) == 1 and self._partitioner is default_partitioner:
             return None
         given = np.asarray(self._partitioner(public_keys(keys, self._public_dtype), count))
         if given.shape != keys.shape or given.dtype.kind not in "iu":
@@ -156,15 +154,7 @@ class HotTables:
 
     def lookup_below(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
         """Do what lookup does for keys that are in no device's table."""
-        if self._below is None:
-            return np.arange(len(keys))
-        here = np.flatnonzero(self._below.has(keys))
-        rows = np.empty((len(here), out.shape[1]), out.dtype)
-        if rule is not None:
-            self._below.use(self.tables[-1], keys[here])
-        self.tables[-1].lookup(keys[here], rows, rule, now)
-        out[here] = rows
-        return np.delete(np.arange(len(keys)), here)
+        return np.arange(len(keys)) if self._below is None else self._below.lookup(keys, out, rule, now)
 
     def pool(
         self,
@@ -223,8 +213,7 @@ class HotTables:
 
     def remove(self, keys: Keys, owners: Owners) -> None:
         """Empty the cells of keys; those that are not hot are ignored. Without memory for it none is emptied."""
-        found = [(table, table.find(keys[positions])) for table, positions in self.by_table(owners)]
-        for table, cells in found:
+        for table, cells in [(table, table.find(keys[positions])) for table, positions in self.by_table(owners)]:
             table.remove(cells)
 
     def keys(self) -> Keys:

@@ -1,0 +1,68 @@
+"""The order of a table's work on streams, and pinned memory for what crosses to and from the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from counting_device import CountingDevice
+from cuda_devices import device_of
+
+from kvemb.backends.cuda.queue import Queue
+
+PIECE, SMALL = 1 << 12, 1 << 8
+
+
+@pytest.fixture
+def device() -> CountingDevice:
+    device_of("cpu")
+    return CountingDevice()
+
+
+def test_arrays_of_any_size_come_and_go_in_pieces(device):
+    work = Queue(device, PIECE, SMALL)
+    for count in (0, 1, 31, 100, 512, 513, 5000):
+        memory, given = work.allocate(8 * count + 1), np.arange(count)[::-1].copy()
+        got, before = np.zeros(count, np.int64), given.copy()
+        work.upload(memory.address, given)
+        given[:] = 0  # what was given may change at once
+        work.download(got, memory.address)
+        assert got.tolist() == before.tolist()
+    assert max(device.uploads + device.downloads) == PIECE
+    assert len(device.pinned_sizes) <= 6, "pieces only grow"
+    assert sum(device.pinned_sizes[-2:]) <= 2 * PIECE
+
+
+def test_the_host_waits_once_for_a_small_copy_and_never_for_a_small_upload(device):
+    work = Queue(device, PIECE, SMALL)
+    memory = work.allocate(100)
+    device.start()
+    for _ in range(5):
+        work.upload(memory.address, np.arange(10))
+    work.zero(memory.address, 8)
+    assert device.waits == 0
+    work.download(np.empty(1, np.int64), memory.address)
+    assert device.waits == 1
+
+
+def test_work_follows_other_work_from_stream_to_stream(device):
+    work = Queue(device, PIECE, SMALL)
+    memory = work.allocate(1 << 12)
+    for stream in (None, 1, 77, 77, None, None, 2, 78, None):
+        if stream is None:
+            work.zero(memory.address, 8)
+            continue
+        with work.on(stream, frozenset({5})):
+            work.zero(memory.address, 8)
+            work.order(memory.address, 4, memory.address + 64)
+        with work.on(stream):
+            pass
+
+
+def test_a_stream_of_an_array_waits_for_the_block_and_the_block_for_it(device):
+    work = Queue(device, PIECE, SMALL)
+    memory = work.allocate(64)
+    with work.on(77, frozenset({5})):
+        work.zero(memory.address, 8)
+    device.zero(memory.address, 8, 5)  # the counting device fails if stream 5 did not wait
+    with work.on(77, frozenset({5})):
+        work.zero(memory.address, 8)

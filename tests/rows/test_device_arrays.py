@@ -1,0 +1,92 @@
+"""Arrays in a GPU's memory: what is known of them, and what is refused. PyTorch's are in tests/pytorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays_there import OTHER_STREAM, ArrayThere, DlpackOnly, there
+
+from kvemb.rows.device_arrays import DEFAULT_STREAM, DeviceArray, device_of, empty_like, read_array
+
+F32 = np.dtype(np.float32)
+
+
+def imported(data: Any) -> Any:
+    return ArrayThere(data.array, stream=data.__dlpack__(stream=1))
+
+
+class Interface:
+    """An array of a library that has no more than __cuda_array_interface__."""
+
+    def __init__(self, array: Any, **told: Any) -> None:
+        self.__cuda_array_interface__ = {**there(array).__cuda_array_interface__, **told}
+
+
+def read(data: Any, shape: Any = None, dtype: Any = F32, **how: Any) -> DeviceArray:
+    return read_array(data, None if dtype is None else np.dtype(dtype), shape, "rows", imported, **how)
+
+
+def test_it_is_known_which_arrays_are_on_a_gpu():
+    for here in (np.ones(3), np.float32(1), [1], (), 3, None, "no", np.ones(2).view(np.recarray)):
+        assert device_of(here) is None
+    assert device_of(ArrayThere(np.ones(2), gpu=3)) == "gpu:3"
+    assert device_of(DlpackOnly(np.ones(2))) == "gpu:0"
+    assert device_of(Interface(np.ones(2))) == "gpu"
+
+
+def test_an_array_is_read_where_it_is():
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    given = ArrayThere(rows)
+    found = read(given, (2, 3))
+    assert (found.address, found.shape, found.dtype) == (rows.ctypes.data, (2, 3), F32)
+    assert (found.stream, found.owner, found.size, found.row_bytes) == (OTHER_STREAM, given, 6, 12)
+    assert found.reshaped(6).row_bytes == 4
+    assert found.seen_as(np.dtype(np.int32)).dtype == np.int32
+    assert read(given, dtype=None).dtype == F32
+    assert read(there(np.zeros((0, 3)), F32)).size == 0
+    assert read(there(3.0, F32), ()).size == 1
+
+
+def test_the_stream_is_the_default_one_unless_the_array_says_another():
+    rows = np.ones(4, np.float32)
+    assert read(Interface(rows, stream=None)).stream == DEFAULT_STREAM
+    assert read(Interface(rows, version=2, stream=None)).stream == DEFAULT_STREAM
+    assert read(Interface(rows, stream=9)).stream == 9
+    given = DlpackOnly(rows)
+    assert read(given).stream == 1
+    assert given.asked == [1]
+
+
+def test_axes_of_one_entry_may_have_any_stride():
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+    assert read(ArrayThere(rows[:1])).shape == (1, 2)
+    assert read(Interface(rows[:, :1].copy(), strides=(4, 999))).shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "how", "error", "said"),
+    [
+        (there([1.0]), {}, TypeError, r"rows must be float32, got float64: .*rows.astype\('float32'\)"),
+        (there([1.0], F32), {"shape": (2,)}, ValueError, r"rows must have shape \(2,\), got \(1,\)"),
+        (ArrayThere(np.ones((3, 2), F32)[:, :1]), {}, ValueError, "C-contiguous on a GPU; pass cupy.asc"),
+        (ArrayThere(np.ones((3, 2), F32).T), {}, ValueError, "C-contiguous"),
+        (Interface(np.ones(2, F32), data=(64, True)), {"written": True}, ValueError, "read-only"),
+    ],
+    ids=["dtype", "shape", "part", "turned", "read-only"],
+)
+def test_what_does_not_fit_is_refused(data, how, error, said):
+    with pytest.raises(error, match=said):
+        read(data, **how)
+
+
+def test_an_answer_is_of_the_library_that_asked():
+    def empty(shape: Any, dtype: Any) -> Any:
+        return ArrayThere(np.zeros(shape, dtype))
+
+    assert type(empty_like(there([1]), (2, 3), F32, empty)) is ArrayThere
+    assert type(empty_like(Interface(np.ones(1)), (2, 3), F32, empty)) is ArrayThere
+    made = empty_like(DlpackOnly(np.ones(1)), (2, 3), F32, empty)
+    assert type(made) is DlpackOnly
+    assert (made.array.shape, made.array.dtype) == ((2, 3), F32)
