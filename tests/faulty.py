@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvemb.cluster.local import LocalTransport
-from kvemb.cluster.transport import Unanswered
+import kvemb.cluster
+from kvemb.cluster.cluster import Cluster
+from kvemb.cluster.coordination.coordinator import Coordinator
+from kvemb.cluster.coordination.starting import Asked, start
+from kvemb.cluster.local import Here, made_here
+from kvemb.cluster.transport import Transport, Unanswered
 
 # So that no shard counts as lost.
 MOST_IN_A_ROW = 3
 
 
 class FaultyTransport:
-    """A LocalTransport with faults. share: of calls that meet one; they are drawn. counts: of each fault."""
+    """A transport with faults. share: of calls that meet one; they are drawn. counts: of each fault."""
 
-    def __init__(self, transport: LocalTransport, share: float, seed: int = 0) -> None:
+    def __init__(self, transport: Transport, share: float, seed: int = 0) -> None:
         self.shards, self.share = transport.shards, share
         self._transport, self._chance = transport, np.random.default_rng(seed)
         self._here = threading.local()
         self.counts = {"lost": 0, "unanswered": 0, "twice": 0}
+        self._drawing = threading.Lock()
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
         in_a_row = getattr(self._here, "in_a_row", 0)  # a thread repeats its own calls
-        if in_a_row == MOST_IN_A_ROW or self._chance.random() >= self.share:
-            self._here.in_a_row = 0
+        with self._drawing:
+            spared = in_a_row == MOST_IN_A_ROW or self._chance.random() >= self.share
+            fault = self._chance.choice(list(self.counts))
+        self._here.in_a_row = 0 if spared else in_a_row + 1
+        if spared:
             return self._transport.call(shard, name, *arguments)
-        self._here.in_a_row = in_a_row + 1
-        fault = self._chance.choice(list(self.counts))
         self.counts[fault] += 1
         if fault != "lost":
             made = self._transport.call(shard, name, *arguments)
@@ -47,3 +54,28 @@ class FaultyTransport:
     def close(self) -> None:
         """See Transport."""
         self._transport.close()
+
+
+class FaultyCluster:
+    """A cluster whose calls meet faults, between clients and shards, and clients and the coordinator.
+
+    coordinator: the object itself. transports: to the shards, the last one in use.
+    """
+
+    def __init__(self, folder: Path, shards: int, share: float, url: Any = None) -> None:
+        self.folder, self.share, self.url = folder, share, url
+        self.transports: list[FaultyTransport] = []
+        asked = Asked(None if url is None else str(url), {}, shards, {"memory_budget": "4MiB"})
+        self.coordinator: Coordinator = start(asked, self._make, None)
+        self.first = self.client(owner=True)
+
+    def _make(self, meter: Any, plan: Any) -> FaultyTransport:
+        made = made_here(self.folder / "scratch", meter, plan)
+        self.transports.append(FaultyTransport(made, self.share, len(self.transports)))
+        return self.transports[-1]
+
+    def client(self, *, owner: bool = False) -> kvemb.cluster.Store:
+        """One more client."""
+        way = FaultyTransport(Here(self.coordinator), self.share, 99)
+        cluster = Cluster(way, str(self.url or "faulty"))
+        return kvemb.cluster.Store(cluster, series=self.url is not None, owner=owner)

@@ -2,7 +2,7 @@
 
 A router maps each key to a shard (router), a transport sends calls to the shards (ray_transport, local), and a shard is
 a kvemb.Store (shard). Users hold a Store and Variables of this package, which check arguments as kvemb's do. One
-process has a cluster open; its threads share it.
+process opens a cluster; others connect to it (coordination).
 
     import kvemb.cluster
 
@@ -11,10 +11,23 @@ process has a cluster open; its threads share it.
 """
 
 from kvemb.cluster.checkpointing import Checkpoint
+from kvemb.cluster.coordination.coordinator import Recovery
 from kvemb.cluster.offline import is_series, latest, verify
-from kvemb.cluster.opening import open, restore
+from kvemb.cluster.opening import connect, open, restore
 from kvemb.cluster.resharding import reshard
 from kvemb.cluster.store import Store
 from kvemb.cluster.variable import Variable
 
-__all__ = ["Checkpoint", "Store", "Variable", "is_series", "latest", "open", "reshard", "restore", "verify"]
+__all__ = [
+    "Checkpoint",
+    "Recovery",
+    "Store",
+    "Variable",
+    "connect",
+    "is_series",
+    "latest",
+    "open",
+    "reshard",
+    "restore",
+    "verify",
+]

@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 from kvemb.cluster.ledger import Stamp
-from kvemb.cluster.transport import Transport, Unanswered
+from kvemb.cluster.transport import Failed, Held, Transport, Unanswered
 from kvemb.errors import ShardLost
 from kvemb.interrupts import result_of, uninterrupted
 
 # How often a call is sent before its shard counts as lost.
 MOST_ATTEMPTS = 5
+# Between two questions whether a call that is held back may be sent: doubled each time.
+LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
+
+ADVICE = "recover() takes the whole cluster back to its last checkpoint; so does closing it and opening it again"
 
 
 class Calls:
-    """The calls of one client.
+    """The calls of one client. who: what messages call the shard with a number. advice: ends messages of a loss.
 
-    lost: the error of the first lost shard, None if there is none; once set, every call raises ShardLost.
+    client: its identity. lost: the error of the first lost shard, None if there is none; once set, every call raises
+    ShardLost. on_loss(error), if set, is called when a call finds a loss; on_wait(), while a call is held back.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
+    def __init__(
+        self, transport: Transport, who: Callable[[int], str] = "shard {}".format, advice: str = ADVICE
+    ) -> None:
+        self.transport, self.client = transport, uuid.uuid4().hex
         self.lost: ShardLost | None = None
-        self._client = uuid.uuid4().hex
+        self.on_loss: Callable[[ShardLost], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
+        self._who, self._advice = who, advice
         self._lock = threading.Lock()
         self._next, self._open = 0, set[int]()
 
     @contextmanager
-    def stamped(self) -> Iterator[Stamp]:
-        """Number a call. In the block the caller sends it and waits for all answers."""
+    def stamped(self, shards: Iterable[int]) -> Iterator[Stamp]:
+        """Number a call of some shards. In the block the caller sends it and waits for all answers."""
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._open.add(number)
-            stamp = Stamp(self._client, number, min(self._open))
+            stamp = Stamp(self.client, number, min(self._open), sum(1 << shard for shard in shards))
         try:
             yield stamp
         finally:
@@ -50,43 +60,97 @@ class Calls:
 
     def all_once(self, name: str, *arguments: Any) -> list[Any]:
         """The same for a call that a shard must not make twice; its first argument is a Stamp."""
-        with self.stamped() as stamp:
+        with self.stamped(range(self.transport.shards)) as stamp:
             return self.all(name, stamp, *arguments)
 
     def each(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Make a call on some shards at once, by number; returns their results once all have answered.
 
-        A call without an answer is sent again unchanged, so it must carry a Stamp or only read. When all have ended,
-        raises what the first failing shard raised, or ShardLost.
+        A call without an answer is sent again unchanged, so it must carry a Stamp as its first argument, or only read.
+        When all have ended, raises what the first failing shard raised, or ShardLost. Ctrl-C is raised then, too: a
+        call that was sent to some shards is a whole one only when all have made it.
         """
+        self.check()
+        sent = _Sent(self, name, arguments)
+        try:
+            with uninterrupted():
+                sent.send()
+            sent.finish()
+        except BaseException:  # Ctrl-C
+            with uninterrupted():
+                sent.finish()
+            raise
+        if sent.failure is not None:
+            raise sent.failure
+        return {shard: sent.results[shard] for shard in arguments}
+
+    def check(self) -> None:
+        """Raise ShardLost once a shard is lost."""
         if self.lost is not None:
             raise ShardLost(str(self.lost)) from self.lost
-        futures = {shard: self.transport.call(shard, name, *given) for shard, given in arguments.items()}
-        results: dict[int, Any] = {}
-        failure: Exception | None = None
-        try:
-            for shard, future in futures.items():
-                try:
-                    results[shard] = self._answer(shard, future, name, arguments[shard])
-                except Exception as error:
-                    failure = failure or error
-        except BaseException:
-            wait(futures.values())  # Ctrl-C: nothing may be under way when the call has ended
-            raise
-        if failure is not None:
-            raise failure
-        return results
 
-    def _answer(self, shard: int, future: Future[Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        for attempt in range(1, MOST_ATTEMPTS + 1):
+    def lose(self, error: ShardLost) -> None:
+        """Let every later call raise ShardLost. The first reason is kept."""
+        with self._lock:
+            if self.lost is not None:
+                return
+            self.lost = error
+        if self.on_loss is not None:
+            self.on_loss(error)
+
+    def answer(self, shard: int, future: Future[Any], name: str, arguments: tuple[Any, ...]) -> Any:
+        """Wait for an answer; sends the call again where none came, and when it is not held back any more."""
+        attempts = 1
+        while True:
             try:
                 return result_of(future)
+            except Held:
+                self._wait_at_gate(shard, arguments[0])
+            except Failed as error:
+                raise self._lost(f"{self._who(shard)} is lost: {error}") from error
             except Unanswered as error:
-                if attempt == MOST_ATTEMPTS:
-                    lost = f"shard {shard} did not answer a call of {name}, sent {attempt} times: {error}"
-                    self.lost = ShardLost(
-                        f"{lost}; close the cluster and open it again: it begins with its last checkpoint"
-                    )
-                    raise self.lost from error
-                future = self.transport.call(shard, name, *arguments)
-        raise AssertionError("the last attempt returns or raises")
+                if attempts == MOST_ATTEMPTS:
+                    what = f"{self._who(shard)} did not answer a call of {name}, sent {attempts} times: {error}"
+                    raise self._lost(what) from error
+                attempts += 1
+            future = self.transport.call(shard, name, *arguments)
+
+    def _lost(self, what: str) -> ShardLost:
+        error = ShardLost(f"{what}; {self._advice}")
+        self.lose(error)
+        return error
+
+    def _wait_at_gate(self, shard: int, stamp: Stamp) -> None:
+        pause, begun = LEAST_PAUSE, False
+        while not begun:
+            self.check()
+            if self.on_wait is not None:
+                self.on_wait()
+            time.sleep(pause)
+            pause = min(2 * pause, MOST_PAUSE)
+            begun = self.answer(shard, self.transport.call(shard, "admits", stamp), "admits", (stamp,))
+
+
+class _Sent:
+    """A call that goes to some shards. results: by shard. failure: what the first failing one raised."""
+
+    def __init__(self, calls: Calls, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+        self._calls, self._name, self._arguments = calls, name, arguments
+        self._waiting: dict[int, Future[Any]] = {}
+        self.results: dict[int, Any] = {}
+        self.failure: Exception | None = None
+
+    def send(self) -> None:
+        """Send it to all."""
+        for shard, given in self._arguments.items():
+            self._waiting[shard] = self._calls.transport.call(shard, self._name, *given)
+
+    def finish(self) -> None:
+        """Wait for all answers that are missing. May be called again after Ctrl-C."""
+        while self._waiting:
+            shard, future = next(iter(self._waiting.items()))
+            try:
+                self.results[shard] = self._calls.answer(shard, future, self._name, self._arguments[shard])
+            except Exception as error:
+                self.failure = self.failure or error
+            del self._waiting[shard]

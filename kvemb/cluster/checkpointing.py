@@ -8,9 +8,11 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
-from kvemb.cluster.cluster import Cluster
+from kvemb.cluster.calls import Calls
 from kvemb.cluster.manifest import ClusterManifest, ShardEntry, joined, ranges
 from kvemb.cluster.messages import Pushed
 from kvemb.cluster.series import ClusterSeries
@@ -33,6 +35,18 @@ class Checkpoint:
     nbytes: int
 
 
+class Shards(Protocol):
+    """What makes the cuts (kvemb.cluster.coordination.coordinator). calls: of the shards."""
+
+    calls: Calls
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Make a cut; the block is its work."""
+
+    def steps(self) -> dict[str, tuple[int, int]]:
+        """Return the steps of each open variable, by its token."""
+
+
 class Checkpointing:
     """The series that one cluster writes. lock: of a directory, held until close(); None at a URL.
 
@@ -45,17 +59,16 @@ class Checkpointing:
         self._lock_file, self._saving = lock, threading.Lock()
         self._tried = 0  # the last number begun; shards have files of it even if it failed
 
-    def save(self, cluster: Cluster, keep: int | None) -> Checkpoint:
+    def save(self, shards: Shards, keep: int | None) -> Checkpoint:
         """Write the next checkpoint; see Store.checkpoint."""
         with self._saving:
+            calls = shards.calls  # of these shards alone: a recovery makes others
             number = self._tried = max(self.series.next_number(), self._tried + 1)
-            with cluster.calling():
-                cluster.calls.all("prepare")
-            with cluster.alone():
+            calls.all("prepare")
+            with shards.alone():
                 created = time.time()
-                steps = {name: cluster.clocks[name].steps for name in cluster.tables}
-                cluster.calls.all_once("snapshot", number, steps)
-            parts: list[Pushed] = cluster.calls.all_once("push", number)
+                calls.all_once("snapshot", number, shards.steps())
+            parts: list[Pushed] = calls.all_once("push", number)
             buckets = ranges(len(parts))
             described = ClusterManifest(
                 uuid.uuid4().hex,
@@ -69,6 +82,13 @@ class Checkpointing:
                 self.series.keep_newest(keep)
             nbytes = sum(part.nbytes for part in parts)
             return Checkpoint(number, described.id, created, described.variables, nbytes)
+
+    def settled(self) -> tuple[int, ClusterManifest] | None:
+        """Return the newest checkpoint, once the one that is being written is complete or has failed; None: no one."""
+        with self._saving:
+            newest = self.series.newest()
+            self.last = newest[0] if newest else None
+            return newest
 
     def close(self) -> None:
         """Release the directory. Idempotent."""

@@ -1,17 +1,22 @@
-"""Which calls a shard has made, so that one that arrives again is not made again.
+"""The calls of a shard: which were made, so that one that arrives again is not made again, and the gate that a cut
+closes (kvemb.cluster.coordination.cuts).
 
 Each client numbers its calls. With each it sends the number below which it has all answers, and the shard forgets
-those. Thread-safe.
+those. While the gate is closed, a call that was not made before is refused with Held, unless it was admitted, and its
+client sends it again. Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from kvemb.cluster.transport import Held
 from kvemb.interrupts import result_of
 
 # The most recent clients are remembered. A client repeats a call within seconds, or never.
@@ -20,12 +25,31 @@ MOST_CLIENTS = 4096
 
 class Stamp(NamedTuple):
     """The identity of a call. client: random text. number: counts the client's calls, from 0. answered: the client has
-    the answers to all calls below this number.
+    the answers to all calls below this number. shards: to which the call goes; bit i stands for shard i.
     """
 
     client: str
     number: int
     answered: int
+    shards: int
+
+
+class Made(NamedTuple):
+    """What a shard has of one client. answered: see Stamp. calls: those from there on, by number; their `shards`."""
+
+    answered: int
+    calls: dict[int, int]
+
+
+# A client and the number of its call.
+CallId = tuple[str, int]
+
+
+class _Call(NamedTuple):
+    """A call that was begun. result: done once it was made."""
+
+    result: Future[Any]
+    shards: int
 
 
 class _Client:
@@ -33,7 +57,7 @@ class _Client:
 
     def __init__(self) -> None:
         self.answered = 0
-        self.made: dict[int, Future[Any]] = {}
+        self.made: dict[int, _Call] = {}
 
     def knows(self, stamp: Stamp) -> bool:
         """Whether this call was made, or is being made. Forgets what cannot come again."""
@@ -45,11 +69,18 @@ class _Client:
 
 
 class Ledger:
-    """The calls of all clients."""
+    """The calls of all clients, and the gate."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         self._lock = threading.Lock()
+        # The gate. _cut: the number of the cut that closed it, None while it is open; _ended: of the last that ended.
+        self._cut: int | None = None
+        self._ended = -1
+        self._cutter = ""
+        self._admitted: set[CallId] = set()
+
+    # What was made.
 
     def to_json(self) -> dict[str, list[int]]:
         """Return the calls that were made: for each client its `answered`, then the numbers from there on."""
@@ -62,43 +93,116 @@ class Ledger:
             for name, (answered, *numbers) in made.items():
                 client = self._client(name)
                 client.answered = max(client.answered, answered)
-                client.made.update({number: _done() for number in numbers})
+                client.made.update({number: _Call(_done(), 0) for number in numbers})
 
-    def begin(self, stamp: Stamp) -> bool:
-        """Record that a call is made; returns False if it was made before, or is being made. For calls that read."""
-        with self._lock:
-            client = self._client(stamp.client)
-            if client.knows(stamp):
-                return False
-            client.made[stamp.number] = _done()
-            return True
+    @contextmanager
+    def using(self, stamp: Stamp | None) -> Iterator[bool]:
+        """For a call that reads, and records uses: whether they are to be recorded. Not of one that was begun before.
+
+        stamp: None records no uses. Raises Held.
+        """
+        future = None if stamp is None else self._begin(stamp)[0]
+        try:
+            yield future is not None
+        finally:
+            if future is not None:
+                future.set_result(None)
 
     def once(self, stamp: Stamp, work: Callable[[], Any]) -> Any:
         """Make the call, work(), unless it was made before; return what it returned, or raise what it raised.
 
-        Waits for a call that is being made. Returns None for a call whose answer the client has.
+        Waits for a call that is being made. Returns None for a call whose answer the client has. Raises Held.
         """
+        mine, future = self._begin(stamp)
+        if mine is not None:
+            try:
+                mine.set_result(work())
+            except BaseException as error:
+                mine.set_exception(error)
+        return None if future is None else result_of(future)
+
+    def _begin(self, stamp: Stamp) -> tuple[Future[Any] | None, Future[Any] | None]:
+        """Return the future to complete, if the call is to be made now; and the one that has its result, if known."""
         with self._lock:
             client = self._client(stamp.client)
-            known = client.knows(stamp)
-            if not known:
-                client.made[stamp.number] = Future()
-            future = client.made.get(stamp.number)
-        if future is None:
-            return None
-        if not known:
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-        return result_of(future)
+            if client.knows(stamp):
+                known = client.made.get(stamp.number)
+                return None, None if known is None else known.result
+            if not self._lets_in(stamp):
+                raise Held
+            future: Future[Any] = Future()
+            client.made[stamp.number] = _Call(future, stamp.shards)
+            return future, future
+
+    # The gate.
+
+    def admits(self, stamp: Stamp) -> bool:
+        """Whether a call that was refused with Held would be made now."""
+        with self._lock:
+            return self._lets_in(stamp)
+
+    def _lets_in(self, stamp: Stamp) -> bool:
+        return self._cut is None or stamp.client == self._cutter or (stamp.client, stamp.number) in self._admitted
+
+    def hold(self, cut: int, cutter: str) -> dict[str, Made]:
+        """Close the gate, wait for calls that are being made, and return all that were made.
+
+        cut: larger than that of every cut before. cutter: the client that makes the cut; its calls pass, and are not
+        meant here. Repeating it changes nothing.
+        """
+        with self._lock:
+            if cut > self._ended and cut != self._cut:
+                self._cut, self._cutter, self._admitted = cut, cutter, set()
+            clients = [client for name, client in self._clients.items() if name != cutter]
+            running = [call.result for client in clients for call in client.made.values()]
+        wait(running)
+        with self._lock:
+            return {
+                name: Made(client.answered, {number: call.shards for number, call in client.made.items()})
+                for name, client in self._clients.items()
+                if name != cutter
+            }
+
+    def admit(self, cut: int, calls: Collection[CallId], seconds: float) -> list[CallId]:
+        """Let some calls in, and wait so long at most until they were made; returns those that were not."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            if cut == self._cut:
+                self._admitted.update(calls)
+        late = list(calls)
+        while True:
+            late = [call for call in late if not self._was_made(*call)]
+            if not late or time.monotonic() >= deadline:
+                return late
+            time.sleep(_TURN_SECONDS)
+
+    def _was_made(self, client: str, number: int) -> bool:
+        with self._lock:
+            known = self._clients.get(client)
+            if known is None:
+                return False
+            call = known.made.get(number)
+            return number < known.answered if call is None else call.result.done()
+
+    def release(self, cut: int) -> None:
+        """Open the gate."""
+        with self._lock:
+            self._ended = max(self._ended, cut)
+            if self._cut is not None and self._cut <= cut:
+                self._cut = None
 
     def _client(self, name: str) -> _Client:
-        found = self._clients.setdefault(name, _Client())
+        found = self._clients.get(name)
+        if found is None:
+            found = self._clients[name] = _Client()
         self._clients.move_to_end(name)
         if len(self._clients) > MOST_CLIENTS:
             self._clients.popitem(last=False)
         return found
+
+
+# How often it is looked whether an admitted call was made.
+_TURN_SECONDS = 0.002
 
 
 def _done() -> Future[Any]:

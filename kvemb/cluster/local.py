@@ -1,44 +1,102 @@
-"""Shards in this process, for tests and for trying a program out on one machine. Thread-safe."""
+"""Shards and a coordinator in this process, for tests and for trying a program out on one machine. Thread-safe."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
+from kvemb.cluster.folders import delete, new_folder
+from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
+from kvemb.cluster.transport import Unanswered
+from kvemb.meter import Meter
 
 # Calls of several threads overlap; more threads than this only wait for each other.
 MOST_THREADS = 16
 
 
 class LocalTransport:
-    """See kvemb.cluster.transport. make: makes the shard with a number.
+    """See kvemb.cluster.transport. make: makes the shard with a number. release: called at the end.
 
-    If one cannot be made, those before it are closed, and what it raised is raised.
+    place: where they have their files.
+    If a shard cannot be made, those before it are closed, and what it raised is raised.
     """
 
-    def __init__(self, make: Callable[[int], Shard], shards: int) -> None:
-        self.shards = shards
-        self._shards: list[Shard] = []
-        try:
+    def __init__(
+        self, make: Callable[[int], Shard], shards: int, release: Callable[[], None] = lambda: None, place: str = "here"
+    ) -> None:
+        self.shards, self.place, self._closed = shards, place, False
+        with ExitStack() as undo:
+            undo.callback(release)
+            self._shards: list[Shard] = []
             for number in range(shards):
                 self._shards.append(make(number))
-        except BaseException:
-            for shard in self._shards:
-                shard.close()
-            raise
+                undo.callback(self._shards[-1].close)
+            self._undo = undo.pop_all()
         self._pool = ThreadPoolExecutor(min(MOST_THREADS, 2 * shards), thread_name_prefix="kvemb-shards")
+        self._closing = threading.Lock()
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
-        future: Future[Any] = self._pool.submit(getattr(self._shards[shard], name), *arguments)
-        return future
+        try:
+            return self._pool.submit(self._shards[shard].call, name, arguments)
+        except RuntimeError:  # it is closed
+            return failed(Unanswered("the shard was closed"))
 
     def close(self) -> None:
         """See Transport."""
-        self._pool.shutdown(wait=True)
-        with ExitStack() as last:
-            for shard in self._shards:
-                last.callback(shard.close)
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._pool.shutdown(wait=True)
+                self._undo.close()
+
+
+def failed(error: BaseException) -> Future[Any]:
+    """Return a future that raises this."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
+
+
+def made_here(root: Path, meter: Meter, plan: Plan) -> LocalTransport:
+    """Make the shards of a plan in this process, with their files in a new folder of root."""
+    folder, lock = new_folder(root, "kvemb-cluster-")
+
+    def make(number: int) -> Shard:
+        return plan.make(number, folder / f"shard-{number:04d}", meter)
+
+    return LocalTransport(make, plan.shards, partial(delete, folder, lock), str(folder))
+
+
+class Callee(Protocol):
+    """What has a method that calls its others by name."""
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method."""
+
+
+class Here:
+    """The way to one object of this process, as a transport to one shard: calls are made at once, by the caller."""
+
+    shards = 1
+
+    def __init__(self, callee: Callee) -> None:
+        self._callee = callee
+
+    def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
+        """See Transport."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self._callee.call(name, arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """See Transport. What it leads to is closed by a call."""

@@ -5,29 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_SERIES
+from kvemb.checks.numeric import as_int, as_number
+from kvemb.checks.ranges import MOST_SECONDS, MOST_SERIES
 from kvemb.cluster import ray_transport
-from kvemb.cluster.checkpointing import Checkpointing
 from kvemb.cluster.cluster import Cluster
-from kvemb.cluster.folders import delete, new_folder
-from kvemb.cluster.local import LocalTransport
-from kvemb.cluster.making import Plan
+from kvemb.cluster.coordination.coordinator import Coordinator
+from kvemb.cluster.coordination.starting import Asked, start
+from kvemb.cluster.local import Here, made_here
 from kvemb.cluster.manifest import ClusterManifest
 from kvemb.cluster.restoring import restored
 from kvemb.cluster.router import BUCKETS
 from kvemb.cluster.series import ClusterSeries
 from kvemb.cluster.store import Store
 from kvemb.durability import fresh_files, layout, paths
-from kvemb.durability.manifest import VariableEntry
-from kvemb.errors import CheckpointNotFound
+from kvemb.errors import BackendUnavailable, CheckpointNotFound
 from kvemb.limits import Limits
 from kvemb.meter import Meter, Progress
 from kvemb.options import parse_budget, parse_device_memory
@@ -56,50 +55,73 @@ def open(
     node, and url must be reachable from there. "local": shards are in this process. options: fsspec's for the url.
     progress(done, total): called with the number of rows loaded. limits: of each shard's store (kvemb.limits).
 
-    Raises TypeError or ValueError for arguments; Locked if a cluster has this directory open, or has this url open on
-    the same Ray cluster (nothing else keeps two from writing to a url); BackendUnavailable without Ray; ColdStoreError
-    if scratch cannot be written to; what CheckpointManager.pull and kvemb.restore raise.
+    This process can have several threads as clients; more processes use connect().
+    Raises TypeError or ValueError for arguments; Locked if a cluster has this url open; BackendUnavailable without Ray;
+    ColdStoreError if scratch cannot be written to; what CheckpointManager.pull and kvemb.restore raise.
     """
     parse_budget(memory_budget)
-    if transport not in ("ray", "local"):
-        raise ValueError(f"transport must be 'ray' or 'local', got {brief(transport)}")
-    if transport == "ray":
-        ray_transport.ray_here()
+    _check_transport(transport)
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
     series = None if url is None else ClusterSeries(url, options)
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
     how: dict[str, Any] = {"memory_budget": memory_budget, "limits": limits}
-    with ExitStack() as undo:
-        checkpointing, newest = None, None
-        if series is not None:
-            checkpointing = Checkpointing(series, series.lock())
-            undo.callback(checkpointing.close)
-            newest = series.newest()
-            checkpointing.last = newest[0] if newest else None
-        if (count := wanted or (len(newest[1].shards) if newest else None)) is None:
-            raise ValueError(f"shards must be given, as there is no checkpoint at {url}")
-        meter = Meter(_rows(newest[1]) if newest else 0, progress)
-        plan = Plan(count, series.url if series else None, series.options if series else {}, newest, how)
-        path = None if series is None else series.url
-        stored = newest[1].variables if newest else None
-        if transport == "ray":
-            place = None if scratch is None else str(root)
-            cluster = Cluster(ray_transport.RayTransport(plan, place, meter), path or "on Ray", lambda: None, stored)
-        else:
-            cluster = _local(plan, root, meter, path, stored, undo)
-        undo.pop_all()
-    return Store(cluster, checkpointing)
+    asked = Asked(series.url if series else None, series.options if series else {}, wanted, how)
+    if transport == "ray":
+        place = None if scratch is None else str(root)
+        way = ray_transport.start(asked, place, progress)
+        cluster = Cluster(way, asked.url or "on Ray", shared=series is not None)
+    else:
+        coordinator = start(asked, partial(made_here, root), progress)
+        cluster = Cluster(Here(coordinator), asked.url or coordinator.place)
+        if asked.url is not None:
+            _here[asked.url] = coordinator
+    return Store(cluster, series=series is not None, owner=True)
 
 
-def _local(
-    plan: Plan, root: Path, meter: Meter, path: str | None, stored: dict[str, VariableEntry] | None, undo: ExitStack
-) -> Cluster:
-    """Return a cluster whose shards are in this process, and have their files in a new folder of root."""
-    folder, lock = new_folder(root, "kvemb-cluster-")
-    release = partial(delete, folder, lock)
-    undo.callback(release)
-    made = LocalTransport(lambda number: plan.make(number, folder / f"shard-{number:04d}", meter), plan.shards)
-    return Cluster(made, path or str(folder), release, stored)
+def connect(
+    url: str | os.PathLike[str],
+    *,
+    transport: Literal["ray", "local"] = "ray",
+    options: Mapping[str, Any] | None = None,
+    wait_seconds: float = 60.0,
+) -> Store:
+    """Become one more client of the cluster that has this url open, such as in each process of a DDP training.
+
+    url, options: as another process, or with transport="local" this one, gave them to kvemb.cluster.open. wait_seconds:
+    how long to wait for that. The cluster lasts as long as the process that opened it has it open; close() ends this
+    client alone. get_variable finds the variables that other clients have made; of a variable that is open already, the
+    constraint and the admission of the client that opened it first are used.
+    Raises BackendUnavailable if no cluster can be reached, or it has another version of kvemb; TypeError, ValueError.
+    """
+    _check_transport(transport)
+    seconds = as_number(wait_seconds, "wait_seconds", 0, MOST_SECONDS)
+    where, deadline = ClusterSeries(url, options).url, time.monotonic() + seconds
+    while (found := ray_transport.find(where) if transport == "ray" else _found_here(where)) is None:
+        if time.monotonic() >= deadline:
+            place = "this Ray cluster" if transport == "ray" else "this process"
+            raise BackendUnavailable(
+                f"no cluster that {place} knows has {where} open, after {seconds:g} seconds; open it with "
+                "kvemb.cluster.open"
+            )
+        time.sleep(_TURN_SECONDS)
+    return Store(Cluster(found, where, shared=transport == "ray"), series=True, owner=False)
+
+
+# The coordinators of this process, by url.
+_here: WeakValueDictionary[str, Coordinator] = WeakValueDictionary()
+_TURN_SECONDS = 0.1
+
+
+def _found_here(url: str) -> Here | None:
+    found = _here.get(url)
+    return None if found is None or found.closed else Here(found)
+
+
+def _check_transport(transport: object) -> None:
+    if transport not in ("ray", "local"):
+        raise ValueError(f"transport must be 'ray' or 'local', got {brief(transport)}")
+    if transport == "ray":
+        ray_transport.ray_here()
 
 
 def restore(

@@ -12,13 +12,11 @@ import numpy.typing as npt
 
 from kvemb import registry
 from kvemb.cluster.cluster import Cluster, Step, Wanted
-from kvemb.cluster.messages import Change
 from kvemb.contracts import Mask, Values
 from kvemb.engine.table import Table
 from kvemb.optimizers import Optimizer
 from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.hashing import Keys, Unique
-from kvemb.tiers.selection import lowest_kept
 
 
 class ClusterOperations:
@@ -65,12 +63,10 @@ class ClusterOperations:
     def _ask(self, name: str, keys: Keys, out: Values | None, *arguments: object) -> None:
         """Call a method that reads on the shards of distinct keys; fills out (n, ...) with what it returns."""
         cluster, distinct = self._cluster, Unique(keys)
-        with cluster.calling():
-            self.table.storage.state.check_open()  # of a dropped variable, too
-            positions = dict(cluster.router.split(distinct.keys).positions())
-            found = cluster.calls.each(
-                name, {shard: (self.table.name, distinct.keys[at], *arguments) for shard, at in positions.items()}
-            )
+        session = cluster.begun()
+        token, positions = session.opened(self.table).token, dict(cluster.router.split(distinct.keys).positions())
+        asked = {shard: (token, distinct.keys[at], *arguments) for shard, at in positions.items()}
+        found = session.calls.each(name, asked)
         if out is not None:
             each = np.empty((len(distinct.keys), *out.shape[1:]), out.dtype)
             for shard, at in positions.items():
@@ -104,45 +100,25 @@ class ClusterOperations:
 
     def clear(self) -> None:
         """Drop every row."""
-        cluster, name = self._cluster, self.table.name
-        with cluster.alone():
-            self.table.storage.state.check_open()
-            change = Change(name, "clear", (), cluster.clocks[name].now(self.table.policy))
-            for (failure,) in cluster.calls.all_once("change", [change]):
-                if failure is not None:
-                    raise failure
+        session = self._cluster.begun()
+        token, clock = session.opened(self.table)
+        session.ask_once("clear", token, clock.now(self.table.policy))
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Go on with an optimizer of the same slots."""
-        self._cluster.set_optimizer(self.table, optimizer, writable=writable)
+        session = self._cluster.begun()
+        session.ask_once("set_optimizer", session.opened(self.table).token, optimizer, writable)
         self.optimizer = optimizer
 
     def restrict(self, keep_rows: int, trigger_rows: int | None) -> int:
         """Keep the `keep_rows` highest scores over all shards, ties to the larger key; returns how many rows left.
 
-        Rows that the policy has expire leave in any case. Does nothing unless there are more than trigger_rows. Each
-        shard ranks its rows; the limit is found in their summed histograms; then each removes what is below it.
+        Rows that the policy has expire leave in any case. Does nothing unless there are more than trigger_rows.
         """
-        cluster, name, policy = self._cluster, self.table.name, self.table.policy
-        with cluster.alone():
-            self.table.storage.state.check_open()
-            moment, rows = cluster.clocks[name].now(policy), sum(cluster.calls.all("size", name))
-            expire = policy is not None and policy.least_score(policy.now(moment.step)) > -math.inf
-            if (keep_rows >= rows and not expire) or (trigger_rows is not None and rows <= trigger_rows):
-                return 0
-            try:
-                alive = sum(count for _, count in cluster.calls.all_once("rank", name, moment))
-                keep = min(keep_rows, alive)
-                if keep == rows:
-                    return 0
-                limit = None
-                if keep:
-                    limit = lowest_kept(
-                        lambda prefix: np.sum(cluster.calls.all("count_ranks", name, prefix), axis=0),
-                        lambda prefix: np.concatenate(cluster.calls.all("matching_ranks", name, prefix)),
-                        keep,
-                    )
-                return sum(cluster.calls.all_once("remove_ranked", name, limit))
-            finally:
-                if cluster.calls.lost is None:
-                    cluster.calls.all_once("forget_ranks", name)
+        session, policy = self._cluster.begun(), self.table.policy
+        token, clock = session.opened(self.table)
+        session.exchange()
+        moment = clock.now(policy)
+        expire = policy is not None and policy.least_score(policy.now(moment.step)) > -math.inf
+        left: int = session.ask_once("restrict", token, moment, keep_rows, trigger_rows, expire)
+        return left

@@ -1,13 +1,15 @@
-"""Shards on Ray: one actor each, on a node of Ray's choice. Only this module uses Ray, imported on first use.
+"""Shards and a coordinator on Ray: one actor each. Only this module uses Ray, imported on first use.
 
-Ray neither restarts a shard's process nor repeats a call. After a loss the cluster is opened again, and all shards
-return to the last checkpoint. Thread-safe.
+Ray neither restarts a process nor repeats a call. The coordinator makes the shards' actors, and after a loss others in
+their place; it is on the node of the process that opened the cluster, and ends with it, and the shards with it.
+Thread-safe.
 """
 
 from __future__ import annotations
 
 import tempfile
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,21 @@ import numpy as np
 
 import kvemb
 from kvemb.checks.ranges import MOST_ROWS
+from kvemb.cluster.coordination.starting import Asked
+from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.making import Plan
-from kvemb.cluster.transport import Unanswered
+from kvemb.cluster.transport import Failed, Held, Unanswered
 from kvemb.errors import BackendUnavailable, KvembError, Locked
-from kvemb.meter import Meter
+from kvemb.meter import Meter, Progress
 
 NAMESPACE = "kvemb"
-# Calls that one shard runs at the same time.
-CONCURRENT_CALLS = 8
+# Calls that one shard runs at the same time, and that the coordinator does: clients that wait there are among these.
+CONCURRENT_CALLS, CONCURRENT_CLIENTS = 8, 64
 # How long the end of a cluster waits for shards that delete their files.
 CLOSE_SECONDS = 60
+# How often the progress of the opening is asked for.
+_PROGRESS_SECONDS = 0.2
 
 
 def ray_here() -> Any:
@@ -54,15 +60,11 @@ def ray_here() -> Any:
 class ShardActor:
     """A shard in a process of its own."""
 
-    def open(self, plan: Plan, number: int, scratch: str | None, client: str) -> int:
+    def open(self, plan: Plan, number: int, scratch: str | None, coordinator: str) -> int:
         """Make the shard; returns how many rows it begins with. scratch: a directory on this node; None: the system's
-        temporary one. client: kvemb's version in the client. Raises BackendUnavailable if this node has another.
+        temporary one. coordinator: its version of kvemb. Raises BackendUnavailable if this node has another.
         """
-        if client != kvemb.__version__:
-            raise BackendUnavailable(
-                f"a node has kvemb {kvemb.__version__}, and the program that opens the cluster {client}; install one "
-                "version on all nodes"
-            )
+        _check_version(coordinator)
         root = Path(tempfile.gettempdir() if scratch is None else scratch)
         folder, lock = new_folder(root, "kvemb-shard-")
         rows = 0
@@ -80,7 +82,43 @@ class ShardActor:
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of the shard."""
-        return getattr(self._shard, name)(*_writable(arguments))
+        return self._shard.call(name, _writable(arguments))
+
+
+class CoordinatorActor:
+    """A coordinator in a process of its own."""
+
+    def __init__(self) -> None:
+        self._progress: tuple[int, int] | None = None
+
+    def open(self, asked: Asked, scratch: str | None, client: str) -> None:
+        """Start the coordinator. client: the version of kvemb where the cluster is opened."""
+        _check_version(client)
+
+        def progressed(done: int, total: int) -> None:
+            self._progress = done, total
+
+        self._coordinator = start_here(asked, partial(_made_on_ray, scratch), progressed)
+
+    def progress(self) -> tuple[int, int] | None:
+        """Return how many rows are loaded, and of how many; None: nothing is loaded yet."""
+        return self._progress
+
+    def started(self) -> bool:
+        """Whether clients may call it."""
+        return hasattr(self, "_coordinator")
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of the coordinator."""
+        return self._coordinator.call(name, arguments)
+
+
+def _check_version(other: str) -> None:
+    if other != kvemb.__version__:
+        raise BackendUnavailable(
+            f"a node has kvemb {kvemb.__version__}, and the program that opens the cluster {other}; install one "
+            "version on all nodes"
+        )
 
 
 def _writable(value: Any) -> Any:
@@ -94,46 +132,15 @@ def _writable(value: Any) -> Any:
     return value
 
 
-class _Owner:
-    """An actor whose name marks a url as open; it ends with the process that made it."""
-
-
 class RayTransport:
-    """See kvemb.cluster.transport. actors: the shards, by number.
+    """See kvemb.cluster.transport. actors: the shards, by number; or the coordinator. It can be pickled."""
 
-    scratch: see ShardActor.open. meter: counts the rows that shards begin with. Raises what making a
-    shard raises; Locked if the url is open as a cluster.
-    """
-
-    def __init__(self, plan: Plan, scratch: str | None, meter: Meter) -> None:
+    def __init__(self, actors: list[Any]) -> None:
         self._ray = ray_here()
-        self.shards = plan.shards
-        self._owner = self._claim(plan.url)
-        never = {"max_restarts": 0, "max_task_retries": 0}
-        placed = {"scheduling_strategy": "SPREAD", "num_cpus": 0}
-        make = self._ray.remote(ShardActor).options(max_concurrency=CONCURRENT_CALLS, **never, **placed)
-        self.actors = [make.remote() for _ in range(plan.shards)]
-        opened = [
-            actor.open.remote(plan, number, scratch, kvemb.__version__) for number, actor in enumerate(self.actors)
-        ]
-        try:
-            for rows in opened:
-                meter(self._ray.get(rows))
-        except self._ray.exceptions.RayError as error:
-            self.close()
-            raise _cause(error) from None
-        except BaseException:
-            self.close()
-            raise
+        self.actors, self.shards = actors, len(actors)
 
-    def _claim(self, url: str | None) -> Any:
-        if url is None:
-            return None
-        owner = self._ray.remote(_Owner).options(name=f"cluster {url}", namespace=NAMESPACE, num_cpus=0)
-        try:
-            return owner.remote()
-        except ValueError as error:
-            raise Locked(f"the cluster at {url} is open elsewhere on this Ray cluster; close it there") from error
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayTransport, (self.actors,)
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
@@ -153,11 +160,76 @@ class RayTransport:
         return answer
 
     def close(self) -> None:
-        """See Transport."""
+        """See Transport. A coordinator is to be told to close before."""
         closed = [actor.call.remote("close", ()) for actor in self.actors]
         self._ray.wait(closed, num_returns=len(closed), timeout=CLOSE_SECONDS)
-        for actor in [*self.actors, *([self._owner] if self._owner is not None else [])]:
+        for actor in self.actors:
             self._ray.kill(actor)
+
+
+def _made_on_ray(scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
+    """Make the shards of a plan, on nodes of Ray's choice. scratch: see ShardActor.open. meter: counts rows."""
+    ray = ray_here()
+    never = {"max_restarts": 0, "max_task_retries": 0}
+    placed = {"scheduling_strategy": "SPREAD", "num_cpus": 0}
+    make = ray.remote(ShardActor).options(max_concurrency=CONCURRENT_CALLS, **never, **placed)
+    made = RayTransport([make.remote() for _ in range(plan.shards)])
+    opened = [actor.open.remote(plan, number, scratch, kvemb.__version__) for number, actor in enumerate(made.actors)]
+    try:
+        for rows in opened:
+            meter(ray.get(rows))
+    except ray.exceptions.RayError as error:
+        made.close()
+        raise _cause(error) from None
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def start(asked: Asked, scratch: str | None, progress: Progress | None) -> RayTransport:
+    """Start a coordinator; returns the way to it. Raises as kvemb.cluster.coordination.starting.start does."""
+    ray = ray_here()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    how = {"max_concurrency": CONCURRENT_CLIENTS, "num_cpus": 0, "scheduling_strategy": here}
+    if asked.url is not None:
+        how |= {"name": _name(asked.url), "namespace": NAMESPACE}
+    try:
+        actor = ray.remote(CoordinatorActor).options(**how).remote()
+    except ValueError as error:
+        raise Locked(f"the cluster at {asked.url} is open elsewhere on this Ray cluster; close it there") from error
+    way = RayTransport([actor])
+    opened = actor.open.remote(asked, scratch, kvemb.__version__)
+    try:
+        while not ray.wait([opened], timeout=_PROGRESS_SECONDS)[0]:
+            if progress is not None and (found := ray.get(actor.progress.remote())) is not None:
+                progress(*found)
+        if progress is not None and (found := ray.get(actor.progress.remote())) is not None:
+            progress(*found)
+        ray.get(opened)
+    except ray.exceptions.RayError as error:
+        ray.kill(actor)
+        raise _cause(error) from None
+    except BaseException:
+        ray.kill(actor)
+        raise
+    return way
+
+
+def find(url: str) -> RayTransport | None:
+    """Return the way to the coordinator of the cluster that has a url open; None if this Ray cluster has none."""
+    ray = ray_here()
+    try:
+        actor = ray.get_actor(_name(url), namespace=NAMESPACE)
+        return RayTransport([actor]) if ray.get(actor.started.remote()) else None
+    except (ValueError, ray.exceptions.RayError):
+        return None
+
+
+def _name(url: str) -> str:
+    return f"cluster {url}"
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -165,6 +237,6 @@ def _cause(error: BaseException) -> BaseException:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
-    if isinstance(error, (KvembError, Unanswered)):
+    if isinstance(error, (KvembError, Failed, Held, Unanswered)):
         return error
     return Unanswered(" ".join(str(error).split()))

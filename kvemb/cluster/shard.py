@@ -1,8 +1,9 @@
 """A shard: a store with the calls that a cluster needs beyond kvemb.Store.
 
-Every method is called through a transport: arguments and results are plain values. A call that changes rows has a
-Stamp, and is made once, however often it arrives; one that only reads may be repeated. A Moment has the step and the
-time of a call, so that scores are those of one table. Thread-safe, as the store is.
+Every method is called through a transport, by call(): arguments and results are plain values. A call that changes rows
+has a Stamp, and is made once, however often it arrives; one that only reads may be repeated. A Moment has the step and
+the time of a call, so that scores are those of one table. A variable has a token, which no later one of its name has,
+so that a call that was sent before a drop reaches nothing else. Thread-safe, as the store is.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import moment
-from kvemb.cluster.ledger import Ledger, Stamp
+from kvemb.cluster.ledger import CallId, Ledger, Made, Stamp
 from kvemb.cluster.messages import Change, Columns, Pushed, Read
 from kvemb.cluster.scans import Scans
+from kvemb.cluster.transport import Failed
 from kvemb.contracts import Mask, Values
 from kvemb.durability import fresh_files
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
+from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.table import Table
+from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, ReadOnly
 from kvemb.handle import inside
 from kvemb.interrupts import result_of
 from kvemb.moment import Moment
@@ -58,18 +62,34 @@ class Shard:
         self._store, self._release, self._series, self._folder = store, release, series, folder
         self._ledger = Ledger()
         self._ledger.add(made or {})
+        self._opened: dict[str, Table] = {}  # by token
         self._pending: dict[int, PendingCheckpoint] = {}
         self._scans = Scans()
         self._ranked: dict[str, Restriction] = {}
         self._ranking = threading.Lock()  # a call that arrives twice must not read a spool at the same time
 
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method. Raises Failed if the store has failed."""
+        try:
+            return getattr(self, name)(*arguments)
+        except (KvembError, OSError) as error:
+            if self._failed(error, name):
+                raise Failed(f"its store failed: {error}") from error
+            raise
+
+    def _failed(self, error: Exception, name: str) -> bool:
+        """Whether an error means that the store cannot go on: its disk is full, damaged or gone."""
+        if inside(self._store).state.cause is not None or not self._store.path.exists():
+            return not isinstance(error, (Closed, ReadOnly))
+        return name in ("lookup", "change") and isinstance(error, (ColdStoreError, Corruption))
+
     # Its variables.
 
-    def open_variable(self, stamp: Stamp, name: str, arguments: dict[str, Any]) -> None:
-        """Make a variable or open it: Store.get_variable."""
+    def open_variable(self, stamp: Stamp, token: str, name: str, arguments: dict[str, Any]) -> None:
+        """Make a variable or open it: Store.get_variable. token: what calls say for it from now on."""
 
         def make() -> None:
-            self._store.get_variable(name, **arguments)
+            self._opened[token] = inside(self._store.get_variable(name, **arguments))
 
         self._ledger.once(stamp, make)
 
@@ -79,30 +99,36 @@ class Shard:
         def drop() -> None:
             if name in self._store.variables:
                 self._store.drop_variable(name)
+            for token in [token for token, table in self._opened.items() if table.name == name]:
+                del self._opened[token]
 
         self._ledger.once(stamp, drop)
 
-    def set_optimizer(self, stamp: Stamp, name: str, optimizer: Optimizer, writable: bool) -> None:
+    def set_optimizer(self, stamp: Stamp, token: str, optimizer: Optimizer, writable: bool) -> None:
         """Go on with an optimizer: Table.set_optimizer."""
-        self._ledger.once(stamp, lambda: self._table(name).set_optimizer(optimizer, writable=writable))
+        self._ledger.once(stamp, lambda: self._table(token).set_optimizer(optimizer, writable=writable))
 
-    def stats(self, names: list[str]) -> list[Stats]:
+    def entry(self, token: str) -> VariableEntry:
+        """Return what describes a variable; the rows are this shard's."""
+        return self._table(token).entry()
+
+    def stats(self, tokens: list[str]) -> list[Stats]:
         """Return the counts of variables."""
-        return [self._table(name).stats() for name in names]
+        return [self._table(token).stats() for token in tokens]
 
-    def size(self, name: str) -> int:
+    def size(self, token: str) -> int:
         """Return the number of rows of a variable."""
-        return self._store.variables[name].size()
+        return self._table(token).storage.size
 
     # Rows.
 
     def lookup(self, stamp: Stamp | None, reads: list[Read], exists: bool) -> list[tuple[Values, Mask | None]]:
         """Return rows (n, dim), and if wanted which keys exist (n,), of each read. stamp: None records no uses."""
-        touch = stamp is not None and self._ledger.begin(stamp)
         found = []
-        for read in reads:
-            with moment.at(read.moment):
-                found.append(_looked_up(self._table(read.variable), read, exists, touch))
+        with self._ledger.using(stamp) as touch:
+            for read in reads:
+                with moment.at(read.moment):
+                    found.append(_looked_up(self._table(read.variable), read, exists, touch))
         return found
 
     def change(self, stamp: Stamp, changes: list[Change]) -> list[Exception | None]:
@@ -114,78 +140,96 @@ class Shard:
             with moment.at(change.moment):
                 getattr(self._table(change.variable).operations, change.method)(*change.arguments)
         except Exception as error:
+            if self._failed(error, "change"):
+                raise
             return error
         return None
 
-    def slot(self, name: str, keys: Keys, number: int) -> Values:
+    def slot(self, token: str, keys: Keys, number: int) -> Values:
         """Return a slot of each key: TableOperations.slot."""
-        return self._table(name).operations.slot(keys, number)
+        return self._table(token).operations.slot(keys, number)
 
-    def scores(self, name: str, keys: Keys) -> npt.NDArray[np.float64]:
+    def scores(self, token: str, keys: Keys) -> npt.NDArray[np.float64]:
         """Return each key's score: TableOperations.scores."""
-        return self._table(name).operations.scores(keys)
+        return self._table(token).operations.scores(keys)
 
-    def prefetch(self, name: str, keys: Keys) -> None:
+    def prefetch(self, token: str, keys: Keys) -> None:
         """Start reading cold rows: TableOperations.prefetch."""
-        self._table(name).operations.prefetch(keys)
+        self._table(token).operations.prefetch(keys)
 
     # Scans.
 
-    def begin_scan(self, token: str, name: str, batch_rows: int, first: int, last: int) -> None:
-        """Begin a scan of rows as they are now, between two ordered keys. token: its name from now on."""
-        self._scans.begin(token, lambda: self._table(name).storage.scan(batch_rows, first, last))
+    def begin_scan(self, scan: str, token: str, batch_rows: int, first: int, last: int) -> None:
+        """Begin a scan of rows as they are now, between two ordered keys. scan: its name from now on."""
+        self._scans.begin(scan, lambda: self._table(token).storage.scan(batch_rows, first, last))
 
-    def next_batch(self, token: str, number: int) -> Columns | None:
+    def next_batch(self, scan: str, number: int) -> Columns | None:
         """Return the batch with this number, from 0, of a scan, None after its end. Raises Closed."""
-        return self._scans.batch(token, number)
+        return self._scans.batch(scan, number)
 
-    def end_scan(self, token: str) -> None:
+    def end_scan(self, scan: str) -> None:
         """Forget a scan."""
-        self._scans.end(token)
+        self._scans.end(scan)
 
     # A restriction over all shards. No other call changes the variable's rows while it lasts.
 
-    def rank(self, stamp: Stamp, name: str, at: Moment) -> tuple[int, int]:
+    def rank(self, stamp: Stamp, token: str, at: Moment) -> tuple[int, int]:
         """Rank every row of a variable; returns how many there are, and how many have not expired."""
 
         def rank() -> tuple[int, int]:
-            self._forget_ranks(name)
+            self._forget_ranks(token)
             with moment.at(at):
-                ranked = self._table(name).operations.ranked()
-            self._ranked[name] = ranked
+                ranked = self._table(token).operations.ranked()
+            self._ranked[token] = ranked
             return ranked.rows, ranked.alive
 
         return self._ledger.once(stamp, rank)  # type: ignore[no-any-return]
 
-    def count_ranks(self, name: str, prefix: list[int]) -> npt.NDArray[np.int64]:
+    def count_ranks(self, token: str, prefix: list[int]) -> npt.NDArray[np.int64]:
         """Return how many ranks have each value of the digit after these: Spool.counts."""
         with self._ranking:
-            return self._ranked[name].counts(prefix)
+            return self._ranked[token].counts(prefix)
 
-    def matching_ranks(self, name: str, prefix: list[int]) -> npt.NDArray[Any]:
+    def matching_ranks(self, token: str, prefix: list[int]) -> npt.NDArray[Any]:
         """Return the ranks that begin with these digits: Spool.matching."""
         with self._ranking:
-            return self._ranked[name].matching(prefix)
+            return self._ranked[token].matching(prefix)
 
-    def remove_ranked(self, stamp: Stamp, name: str, limit: Limit | None) -> int:
+    def remove_ranked(self, stamp: Stamp, token: str, limit: Limit | None) -> int:
         """Remove the rows whose rank is below a limit, None: all; returns how many."""
 
         def remove() -> int:
             with self._ranking:
-                return self._table(name).operations.remove_below(self._ranked[name], limit)
+                return self._table(token).operations.remove_below(self._ranked[token], limit)
 
         return self._ledger.once(stamp, remove)  # type: ignore[no-any-return]
 
-    def forget_ranks(self, stamp: Stamp, name: str) -> None:
+    def forget_ranks(self, stamp: Stamp, token: str) -> None:
         """End a restriction."""
-        self._ledger.once(stamp, lambda: self._forget_ranks(name))
+        self._ledger.once(stamp, lambda: self._forget_ranks(token))
 
-    def _forget_ranks(self, name: str) -> None:
+    def _forget_ranks(self, token: str) -> None:
         with self._ranking:
-            if (ranked := self._ranked.pop(name, None)) is not None:
+            if (ranked := self._ranked.pop(token, None)) is not None:
                 ranked.close()
 
-    # A checkpoint over all shards.
+    # The gate, and a checkpoint over all shards.
+
+    def hold(self, cut: int, cutter: str) -> dict[str, Made]:
+        """Close the gate: Ledger.hold."""
+        return self._ledger.hold(cut, cutter)
+
+    def admits(self, stamp: Stamp) -> bool:
+        """Whether a call may be sent: Ledger.admits."""
+        return self._ledger.admits(stamp)
+
+    def admit(self, cut: int, calls: list[CallId], seconds: float) -> list[CallId]:
+        """Let calls in: Ledger.admit."""
+        return self._ledger.admit(cut, calls, seconds)
+
+    def release(self, cut: int) -> None:
+        """Open the gate: Ledger.release."""
+        self._ledger.release(cut)
 
     def prepare(self) -> None:
         """Write what waits to be written, so that a snapshot that follows is short."""
@@ -198,13 +242,12 @@ class Shard:
             engine.database.flush()
 
     def snapshot(self, stamp: Stamp, number: int, steps: dict[str, tuple[int, int]]) -> None:
-        """Begin a checkpoint of the rows as they are now. steps: of each variable, and of its optimizer."""
+        """Begin a checkpoint of the rows as they are now. steps: of each variable's token, and of its optimizer."""
 
         def begin() -> None:
             assert self._folder is not None
-            tables = inside(self._store).tables
-            for name, counts in steps.items():
-                tables[name].storage.advance(*counts)
+            for token, counts in steps.items():
+                self._table(token).storage.advance(*counts)
             extra = {"calls": self._ledger.to_json()}
             self._pending[number] = self._store.checkpoint(self._folder / series_name(number), block=False, extra=extra)
 
@@ -238,8 +281,10 @@ class Shard:
         self._store.close(flush=False)
         self._release()
 
-    def _table(self, name: str) -> Table:
-        return inside(self._store.variables[name])
+    def _table(self, token: str) -> Table:
+        if (table := self._opened.get(token)) is None:
+            raise Closed("the variable was dropped; get it again with get_variable")
+        return table
 
 
 def _looked_up(table: Table, read: Read, exists: bool, touch: bool) -> tuple[Values, Mask | None]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, NoReturn
 
-from kvemb.cluster.cluster import Clock, Cluster
+from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.messages import Columns
+from kvemb.cluster.session import Session
 from kvemb.engine.table import Table
-from kvemb.errors import KvembError
 from kvemb.offline.merging import merged
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import LAST_KEY
@@ -22,34 +21,31 @@ class ClusterStorage:
 
     table: Table
 
-    def __init__(self, cluster: Cluster, clock: Clock, name: str) -> None:
-        self._cluster, self._name = cluster, name
-        self.state, self._clock = cluster.state, clock
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.state = cluster, cluster.state
         self._last_stats: list[Stats] | None = None
 
     @property
     def size(self) -> int:
         """Rows on all shards."""
-        with self._cluster.calling():
-            return sum(self._cluster.calls.all("size", self._name))
+        session = self._cluster.begun()
+        return sum(session.calls.all("size", session.opened(self.table).token))
 
     @property
     def step(self) -> int:
         """Calls that recorded uses, ever."""
-        return self._clock.step
+        return self._cluster.session.opened(self.table).clock.steps.uses
 
     @property
     def optimizer_steps(self) -> int:
         """Steps of an optimizer that numbers them, ever."""
-        return self._clock.optimizer_steps
+        return self._cluster.session.opened(self.table).clock.steps.training
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """Return rows in key order, batch_rows at a time, as they are now. first, last: ordered keys, both included."""
-        schema = self.table.schema
-        with self._cluster.alone():
-            streams = [_Stream(self._cluster, shard) for shard in range(self._cluster.router.shards)]
-            arguments = {each.shard: (each.token, self._name, batch_rows, first, last) for each in streams}
-            self._cluster.calls.each("begin_scan", arguments)
+        schema, session, scan = self.table.schema, self._cluster.begun(), uuid.uuid4().hex
+        streams = [_Stream(self._cluster, session, shard, scan) for shard in range(self._cluster.router.shards)]
+        session.ask("begin_scan", scan, session.opened(self.table).token, batch_rows, first, last)
         blocks = [(RowBlock.of(schema, *columns) for columns in stream) for stream in streams]
         return _in_batches(merged([iter(each) for each in blocks], schema, batch_rows), batch_rows, schema)
 
@@ -57,8 +53,8 @@ class ClusterStorage:
         """Return the counts of each shard; once the cluster is closed, at that time."""
         if self._last_stats is not None:
             return self._last_stats
-        with self._cluster.calling():
-            return [stats for (stats,) in self._cluster.calls.all("stats", [self._name])]
+        session = self._cluster.begun()
+        return [stats for (stats,) in session.calls.all("stats", [session.opened(self.table).token])]
 
     def stats(self) -> Stats:
         """Return the sum of all shards' counts."""
@@ -76,26 +72,24 @@ class ClusterStorage:
 class _Stream:
     """The rows of one shard in key order, a batch ahead of what is read. Ends the scan there when it is deleted."""
 
-    def __init__(self, cluster: Cluster, shard: int) -> None:
-        self._cluster, self.shard, self.token = cluster, shard, uuid.uuid4().hex
+    def __init__(self, cluster: Cluster, session: Session, shard: int, scan: str) -> None:
+        self._cluster, self._session, self._shard, self._scan = cluster, session, shard, scan
         self._number = 0
 
     def __iter__(self) -> _Stream:
         return self
 
     def __next__(self) -> Columns:
-        with self._cluster.calling():
-            arguments: dict[int, tuple[Any, ...]] = {self.shard: (self.token, self._number)}
-            columns: Columns | None = self._cluster.calls.each("next_batch", arguments)[self.shard]
+        self._cluster.state.check_open()
+        arguments: dict[int, tuple[Any, ...]] = {self._shard: (self._scan, self._number)}
+        columns: Columns | None = self._session.calls.each("next_batch", arguments)[self._shard]
         self._number += 1
         if columns is None:
             raise StopIteration
         return columns
 
     def __del__(self) -> None:
-        if not self._cluster.state.gone and self._cluster.calls.lost is None:
-            with suppress(KvembError, RuntimeError):  # it is being closed
-                self._cluster.calls.transport.call(self.shard, "end_scan", self.token)
+        self._session.end_scan(self._shard, self._scan)
 
 
 def _in_batches(blocks: Iterator[RowBlock], rows: int, schema: Any) -> Iterator[RowBlock]:

@@ -13,17 +13,19 @@ from kvemb import many_tables
 from kvemb.catalog import VariableMap, agreed_optimizer, stored_arguments, variable_of
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_SERIES
-from kvemb.cluster.checkpointing import Checkpoint, Checkpointing
+from kvemb.cluster.checkpointing import Checkpoint
 from kvemb.cluster.cluster import Cluster, Step, Wanted
+from kvemb.cluster.coordination.coordinator import Recovery
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable
 from kvemb.defaults import DefaultPlace
+from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.arguments import Arguments
 from kvemb.engine.assembly import GraphKeys, collections_of
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification, check_name, specify
 from kvemb.engine.table import Table
-from kvemb.errors import ShardLost
+from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
@@ -33,18 +35,19 @@ from kvemb.variable_scope import get_in_scope
 
 
 class Store(DefaultPlace[Cluster]):
-    """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open.
+    """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open, and connect.
 
     Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level
-    functions use it; leaving the block closes it. A call that fails on one shard, because a user's constraint raised
-    or the disk is full, may have been made on others. When a shard is lost, every call raises ShardLost. Only the last
-    checkpoint outlives the process. It differs from kvemb.Store in checkpoint(), and has no apply_delta, refresh, id
-    and point; it cannot be pickled.
+    functions use it; leaving the block closes it. A call that fails on one shard, because a user's constraint raised,
+    may have been made on others. When a shard is lost, every call raises ShardLost until recover(). Only the last
+    checkpoint outlives the cluster. It differs from kvemb.Store in checkpoint(), and has no apply_delta and refresh; it
+    cannot be pickled.
     """
 
-    def __init__(self, cluster: Cluster, checkpointing: Checkpointing | None = None) -> None:
+    def __init__(self, cluster: Cluster, *, series: bool, owner: bool) -> None:
+        """Hold a client. series: whether the cluster has a url. owner: whether it ends when this is closed."""
         super().__init__(cluster)
-        self._checkpointing = checkpointing
+        self._series, self._owner = series, owner
         self.state: StoreState = cluster.state
         self.path: str = cluster.path
 
@@ -56,7 +59,23 @@ class Store(DefaultPlace[Cluster]):
     @property
     def last_checkpoint(self) -> int | None:
         """The number of the checkpoint that it would return to: opened with, or written last. None: there is none."""
-        return None if self._checkpointing is None else self._checkpointing.last
+        last: int | None = self._inside.begun().ask("last")
+        return last
+
+    @property
+    def id(self) -> str:
+        """What a state_dict of kvemb.torch says of the store: the cluster's path."""
+        return self.path
+
+    @property
+    def point(self) -> int:
+        """The number of the last checkpoint, 0 if there is none."""
+        return self.last_checkpoint or 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can be clients of this cluster: it is on Ray, and has a url."""
+        return self._inside.shared
 
     # Its variables.
 
@@ -73,21 +92,18 @@ class Store(DefaultPlace[Cluster]):
             return cast(Variable, get_in_scope(asked, cast(Engine, self._inside), self._got))
 
     def _got(self, asked: Arguments) -> Variable:
-        known = self._inside.tables.get(check_name(asked.name))
-        if known is not None:
+        session = self._inside.begun()
+        token, entry = session.ask("described", check_name(asked.name))
+        known = self._inside.tables.get(asked.name)
+        if known is not None and session.is_opened(known, token):
             if (optimizer := agreed_optimizer(known, asked)) is not None:
                 known.set_optimizer(optimizer, writable=False)
             return cast(Variable, variable_of(known))
-        specification = specify(asked, self._inside.stored.get(asked.name))
+        if known is not None:  # another client has dropped it
+            self._inside.forget(known)
+        specification = specify(asked, entry)
         variable = Variable(self, specification)
-        with self._inside.alone():
-            try:
-                self._inside.calls.all_once("open_variable", asked.name, _of_shards(specification))
-            except Exception:
-                if specification.is_new:
-                    self._inside.calls.all_once("drop_variable", asked.name)
-                raise
-            self._inside.add(inside(variable))
+        self._inside.add(inside(variable), *session.ask_once("open_variable", asked.name, _of_shards(specification)))
         for collection in collections_of(asked, specification):
             self._inside.collect(collection, variable)
         if asked.regularizer is not None and (loss := asked.regularizer(variable)) is not None:
@@ -98,8 +114,10 @@ class Store(DefaultPlace[Cluster]):
         """Drop a variable with all its rows; the Variable raises Closed from then on. Raises KeyError; Closed."""
         with self._inside.lock:
             self.state.check_open()
-            _storage(inside(self.variables[name])).keep_stats()  # raises KeyError
-            self._inside.drop(name)
+            table = inside(self.variables[name])  # raises KeyError
+            _storage(table).keep_stats()
+            self._inside.session.ask_once("drop_variable", name)
+            self._inside.forget(table)
 
     @property
     def variables(self) -> Mapping[str, OneStoresVariable]:
@@ -111,7 +129,10 @@ class Store(DefaultPlace[Cluster]):
         with self._inside.lock:
             if name in self._inside.tables:
                 return variable_of(self._inside.tables[name])
-            return self._got(Arguments(name, **stored_arguments(self._inside.stored[name])))
+            _, entry = self._inside.begun().ask("described", name)
+            if entry is None:
+                raise KeyError(f"there is no variable {name!r}: it was dropped")
+            return self._got(Arguments(name, **stored_arguments(entry)))
 
     def get_collection(self, name: str) -> list[Any]:
         """Return what was added under a GraphKeys name, in order, a copy."""
@@ -164,8 +185,7 @@ class Store(DefaultPlace[Cluster]):
 
     def check(self, *, deep: bool = False) -> None:
         """Raise Corruption with what is wrong on the first shard where something is: kvemb.Store.check."""
-        with self._inside.alone():
-            self._inside.calls.all("check", bool(deep))
+        self._inside.begun().calls.all("check", bool(deep))
 
     def checkpoint(self, *, keep: int | None = None) -> Checkpoint:
         """Write the next checkpoint of the series at the cluster's url, and return it once it is complete.
@@ -177,31 +197,46 @@ class Store(DefaultPlace[Cluster]):
         Raises ValueError if the cluster was opened without a url; TypeError; TransferError, after which the next
         checkpoint tries again; ColdStoreError, Poisoned, ShardLost, Closed.
         """
-        if self._checkpointing is None:
+        if not self._series:
             raise ValueError("the cluster was opened without a url, where its checkpoints would be; open it with one")
         kept = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES)
-        return self._checkpointing.save(self._inside, kept)
+        session = self._inside.begun()
+        made: Checkpoint = session.ask_once("checkpoint", session.client, session.own(), kept)
+        return made
 
     def flush(self) -> None:
         """Write a checkpoint; the next process that opens the cluster begins with it. Raises as checkpoint()."""
         self.checkpoint()
 
+    def recover(self) -> Recovery:
+        """After ShardLost: take the whole cluster back to its last checkpoint, and go on there, with new shards.
+
+        Later changes are lost, those of all clients; returns to which checkpoint it went, and how long it took. The
+        first client that calls this does it, and the others join it: each must call it before its next call, so that
+        none goes on without knowing. Variables stay valid. One that the checkpoint does not have begins again without
+        rows; one that was dropped since is back. Calls that other threads of this client have under way raise
+        ShardLost. Raises ValueError without a url; what kvemb.cluster.open raises, after which it may be called again;
+        ShardLost if the process that opened the cluster has ended; Closed.
+        """
+        if not self._series:
+            raise ValueError("the cluster has no url, and no checkpoint to go back to; open another one")
+        return self._inside.recover()
+
     def close(self, *, flush: bool = True) -> None:
-        """Write a last checkpoint, close every shard, and delete the shards' files in scratch. Idempotent.
+        """End this client. If it opened the cluster, write a last checkpoint, close every shard, and delete the shards'
+        files in scratch; other clients' calls raise ShardLost from then on. Idempotent.
 
         No checkpoint is written with flush=False, without a url, or when a shard is lost; later changes are then lost.
         If the checkpoint fails, its error is raised, and the cluster stays open.
         """
         if self.state.gone:
             return
-        if flush and self._checkpointing is not None and self._inside.calls.lost is None:
+        if self._owner and flush and self._series and self._inside.session.calls.lost is None:
             self.checkpoint()
-        with suppress(ShardLost):
+        with suppress(ShardLost, Closed):
             for table in self._inside.tables.values():
                 _storage(table).keep_stats()
-        self._inside.end()
-        if self._checkpointing is not None:
-            self._checkpointing.close()
+        self._inside.end(owner=self._owner)
 
     @property
     def stats(self) -> Stats:
@@ -218,16 +253,18 @@ class Store(DefaultPlace[Cluster]):
         raise TypeError("a cluster cannot be pickled: its shards are in this process")
 
     def __repr__(self) -> str:
-        state = "closed" if self.state.gone else "lost" if self._inside.calls.lost is not None else "open"
+        state = "closed" if self.state.gone else "lost" if self._inside.session.calls.lost is not None else "open"
         first = f"<kvemb.cluster.Store {self.path} {state}, {self.shards} shards>"
         return "\n".join([first, *(self._lines() if state == "open" else [])])
 
     def _lines(self) -> Iterator[str]:
-        for name in self._inside.names():
+        catalog: dict[str, VariableEntry | None] = self._inside.begun().ask("catalog")
+        for name, entry in sorted(catalog.items()):
             if name in self._inside.tables:
                 yield f"  {self._inside.tables[name].variable!r}"
+            elif entry is None:
+                yield f"  {name}: open in another client"
             else:
-                entry = self._inside.stored[name]
                 yield f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet"
 
 

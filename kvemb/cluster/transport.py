@@ -10,6 +10,14 @@ class Unanswered(Exception):
     """No answer came; the call may have been made or not. It may be sent again if the shard knows repeated calls."""
 
 
+class Held(Exception):
+    """A cut is being made, and the shard has not made the call: it is to be sent again."""
+
+
+class Failed(Exception):
+    """The shard's store has failed, and cannot go on: its rows may be older than those of other shards."""
+
+
 class Transport(Protocol):
     """The way to the shards. Thread-safe. shards: how many there are."""
 
@@ -19,8 +27,8 @@ class Transport(Protocol):
         """Start a call of a method of kvemb.cluster.shard.Shard; returns a future of its result.
 
         Arguments and results are plain values: numbers, text, arrays, values of kvemb, and tuples, lists and dicts of
-        these. The future raises what the method raises, or Unanswered.
+        these. The future raises what the method raises, or Unanswered; also after close().
         """
 
     def close(self) -> None:
-        """Close the shards that can be reached. REQUIRES: no call is under way, and none follows."""
+        """Close the shards that can be reached, and end those that cannot. Idempotent."""

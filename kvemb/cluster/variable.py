@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 import numpy.typing as npt
 
 from kvemb import registry
-from kvemb.cluster.cluster import Clock, Cluster
+from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.operations import ClusterOperations
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.contracts import HotTable
@@ -60,17 +60,14 @@ class Variable(OneStoresVariable):
 
 def _table(cluster: Cluster, specification: Specification, variable: Variable) -> Table:
     """Return the parts of a variable that its shards have: what checks arguments here is what does so in a store."""
-    schema, name = specification.schema, specification.name
-    stored = specification.stored
-    clock = Clock() if stored is None else Clock(stored.step, stored.optimizer_steps)
+    schema = specification.schema
     # No row is ever in these. They call the partitioner, so that its errors are raised here, not on a shard.
     empty = [registry.hot_table("cpu")(schema, 16, 16) for _ in specification.devices]
     budgets = [Budget(0) for _ in empty]
     hot_tables = HotTables(empty, specification.partitioner, schema.key_dtype, budgets, least_rows=None)
     policy = None if specification.policy is None else specification.policy.bind(variable)
-    storage, operations = ClusterStorage(cluster, clock, name), ClusterOperations(cluster, specification.optimizer)
+    storage, operations = ClusterStorage(cluster), ClusterOperations(cluster, specification.optimizer)
     # These have the methods of a store's storage and operations that a Variable and its Table call.
     table = Table(specification, policy, hot_tables, cast(Any, storage), cast(Any, operations), variable)
     storage.table = operations.table = table
-    cluster.clocks[name] = clock
     return table

@@ -6,14 +6,11 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from faulty import FaultyTransport
+from faulty import FaultyCluster
 
 import kvemb
 import kvemb.cluster
 from kvemb.cluster.calls import MOST_ATTEMPTS, Calls
-from kvemb.cluster.cluster import Cluster
-from kvemb.cluster.local import LocalTransport
-from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import ShardLost
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -66,23 +63,21 @@ def test_a_shard_that_never_answers_is_lost_and_nothing_goes_on():
 
 def test_stamps_say_which_answers_have_arrived():
     calls = Calls(Script())
-    with calls.stamped() as first:
-        with calls.stamped() as second:
+    with calls.stamped([0]) as first:
+        with calls.stamped([1]) as second:
             pass
-        with calls.stamped() as third:
+        with calls.stamped([0, 1]) as third:
             pass
-    with calls.stamped() as fourth:
+    with calls.stamped([]) as fourth:
         pass
     assert [each.number for each in (first, second, third, fourth)] == [0, 1, 2, 3]
     assert [each.answered for each in (first, second, third, fourth)] == [0, 0, 0, 3]
+    assert [each.shards for each in (first, second, third, fourth)] == [1, 2, 3, 0]
 
 
 def test_every_change_is_made_once_whatever_is_lost_or_arrives_twice(tmp_path):
-    def shard(number):
-        return Shard(kvemb.open(tmp_path / str(number), memory_budget="4MiB"), lambda: None)
-
-    transport = FaultyTransport(LocalTransport(shard, 3), 0.3)
-    cluster = kvemb.cluster.Store(Cluster(transport, "faulty", lambda: None))
+    faulty = FaultyCluster(tmp_path, 3, 0.3)
+    cluster, transport = faulty.first, faulty.transports[0]
     optimizer, policy = kvemb.optimizers.Adam(0.5, bias_correction="global"), kvemb.FrequencyRestrictPolicy()
     variable = cluster.get_variable("table", dim=2, optimizer=optimizer, restrict_policy=policy)
     model = Model(

@@ -9,15 +9,11 @@ import time
 import fsspec
 import numpy as np
 import pytest
-from faulty import FaultyTransport
+from faulty import FaultyCluster
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster.checkpointing import Checkpointing
-from kvemb.cluster.cluster import Cluster
-from kvemb.cluster.local import LocalTransport
 from kvemb.cluster.series import ClusterSeries
-from kvemb.cluster.shard import Shard
 from kvemb.contracts import Memory
 from kvemb.errors import (
     CheckpointNotFound,
@@ -299,15 +295,7 @@ CHECKPOINTS = int(os.environ.get("KVEMB_CHECKPOINTS", 5))
 
 def test_every_checkpoint_has_each_call_on_all_shards_or_on_none(tmp_path):
     """Four trainers over a faulty transport: each call adds 1 to every row of a group, whose rows are on all shards."""
-    series = ClusterSeries(tmp_path / "series")
-
-    def shard(number):
-        place = tmp_path / str(number)
-        store = kvemb.open(place / "store", memory_budget="4MiB")
-        return Shard(store, lambda: None, series.of_shard(store.id), place / "checkpoints")
-
-    transport = FaultyTransport(LocalTransport(shard, 3), 0.15)
-    cluster = kvemb.cluster.Store(Cluster(transport, "faulty", lambda: None), Checkpointing(series, None))
+    cluster = FaultyCluster(tmp_path, 3, 0.15, tmp_path / "series").first
     table = cluster.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
     keys = np.arange(GROUPS * GROUP).reshape(GROUPS, GROUP)
     stop, calls = threading.Event(), [0] * 4

@@ -12,8 +12,8 @@ from kvemb.cluster.ledger import MOST_CLIENTS, Ledger, Stamp
 def test_a_call_is_made_once_and_answers_as_often_as_it_arrives():
     ledger, made = Ledger(), []
     for _ in range(3):
-        assert ledger.once(Stamp("a", 0, 0), lambda: made.append(1) or len(made)) == 1
-    assert ledger.once(Stamp("b", 0, 0), lambda: made.append(1) or len(made)) == 2
+        assert ledger.once(Stamp("a", 0, 0, 1), lambda: made.append(1) or len(made)) == 1
+    assert ledger.once(Stamp("b", 0, 0, 1), lambda: made.append(1) or len(made)) == 2
     assert made == [1, 1]
 
 
@@ -26,16 +26,16 @@ def test_a_failure_is_an_answer():
 
     for _ in range(2):
         with pytest.raises(ValueError, match="no"):
-            ledger.once(Stamp("a", 0, 0), fail)
+            ledger.once(Stamp("a", 0, 0, 1), fail)
     assert made == [1]
 
 
 def test_numbers_may_arrive_in_any_order_and_answered_ones_are_forgotten_but_known():
     ledger, made = Ledger(), []
     for number in (2, 0, 1):
-        ledger.once(Stamp("a", number, 0), lambda number=number: made.append(number))
-    ledger.once(Stamp("a", 3, 3), lambda: made.append(3))
-    assert ledger.once(Stamp("a", 1, 0), lambda: made.append(1)) is None
+        ledger.once(Stamp("a", number, 0, 1), lambda number=number: made.append(number))
+    ledger.once(Stamp("a", 3, 3, 1), lambda: made.append(3))
+    assert ledger.once(Stamp("a", 1, 0, 1), lambda: made.append(1)) is None
     assert made == [2, 0, 1, 3]
 
 
@@ -48,7 +48,7 @@ def test_one_that_arrives_while_it_is_made_waits_for_it():
         return "done"
 
     def call():
-        answers.append(ledger.once(Stamp("a", 0, 0), work))
+        answers.append(ledger.once(Stamp("a", 0, 0, 1), work))
 
     threads = [threading.Thread(target=call) for _ in range(2)]
     threads[0].start()
@@ -62,14 +62,21 @@ def test_one_that_arrives_while_it_is_made_waits_for_it():
     assert answers == ["done", "done"]
 
 
+def begun(ledger, stamp):
+    with ledger.using(stamp) as uses:
+        return uses
+
+
 def test_a_read_that_arrives_again_is_known():
     ledger = Ledger()
-    assert [ledger.begin(Stamp("a", number, 0)) for number in (0, 0, 1)] == [True, False, True]
+    assert [begun(ledger, Stamp("a", number, 0, 1)) for number in (0, 0, 1)] == [True, False, True]
+    with ledger.using(None) as uses:
+        assert not uses
 
 
 def test_clients_that_called_last_are_remembered():
     ledger = Ledger()
     for number in range(MOST_CLIENTS + 1):
-        ledger.begin(Stamp(str(number), 0, 0))
-    assert not ledger.begin(Stamp("1", 0, 0))
-    assert ledger.begin(Stamp("0", 0, 0))
+        assert begun(ledger, Stamp(str(number), 0, 0, 1))
+    assert not begun(ledger, Stamp("1", 0, 0, 1))
+    assert begun(ledger, Stamp("0", 0, 0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 import warnings
@@ -12,13 +13,10 @@ import pytest
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster.checkpointing import Checkpointing
-from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.making import Plan
-from kvemb.cluster.ray_transport import RayTransport, ShardActor
-from kvemb.cluster.series import ClusterSeries
+from kvemb.cluster.ray_transport import ShardActor
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Locked, SchemaMismatch, ShardLost
-from kvemb.meter import Meter
+from kvemb.handle import inside
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
@@ -93,43 +91,106 @@ def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path):
     alone.close()
 
 
-def test_a_lost_shard_ends_it_and_the_last_checkpoint_is_what_there_is(ray, tmp_path):
-    series = ClusterSeries(tmp_path / "series")
-    transport = RayTransport(Plan(2, series.url, {}, None, HOW), str(tmp_path / "scratch"), Meter(0, None))
-    cluster = kvemb.cluster.Store(Cluster(transport, series.url, lambda: None), Checkpointing(series, series.lock()))
+def actors_of(cluster):
+    return inside(cluster).session.calls.transport.actors
+
+
+def lose(call, seconds=20):
+    """Call until a shard counts as lost; returns the message."""
+    begun = time.monotonic()
+    with pytest.raises(ShardLost) as raised:  # noqa: PT012
+        while time.monotonic() < begun + seconds:
+            call()
+    return str(raised.value)
+
+
+def test_after_a_loss_the_whole_cluster_goes_back_to_its_last_checkpoint_and_on(ray, tmp_path):
+    cluster = kvemb.cluster.open(tmp_path / "series", shards=2, scratch=tmp_path / "scratch", **HOW)
     twin = twin_of(cluster)
     train(twin, 0)
     cluster.checkpoint()
     kept = twin.model.copy()
     train(twin, 1)
-    ray.kill(transport.actors[1])
+    ray.kill(actors_of(cluster)[1])
     begun = time.monotonic()
-    with pytest.raises(ShardLost, match="did not answer"):  # noqa: PT012
-        while time.monotonic() < begun + 20:
-            twin.variable.lookup(KEYS)
+    assert "did not answer" in lose(lambda: twin.variable.lookup(KEYS))
     assert time.monotonic() - begun < 10
     for call in (lambda: twin.variable.lookup(KEYS), cluster.checkpoint, lambda: twin.variable.upsert([1], [[1.0, 1]])):
         with pytest.raises(ShardLost):
             call()
-    cluster.close()
-    again = kvemb.cluster.open(tmp_path / "series", **HOW)
-    assert again.last_checkpoint == 1
-    twin = twin_of(again, kept)
+    assert "lost" in repr(cluster)
+    back = cluster.recover()
+    assert (back.number, cluster.last_checkpoint) == (1, 1)
+    assert back.steps == {"table": kept.step}
+    assert str(back).startswith("the cluster went back to checkpoint 1, of ")
+    twin = LockstepChecker(twin.variable, kept)
     twin.check_export()
     train(twin, 2)
+    cluster.close()
+    again = kvemb.cluster.open(tmp_path / "series", **HOW)
+    twin_of(again, twin.model).check_export()
     again.close()
 
 
+CLIENT = """
+import sys
+import numpy as np, ray, kvemb, kvemb.cluster
+ray.init(address=sys.argv[1], log_to_driver=False)
+cluster = kvemb.cluster.connect(sys.argv[2], wait_seconds=30)
+table = cluster.variables["table"]
+print("connected", flush=True)
+if sys.argv[3] == "kill":
+    sys.stdin.readline()
+    while True:
+        table.upsert([3, 4, 5], np.ones((3, 2), np.float32))
+table.upsert([1, 2], np.ones((2, 2), np.float32))
+cluster.get_variable("more", dim=1, restrict_policy=kvemb.FrequencyRestrictPolicy()).lookup([1, 2])
+print(cluster.checkpoint().number, flush=True)
+cluster.close()
+"""
+
+
+def client(ray, url, what):
+    address = ray.get_runtime_context().gcs_address
+    return subprocess.Popen(
+        [sys.executable, "-c", CLIENT, address, str(url), what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_other_processes_are_clients_and_one_that_is_killed_stops_nobody(ray, tmp_path):
+    with kvemb.cluster.open(tmp_path / "series", shards=2, **HOW) as cluster:
+        assert cluster.shared
+        table = cluster.get_variable("table", dim=2)
+        output, _ = client(ray, tmp_path / "series", "end").communicate(timeout=100)
+        assert output.split() == ["connected", "1"]
+        assert (table.lookup([1, 2]) == 1).all()
+        assert cluster.last_checkpoint == 1
+        assert list(cluster.variables) == ["more", "table"]
+        killed = client(ray, tmp_path / "series", "kill")
+        killed.stdout.readline()
+        killed.stdin.write("\n")
+        killed.stdin.flush()
+        time.sleep(0.5)
+        killed.kill()
+        killed.communicate()
+        assert cluster.checkpoint().number == 2
+        assert len({tuple(row) for row in table.lookup([3, 4, 5]).tolist()}) == 1, "half of a call"
+
+
 def test_a_url_has_one_cluster(ray, tmp_path):
-    plan = Plan(1, f"memory://{tmp_path.name}", {}, None, HOW)
-    first = RayTransport(plan, None, Meter(0, None))
+    first = kvemb.cluster.open(f"memory://{tmp_path.name}", shards=1, **HOW)
     with pytest.raises(Locked, match="is open elsewhere on this Ray cluster"):
-        RayTransport(plan, None, Meter(0, None))
-    first.close()
+        kvemb.cluster.open(f"memory://{tmp_path.name}", shards=1, **HOW)
+    with pytest.raises(BackendUnavailable, match=r"no cluster that this Ray cluster knows has .* open, after 0 seconds"):
+        kvemb.cluster.connect(tmp_path / "other", wait_seconds=0)
+    first.close(flush=False)
     deadline = time.monotonic() + 20
     while True:  # the name is free soon
         try:
-            RayTransport(plan, None, Meter(0, None)).close()
+            kvemb.cluster.open(f"memory://{tmp_path.name}", shards=1, **HOW).close(flush=False)
             break
         except Locked:
             assert time.monotonic() < deadline

@@ -89,7 +89,7 @@ def world():
     made = World()
     with ExitStack() as patched:
         clock = SimpleNamespace(time=lambda: made.now)
-        for module in ("kvemb.restrict.policy", "kvemb.cluster.cluster"):
+        for module in ("kvemb.restrict.policy", "kvemb.cluster.coordination.counting"):
             patched.enter_context(patch(f"{module}.time", clock))
         yield made
         made.close()

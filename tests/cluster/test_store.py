@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -81,25 +80,6 @@ def test_a_call_that_began_before_a_drop_does_not_reach_the_next_variable_of_tha
         with pytest.raises(Closed, match="dropped"):
             getattr(operations, method)(*arguments)
     assert (cluster.variables["table"].lookup([1, 2, 3]) == 1).all()
-
-
-def test_a_checkpoint_right_after_a_drop_knows_of_it(open_cluster, tmp_path, monkeypatch):
-    cluster = open_cluster(2, url=tmp_path / "series")
-    cluster.get_variable("kept", dim=1)
-    cluster.get_variable("dropped", dim=1)
-    epochs, cut = inside(cluster).epochs, inside(cluster).epochs.cut
-
-    @contextmanager
-    def cut_and_checkpoint():
-        """As where another thread waited for the cut."""
-        with cut() as number:
-            yield number
-        monkeypatch.setattr(epochs, "cut", cut)
-        assert set(cluster.checkpoint().variables) == {"kept"}
-
-    monkeypatch.setattr(epochs, "cut", cut_and_checkpoint)
-    cluster.drop_variable("dropped")
-    assert list(cluster.variables) == ["kept"]
 
 
 def test_collections_regularizers_and_scopes_are_those_of_a_store(cluster):

@@ -1,0 +1,141 @@
+"""What a client knows of its cluster between two recoveries: the shards, and for each variable what calls say for it.
+
+A call takes the session that is there when it begins, and ends with it, so that no call is in two of them. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import kvemb
+from kvemb.cluster.calls import ADVICE, Calls
+from kvemb.cluster.coordination.coordinator import Joined
+from kvemb.cluster.coordination.counting import Clock, Steps
+from kvemb.engine.table import Table
+from kvemb.errors import Closed, ShardLost
+
+# How often a client that makes calls tells the coordinator its counts, and hears whether a shard is lost.
+EXCHANGE_SECONDS = 0.25
+
+
+class Opened(NamedTuple):
+    """A variable that this client has open. token: what calls say for it."""
+
+    token: str
+    clock: Clock
+
+
+class Session:
+    """See the module. coordinator: calls of it. joined: what it said. tables: those that the client has open."""
+
+    def __init__(self, coordinator: Calls, tables: dict[str, Table]) -> None:
+        joined: Joined = coordinator.all("join", kvemb.__version__)[0]
+        self.generation, self._coordinator = joined.generation, coordinator
+        self.calls = Calls(joined.transport)
+        self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due
+        self._opened: dict[Table, Opened] = {}
+        self._ended: deque[tuple[int, str]] = deque()
+        self._exchanged, self._exchanging = time.monotonic(), threading.Lock()
+        for name, table in tables.items():
+            if name in joined.opened:
+                token, steps = joined.opened[name]
+                self.open(table, token, steps)
+
+    def open(self, table: Table, token: str, steps: Steps) -> None:
+        """Add a variable. steps: those of other clients, and before."""
+        self._opened[table] = Opened(token, Clock(Steps(*steps)))
+
+    def forget(self, table: Table) -> None:
+        """Drop a variable."""
+        self._opened.pop(table, None)
+
+    def opened(self, table: Table) -> Opened:
+        """Return what calls need of a variable. Raises Closed."""
+        table.storage.state.check_open()  # of a variable that this client dropped, says so
+        if (found := self._opened.get(table)) is None:
+            raise Closed(f"variable {table.name!r} was dropped by another client; get it again with get_variable")
+        return found
+
+    def is_opened(self, table: Table, token: str | None) -> bool:
+        """Whether a table is still the variable that has this token."""
+        return table in self._opened and self._opened[table].token == token
+
+    def begin(self) -> None:
+        """Begin a call: does what the calls before it have left to do. Raises ShardLost."""
+        self.calls.check()
+        self.exchange_if_due()
+        with suppress(IndexError):
+            while True:
+                shard, scan = self._ended.popleft()
+                self.calls.transport.call(shard, "end_scan", scan)
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the coordinator that only reads, or may be repeated."""
+        with self._heard():
+            return self._coordinator.all(name, *arguments)[0]
+
+    def ask_once(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the coordinator that is made once. It knows this client's counts by then."""
+        self.exchange()
+        with self._heard():
+            return self._coordinator.all_once(name, *arguments)[0]
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Remember a loss that the coordinator tells of."""
+        self.calls.check()
+        try:
+            yield
+        except ShardLost as error:
+            self.calls.lose(error)
+            raise
+
+    def own(self) -> dict[str, Steps]:
+        """Return this client's counts, by token."""
+        return {opened.token: opened.clock.own for opened in list(self._opened.values())}
+
+    @property
+    def client(self) -> str:
+        """The client's identity."""
+        return self.calls.client
+
+    def exchange(self) -> None:
+        """Tell the coordinator this client's counts, and take over those of the others."""
+        self._hear(self.ask("exchange", self.generation, self.client, self.own()))
+
+    def exchange_if_due(self) -> None:
+        """The same now and then, without waiting for the answer."""
+        now = time.monotonic()
+        if now < self._exchanged + EXCHANGE_SECONDS or not self._exchanging.acquire(blocking=False):
+            return
+        self._exchanged = now
+
+        def arrived(future: Future[Any]) -> None:
+            self._exchanging.release()
+            if future.exception() is None:  # else the next call hears it
+                self._hear(future.result())
+
+        asked = self._coordinator.transport.call(0, "exchange", self.generation, self.client, self.own())
+        asked.add_done_callback(arrived)
+
+    def _hear(self, answer: tuple[dict[str, Steps], str | None]) -> None:
+        others, lost = answer
+        for opened in list(self._opened.values()):
+            if opened.token in others:
+                opened.clock.hear(Steps(*others[opened.token]))
+        if lost is not None:
+            self.calls.on_loss = None  # the coordinator knows
+            self.calls.lose(ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}"))
+
+    def _report(self, lost: ShardLost) -> None:
+        self._coordinator.transport.call(0, "report", self.generation, str(lost))
+
+    def end_scan(self, shard: int, scan: str) -> None:
+        """Let a scan be ended by the next call. Takes no lock, as garbage collection calls it, within any function."""
+        self._ended.append((shard, scan))
