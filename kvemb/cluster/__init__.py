@@ -11,7 +11,7 @@ process opens a cluster; others connect to it (coordination).
 """
 
 from kvemb.cluster.checkpointing import Checkpoint
-from kvemb.cluster.coordination.coordinator import Recovery
+from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.offline import is_series, latest, verify
 from kvemb.cluster.opening import connect, open, restore
 from kvemb.cluster.resharding import reshard

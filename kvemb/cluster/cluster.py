@@ -15,8 +15,8 @@ import numpy as np
 
 from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.coordination.coordinator import Recovery
 from kvemb.cluster.coordination.counting import Clock, Steps
+from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.messages import Change, Read
 from kvemb.cluster.router import Router, Split
 from kvemb.cluster.session import Session

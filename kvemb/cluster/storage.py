@@ -10,6 +10,7 @@ from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.messages import Columns
 from kvemb.cluster.session import Session
 from kvemb.engine.table import Table
+from kvemb.errors import Closed
 from kvemb.offline.merging import merged
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import LAST_KEY
@@ -61,8 +62,11 @@ class ClusterStorage:
         return sum(self.stats_by_shard(), Stats())
 
     def keep_stats(self) -> None:
-        """Keep the counts, which cannot be read once the cluster is closed."""
-        self._last_stats = self.stats_by_shard()
+        """Keep the counts, which cannot be read once the cluster is closed; none, if another client dropped it."""
+        try:
+            self._last_stats = self.stats_by_shard()
+        except Closed:
+            self._last_stats = [Stats()] * self._cluster.router.shards
 
     def __getattr__(self, name: str) -> NoReturn:
         # Functions that bypass the tiers, such as kvemb.bulk.load, need a single store.

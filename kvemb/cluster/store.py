@@ -15,7 +15,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_SERIES
 from kvemb.cluster.checkpointing import Checkpoint
 from kvemb.cluster.cluster import Cluster, Step, Wanted
-from kvemb.cluster.coordination.coordinator import Recovery
+from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable
 from kvemb.defaults import DefaultPlace
@@ -100,6 +100,7 @@ class Store(DefaultPlace[Cluster]):
                 known.set_optimizer(optimizer, writable=False)
             return cast(Variable, variable_of(known))
         if known is not None:  # another client has dropped it
+            _storage(known).keep_stats()
             self._inside.forget(known)
         specification = specify(asked, entry)
         variable = Variable(self, specification)

@@ -184,7 +184,7 @@ def test_a_url_has_one_cluster(ray, tmp_path):
     first = kvemb.cluster.open(f"memory://{tmp_path.name}", shards=1, **HOW)
     with pytest.raises(Locked, match="is open elsewhere on this Ray cluster"):
         kvemb.cluster.open(f"memory://{tmp_path.name}", shards=1, **HOW)
-    with pytest.raises(BackendUnavailable, match=r"no cluster that this Ray cluster knows has .* open, after 0 seconds"):
+    with pytest.raises(BackendUnavailable, match=r"no cluster that this Ray cluster knows has .* open, after 0 s"):
         kvemb.cluster.connect(tmp_path / "other", wait_seconds=0)
     first.close(flush=False)
     deadline = time.monotonic() + 20

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import kvemb
@@ -22,6 +22,7 @@ from kvemb.cluster.checkpointing import Checkpoint, Checkpointing
 from kvemb.cluster.coordination import restricting
 from kvemb.cluster.coordination.counting import Steps, Total
 from kvemb.cluster.coordination.cuts import cut
+from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.ledger import Ledger, Stamp
 from kvemb.cluster.making import Plan
 from kvemb.cluster.messages import Change
@@ -47,28 +48,6 @@ class Joined(NamedTuple):
     generation: int
     transport: Transport
     opened: dict[str, tuple[str, Steps]]
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """A cluster's return to its last checkpoint. number: of the checkpoint; None: there was none, and it is empty.
-
-    created: when its cut was made, in seconds since 1970. steps: for each variable of the checkpoint, the calls that
-    had recorded uses by then. seconds: from the call of recover() until all shards could be called again. lost: why.
-    """
-
-    number: int | None
-    created: float | None
-    steps: dict[str, int]
-    seconds: float
-    lost: str
-
-    def __str__(self) -> str:
-        to = "to its beginning, without rows, as there is no checkpoint"
-        if self.number is not None and self.created is not None:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.created))
-            to = f"to checkpoint {self.number}, of {when}"
-        return f"the cluster went back {to}, in {self.seconds:.1f} s; lost: {self.lost}"
 
 
 class _Open(NamedTuple):
@@ -105,7 +84,7 @@ class Coordinator:
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method."""
-        if self.closed:
+        if self.closed and name != "close":
             raise Closed("the cluster was closed by the process that opened it; open it again")
         return getattr(self, name)(*arguments)
 

@@ -34,34 +34,35 @@ from kvemb.errors import ShardLost
 # How long a cut waits for the rest of a call.
 ABSENT_SECONDS = 30.0
 # How long a shard waits for it at a time.
-_TURN_SECONDS = 0.5
+_TURN_SECONDS = 0.1
 
 
 @contextmanager
-def cut(calls: Calls, number: int) -> Iterator[None]:
+def cut(calls: Calls, number: int, absent_seconds: float = ABSENT_SECONDS) -> Iterator[None]:
     """Make a cut; the block is its work, in which calls of `calls` alone are made.
 
-    number: larger than that of every cut before. REQUIRES: no other cut is made. Raises ShardLost.
+    number: larger than that of every cut before. absent_seconds: how long it waits for the rest of a call.
+    REQUIRES: no other cut is made. Raises ShardLost.
     """
     try:
-        _complete(calls, number, calls.all("hold", number, calls.client))
+        _complete(calls, number, calls.all("hold", number, calls.client), absent_seconds)
         yield
     finally:
         if calls.lost is None:  # else the gates stay closed: what is there is half-old
             calls.all("release", number)
 
 
-def _complete(calls: Calls, number: int, made: list[dict[str, Made]]) -> None:
+def _complete(calls: Calls, number: int, made: list[dict[str, Made]], absent_seconds: float) -> None:
     """Let in the rest of calls that some shards have made and others have not. made: of each shard, by client."""
     waiting = missing(made)
-    deadline = time.monotonic() + ABSENT_SECONDS
+    deadline = time.monotonic() + absent_seconds
     while waiting:
         late = calls.each("admit", {shard: (number, each, _TURN_SECONDS) for shard, each in waiting.items()})
         waiting = {shard: each for shard, each in late.items() if each}
         if waiting and time.monotonic() > deadline:
             ((shard, ((client, _), *_)), *_) = waiting.items()
             lost = ShardLost(
-                f"the client {client} ended in the midst of a call: shard {shard} has waited {ABSENT_SECONDS:.0f} "
+                f"the client {client} ended in the midst of a call: shard {shard} has waited {absent_seconds:.0f} "
                 f"seconds for its part; {ADVICE}"
             )
             calls.lose(lost)

@@ -1,0 +1,257 @@
+"""The coordinator: recovery in place, what it keeps of variables, and calls that arrive twice."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from faulty import FaultyCluster
+
+import kvemb
+import kvemb.cluster
+from kvemb.errors import BackendUnavailable, ShardLost, TransferError
+from kvemb.handle import inside
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
+
+KEYS = np.arange(200)
+ADAM = kvemb.optimizers.Adam(0.5, bias_correction="global")
+ONES = np.ones((200, 2), np.float32)
+
+
+def twin_of(place, model=None):
+    policy = kvemb.FrequencyRestrictPolicy(half_life=9.0)
+    variable = place.get_variable("table", dim=2, optimizer=ADAM, restrict_policy=policy)
+    fresh = Model(
+        KEYS, variable.value_dtype, 2, initializer=variable.initializer, optimizer=ADAM, policy=policy
+    )  # fmt: skip
+    return LockstepChecker(variable, model or fresh)
+
+
+def train(twin, seed):
+    chance = np.random.default_rng(seed)
+    for _ in range(4):
+        keys = chance.choice(KEYS, 60)
+        twin.apply_gradients(keys, chance.standard_normal((60, 2)).astype(np.float32))
+        twin.lookup(chance.choice(KEYS, 30), touch=True)
+        twin.remove(keys[:4])
+    twin.restrict(twin.model.size - 3)
+
+
+def lose(cluster):
+    """Lose the shards, as if their processes were killed."""
+    inside(cluster).session.calls.transport.close()
+
+
+def test_all_go_back_to_the_last_checkpoint_in_place_and_on(open_cluster, tmp_path):
+    cluster = open_cluster(3, url=tmp_path / "series")
+    twin = twin_of(cluster)
+    kept, models = None, {}
+    for seed in range(3):
+        train(twin, 10 * seed)
+        models[cluster.checkpoint().number] = twin.model.copy()
+        train(twin, 10 * seed + 1)
+        lose(cluster)
+        with pytest.raises(ShardLost, match=r"did not answer a call of lookup, sent 5 times: .*; recover\(\) takes"):
+            twin.variable.lookup(KEYS)
+        for call in (cluster.checkpoint, twin.variable.size, lambda: list(cluster.variables)):
+            with pytest.raises(ShardLost):
+                call()
+        back = cluster.recover()
+        kept = models[back.number]
+        assert back.number == seed + 1
+        assert back.steps == {"table": kept.step}
+        assert 0 < back.seconds < 20
+        assert "did not answer" in back.lost
+        twin = LockstepChecker(twin.variable, kept)
+        twin.check_export()
+        assert inside(twin.variable).entry().step == kept.step
+    train(twin, 99)
+    cluster.close()
+    twin_of(open_cluster(2, url=tmp_path / "series"), twin.model).check_export()
+
+
+def test_without_a_checkpoint_it_begins_again(open_cluster, cluster, tmp_path):
+    saved = open_cluster(2, url=tmp_path / "series")
+    table = saved.get_variable("table", dim=2)
+    table.upsert(KEYS, ONES)
+    back = saved.recover()
+    assert (back.number, back.steps) == (None, {})
+    assert back.lost == "nothing: it was asked to"
+    assert table.size() == 0
+    with pytest.raises(ValueError, match="has no url"):
+        cluster.recover()
+
+
+def test_variables_stay_valid_whatever_the_checkpoint_has(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    old, dropped = (cluster.get_variable(name, dim=2, optimizer=ADAM) for name in ("old", "dropped"))
+    for table in (old, dropped):
+        table.upsert(KEYS, ONES)
+    cluster.checkpoint()
+    cluster.drop_variable("dropped")
+    new = cluster.get_variable("new", dim=2)
+    new.upsert(KEYS, ONES)
+    old.optimizer = kvemb.optimizers.Adam(0.25, bias_correction="global")
+    old.clear()
+    batches = old.export_batches(5)
+    lose(cluster)
+    cluster.recover()
+    assert sorted(cluster.variables) == ["dropped", "new", "old"]
+    assert [old.size(), new.size(), cluster.variables["dropped"].size()] == [200, 0, 200]
+    assert new.lookup([1]).tolist() == [[0, 0]]
+    assert old.optimizer.learning_rate == 0.25
+    old.apply_gradients([1], ONES[:1])
+    assert abs(old.lookup([1])[0, 0] - 0.75) < 1e-3, "shards have the rate that was set before the loss, too"
+    with pytest.raises(ShardLost):
+        list(batches)
+
+
+def test_each_client_must_know_and_the_first_one_does_it(open_cluster, tmp_path):
+    first = open_cluster(2, url=tmp_path / "series")
+    table = first.get_variable("table", dim=2)
+    table.upsert(KEYS, ONES)
+    first.checkpoint()
+    table.upsert(KEYS, 2 * ONES)
+    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    other = second.variables["table"]
+    lose(first)
+    with pytest.raises(ShardLost):
+        table.lookup(KEYS)
+    found, threads = [], []
+    for client in (first, second, first):
+        threads.append(threading.Thread(target=lambda client=client: found.append(client.recover())))
+    for thread in threads[:1]:
+        thread.start()
+        thread.join()
+    with pytest.raises(ShardLost):
+        other.lookup(KEYS)  # it has not heard
+    with pytest.raises(ShardLost):
+        second.checkpoint()
+    threads[1].start()
+    threads[1].join()
+    assert found[0] == found[1]
+    assert (other.lookup(KEYS) == 1).all()
+    other.upsert(KEYS, 3 * ONES)
+    assert (table.lookup(KEYS) == 3).all()
+    second.close()
+
+
+def test_a_loss_that_one_client_finds_stops_the_others(open_cluster, tmp_path):
+    """Another client has not called the lost shard; it hears of the loss all the same, and no checkpoint is made."""
+    first = open_cluster(2, url=tmp_path / "series")
+    table = first.get_variable("table", dim=2)
+    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    other = second.variables["table"]
+    inside(first).session.calls.lose(ShardLost("shard 1 cannot be reached from here"))
+    with pytest.raises(ShardLost, match="cannot be reached from here"):
+        table.upsert(KEYS, ONES)
+    with pytest.raises(ShardLost, match="cannot be reached from here"):
+        second.checkpoint()
+    with pytest.raises(ShardLost, match="cannot be reached from here"):
+        other.upsert(KEYS, ONES)
+    first.recover()
+    second.recover()
+    other.upsert(KEYS, ONES)
+    second.close()
+
+
+def test_a_store_whose_disk_is_gone_is_a_lost_shard(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=64)
+    rows = np.ones((5000, 64), np.float32)
+    table.upsert(np.arange(5000), rows)
+    cluster.checkpoint()
+    (gone,) = (tmp_path / "scratch").glob("*/shard-0001")
+    shutil.rmtree(gone)
+    with pytest.raises(ShardLost, match="shard 1 is lost: its store failed: "):  # noqa: PT012
+        for number in range(200):
+            table.upsert(np.arange(number * 5000, number * 5000 + 5000), rows)
+    back = cluster.recover()
+    assert back.number == 1
+    assert table.size() == 5000
+    table.upsert([1, 2], rows[:2])
+    cluster.checkpoint()
+
+
+def test_a_checkpoint_finds_that_the_disk_is_gone(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    cluster.get_variable("table", dim=1).upsert(np.arange(100), np.ones((100, 1), np.float32))
+    (gone,) = (tmp_path / "scratch").glob("*/shard-0000")
+    shutil.rmtree(gone)
+    with pytest.raises(ShardLost, match="shard 0 is lost"):
+        cluster.checkpoint()
+    cluster.recover()
+
+
+def test_a_recovery_that_fails_can_be_repeated(open_cluster, tmp_path, monkeypatch):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=2)
+    table.upsert(KEYS, ONES)
+    cluster.checkpoint()
+    coordinator = inside(cluster)._coordinator.transport._callee
+    make = coordinator._make
+
+    def fails(plan):
+        monkeypatch.setattr(coordinator, "_make", make)
+        raise TransferError("unreachable")
+
+    monkeypatch.setattr(coordinator, "_make", fails)
+    lose(cluster)
+    with pytest.raises(TransferError):
+        cluster.recover()
+    with pytest.raises(ShardLost):
+        table.lookup(KEYS)
+    assert cluster.recover().number == 1
+    assert (table.lookup(KEYS) == 1).all()
+
+
+def test_a_checkpoint_under_way_is_complete_or_absent_when_all_go_back(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=2, optimizer=kvemb.optimizers.SGD(1.0))
+    for number in range(6):
+        table.upsert(KEYS, ONES * number)
+        kept = cluster.checkpoint().number
+        table.upsert(KEYS, ONES * number + 0.5)
+        saving = threading.Thread(target=save_or_fail, args=(cluster,))
+        saving.start()
+        time.sleep(number * 0.004)
+        lose(cluster)
+        back = cluster.recover()
+        saving.join()
+        expected = {kept: number, kept + 1: number + 0.5}[back.number]
+        assert (table.lookup(KEYS) == expected).all()
+
+
+def save_or_fail(cluster):
+    with suppress(ShardLost):
+        cluster.checkpoint()
+
+
+def test_a_client_of_another_version_is_refused(open_cluster):
+    coordinator = inside(open_cluster(1))._coordinator.transport._callee
+    with pytest.raises(BackendUnavailable, match=r"the cluster has kvemb .*, and this program 0\.0\.0"):
+        coordinator.join("0.0.0")
+
+
+def test_calls_of_it_that_arrive_twice_or_get_no_answer_are_made_once(tmp_path):
+    faulty = FaultyCluster(tmp_path, 2, 0.3, tmp_path / "series")
+    clients = [faulty.first, faulty.client()]
+    twin, numbers = twin_of(clients[0]), []
+    for seed in range(4):
+        client = clients[seed % 2]
+        twin = LockstepChecker(client.get_variable("table"), twin.model)
+        inside(client).session.exchange()
+        train(twin, seed)
+        inside(client).session.exchange()
+        numbers.append(client.checkpoint().number)
+        client.get_variable("other", dim=1)
+        client.drop_variable("other")
+    assert numbers == [1, 2, 3, 4]
+    twin.check_export()
+    clients[1].close()
+    clients[0].close()

@@ -1,0 +1,180 @@
+"""Several clients of one cluster: what one does the others see, and steps are counted together."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import kvemb
+import kvemb.cluster
+from kvemb.cluster.session import EXCHANGE_SECONDS
+from kvemb.errors import BackendUnavailable, Closed, SchemaMismatch, ShardLost
+from kvemb.handle import inside
+from kvemb.stats import Stats
+
+SGD = kvemb.optimizers.SGD(0.5)
+ONES = np.ones((3, 2), np.float32)
+
+
+@pytest.fixture
+def two(open_cluster, tmp_path):
+    """A cluster with two clients: the one that opened it, and another."""
+    first = open_cluster(3, url=tmp_path / "series")
+    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    yield first, second
+    second.close()
+
+
+def test_variables_are_those_of_all(two):
+    first, second = two
+    mine = first.get_variable("table", dim=2, optimizer=SGD, initializer=kvemb.RandomUniform())
+    assert list(second.variables) == ["table"]
+    assert "table: open in another client" in repr(second)
+    yours = second.get_variable("table", dim=2, optimizer=SGD, initializer=kvemb.RandomUniform())
+    assert yours.initializer == mine.initializer
+    mine.upsert([1, 2, 3], ONES)
+    yours.apply_gradients([1, 2], ONES[:2])
+    assert mine.lookup([1, 2, 3]).tolist() == [[0.5, 0.5], [0.5, 0.5], [1, 1]]
+    with pytest.raises(SchemaMismatch, match="dim=2, got dim=3"):
+        second.get_variable("table", dim=3)
+    second.get_variable("late", "int32", "float64", 3).upsert([7], [[1.0, 2, 3]])
+    late = first.variables["late"]
+    assert (late.dim, late.key_dtype, late.lookup([7]).tolist()) == (3, np.int32, [[1, 2, 3]])
+    assert first.stats.rows == 4
+
+
+def test_what_another_client_drops_is_gone_and_its_name_is_free(two):
+    first, second = two
+    mine = first.get_variable("table", dim=2)
+    second.variables["table"].upsert([1, 2, 3], ONES)
+    second.drop_variable("table")
+    for call in (lambda: mine.lookup([1]), lambda: mine.upsert([1, 2, 3], ONES), mine.size, mine.clear):
+        with pytest.raises(Closed, match="dropped"):
+            call()
+    made = second.get_variable("table", dim=1)
+    with pytest.raises(Closed, match="dropped"):
+        mine.upsert([1, 2, 3], ONES)
+    assert made.size() == 0
+    again = first.get_variable("table")
+    assert again.dim == 1
+    assert again is not mine
+    assert first.variables["table"] is again
+
+
+def test_a_rate_that_one_client_sets_counts_for_all(two):
+    tables = [each.get_variable("table", dim=2, optimizer=SGD) for each in two]
+    tables[0].optimizer = kvemb.optimizers.SGD(2.0)
+    tables[1].apply_gradients([1, 2, 3], ONES)
+    assert (tables[1].lookup([1, 2, 3]) == -2).all()
+
+
+def test_steps_are_counted_together(two):
+    how = {"dim": 2, "restrict_policy": kvemb.TimestampRestrictPolicy("steps")}
+    tables = [each.get_variable("table", **how) for each in two]
+    tables[0].upsert(np.arange(10), np.zeros((10, 2), np.float32))
+    for key in range(10):
+        tables[key % 2].lookup([key])
+        inside(two[key % 2]).session.exchange()
+        inside(two[1 - key % 2]).session.exchange()
+    assert tables[0].restrict_policy.status(np.arange(10)).tolist() == list(range(1, 11))
+    assert tables[1].restrict(3) == 7
+    assert tables[0].export()[0].tolist() == [7, 8, 9]
+    assert two[1].checkpoint().variables["table"].step == 10
+
+
+def test_clients_that_make_calls_hear_of_each_other_unasked(two):
+    tables = [each.get_variable("table", dim=2) for each in two]
+    for _ in range(3):
+        for table in tables:
+            table.lookup([1])
+    time.sleep(EXCHANGE_SECONDS)
+    for table in tables * 2:
+        table.size()
+    time.sleep(EXCHANGE_SECONDS)
+    for table in tables:
+        table.size()
+    assert [inside(table).storage.step for table in tables] == [6, 6]
+
+
+def test_futures_and_checkpoints_are_for_every_client(two, tmp_path):
+    first, second = two
+    table = second.get_variable("table", dim=2, optimizer=SGD)
+    table.apply_gradients_async([1, 2, 3], ONES).result()
+    assert second.checkpoint(keep=1).number == 1
+    assert first.last_checkpoint == second.last_checkpoint == second.point == 1
+    assert second.id == first.id == str(tmp_path / "series")
+    assert not first.shared, "its shards are in this process"
+
+
+def test_a_client_that_ends_leaves_the_cluster_and_its_end_is_the_cluster_s(open_cluster, tmp_path):
+    first = open_cluster(2, url=tmp_path / "series")
+    with kvemb.cluster.connect(tmp_path / "series", transport="local") as second:
+        kvemb.get_variable("table", dim=2).upsert([1, 2, 3], ONES)
+    with pytest.raises(Closed):
+        second.variables["table"]
+    assert first.variables["table"].size() == 3
+    third = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    table = third.variables["table"]
+    first.close()
+    with pytest.raises(ShardLost, match="did not answer"):
+        table.lookup([1])
+    with pytest.raises(Closed, match="was closed by the process that opened it"):
+        third.recover()
+    third.close()
+    with pytest.raises(BackendUnavailable, match=r"no cluster that this process knows has .*series open, after 0 s"):
+        kvemb.cluster.connect(tmp_path / "series", transport="local", wait_seconds=0)
+
+
+def test_who_connects_waits_for_who_opens(open_cluster, tmp_path):
+    found = []
+    waiting = threading.Thread(
+        target=lambda: found.append(kvemb.cluster.connect(tmp_path / "series", transport="local", wait_seconds=20))
+    )
+    waiting.start()
+    open_cluster(1, url=tmp_path / "series")
+    waiting.join()
+    assert found[0].shards == 1
+    found[0].close()
+    for arguments, error in (({"wait_seconds": -1}, ValueError), ({"transport": "dask"}, ValueError)):
+        with pytest.raises(error):
+            kvemb.cluster.connect(tmp_path / "series", **{"transport": "local", **arguments})
+
+
+def test_a_scan_that_is_given_up_ends_on_the_shards_with_the_next_call(cluster):
+    table = cluster.get_variable("table", dim=2)
+    table.upsert(np.arange(90), np.ones((90, 2), np.float32))
+    shards = inside(cluster).session.calls.transport._shards
+    batches = table.export_batches(5)
+    next(batches)
+    assert [len(shard._scans._scans) for shard in shards] == [1, 1, 1]
+    del batches
+    gc.collect()
+    table.lookup([1])
+    table.size()
+    assert [len(shard._scans._scans) for shard in shards] == [0, 0, 0]
+
+
+def test_many_clients_lose_no_update(open_cluster, tmp_path):
+    first = open_cluster(3, url=tmp_path / "series")
+    first.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
+    keys = np.arange(50)
+
+    def train():
+        with kvemb.cluster.connect(tmp_path / "series", transport="local") as client:
+            table = client.get_variable("table", optimizer=kvemb.optimizers.SGD(1.0))
+            for step in range(20):
+                table.apply_gradients(keys, np.full((50, 1), -1, np.float32))
+                if step == 10:
+                    client.checkpoint(keep=1)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (first.variables["table"].lookup(keys) == 80).all()
+    assert first.stats_by_shard != [Stats()] * 3
