@@ -20,6 +20,7 @@ import kvemb
 Work = Callable[[int], object]
 # A process is idle if its CPU time in an interval of IDLE_SECONDS is below IDLE_SHARE of it.
 IDLE_SECONDS, IDLE_SHARE = 0.01, 0.2
+REST_SECONDS = 0.03
 
 
 def seconds(work: Work, run: int) -> float:
@@ -38,11 +39,15 @@ class Taken:
 
 
 def take_timed_turns(sides: tuple[Work, ...], runs: int) -> tuple[list[Taken], ...]:
-    """Return what each side took in each run. Each side is called with the run's number, from 0."""
+    """Return what each side took in each run. Each side is called with the run's number, from 0.
+
+    Between them is a rest, as OpenMP's threads, PyTorch's among them, go on spinning for some ms after their work.
+    """
     taken: tuple[list[Taken], ...] = tuple([] for _ in sides)
     for run in range(runs):
         order = range(len(sides)) if run % 2 == 0 else reversed(range(len(sides)))
         for side in order:
+            time.sleep(REST_SECONDS)
             before = time.process_time()
             wall = seconds(sides[side], run)
             taken[side].append(Taken(wall, time.process_time() - before))
