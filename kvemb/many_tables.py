@@ -17,11 +17,13 @@ from numpy.lib.array_utils import byte_bounds
 from kvemb.catalog import VariableMap, opened
 from kvemb.checks.brief import brief
 from kvemb.contracts import Values
+from kvemb.engine import on_device
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.handle import Place, inside
 from kvemb.interrupts import uninterrupted
 from kvemb.parallel import MOST_THREADS, cores, run_each
+from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import rows_to_fill
 from kvemb.tiers.reads import Missed
@@ -29,15 +31,20 @@ from kvemb.variable import Variable
 
 Given = TypeVar("Given")
 _NO_VALUES: Values = np.empty((0, 0))
+_NO_KEYS: Keys = np.empty(0, np.int64)
 
 
 class Part(NamedTuple):
-    """What a call does to one variable. keys: flat (n,); values: gradients, or the rows to fill, (n, dim)."""
+    """What a call does to one variable. keys: flat (n,); values: gradients, or the rows to fill, (n, dim).
+
+    there: instead of keys and values, where the caller's arrays are on a GPU, a lookup, or keys and gradients.
+    """
 
     table: Table
     shape: tuple[int, ...]
     keys: Keys
     values: Values
+    there: Any = None
 
 
 def lookup(
@@ -52,7 +59,8 @@ def lookup(
     tables = [part.table for part in parts.values()]
     while True:
         shown = [table.storage.shown for table in tables]
-        _read(list(parts.values()), touch)
+        _read([part for part in parts.values() if part.there is None], touch)
+        _read_there([part for part in parts.values() if part.there is not None], touch)
         if shown == [table.storage.shown for table in tables]:  # else the store moved to its next durable point
             break
     return rows_of(parts, out)
@@ -64,7 +72,10 @@ def apply_gradients(store: Place[Engine], wanted: Mapping[Any, tuple[npt.ArrayLi
     inside(store).state.check_writable()
 
     def step(part: Part) -> Callable[[], None]:
-        return lambda: part.table.operations.apply_gradients(part.keys, part.values, acknowledge=False)
+        operations = part.table.operations
+        if part.there is not None:
+            return lambda: operations.apply_gradients_there(*part.there, acknowledge=False)
+        return lambda: operations.apply_gradients(part.keys, part.values, acknowledge=False)
 
     failures = run_each([step(part) for part in parts], _threads(parts))
     for part in parts:
@@ -133,6 +144,9 @@ def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.ND
 
 def to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> Part:
     """Return what a lookup does. out: what its rows go to; None: a new array."""
+    if device_of(keys) is not None:
+        given = on_device.asked(table, keys, out)
+        return Part(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given)
     shape, flat = table.flat_and_owned(keys)  # a partitioner that raises does so now
     schema = table.schema
     return Part(table, shape, flat, rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat))
@@ -152,12 +166,17 @@ def parts_to_read(
 
 def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:
     """Return the rows that were looked up, in the shape of their keys; those in `out` as what was given."""
-    found = {given: part.values.reshape(*part.shape, part.table.schema.dim) for given, part in parts.items()}
+    found = {
+        given: part.values.reshape(*part.shape, part.table.schema.dim) if part.there is None else part.there.rows
+        for given, part in parts.items()
+    }
     return found if out is None else {**found, **out}
 
 
 def to_prefetch(table: Table, keys: npt.ArrayLike) -> Part:
     """Return what a prefetch does."""
+    if device_of(keys) is not None:
+        return Part(table, *on_device.copied_keys(table, keys), _NO_VALUES)
     return Part(table, *table.flat_and_owned(keys), _NO_VALUES)
 
 
@@ -165,6 +184,9 @@ def to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> Part:
     """Return what a step does. given: keys and gradients."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(f"expected (keys, grads), got {brief(given)}")
+    if device_of(given[0]) is not None:
+        keys, grads = on_device.gradients(table, *given)
+        return Part(table, keys.shape, _NO_KEYS, _NO_VALUES, (keys, grads))
     return Part(table, *table.gradients(*given))
 
 
@@ -183,6 +205,15 @@ def _read(parts: list[Part], touch: bool) -> None:
     reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
     pays = bool(cold) and reads >= cold[0].table.storage.limits.cold_parallel_keys
     _raise_first(cold, run_each([fill(*each) for each in left], MOST_THREADS if pays else 1))
+
+
+def _read_there(parts: list[Part], touch: bool) -> None:
+    for part in parts:
+        asked = part.there
+        try:
+            part.table.operations.lookup_there(asked.keys, asked.out, None, touch=touch)
+        except Exception as error:
+            raise_named(part.table.name, error)
 
 
 def _find_at_once(parts: list[Part], touch: bool) -> list[tuple[Part, Missed]]:

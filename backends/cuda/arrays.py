@@ -21,6 +21,7 @@ from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Sums
 
 KEY_BYTES = 8
+_NONE = Missing(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class ArrayRows:
@@ -28,7 +29,9 @@ class ArrayRows:
 
     def __init__(self, cells: Cells, device: str) -> None:
         self.device, self._cells, self._rooms = device, cells, cells.rooms
-        self._count = 0  # keys of find()
+        self._count, self._room = 0, "cells"  # of find(): how many keys, and the room with their cells
+        # The keys of a lookup that found them all, whose cells are in the room "kept", and the moves of rows before it.
+        self._kept: tuple[Any, int] = None, 0
 
     def on(self, *arrays: DeviceArray) -> AbstractContextManager[None]:
         """See contracts.DeviceRows."""
@@ -78,7 +81,11 @@ class ArrayRows:
     ) -> Missing:
         """See contracts.DeviceRows."""
         flags = NULL if exists is None else exists.address
-        return self._found(keys, out=out.address, exists=flags, rule=rule, now=now)
+        room = "kept" if keys.unchanging else "cells"
+        missing = self._found(keys, cells=room, out=out.address, exists=flags, rule=rule, now=now)
+        if keys.unchanging:
+            self._kept = (None if len(missing.keys) else keys.owner), self._cells.moves
+        return missing
 
     def _found(self, keys: DeviceArray, **how: Any) -> Missing:
         wide = self._wide(keys)
@@ -119,15 +126,18 @@ class ArrayRows:
 
     def find(self, keys: DeviceArray) -> Missing:
         """See contracts.DeviceRows."""
-        self._count = keys.size
-        return self._found(keys)
+        owner, moves = self._kept
+        known = keys.unchanging and keys.owner is owner and moves == self._cells.moves
+        self._count, self._room = keys.size, "kept" if known else "cells"
+        return _NONE if known else self._found(keys)
 
     @property
     def _found_cells(self) -> int:
-        return self._rooms.of("cells", 8 * self._count)
+        return self._rooms.of(self._room, 8 * self._count)
 
     def only(self, chosen: DeviceArray) -> None:
         """See contracts.DeviceRows."""
+        assert self._room != "kept", "a later step needs all of them"
         self._cells.run_plain("leave_out", self._count, self._found_cells, self._count, chosen.address)
 
     def assign(self, values: DeviceArray, step: int) -> None:

@@ -26,12 +26,14 @@ from kvemb.rows.schema import Schema
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 NULL = 0
 WARP = 32
+_MOVING = frozenset({"insert", "remove_cells", "clear", "split", "merge"})
 
 
 class Cells:
     """The cells of a table of at most most_buckets buckets; there are none at first.
 
     unit: how many bytes of an embedding are copied at a time; rooms: buffers for the inputs and outputs of a call.
+    moves: how often rows may have come, left or moved, so that a key's cell may be another.
     """
 
     def __init__(self, device: Device, schema: Schema, most_buckets: int) -> None:
@@ -40,6 +42,7 @@ class Cells:
         self.rooms = Rooms(self.queue)
         self.value_bytes = schema.dim * schema.value_dtype.itemsize
         self.unit = unit_of(self.value_bytes, schema.row_bytes)
+        self.moves = 0
 
     def table(self, buckets: int | None = None) -> tuple[int, int, int, int]:
         """Return what a kernel over the table is given first. buckets: None for all."""
@@ -48,6 +51,7 @@ class Cells:
 
     def run(self, name: str, threads: int, *arguments: Any, buckets: int | None = None) -> None:
         """Run a kernel over the table."""
+        self.moves += name in _MOVING
         self.queue.run(source.table_source(), name, threads, *self.table(buckets), *arguments)
 
     def run_plain(self, name: str, threads: int, *arguments: Any) -> None:
@@ -61,13 +65,14 @@ class Cells:
         keys: int,
         n: int,
         *,
+        cells: str = "cells",
         at: int = NULL,
         out: int = NULL,
         exists: int = NULL,
         rule: ScoreRule | None = None,
         now: float = 0.0,
     ) -> int:
-        """Find n keys, whose cells are then in the room "cells"; return how many are not there.
+        """Find n keys, whose cells are then in the room `cells`; return how many are not there.
 
         Positions of those are in the room "missing", in any order. See the kernel for at, out and exists; rule and now
         as in HotTable.lookup.
@@ -78,7 +83,7 @@ class Cells:
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         misses = rooms.zeros("count", 1)
         self.run(
-            "find", WARP * n, keys, n, at, rooms.of("cells", 8 * n), out, self.value_bytes, self.unit, exists, how,
+            "find", WARP * n, keys, n, at, rooms.of(cells, 8 * n), out, self.value_bytes, self.unit, exists, how,
             float(now), misses, rooms.of("missing", 8 * n),
         )  # fmt: skip
         return int(rooms.get(misses, 1, np.int64)[0])

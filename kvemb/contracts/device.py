@@ -56,7 +56,10 @@ class DeviceRows(Protocol):
     def lookup(
         self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, rule: ScoreRule | None, now: float
     ) -> Missing:
-        """See HotTable.lookup. exists: bool (n,), set to which keys are in the table."""
+        """See HotTable.lookup. exists: bool (n,), set to which keys are in the table.
+
+        Of keys that nobody changes, it is known where they are until rows move: find() of the same ones does nothing.
+        """
 
     def pool(self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float) -> Positions:
         """See HotTable.pool. keys are in the host's memory."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,13 +27,17 @@ SOME_GPU = "gpu"
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A C-contiguous array in a GPU's memory. stream: on which it may be used; owner: keeps its memory."""
+    """A C-contiguous array in a GPU's memory. stream: on which it may be used; owner: keeps its memory.
+
+    unchanging: nobody changes it any more.
+    """
 
     address: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     stream: int
     owner: Any
+    unchanging: bool = False
 
     @property
     def size(self) -> int:
@@ -47,15 +51,23 @@ class DeviceArray:
 
     def reshaped(self, *shape: int) -> DeviceArray:
         """Return the same memory as an array of another shape."""
-        return DeviceArray(self.address, shape, self.dtype, self.stream, self.owner)
+        return replace(self, shape=shape)
 
     def seen_as(self, dtype: np.dtype[Any]) -> DeviceArray:
         """Return the same memory as an array of another dtype of this size."""
-        return DeviceArray(self.address, self.shape, dtype, self.stream, self.owner)
+        return replace(self, dtype=dtype)
+
+
+class Unchanging(NamedTuple):
+    """Keys on a GPU that nobody changes: a step may use what the lookup before it found for the same object."""
+
+    keys: Any
 
 
 def device_of(data: Any) -> str | None:
     """Return the device that an array is on, such as "gpu:0" ("gpu": some GPU); None if it is on none."""
+    if isinstance(data, Unchanging):
+        return device_of(data.keys)
     if type(data) is np.ndarray or isinstance(data, (list, tuple, int, np.generic)):
         return None
     if is_tensor(data):
@@ -81,6 +93,8 @@ def read_array(
     imported: makes an array of CuPy of one that has __dlpack__ alone. Nothing is converted: raises TypeError for
     another dtype, and ValueError for another shape, or one that is not C-contiguous.
     """
+    if isinstance(data, Unchanging):
+        return replace(read_array(data.keys, dtype, shape, what, imported), owner=data.keys, unchanging=True)
     found, contiguous, writable = _of_tensor(data, what) if is_tensor(data) else _of_interface(data, imported)
     dtype = found.dtype if dtype is None else dtype
     if found.dtype != dtype and not (dtype.name == "bfloat16" and found.dtype == np.dtype("V2")):
@@ -94,7 +108,7 @@ def read_array(
         raise ValueError(f"{what} must be C-contiguous on a GPU; pass cupy.ascontiguousarray({what}), or .contiguous()")
     if written and not writable:
         raise ValueError(f"{what} must be an array that may be written, and this one is read-only")
-    return DeviceArray(found.address, found.shape, dtype, found.stream, found.owner)
+    return found.seen_as(dtype)
 
 
 def empty_like(
@@ -104,6 +118,8 @@ def empty_like(
 
     empty: makes one of CuPy, which is what a library gets that can take in no other's.
     """
+    if isinstance(data, Unchanging):
+        return empty_like(data.keys, shape, dtype, empty)
     if is_tensor(data):
         return empty_tensor(data, shape, dtype.name)
     made = empty(shape, dtype)

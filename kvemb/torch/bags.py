@@ -6,7 +6,7 @@ Pure functions and values. `what` names an argument in errors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,25 +14,46 @@ import torch
 
 from kvemb.checks.brief import brief
 from kvemb.rows.bags import bounds_of
+from kvemb.rows.device_arrays import device_of
 
-Keys = npt.NDArray[Any]
+# An array in the host's memory; a tensor on a GPU.
+Keys = npt.NDArray[Any] | torch.Tensor
 
 
-def keys_of(ids: Any, what: str = "ids") -> Keys:
+def keys_of(ids: Any, what: str = "ids") -> npt.NDArray[Any]:
     """Return a tensor of integers as an array that shares its memory where it is on the CPU. Raises TypeError."""
+    keys: npt.NDArray[Any] = _checked(ids, what).detach().cpu().numpy()
+    return keys
+
+
+def keys_where_they_are(ids: Any, what: str = "ids") -> Keys:
+    """The same, but ids on a GPU stay tensors."""
+    return _checked(ids, what).detach() if device_of(ids) is not None else keys_of(ids, what)
+
+
+def joined_keys(parts: list[Keys]) -> Keys:
+    """Return keys one after the other. Raises ValueError if they are on several devices."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays, tensors = ([part for part in parts if isinstance(part, kind)] for kind in (np.ndarray, torch.Tensor))
+    if arrays and tensors:
+        raise ValueError("ids of one variable are on several devices; move them to one")
+    return np.concatenate(arrays) if arrays else torch.cat(cast(list[torch.Tensor], tensors))
+
+
+def _checked(ids: Any, what: str) -> torch.Tensor:
     if not isinstance(ids, torch.Tensor):
         raise TypeError(f"{what} must be a tensor of integers, got {brief(ids)}")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.is_quantized:
         raise TypeError(f"{what} must be a tensor of integers, got {ids.dtype}")
     if ids.layout != torch.strided:
         raise TypeError(f"{what} must be a dense tensor, got {ids.layout}; pass {what}.to_dense()")
-    keys: Keys = ids.detach().cpu().numpy()
-    return keys
+    return ids
 
 
 @dataclass(frozen=True)
 class Bags:
-    """Ids in bags. keys (n,); offsets (count,) int64, where each bag begins; weights (n,) or None.
+    """Ids in bags. keys (n,); offsets (count,) int64, on the CPU, where each bag begins; weights (n,) or None.
 
     one_each: every bag has exactly one id, so bag i is id i. device: where results go.
     """
@@ -58,7 +79,7 @@ def bags_of(
 
     weights: per_sample_weights, of the shape of ids. Raises TypeError, ValueError, before anything is looked up.
     """
-    keys = keys_of(ids, what)
+    keys = keys_where_they_are(ids, what)
     if weights is not None:
         if mode != "sum":
             raise ValueError(f"per_sample_weights need mode='sum', got mode={mode!r}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvemb.store import Store
-from kvemb.torch.bags import keys_of
+from kvemb.torch.bags import keys_where_they_are
 from kvemb.torch.lookups import Wanted, distinct, divide_gradient
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_names, check_norm, check_padding, clipped
@@ -61,7 +61,7 @@ class Embedding(RowsModule):
         kvemb.torch.Optimizer.step(). Raises TypeError for ids; RuntimeError if this module cannot be trained now; what
         Store.lookup raises.
         """
-        keys = keys_of(ids).reshape(-1)
+        keys = keys_where_they_are(ids).reshape(-1)
         if self.scale_grad_by_freq and self.training:
             out = self._scaled_by_frequency(keys)
         else:

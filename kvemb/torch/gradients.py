@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from kvemb.rows.device_arrays import Unchanging
 from kvemb.rows.hashing import Unique
 from kvemb.rows.schema import as_keys, public_keys
 from kvemb.store import Store
-from kvemb.torch.bags import Keys
+from kvemb.torch.bags import Keys, joined_keys
 from kvemb.variable import Variable
 
 # Backwards whose gradients wait apart; beyond them, equal keys are summed, so that memory is bounded by distinct keys.
@@ -93,10 +94,12 @@ def step(gradients: list[Gradient], pendings: Iterable[Pending]) -> None:
         owner.before_step(variables)
     for pending in pendings:
         pending.clear()
-    by_store: dict[int, tuple[Store, dict[Variable, tuple[Keys, object]]]] = {}
+    by_store: dict[int, tuple[Store, dict[Variable, tuple[object, object]]]] = {}
     for variable, keys, values in joined(gradients):
         store = variable.resource_handle[0]
-        by_store.setdefault(id(store), (store, {}))[1][variable] = (keys, values.numpy())
+        here = isinstance(keys, np.ndarray)
+        given = (keys, values.numpy()) if here else (Unchanging(keys), values.contiguous())
+        by_store.setdefault(id(store), (store, {}))[1][variable] = given
     for store, wanted in by_store.values():
         store.apply_gradients(wanted)  # type: ignore[arg-type]
 
@@ -111,7 +114,7 @@ def joined(gradients: list[Gradient]) -> list[Gradient]:
         if len(found) == 1
         else Gradient(
             found[0].variable,
-            np.concatenate([part.keys for part in found]),
+            joined_keys([part.keys for part in found]),
             torch.cat([part.values for part in found]),
         )
         for found in parts.values()
@@ -122,6 +125,9 @@ def merged(gradients: list[Gradient]) -> list[Gradient]:
     """Return one gradient for each variable, of distinct keys, those of equal keys summed in order: new tensors."""
     done = []
     for variable, keys, values in joined(gradients):
+        if isinstance(keys, torch.Tensor):
+            done.append(Gradient(variable, *_summed_there(keys, values)))
+            continue
         distinct = Unique(as_keys(keys, variable.key_dtype))
         summed = values.new_zeros(len(distinct.keys), values.shape[1])
         summed.index_add_(0, torch.from_numpy(distinct.inverse), values)
@@ -129,12 +135,19 @@ def merged(gradients: list[Gradient]) -> list[Gradient]:
     return done
 
 
+def _summed_there(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same on a GPU, where index_add_ would add in any order: rows of equal keys side by side, then summed."""
+    order = torch.argsort(keys, stable=True)
+    distinct, counts = torch.unique_consecutive(keys[order], return_counts=True)
+    return distinct, torch.segment_reduce(values[order], "sum", lengths=counts, unsafe=True)
+
+
 def _check_finite(gradient: Gradient) -> None:
     finite = torch.isfinite(gradient.values).all(dim=1)
     if not bool(finite.all()):
         at = int((~finite).nonzero()[0, 0])
-        count = int((~finite).sum())
+        key, count = int(gradient.keys[at]), int((~finite).sum())
         raise ValueError(
-            f"the gradient of key {gradient.keys[at]} of variable {gradient.variable.name!r} is not finite, nor are "
+            f"the gradient of key {key} of variable {gradient.variable.name!r} is not finite, nor are "
             f"those of {count - 1} more; no step was taken"
         )

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from kvemb.handle import inside
+from kvemb.rows.device_arrays import Unchanging, device_of
 from kvemb.rows.hashing import Unique
 from kvemb.rows.schema import as_keys, public_keys
 from kvemb.store import Store
-from kvemb.torch.bags import Keys
+from kvemb.torch.bags import Keys, joined_keys
 from kvemb.torch.gradients import Gradient
 from kvemb.variable import Variable
 
@@ -31,6 +33,22 @@ class Wanted(NamedTuple):
     padding: int | None = None
 
 
+def fitting(keys: Keys, variable: Variable) -> Keys:
+    """Return keys as the variable takes them: on its GPU if they are there, else in the host's memory.
+
+    Raises TypeError for a dtype on the GPU that does not fit.
+    """
+    if isinstance(keys, np.ndarray):
+        return keys
+    there = inside(variable).hot_tables.there
+    if there is None or there.device != device_of(keys):
+        return keys.cpu().numpy()
+    name, wanted = str(keys.dtype).removeprefix("torch."), variable.key_dtype
+    if not np.can_cast(np.dtype(name), wanted, "safe"):
+        raise TypeError(f"keys must be {wanted.name}, got {name}, which would lose information; convert them first")
+    return keys.to(getattr(torch, wanted.name)).contiguous()
+
+
 class Sink(Protocol):
     """Where gradients go."""
 
@@ -44,8 +62,9 @@ def fetch(wanted: list[Wanted], sink: Sink | None, *, touch: bool) -> list[torch
     sink: gets the gradients of a backward; None: none are taken. touch: whether a row looked up counts as used.
     """
     trained = sink is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in wanted)
+    wanted = [each._replace(keys=fitting(each.keys, each.variable)) for each in wanted]
     kept = [_kept(each, trained) for each in wanted]
-    rows = _looked_up([(each.variable, keys) for each, (keys, _) in zip(wanted, kept, strict=True)], touch)
+    rows = _looked_up([(each.variable, keys) for each, (keys, _) in zip(wanted, kept, strict=True)], touch, trained)
     for at, (each, (_, positions)) in enumerate(zip(wanted, kept, strict=True)):
         if positions is not None:
             whole = rows[at].new_zeros(len(each.keys), each.variable.dim)
@@ -62,35 +81,48 @@ def _kept(wanted: Wanted, trained: bool) -> tuple[Keys, torch.Tensor | None]:
     here = None if wanted.padding is None else wanted.keys != wanted.padding
     if here is None or here.all():
         # A copy: whoever gave them may put the next batch in their place.
-        return wanted.keys.copy() if trained else wanted.keys, None
+        return _copy(wanted.keys) if trained else wanted.keys, None
+    if isinstance(here, torch.Tensor):
+        return wanted.keys[here], here.nonzero()[:, 0]
     positions = np.flatnonzero(here)
     return wanted.keys[positions], torch.from_numpy(positions)
 
 
-def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool) -> list[torch.Tensor]:
-    """Return the rows of each. Of one variable that is wanted several times, all keys are looked up together."""
+def _copy(keys: Keys) -> Keys:
+    return keys.copy() if isinstance(keys, np.ndarray) else keys.clone()
+
+
+def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool, trained: bool) -> list[torch.Tensor]:
+    """Return the rows of each. Of one variable that is wanted several times, all keys are looked up together.
+
+    trained: the keys are copies that nobody changes.
+    """
     stores: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
     for at, (variable, _) in enumerate(wanted):
         store = variable.resource_handle[0]
         stores.setdefault(id(store), (store, {}))[1].setdefault(variable, []).append(at)
     rows: list[Any] = [None] * len(wanted)
     for store, variables in stores.values():
-        asked: dict[Variable | str, Keys] = {
-            variable: wanted[at[0]][1] if len(at) == 1 else np.concatenate([wanted[each][1] for each in at])
-            for variable, at in variables.items()
-        }
+        asked: dict[Variable | str, Any] = {}
+        for variable, at in variables.items():
+            keys = joined_keys([wanted[each][1] for each in at])
+            asked[variable] = Unchanging(keys) if trained and not isinstance(keys, np.ndarray) else keys
         found = store.lookup(asked, touch=touch)
         for variable, places in variables.items():
             begin = 0
             for each in places:
                 # Tensors of their own, apart in one array: autograd refuses changes in place of views of one tensor.
                 end = begin + len(wanted[each][1])
-                rows[each], begin = _tensor(found[variable][begin:end]), end
+                rows[each], begin = _tensor(found[variable], begin, end), end
     return rows
 
 
-def _tensor(rows: Any) -> torch.Tensor:
-    """Return rows as a tensor of float32, or float64, that shares their memory if they are that."""
+def _tensor(rows: Any, begin: int, end: int) -> torch.Tensor:
+    """Return some of the rows as a tensor of float32, or float64, that shares their memory if they are that."""
+    if isinstance(rows, torch.Tensor):
+        part = rows if end - begin == len(rows) else rows[begin:end].clone()
+        return part.to(_WIDE[str(part.dtype).removeprefix("torch.")])
+    rows = rows[begin:end]
     if rows.dtype.name == "bfloat16":
         return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(rows).to(_WIDE[rows.dtype.name])
@@ -130,8 +162,13 @@ class Distinct(NamedTuple):
 
 
 def distinct(keys: Keys, variable: Variable) -> Distinct:
-    """Return the distinct keys, in order of first occurrence. Raises TypeError for keys that do not fit."""
-    found = Unique(as_keys(keys, variable.key_dtype).reshape(-1))
+    """Return the distinct keys, in order of first occurrence, or on a GPU in their own. Raises TypeError for keys that
+    do not fit.
+    """
+    keys = fitting(keys, variable).reshape(-1)
+    if isinstance(keys, torch.Tensor):
+        return Distinct(*torch.unique(keys, return_inverse=True, return_counts=True))
+    found = Unique(as_keys(keys, variable.key_dtype))
     return Distinct(
         public_keys(found.keys, variable.key_dtype), torch.from_numpy(found.inverse), torch.from_numpy(found.counts)
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvemb.torch.bags import Bags
-from kvemb.torch.lookups import Wanted, distinct, divide_gradient
+from kvemb.torch.bags import Bags, Keys, joined_keys
+from kvemb.torch.lookups import Wanted, distinct, divide_gradient, fitting
 from kvemb.torch.options import clipped
 from kvemb.variable import Variable
 
@@ -40,12 +40,13 @@ class Prepared:
         if self._alone:
             self.wanted = [Wanted(variable, each.keys) for each in bags]
             return
-        keys = bags[0].keys if len(bags) == 1 else np.concatenate([each.keys for each in bags])
+        keys = joined_keys([fitting(each.keys, variable) for each in bags])
         if how.padding is not None:
-            # First of all: its position is known, and it is there even if no bag has it.
-            keys = np.concatenate([np.array([how.padding], keys.dtype), keys])
+            # First of all: so it is known where it is among the distinct keys, and it is there even if no bag has it.
+            keys = joined_keys([padding_beside(keys, how.padding), keys])
         found = distinct(keys, variable)
         self.wanted, self._counts = [Wanted(variable, found.keys, how.padding)], found.counts
+        self._padding = None if how.padding is None else int(found.inverse[0])
         parts = found.inverse[1:] if how.padding is not None else found.inverse
         self._inverse = list(parts.split([len(each.keys) for each in bags]))
 
@@ -68,8 +69,13 @@ class Prepared:
         return torch.nn.functional.embedding_bag(
             inverse,
             table,
-            bags.offsets,
+            bags.offsets.to(table.device),
             mode=self._how.mode,
             per_sample_weights=None if bags.weights is None else bags.weights.to(table),
-            padding_idx=None if self._how.padding is None else 0,
+            padding_idx=self._padding,
         )
+
+
+def padding_beside(keys: Keys, padding: int) -> Keys:
+    """Return the padding key alone, in the memory and the dtype of keys."""
+    return np.array([padding], keys.dtype) if isinstance(keys, np.ndarray) else keys.new_tensor([padding])
