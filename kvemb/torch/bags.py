@@ -6,7 +6,7 @@ Pure functions and values. `what` names an argument in errors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from kvemb.checks.brief import brief
 from kvemb.rows.bags import bounds_of
 from kvemb.rows.device_arrays import device_of
 
-# An array in the host's memory; a tensor on a GPU.
-Keys = npt.NDArray[Any] | torch.Tensor
+# An array in the host's memory, or a tensor on a GPU.
+Keys = Any
 
 
 def keys_of(ids: Any, what: str = "ids") -> npt.NDArray[Any]:
@@ -38,7 +38,7 @@ def joined_keys(parts: list[Keys]) -> Keys:
     arrays, tensors = ([part for part in parts if isinstance(part, kind)] for kind in (np.ndarray, torch.Tensor))
     if arrays and tensors:
         raise ValueError("ids of one variable are on several devices; move them to one")
-    return np.concatenate(arrays) if arrays else torch.cat(cast(list[torch.Tensor], tensors))
+    return np.concatenate(arrays) if arrays else torch.cat(tensors)
 
 
 def _checked(ids: Any, what: str) -> torch.Tensor:

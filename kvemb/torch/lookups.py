@@ -104,8 +104,8 @@ def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool, trained: bool) 
     rows: list[Any] = [None] * len(wanted)
     for store, variables in stores.values():
         asked: dict[Variable | str, Any] = {}
-        for variable, at in variables.items():
-            keys = joined_keys([wanted[each][1] for each in at])
+        for variable, places in variables.items():
+            keys = joined_keys([wanted[each][1] for each in places])
             asked[variable] = Unchanging(keys) if trained and not isinstance(keys, np.ndarray) else keys
         found = store.lookup(asked, touch=touch)
         for variable, places in variables.items():
