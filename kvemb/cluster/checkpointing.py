@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvemb.cluster.calls import Calls
+from kvemb.cluster.coordination.lease import Lease
 from kvemb.cluster.manifest import ClusterManifest, ShardEntry, joined, ranges
 from kvemb.cluster.messages import Pushed
 from kvemb.cluster.series import ClusterSeries
@@ -48,15 +49,15 @@ class Shards(Protocol):
 
 
 class Checkpointing:
-    """The series that one cluster writes. lock: of a directory, held until close(); None at a URL.
+    """The series that one cluster writes. lock: of a directory, or the lease of a URL, held until close().
 
     last: the number of the checkpoint that it began with or wrote last, None for none.
     """
 
-    def __init__(self, series: ClusterSeries, lock: LockFile | None) -> None:
+    def __init__(self, series: ClusterSeries, lock: LockFile | Lease) -> None:
         self.series = series
         self.last: int | None = None
-        self._lock_file, self._saving = lock, threading.Lock()
+        self._lock, self._saving = lock, threading.Lock()
         self._tried = 0  # the last number begun; shards have files of it even if it failed
 
     def save(self, shards: Shards, keep: int | None) -> Checkpoint:
@@ -76,6 +77,8 @@ class Checkpointing:
                 {name: joined([part.variables[name] for part in parts]) for name in parts[0].variables},
                 tuple(ShardEntry(*range, part.store, part.id) for range, part in zip(buckets, parts, strict=True)),
             )
+            if isinstance(self._lock, Lease):
+                self._lock.check()
             self.series.publish(number, described)
             self.last = number
             if keep is not None:
@@ -91,6 +94,5 @@ class Checkpointing:
             return newest
 
     def close(self) -> None:
-        """Release the directory. Idempotent."""
-        if self._lock_file is not None:
-            self._lock_file.close()
+        """Release the directory or the URL. Idempotent."""
+        self._lock.close()

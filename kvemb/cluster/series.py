@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvemb.cluster import manifest
+from kvemb.cluster.coordination import lease
+from kvemb.cluster.coordination.lease import Lease
 from kvemb.cluster.manifest import ClusterManifest
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.layout import series_name
@@ -45,11 +47,13 @@ class ClusterSeries(Pushing):
         """Return where that series is."""
         return f"{self.url}/{SHARDS}/{store}"
 
-    def lock(self) -> LockFile | None:
-        """Lock a directory for one cluster; another URL has no lock. Raises Locked, ColdStoreError."""
+    def lock(self) -> LockFile | Lease:
+        """Lock a directory for one cluster, or take a URL's lease. Raises Locked, ColdStoreError, TransferError."""
         self._check_destination()
         if "file" not in self._files.protocol:
-            return None
+            with self._translated("write to"):
+                self._make_folder_of(f"{self._root}/{lease.NAME}")
+                return Lease(self._files, f"{self._root}/{lease.NAME}", self.url)
         root = Path(self._root)
         with layout.as_cold_store_error(f"write to {root}"):
             fresh_files.make_directory(root)

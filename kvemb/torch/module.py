@@ -53,7 +53,7 @@ class RowsModule(torch.nn.Module):
     def rows(self, wanted: list[Wanted]) -> list[torch.Tensor]:
         """Return the rows of each (n, dim), whose gradients this module takes. In eval() lookups are not uses.
 
-        Raises RuntimeError under torch.distributed, and if gradients wait that no optimizer will take.
+        Raises RuntimeError under torch.distributed without a cluster; if gradients wait that no optimizer will take.
         """
         if self.training and torch.is_grad_enabled() and any(variable.trainable for variable in self.variables):
             self._check_can_train()
@@ -69,11 +69,12 @@ class RowsModule(torch.nn.Module):
 
     def _check_can_train(self) -> None:
         distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        if several and not all(each.resource_handle[0].shared for each in self.variables if each.trainable):
             raise RuntimeError(
                 f"{type(self).__name__} cannot be trained by {distributed.get_world_size()} processes of "
                 "torch.distributed (DDP): each would train a store of its own, and they would drift apart; train in "
-                "one process"
+                "one process, or over a cluster: rank 0 calls kvemb.cluster.open, the others connect"
             )
         if self.pending.waiting and self.pending.owner is None:
             raise RuntimeError(

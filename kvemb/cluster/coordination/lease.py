@@ -1,0 +1,119 @@
+"""A lease of a URL, where no file can be locked: one coordinator at a time writes checkpoints there.
+
+The holder writes URL/LEASE again every RENEW_SECONDS. Who finds one waits for as long as LOST_RENEWALS of these: if the
+file changes, its holder lives; otherwise it has ended, and the lease is taken over. No clocks are compared. Most
+filesystems cannot create a file only if it is missing, so that two may take a lease at the same time: the one whose
+file stays has it, as both see when they read it again after SETTLE_SECONDS, and before each manifest that they publish.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from kvemb.errors import Locked
+from kvemb.offline import streams
+
+NAME = "LEASE"
+RENEW_SECONDS, LOST_RENEWALS = 10.0, 3
+SETTLE_SECONDS = 0.5
+_MOST_BYTES = 4096
+
+
+class Lease:
+    """The lease of a URL, held until close(). files: fsspec's filesystem. path: of the lease there. url: for messages.
+
+    renew_seconds, settle_seconds: see the module. Raises Locked, and what the filesystem raises. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        files: Any,
+        path: str,
+        url: str,
+        *,
+        renew_seconds: float = RENEW_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
+        self._files, self._path, self._url, self._every = files, path, url, renew_seconds
+        self._owner, self._renewals = uuid.uuid4().hex, 0
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._wait_for_end()
+        self._write()
+        time.sleep(settle_seconds)
+        self.check()
+        self._thread = threading.Thread(target=self._renew, name="kvemb-lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise Locked if another coordinator has the lease; and what the filesystem raises."""
+        with self._lock:
+            if not self._renewed():
+                raise Locked(
+                    f"the cluster at {self._url} is open elsewhere{_by(self._read())}, which has taken over its lease; "
+                    "end one of the two"
+                )
+
+    def _renewed(self) -> bool:
+        """Write the lease again, also if its file is gone; returns False if it is another's. REQUIRES: _lock."""
+        found = self._read()
+        if found is not None and _fields(found).get("owner") != self._owner:
+            return False
+        self._renewals += 1
+        self._write()
+        return True
+
+    def close(self) -> None:
+        """Give the lease back. Idempotent."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+            with suppress(Exception):  # then it ends by itself
+                if _fields(self._read()).get("owner") == self._owner:
+                    self._files.rm_file(self._path)
+
+    def _wait_for_end(self) -> None:
+        """Wait until the holder of the lease, if there is one, seems to have ended. Raises Locked."""
+        first = found = self._read()
+        deadline = time.monotonic() + LOST_RENEWALS * self._every
+        while found is not None and time.monotonic() < deadline:
+            if found != first:
+                raise Locked(f"the cluster at {self._url} is open elsewhere{_by(found)}; close it there")
+            time.sleep(self._every / 20)
+            found = self._read()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._every):
+            with suppress(Exception), self._lock:  # the URL cannot be reached: check() says so if it matters
+                if not self._renewed():
+                    return
+
+    def _read(self) -> bytes | None:
+        try:
+            self._files.invalidate_cache()
+            return streams.read(self._files, self._path, _MOST_BYTES)
+        except FileNotFoundError:
+            return None
+
+    def _write(self) -> None:
+        text = {"owner": self._owner, "process": os.getpid(), "host": socket.gethostname(), "renewals": self._renewals}
+        streams.write(self._files, self._path, json.dumps(text).encode())
+
+
+def _fields(found: bytes | None) -> dict[str, Any]:
+    with suppress(ValueError):
+        fields = json.loads(found or b"{}")
+        if isinstance(fields, dict):
+            return fields
+    return {}
+
+
+def _by(found: bytes | None) -> str:
+    fields = _fields(found)
+    return f", by process {fields['process']} on {fields['host']}" if {"process", "host"} <= set(fields) else ""

@@ -1,0 +1,87 @@
+"""One coordinator at a time has a URL; one that was killed is not waited for for ever."""
+
+from __future__ import annotations
+
+import time
+
+import fsspec
+import pytest
+
+import kvemb.cluster
+from kvemb.cluster.coordination.lease import Lease
+from kvemb.errors import Locked
+from kvemb.handle import inside
+
+TIMES = {"renew_seconds": 0.1, "settle_seconds": 0.02}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A filesystem in memory, with a folder of the test's own, and its path."""
+    made = fsspec.filesystem("memory", skip_instance_cache=True)
+    path = f"/{tmp_path.name}"
+    made.makedirs(path, exist_ok=True)
+    yield made, f"{path}/LEASE"
+    made.rm(path, recursive=True)
+
+
+def test_a_second_one_is_refused_while_the_first_lives_and_not_later(files):
+    first = Lease(*files, "memory://here", **TIMES)
+    with pytest.raises(Locked, match=r"the cluster at memory://here is open elsewhere, by process \d+ on .*; close it"):
+        Lease(*files, "memory://here", **TIMES)
+    first.check()
+    first.close()
+    first.close()
+    assert not files[0].exists(files[1])
+    begun = time.monotonic()
+    Lease(*files, "memory://here", **TIMES).close()
+    assert time.monotonic() - begun < 0.2
+
+
+@pytest.mark.parametrize("left", [b'{"owner": "x", "process": 1, "host": "h", "renewals": 7}', b"no JSON", b"[]", b""])
+def test_what_a_killed_one_left_is_taken_over_after_a_while(files, left):
+    files[0].pipe_file(files[1], left)
+    begun = time.monotonic()
+    second = Lease(*files, "memory://here", **TIMES)
+    assert time.monotonic() - begun >= 0.3
+    second.check()
+    second.close()
+
+
+def test_one_whose_file_was_deleted_writes_it_again(files):
+    first = Lease(*files, "memory://here", **TIMES)
+    files[0].rm_file(files[1])
+    first.check()
+    assert files[0].exists(files[1])
+    files[0].rm_file(files[1])
+    deadline = time.monotonic() + 10
+    while not files[0].exists(files[1]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first.close()
+
+
+def test_one_whose_lease_was_taken_knows_and_leaves_it(files):
+    first = Lease(*files, "memory://here", **TIMES)
+    files[0].pipe_file(files[1], b'{"owner": "x", "process": 7, "host": "there"}')
+    with pytest.raises(Locked, match="by process 7 on there, which has taken over its lease"):
+        first.check()
+    first.close()
+    assert files[0].exists(files[1])
+
+
+def test_a_cluster_at_a_url_publishes_only_while_it_has_the_lease(open_cluster, files, tmp_path):
+    url = f"memory://{tmp_path.name}"
+    cluster = open_cluster(2, url=url)
+    cluster.get_variable("table", dim=1).upsert([1], [[1.0]])
+    assert cluster.checkpoint().number == 1
+    mine = files[0].cat_file(files[1])
+    files[0].pipe_file(files[1], b'{"owner": "x", "process": 7, "host": "there"}')
+    with pytest.raises(Locked, match="taken over"):
+        cluster.checkpoint()
+    assert kvemb.cluster.latest(url)[0] == 1
+    files[0].pipe_file(files[1], mine)
+    assert cluster.checkpoint().number == 3
+    assert inside(cluster).session.calls.lost is None
+    cluster.close()
+    assert not files[0].exists(files[1])
