@@ -362,7 +362,7 @@ TESTED_BY = {
     "backends/cuda/cells.py": "backends/cuda/test_table.py",
     # Arrays on a GPU, beside those of the host.
     **dict.fromkeys(
-        ["kvemb/contracts/device.py", "kvemb/engine/device_operations.py", "backends/cuda/arrays.py"],
+        ["kvemb/contracts/device.py", "backends/cuda/arrays.py"],
         "engine/test_on_device.py",
     ),
     "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from kvemb.contracts import DeviceRows
 from kvemb.engine.table import Table
+from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import SOME_GPU, DeviceArray, device_of, empty_like, read_array
-from kvemb.rows.hashing import Keys
+from kvemb.rows.hashing import Keys, Unique
 
 
 class Asked(NamedTuple):
@@ -107,6 +108,34 @@ def gradients(table: Table, keys: Any, grads: Any) -> tuple[DeviceArray, DeviceA
 def apply_gradients(table: Table, keys: Any, grads: Any) -> None:
     """See Variable.apply_gradients."""
     table.operations.apply_gradients_there(*gradients(table, keys, grads))
+
+
+def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...], *, touch: bool) -> Any:
+    """Return the pooled rows of bags, of shape + (dim,).
+
+    ids: what the caller gave for the keys (n,), of which they are a copy. shape: of as many entries as there are bags.
+    """
+    there, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
+    values = empty_like(ids, (*shape, schema.dim), schema.value_dtype, there.empty)
+    out = read_array(values, schema.value_dtype, None, "values", there.imported)
+    table.operations.pool_there(keys, bags, out.reshaped(bags.bag_count, schema.dim), touch=touch)
+    return values
+
+
+def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, shape: tuple[int, ...]) -> Any:
+    """Return (keys (m,), gradients (m, dim)) from those of pooled rows; see kvemb.pooling.Embeddings.row_gradients."""
+    there, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
+    given = read_array(grads, schema.slot_dtype, shape, "grads", there.imported)
+    distinct = Unique(keys)
+    count = len(distinct.keys)
+    found = empty_like(ids, (count,), schema.key_dtype, there.empty)
+    summed = empty_like(ids, (count, schema.dim), schema.slot_dtype, there.empty)
+    of_keys = read_array(found, schema.key_dtype, None, "keys", there.imported)
+    out = read_array(summed, schema.slot_dtype, None, "gradients", there.imported)
+    with table.storage.held(), there.on(out, of_keys, given):
+        there.row_gradients(distinct.sums, bags.of_keys(), bags, given, out)
+        there.spread(of_keys, np.arange(count), table.public(distinct.keys))
+    return found, summed
 
 
 def copied_keys(table: Table, keys: Any) -> tuple[tuple[int, ...], Keys]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import registry
+from kvemb.engine import on_device
 from kvemb.handle import inside
 from kvemb.rows.bags import Bags
 from kvemb.rows.hashing import Keys, Unique
@@ -24,7 +25,8 @@ from kvemb.variable import Variable
 class Embeddings:
     """The result of a lookup. values: a fresh array in the value dtype, one row for each id or each bag.
 
-    np.asarray(embeddings) is values. variable: where they were looked up.
+    np.asarray(embeddings) is values. variable: where they were looked up. Of ids on a GPU, values and what the methods
+    take and return are arrays there, of the same library; rows that were clipped by max_norm have no gradients there.
     """
 
     variable: Variable
@@ -32,11 +34,12 @@ class Embeddings:
     _bags: Bags
     values: npt.NDArray[Any]
     _exists: npt.NDArray[np.bool_] | None
+    _ids: Any = None  # as they were given, if they are on a GPU
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of values."""
-        return self.values.shape
+        return tuple(self.values.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self.values, dtype, copy=copy)
@@ -52,6 +55,13 @@ class Embeddings:
         are now, without counting a use. Raises TypeError, ValueError.
         """
         table = inside(self.variable)
+        if self._ids is not None:
+            if self._bags.most_norm < math.inf:
+                raise ValueError("rows that max_norm clipped have no gradients on a GPU; clip them in your framework")
+            found: tuple[Any, Any] = on_device.row_gradients(
+                table, self._ids, self._keys, self._bags, grads, self.shape
+            )
+            return found
         flat = as_values(grads, table.schema.slot_dtype, self.shape, "grads", "values.shape")
         divisors, distinct = self._bags.divisors, Unique(self._keys)
         if len(divisors):
@@ -78,6 +88,11 @@ class Embeddings:
         if self._exists is None:
             raise ValueError("only the rows of embedding_lookup without max_norm can be written back")
         table, dim = inside(self.variable), self.variable.dim
+        if self._ids is not None:
+            if self.variable.bp_v2:
+                raise ValueError("on a GPU, rows with bp_v2 are written back with Variable.accum")
+            self.variable.upsert(self._ids, values)
+            return
         new = as_values(values, table.schema.value_dtype, self.shape, "values", "values.shape")
         keys, old = table.public(self._keys), self.values.reshape(-1, dim)
         if not self.variable.bp_v2:

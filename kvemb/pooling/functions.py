@@ -3,16 +3,21 @@
 Sources: tf.nn.embedding_lookup, embedding_lookup_sparse and safe_embedding_lookup_sparse, and
 tf.contrib.layers.embedding_lookup_unique; bags are those of torch.nn.functional.embedding_bag. Negative ids are keys
 like any other. Atomic per key, as lookups are. Nothing is inserted.
+
+Ids may be on the variable's GPU, offsets and weights too. Copies of these come to the host; the values, and rows that
+are hot on the GPU, stay there.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
+from kvemb.engine import on_device
 from kvemb.engine.table import Table
 from kvemb.handle import inside
 from kvemb.pooling.arguments import (
@@ -27,6 +32,7 @@ from kvemb.pooling.arguments import (
     without_weights_up_to_zero,
 )
 from kvemb.pooling.embeddings import Embeddings
+from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
 from kvemb.rows.schema import as_keys
 from kvemb.variable import Variable
@@ -77,8 +83,8 @@ def embedding_lookup_sparse(
     Raises TypeError; ValueError, also for rows of integers; Closed, Corruption.
     """
     table, how = _table(var), check_combiner(combiner)
-    given = given_bags(table.schema, ids, offsets, weights, last_included=bool(include_last_offset))
-    return _pooled(var, table, given, how, max_norm, touch)
+    given = given_bags(table.schema, *_copied(table, ids, offsets, weights), last_included=bool(include_last_offset))
+    return _pooled(var, table, given, how, max_norm, touch, ids)
 
 
 def safe_embedding_lookup_sparse(
@@ -98,7 +104,7 @@ def safe_embedding_lookup_sparse(
     default_id: an empty bag, also one that is empty without those ids, gives this id's row; None: zeros.
     """
     table, how = _table(var), check_combiner(combiner)
-    given = given_bags(table.schema, ids, offsets, weights, last_included=bool(include_last_offset))
+    given = given_bags(table.schema, *_copied(table, ids, offsets, weights), last_included=bool(include_last_offset))
     if how != "sum":
         given = without_weights_up_to_zero(given)
     if default_id is not None:
@@ -106,12 +112,14 @@ def safe_embedding_lookup_sparse(
         if key.shape != ():
             raise ValueError(f"default_id must be one id, got {brief(default_id)}")
         given = with_default(given, key)
-    return _pooled(var, table, given, how, max_norm, touch)
+    return _pooled(var, table, given, how, max_norm, touch, ids)
 
 
 def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool, *, once: bool) -> Embeddings:
     """Look up single ids. once: each distinct one is read, and counts as a use, once."""
     table, most = _table(var), most_norm_of(max_norm)
+    if device_of(ids) is not None:
+        return _rows_there(var, table, ids, most, touch, once=once)
     shape, keys = table.flat_and_owned(ids)
     distinct = Unique(keys) if once else None
     wanted = keys if distinct is None else distinct.keys
@@ -131,11 +139,42 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
     return Embeddings(var, keys, bags, values.reshape(*shape, table.schema.dim), exists)
 
 
+def _rows_there(var: Variable, table: Table, ids: Any, most: float, touch: bool, *, once: bool) -> Embeddings:
+    """The same of ids on a GPU."""
+    if once:
+        raise TypeError(
+            "embedding_lookup_unique takes ids in the host's memory; on a GPU use your library's unique() and "
+            "embedding_lookup"
+        )
+    shape, keys = on_device.copied_keys(table, ids)
+    bags = single_bags(len(keys), most, table.schema.slot_dtype)
+    if most < math.inf:
+        check_floats(table, "max_norm")
+        pooled = on_device.pooled(table, ids, keys, bags, shape, touch=bool(touch))
+        return Embeddings(var, keys, bags, pooled, None, ids)
+    values, exists = on_device.lookup(table, ids, None, return_exists=True, touch=bool(touch))
+    return Embeddings(var, keys, bags, values, exists, ids)
+
+
+def _copied(table: Table, *arrays: Any) -> list[Any]:
+    """Return ids, offsets and weights; copies of those on a GPU, if ids are."""
+    if device_of(arrays[0]) is None:
+        return list(arrays)
+    names = "ids", "offsets", "weights"
+    return [
+        array if device_of(array) is None else on_device.copied(table, array, name)
+        for array, name in zip(arrays, names, strict=True)
+    ]
+
+
 def _pooled(
-    var: Variable, table: Table, given: Given, combiner: str, max_norm: float | None, touch: bool
+    var: Variable, table: Table, given: Given, combiner: str, max_norm: float | None, touch: bool, ids: Any
 ) -> Embeddings:
     check_floats(table, "a pooled lookup")
     bags = combined(given, combiner, most_norm_of(max_norm), table.schema.slot_dtype)
+    if device_of(ids) is not None:
+        pooled = on_device.pooled(table, ids, given.keys, bags, (bags.bag_count,), touch=bool(touch))
+        return Embeddings(var, given.keys, bags, pooled, None, ids)
     table.hot_tables.owners(given.keys)  # a partitioner that raises does so now
     values = np.empty((bags.bag_count, table.schema.dim), table.schema.value_dtype)
     table.operations.pool(given.keys, bags, values, touch=bool(touch))

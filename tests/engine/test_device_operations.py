@@ -1,0 +1,205 @@
+"""Calls with arrays on the GPU where rows are in several tiers, go through the host, or are pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays_there import ArrayThere, DlpackOnly, there
+from cuda_devices import device_of
+
+import kvemb
+from kvemb import registry
+from kvemb.handle import inside
+from kvemb.limits import Limits
+from kvemb.optimizers import Adagrad
+from tests.histories import small_spill
+
+KEYS, DIM = 900, 5
+
+
+@pytest.fixture
+def _gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_of("cpu")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:SmallCudaTable")
+
+
+@pytest.fixture
+def opened(tmp_path: Path, _gpu_on_cpu: None) -> Iterator[Any]:
+    """kvemb.open of an empty store, whose tables on a GPU have 128 cells."""
+    stores = []
+
+    def opener(**how: Any) -> kvemb.Store:
+        stores.append(kvemb.open(tmp_path / "store", **{"memory_budget": "6MiB", **how}))
+        return stores[-1]
+
+    yield opener
+    for store in stores:
+        with store:
+            store.check()
+
+
+def made(store: kvemb.Store, name: str, **how: Any) -> kvemb.Variable:
+    how = {"dim": DIM, "initializer": kvemb.RandomNormal(0.0, 1.0, seed=3), "optimizer": Adagrad(0.1), **how}
+    return store.get_variable(name, **how)
+
+
+def train(plain: kvemb.Variable, var: kvemb.Variable, seed: int, steps: int = 8) -> None:
+    """The same steps on both, of which the second gets arrays on the GPU."""
+    chance = np.random.default_rng(seed)
+    for _ in range(steps):
+        keys = np.where(chance.random(60) < 0.5, chance.zipf(1.2, 60), chance.integers(0, KEYS, 60)) % KEYS
+        grads = chance.normal(size=(60, DIM)).astype(np.float32)
+        rows, exists = plain.lookup(keys, True)
+        got, flags = var.lookup(there(keys), True)
+        assert got.array.tobytes() == rows.tobytes()
+        assert (flags.array == exists).all()
+        plain.apply_gradients(keys, grads)
+        var.apply_gradients(there(keys), there(grads))
+        plain.upsert(keys[:9], grads[:9])
+        var.upsert(there(keys[:9]), there(grads[:9]))
+        plain.accum(keys, rows, grads, exists)
+        var.accum(there(keys), there(rows), there(grads), there(exists))
+
+
+def assert_equal(one: kvemb.Variable, other: kvemb.Variable) -> None:
+    mine, theirs = (each.export(with_slots=True, with_scores=True) for each in (one, other))
+    for column, another in zip(mine, theirs, strict=True):
+        np.testing.assert_equal(column, another)
+
+
+def test_rows_in_three_tiers(opened: Any) -> None:
+    store = opened(limits=Limits(**small_spill(8)))
+    host = inside(store).budgets.host
+    plain = made(store, "plain", hot_rows=KEYS)
+    store.get_variable("other", dim=8, hot_rows=(host.free - host.kept_from_growth - 30_000) // (8 * 4 + 26))
+    var = made(store, "rows", devices="gpu:0")
+    train(plain, var, 1, 20)
+    device, below = inside(var).hot_tables.tables
+    assert device.size > 100
+    assert below.size > 100
+    assert var.size() > device.size + below.size
+    assert not np.isin(device.keys(), below.keys()).any()
+    assert_equal(plain, var)
+
+
+@pytest.mark.parametrize("how", [{"constraint": lambda rows: np.clip(rows, -1, 1)}, {}], ids=["constraint", "log"])
+def test_what_needs_rows_on_the_host_brings_them(opened: Any, how: Any) -> None:
+    store = opened(durability="checkpoint" if how else "write")
+    plain, var = made(store, "plain", **how), made(store, "rows", devices="gpu:0", hot_rows=128, **how)
+    train(plain, var, 2)
+    assert_equal(plain, var)
+
+
+def test_a_checkpoint_that_is_written_meanwhile_has_one_instants_rows(opened: Any, tmp_path: Path) -> None:
+    store, pending = opened(limits=Limits(**small_spill(8))), []
+    plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=128)
+    for turn in range(4):
+        train(plain, var, turn, 3)
+        pending.append(store.checkpoint(tmp_path / f"{turn}", block=False))
+    train(plain, var, 9, 3)
+    for taken in pending:
+        with kvemb.open(taken.result(), read_only=True) as checkpoint:
+            assert_equal(*(checkpoint.variables[name] for name in ("plain", "rows")))
+
+
+def test_one_call_on_many_variables_takes_arrays_from_both_memories(opened: Any) -> None:
+    store = opened()
+    plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=128)
+    keys, grads = np.arange(300) % 200, np.random.default_rng(0).normal(size=(300, DIM)).astype(np.float32)
+    store.apply_gradients({plain: (keys, grads), var: (there(keys), there(grads))})
+    store.prefetch({plain: keys, "rows": there(keys)})
+    out = there(np.zeros((300, DIM), np.float32))
+    found = store.lookup({plain: keys, "rows": there(keys)}, out={"rows": out})
+    assert found["rows"] is out
+    assert out.array.tobytes() == found[plain].tobytes()
+    assert_equal(plain, var)
+    var.prefetch(there(keys))
+    var.remove(there(keys[:9]))
+    assert var.size() == 191
+
+
+def test_a_library_with_dlpack_alone_is_answered_in_kind(opened: Any) -> None:
+    var = made(opened(), "rows", devices="gpu:0", hot_rows=128)
+    keys, grads = np.arange(9), np.ones((9, DIM), np.float32)
+    var.upsert(DlpackOnly(keys), DlpackOnly(grads))
+    found = var.lookup(DlpackOnly(keys))
+    assert isinstance(found, DlpackOnly)
+    assert found.array.tolist() == grads.tolist()
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("hot_rows", [128, None], ids=["two tiers", "three tiers"])
+def test_bags_are_pooled_and_trained_on_the_gpu(
+    opened: Any, combiner: Any, weighted: bool, hot_rows: int | None
+) -> None:
+    store, chance = opened(), np.random.default_rng(4)
+    plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=hot_rows)
+    for count in (60, 200, 60):
+        ids, offsets = chance.integers(0, count, 80), np.sort(np.concatenate([[0, 0], chance.integers(0, 80, 10)]))
+        weights = chance.normal(size=80).astype(np.float32) if weighted else None
+        pooled = kvemb.embedding_lookup_sparse(plain, ids, offsets, weights, combiner)
+        on_gpu = None if weights is None else there(weights)
+        got = kvemb.embedding_lookup_sparse(var, there(ids), there(offsets), on_gpu, combiner)
+        assert isinstance(got.values, ArrayThere)
+        assert got.values.array.tobytes() == pooled.values.tobytes()
+        grads = chance.normal(size=pooled.shape).astype(np.float32)
+        pooled.apply_gradients(grads)
+        got.apply_gradients(there(grads))
+        keys, rows = got.row_gradients(there(grads))
+        assert keys.array.tolist() == pooled.row_gradients(grads)[0].tolist()
+        assert rows.array.tobytes() == pooled.row_gradients(grads)[1].tobytes()
+    assert_equal(plain, var)
+
+
+def test_rows_of_ids_are_looked_up_trained_and_written_back_on_the_gpu(opened: Any) -> None:
+    store = opened()
+    plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=128)
+    ids, grads = np.arange(30).reshape(5, 6) % 11, np.ones((5, 6, DIM), np.float32)
+    for _ in range(2):
+        kvemb.embedding_lookup(plain, ids).apply_gradients(grads)
+        kvemb.embedding_lookup(var, there(ids)).apply_gradients(there(grads))
+    assert_equal(plain, var)
+    clipped = kvemb.embedding_lookup(var, there(ids), max_norm=0.5)
+    assert clipped.values.array.tobytes() == kvemb.embedding_lookup(plain, ids, max_norm=0.5).values.tobytes()
+    with pytest.raises(ValueError, match="max_norm clipped have no gradients on a GPU"):
+        clipped.apply_gradients(there(grads))
+    safe = kvemb.safe_embedding_lookup_sparse(var, there(ids[0]), np.array([0, 3, 3]), default_id=2)
+    here = kvemb.safe_embedding_lookup_sparse(plain, ids[0], np.array([0, 3, 3]), default_id=2)
+    assert safe.values.array.tobytes() == here.values.tobytes()
+    kvemb.embedding_lookup(var, there(ids)).update(there(grads))
+    assert (var.lookup(ids) == 1).all()
+    with pytest.raises(TypeError, match="embedding_lookup_unique takes ids in the host's memory"):
+        kvemb.embedding_lookup_unique(var, there(ids))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda here, var: here.lookup(there([1])), TypeError, "are in the host's memory: pass arrays in the host's"),
+        (lambda here, var: var.lookup(ArrayThere(np.array([1]), gpu=1)), TypeError, "on 'gpu:1', and the hot rows"),
+        (lambda here, var: var.lookup(np.array([1]), out=there(np.ones((1, DIM)))), TypeError, "must be a NumPy"),
+        (lambda here, var: var.upsert(there([1]), np.ones((1, DIM))), TypeError, "values must be an array on 'gpu:0'"),
+        (lambda here, var: var.upsert([1], there(np.ones((1, DIM)))), TypeError, r"on a GPU; pass values.get\(\)"),
+        (lambda here, var: var.apply_gradients(there([1]), None), TypeError, "as keys are, got None"),
+        (lambda here, var: var.apply_gradients(there([1]), there(np.ones((2, DIM)), np.float32)), ValueError, "shape"),
+        (lambda here, var: var.lookup(there([1.0])), TypeError, "keys must be int64, got float64"),
+        (lambda here, var: var.lookup_slot("accumulator", there([1])), TypeError, r"on a GPU; pass keys.get\(\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(opened: Any, call: Any, error: Any, said: str) -> None:
+    store = opened()
+    here, var = made(store, "here"), made(store, "there", devices="gpu:0", hot_rows=128)
+    with pytest.raises(error, match=said):
+        call(here, var)
+    assert here.size() == var.size() == 0
+
+
+def test_a_variable_on_several_devices_takes_arrays_of_the_host(opened: Any) -> None:
+    var = made(opened(), "rows", devices=["gpu:0", "gpu:1"], hot_rows=256)
+    with pytest.raises(TypeError, match="hot rows of variable 'rows' are on gpu:0, gpu:1: pass arrays in the host's"):
+        var.lookup(there([1]))
