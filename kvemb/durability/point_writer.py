@@ -178,11 +178,22 @@ class PointWriter:
         def ingest(part: Part, file: SortedFile) -> None:
             self._database.ingest(part.name, file.path)
 
-        for part, snapshot in self._snapshots:
+        def add(part: Part, file: SortedFile) -> None:
+            files.setdefault(part.name, []).append(file.path)
+
+        def relieve(snapshots: list[tuple[Part, DirtySnapshot]]) -> None:
+            # Those too whose turn has not come: else callers of the last variable wait until all others are written.
+            for part, snapshot in snapshots:
+                for file in snapshot.relieve(partial(new_file, part)):
+                    add(part, file)
+
+        for at, (part, snapshot) in enumerate(self._snapshots):
             for file in snapshot.write(partial(new_file, part), partial(ingest, part)):
-                files.setdefault(part.name, []).append(file.path)
+                add(part, file)
+                relieve(self._snapshots[at:])
                 while self._database.crowded(part.name):
                     time.sleep(PACE_SECONDS)
+                    relieve(self._snapshots[at:])
         cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, files=files)
 
     def _describe(self, epochs: list[Epoch]) -> None:

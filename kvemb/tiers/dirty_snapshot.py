@@ -129,10 +129,16 @@ class DirtySnapshot:
             if writing is not None:
                 yield writing.result()
                 self._mark_written(keys)
-            yield from self._write_copies(new_file, more_than=self._room_rows // 2)
         yield from self._write_copies(new_file, more_than=0)
         if self._lost is not None:
             raise ColdStoreError(f"a row could not be kept for the checkpoint: {self._lost!r}") from self._lost
+
+    def relieve(self, new_file: Callable[[], SortedFile]) -> Iterator[SortedFile]:
+        """Write copies until the buffer is half empty, so that callers need not wait; yields files as write() does.
+
+        On the same thread as write(), before it or between its files.
+        """
+        yield from self._write_copies(new_file, more_than=self._room_rows // 2)
 
     def _take(self, keys: Keys) -> RowBlock:
         """Return the rows of keys that are still pending, in that order."""

@@ -84,6 +84,43 @@ def test_a_checkpoint_has_the_state_of_its_instant(monkeypatch, open_store, tmp_
             LockstepChecker(again.variables[name], twin.model).check_export()
 
 
+@pytest.mark.limits(**SMALL_PILES)
+def test_callers_of_the_last_variable_do_not_wait_until_the_others_are_written(monkeypatch, open_store, tmp_path):
+    """The copies of each are written between the files of the first."""
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    ids = np.arange(2_000)
+    first, last = (store.get_variable(name, dim=2, hot_rows=4_000) for name in ("first", "last"))
+    for variable in (first, last):
+        variable.upsert(ids, np.ones((len(ids), 2), np.float32))
+    changing = threading.Thread(target=lambda: [last.upsert(ids[at : at + 50], [[2, 2]] * 50) for at in ids[::50]])
+    real_take, real_write = DirtySnapshot._take, dirty_snapshot._write_file
+    snapshots: list[DirtySnapshot] = []
+    ended: list[bool] = []
+
+    def take(snapshot: DirtySnapshot, keys: Any) -> Any:
+        if snapshot not in snapshots:
+            snapshots.append(snapshot)
+            if len(snapshots) == 2:
+                ended.append(not changing.is_alive())
+        return real_take(snapshot, keys)
+
+    def write(*args: Any) -> Any:
+        if changing.ident is None:
+            changing.start()
+        changing.join(0.02)
+        return real_write(*args)
+
+    monkeypatch.setattr(DirtySnapshot, "_take", take)
+    monkeypatch.setattr(dirty_snapshot, "_write_file", write)
+    checkpoint = store.checkpoint(tmp_path / "checkpoint")
+    changing.join()
+    assert ended == [True]
+    with kvemb.open(checkpoint, read_only=True) as then:
+        for name in ("first", "last"):
+            np.testing.assert_array_equal(then.variables[name].lookup(ids), np.ones((len(ids), 2)))
+    np.testing.assert_array_equal(last.lookup(ids), np.full((len(ids), 2), 2))
+
+
 @pytest.mark.slow
 @pytest.mark.limits(**SMALL_PILES)
 def test_rows_change_from_many_threads_while_a_checkpoint_is_written(open_store, tmp_path):

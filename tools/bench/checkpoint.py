@@ -37,8 +37,8 @@ def run(rows: int, dim: int, share: float, hot_mib: int, batch: int, runs: int, 
     return report
 
 
-def _table(store: kvemb.Store, dim: int, hot_rows: int | None = None) -> kvemb.Variable:
-    return store.get_variable("table", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1), hot_rows=hot_rows)
+def _table(store: kvemb.Store, dim: int, hot_rows: int | None = None, name: str = "table") -> kvemb.Variable:
+    return store.get_variable(name, dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1), hot_rows=hot_rows)
 
 
 def _load(table: kvemb.Variable, rows: int, dim: int) -> None:
@@ -140,24 +140,29 @@ def _saved_arrays(folder_path: Path, rows: int, dim: int) -> dict[str, Callable[
 
 
 def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int, runs: int) -> None:
-    """Train on an entirely dirty hot tier, and with batches that spill, while a checkpoint is written."""
+    """Train on entirely dirty hot tiers, and with batches that spill, while a checkpoint is written."""
     hot_rows = (hot_mib << 20) // (8 * dim + RECORD_OVERHEAD_BYTES)
-    for name, keys in (("all hot", hot_rows * 8 // 10), ("spilling", hot_rows * 2)):
+    for name, tables, keys, hot, budget_mib in (
+        ("all hot", 1, hot_rows * 8 // 10, hot_rows, 2 * hot_mib + 256),
+        ("spilling", 1, hot_rows * 2, hot_rows, 2 * hot_mib + 256),
+        ("two tables that fill the budget", 2, hot_rows // 2, None, max(1, hot_mib // 4)),
+    ):
         pauses, quiet, whole = [], [], []
-        budget = f"{2 * hot_mib + 256}MiB"
-        with kvemb.open(folder_path / name.replace(" ", "-"), memory_budget=budget) as store:
-            table = _table(store, dim, hot_rows)
-            _load(table, keys, dim)
-            step = _Trainer(table, dim, keys, batch)
+        with kvemb.open(folder_path / name.replace(" ", "-"), memory_budget=f"{budget_mib}MiB") as store:
+            trained = [_table(store, dim, hot, f"table {number}") for number in range(tables)]
+            for table in trained:
+                _load(table, keys, dim)
+            steps = [_Trainer(table, dim, keys, batch) for table in trained]
             for number in range(runs):
-                _make_dirty(table, dim, keys)
-                quiet.append(1000 * max(step() for _ in range(50)))
+                for table in trained:
+                    _make_dirty(table, dim, keys)
+                quiet.append(1000 * max(step() for step in steps * 50))
                 until_idle()
                 began = time.perf_counter()
                 pending = store.checkpoint(folder_path / f"{name}-{number}", block=False)
                 longest = time.perf_counter() - began
                 while not pending.done():
-                    longest = max(longest, step())
+                    longest = max(longest, *(step() for step in steps))
                 whole.append(time.perf_counter() - began)
                 pauses.append(1000 * longest)
                 shutil.rmtree(pending.result())
