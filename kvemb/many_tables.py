@@ -61,6 +61,8 @@ def lookup(
         shown = [table.storage.shown for table in tables]
         _read([part for part in parts.values() if part.there is None], touch)
         _read_there([part for part in parts.values() if part.there is not None], touch)
+        for table in tables:
+            table.storage.ahead.looked_up()
         if shown == [table.storage.shown for table in tables]:  # else the store moved to its next durable point
             break
     return rows_of(parts, out)
@@ -83,10 +85,10 @@ def apply_gradients(store: Place[Engine], wanted: Mapping[Any, tuple[npt.ArrayLi
     _raise_first(parts, failures)
 
 
-def prefetch(store: Place[Engine], wanted: Mapping[Any, npt.ArrayLike]) -> None:
+def prefetch(store: Place[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
     """See Store.prefetch."""
     for part in checked(store, wanted, to_prefetch, _variables(store)).values():
-        part.table.operations.prefetch(part.keys)
+        part.table.operations.prefetch(part.keys, after_lookup)
 
 
 # Checking.

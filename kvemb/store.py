@@ -168,12 +168,12 @@ class Store(DefaultPlace[Engine]):
         """
         many_tables.apply_gradients(self, grads)
 
-    def prefetch(self, keys: Mapping[Variable | str, npt.ArrayLike]) -> None:
+    def prefetch(self, keys: Mapping[Variable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
         """Start reading the cold rows of several variables, for the call that follows. Changes no result.
 
-        keys, and what it raises: see lookup.
+        after_lookup: see Variable.prefetch. keys, and what it raises: see lookup.
         """
-        many_tables.prefetch(self, keys)
+        many_tables.prefetch(self, keys, bool(after_lookup))
 
     # Durability.
 

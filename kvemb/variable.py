@@ -333,11 +333,14 @@ class Variable(Handle[Table]):
             batch += (rows.slots_by_name(),)
         return (*batch, rows.scores) if with_scores else batch
 
-    def prefetch(self, keys: npt.ArrayLike) -> None:
-        """Start reading the cold rows of keys in the background, for the call that follows. Changes no result."""
+    def prefetch(self, keys: npt.ArrayLike, *, after_lookup: bool = False) -> None:
+        """Start reading the cold rows of keys in the background, for the call that follows. Changes no result.
+
+        after_lookup: start when the next lookup ends, which is of the batch before; then it does not slow that one.
+        """
         there = device_of(keys) is not None
         _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat(keys)
-        self._inside.operations.prefetch(flat)
+        self._inside.operations.prefetch(flat, bool(after_lookup))
 
 
 def _joined(column: tuple[Any, ...]) -> Any:

@@ -367,7 +367,6 @@ TESTED_BY = {
     ),
     "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
-    "kvemb/tiers/reads.py": "tiers/test_operations.py",
     # What a cluster's variable does is compared with what a store's does.
     **{
         f"kvemb/cluster/{name}.py": "cluster/test_same_results.py"

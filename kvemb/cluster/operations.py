@@ -56,9 +56,9 @@ class ClusterOperations:
         self._ask("slot", keys, values, number)
         return values
 
-    def prefetch(self, keys: Keys) -> None:
-        """Start reading the cold rows of keys, for the call that follows."""
-        self._ask("prefetch", keys, None)
+    def prefetch(self, keys: Keys, after_lookup: bool = False) -> None:
+        """Start reading the cold rows of keys, for the call that follows; after_lookup: when the next lookup ends."""
+        self._ask("prefetch", keys, None, after_lookup)
 
     def _ask(self, name: str, keys: Keys, out: Values | None, *arguments: object) -> None:
         """Call a method that reads on the shards of distinct keys; fills out (n, ...) with what it returns."""

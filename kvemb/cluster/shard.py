@@ -153,9 +153,9 @@ class Shard:
         """Return each key's score: TableOperations.scores."""
         return self._table(token).operations.scores(keys)
 
-    def prefetch(self, token: str, keys: Keys) -> None:
+    def prefetch(self, token: str, keys: Keys, after_lookup: bool) -> None:
         """Start reading cold rows: TableOperations.prefetch."""
-        self._table(token).operations.prefetch(keys)
+        self._table(token).operations.prefetch(keys, after_lookup)
 
     # Scans.
 

@@ -162,10 +162,13 @@ class Store(DefaultPlace[Cluster]):
             if failure is not None:
                 many_tables.raise_named(part.table.name, failure)
 
-    def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike]) -> None:
-        """Start reading the cold rows of several variables, for the call that follows. Changes no result."""
+    def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
+        """Start reading the cold rows of several variables, for the call that follows. Changes no result.
+
+        after_lookup: see Variable.prefetch.
+        """
         for part in many_tables.checked(self, keys, many_tables.to_prefetch, self.variables).values():
-            part.table.operations.prefetch(part.keys)
+            part.table.operations.prefetch(part.keys, bool(after_lookup))
 
     def lookup_async(
         self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, touch: bool = True

@@ -18,9 +18,8 @@ from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Unique
-from kvemb.tiers.one_point import of_one_point
 from kvemb.tiers.operations import TableOperations
-from kvemb.tiers.reads import Missed
+from kvemb.tiers.reads import Missed, of_one_point
 
 
 class DeviceOperations(TableOperations):

@@ -79,6 +79,7 @@ def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: boo
     """See Variable.lookup."""
     given = asked(table, keys, out, return_exists=return_exists)
     table.operations.lookup_there(given.keys, given.out, given.exists, touch=touch)
+    table.storage.ahead.looked_up()
     return (given.rows, given.flags) if return_exists else given.rows
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from kvemb.errors import ColdStoreError
-from kvemb.interrupts import TURN_SECONDS, Deferral, wait_for
+from kvemb.interrupts import TURN_SECONDS, Deferral, uninterrupted, wait_for
 from kvemb.stats import Timed
 from kvemb.store_state import StoreState
 
@@ -27,6 +27,7 @@ class TableAccess:
         self.state = state
         self.turns = 0
         self._lock = threading.Lock()
+        self._left: Callable[[], None] | None = None
         self._room = threading.Event()
         self._room.set()
         self._no_snapshot = threading.Event()
@@ -51,9 +52,9 @@ class TableAccess:
                     return
 
     @contextmanager
-    def held_if_free(self) -> Iterator[bool]:
-        """The same without waiting: yields whether it is held. For a thread that must not wait."""
-        if not self.take(0):
+    def held_if_free(self, seconds: float = 0) -> Iterator[bool]:
+        """The same without waiting longer: yields whether it is held. For a thread that others wait for."""
+        if not self.take(seconds):
             yield False
             return
         try:
@@ -65,6 +66,8 @@ class TableAccess:
     def _held_interruptibly(self) -> Iterator[None]:
         with self._lock:
             self.turns += 1
+            with uninterrupted():
+                self._finish()
             yield
 
     def take(self, seconds: float = -1) -> bool:
@@ -72,7 +75,23 @@ class TableAccess:
         if not self._lock.acquire(timeout=seconds):
             return False
         self.turns += 1
+        if self._left is not None:
+            self._finish()
         return True
+
+    def leave_to_next(self, work: Callable[[], None]) -> None:
+        """Have whoever takes the lock next do this first. It must not raise. REQUIRES: held()."""
+        self._left = work
+
+    @property
+    def left(self) -> bool:
+        """Whether who takes the lock next has something to do first."""
+        return self._left is not None
+
+    def _finish(self) -> None:
+        work, self._left = self._left, None
+        if work is not None:
+            work()
 
     def leave(self) -> None:
         """Release the lock. See held()."""

@@ -42,6 +42,15 @@ class Fetch:
     def _fresh(self) -> Mask:
         return np.ones(len(self.keys), np.bool_)
 
+    @cached_property
+    def _taken(self) -> Mask:
+        return np.zeros(len(self.keys), np.bool_)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the read has ended and has nothing to give that was not taken."""
+        return not self.reading and (self._block is None or not (self._fresh & ~self._taken).any())
+
     def read(self, cold: ColdStore) -> None:
         """Read the rows, without the lock."""
         try:
@@ -75,6 +84,7 @@ class Fetch:
         """Copy the rows at positions to rows `to` of into; returns exists (n,) bool."""
         assert self._block is not None
         assert self._found is not None
+        self._taken[positions] = True
         exists = self._found[positions]
         rows = (np.cumsum(self._found) - 1)[positions[exists]]
         into.put(to[exists], self._block.select(rows))

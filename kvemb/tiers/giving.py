@@ -13,9 +13,9 @@ from contextlib import suppress
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.access import TableAccess
+from kvemb.tiers.ahead import ReadsAhead
 from kvemb.tiers.budget import Lease
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.locate import Locator
 from kvemb.tiers.spill import SpillBuffer
 
 
@@ -31,13 +31,13 @@ class Giving:
         access: TableAccess,
         hot_tables: HotTables,
         spill: SpillBuffer,
-        locator: Locator,
+        ahead: ReadsAhead,
         lease: Lease,
         writer: Executor,
         others: Executor,
         leave: Callable[[RowBlock], None],
     ) -> None:
-        self._access, self._hot_tables, self._spill, self._locator = access, hot_tables, spill, locator
+        self._access, self._hot_tables, self._spill, self._ahead = access, hot_tables, spill, ahead
         self._lease, self._writer, self._others, self._leave = lease, writer, others, leave
         self._paying = self._giving = False
         lease.pay = self._pay_soon
@@ -78,10 +78,12 @@ class Giving:
 
     def _pay(self) -> None:
         self._paying = False
+        if self._access.left:
+            return  # what a call left to be done may wait for this thread; and whoever does it polls after it
         state = self._access.state
         with self._access.held_if_free() as held, suppress(ColdStoreError):
             if held and not state.closed and state.cause is None:
-                self._locator.pay()
+                self._ahead.pay()
                 self._spill.poll()
                 # What else is owed, such as a snapshot's copies, is given back where its use ends.
                 if self._lease.owed and self._spill.writing:

@@ -5,7 +5,6 @@ The variable's lock guards everything here; locate() gives it up while cold rows
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +15,10 @@ from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.stats import Stats
 from kvemb.tiers.access import TableAccess
-from kvemb.tiers.budget import Lease
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.spill import SpillBuffer
 
-# Reads ahead that are kept: the one for the call under way and the one for the call after it.
-READS_AHEAD = 2
 _NONE: Mask = np.empty(0, np.bool_)
 
 
@@ -73,10 +69,7 @@ class Located:
 
 
 class Locator:
-    """Finds rows of one variable.
-
-    readers: threads that read ahead; ahead_rows: rows one read ahead may hold.
-    """
+    """Finds rows of one variable. ahead: reads that were made, or are being made, ahead of calls (tiers.ahead)."""
 
     def __init__(
         self,
@@ -84,18 +77,14 @@ class Locator:
         spill: SpillBuffer,
         cold: ColdStore,
         access: TableAccess,
-        readers: Executor,
-        lease: Lease,
-        ahead_rows: int,
         stats: Stats,
     ) -> None:
         self._hot_tables, self._spill, self._cold = hot_tables, spill, cold
         self._access, self._stats = access, stats
         self._schema = hot_tables.tables[0].schema
         self._no_rows = RowBlock(self._schema, 0)
-        self._readers, self._lease, self._ahead_rows = readers, lease, ahead_rows
         self._reads: list[Fetch] = []
-        self._ahead: list[Fetch] = []
+        self.ahead: list[Fetch] = []
 
     def locate(self, keys: Keys) -> Located:
         """Find distinct keys. REQUIRES: access.held(), which is given up while cold rows are read, and held again
@@ -136,11 +125,11 @@ class Locator:
         self._reads.append(fetch)
         if len(own) == 1:
             with self._access.given_up() as given_up:
-                self._read(fetch)
+                self.read(fetch)
             if not given_up.alone:
                 return False
         else:
-            self._read(fetch)
+            self.read(fetch)
         found.rows, found.exists[unknown] = fetch.fill(found.rows, unknown)
         found.known[unknown] = True
         return True
@@ -160,7 +149,7 @@ class Locator:
     def _take_fetched(self, found: Located, own: list[Fetch]) -> tuple[Positions, Fetch | None]:
         """Fill in what reads have brought. Returns what is still unknown, and a read under way to wait for, if any."""
         unknown = (~found.known).nonzero()[0]
-        for fetch in (*own, *self._ahead):
+        for fetch in (*own, *self.ahead):
             if len(unknown) == 0:
                 break
             reading = fetch.reading
@@ -175,43 +164,19 @@ class Locator:
             unknown = unknown[~covered]
         return unknown, None
 
-    def read_ahead(self, keys: Keys) -> None:
-        """Start reading the cold rows of distinct keys on another thread, unless as many reads are under way
-        already.
-        """
-        if sum(fetch.reading for fetch in self._ahead) >= READS_AHEAD:
-            return
+    def unknown(self, keys: Keys) -> Keys:
+        """Return those of distinct keys that only the cold store knows, in its order. REQUIRES: access.held()."""
         found = self._look(keys)
-        wanted = found.rows.keys[~found.known][: self._ahead_rows]
-        if len(self._ahead) >= READS_AHEAD:
-            self._drop_ahead(next(fetch for fetch in self._ahead if not fetch.reading))
-        if len(wanted) and self._lease.take(self._bytes_of(len(wanted))):
-            fetch = Fetch(wanted[self._ascending(wanted, np.arange(len(wanted)))])
-            self._ahead.append(fetch)
-            self._readers.submit(self._read_or_give_up, fetch)
-
-    def _bytes_of(self, rows: int) -> int:
-        return rows * RowBlock.bytes_per_row(self._schema)
-
-    def _drop_ahead(self, fetch: Fetch) -> None:
-        """Forget a read ahead that has ended. One under way has memory, and the cold store must outlast it."""
-        self._ahead.remove(fetch)
-        self._lease.give_back(self._bytes_of(len(fetch.keys)))
-
-    def pay(self) -> None:
-        """Forget reads ahead that have ended while the lease owes memory."""
-        for fetch in [fetch for fetch in self._ahead if not fetch.reading]:
-            if self._lease.owed:
-                self._drop_ahead(fetch)
+        return found.rows.keys[self._ascending(found.rows.keys, (~found.known).nonzero()[0])]
 
     def forget(self, keys: Keys | None) -> None:
         """Rows of these keys (None: all) changed in the cold store: what reads saw of them must not be used."""
-        for fetch in (*self._reads, *self._ahead):
+        for fetch in (*self._reads, *self.ahead):
             fetch.invalidate(keys)
 
     def wait_for_reads(self) -> None:
         """Wait for reads that are under way. They need no lock to end."""
-        for fetch in (*self._reads, *self._ahead):
+        for fetch in (*self._reads, *self.ahead):
             fetch.wait()
 
     def read_from(self, cold: ColdStore) -> None:
@@ -225,13 +190,7 @@ class Locator:
             return positions
         return positions[np.argsort(order_keys(keys[positions], self._schema))]
 
-    def _read(self, fetch: Fetch) -> None:
+    def read(self, fetch: Fetch) -> None:
+        """Read the rows of fetch, without the lock. Raises Corruption, ColdStoreError."""
         with self._stats.timed("cold_read"):
             fetch.read(self._cold)
-
-    def _read_or_give_up(self, fetch: Fetch) -> None:
-        try:
-            self._read(fetch)
-        except Exception:
-            # The call that needs these rows reads them itself, and can raise the error.
-            fetch.invalidate()

@@ -7,24 +7,47 @@ checked (kvemb.variable): keys int64 (n,).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Literal, NamedTuple
+from functools import wraps
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import Mask, Values
-from kvemb.errors import Poisoned
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import Owners
-from kvemb.tiers.one_point import of_one_point
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.storage import TieredStorage
 
 _Read = Callable[[Owners, ScoreRule | None, float], Positions]
+Read = TypeVar("Read", bound=Callable[..., Any])
+
+
+class Shown(Protocol):
+    """What shows one durable point after another. shown: how many times it moved to a later one."""
+
+    shown: int
+
+
+def of_one_point(read: Read) -> Read:
+    """Return a method that repeats `read` if self._storage, a Shown, moved on meanwhile (Store.refresh).
+
+    For reads that take the lock several times, and must still see one durable point.
+    """
+
+    @wraps(read)
+    def reading(self: Any, *args: Any, **options: Any) -> Any:
+        storage: Shown = self._storage
+        while True:
+            shown = storage.shown
+            result = read(self, *args, **options)
+            if shown == storage.shown:
+                return result
+
+    return cast(Read, reading)
 
 
 class Missed(NamedTuple):
@@ -52,8 +75,10 @@ class TableReads:
         missed = self.lookup_hot(keys, out, exists, touch=touch)
         if missed is not None:
             self.lookup_cold(keys, missed, out, exists)
+        self._storage.ahead.looked_up()
 
-    # Its two parts, for a call on several variables. REQUIRES: repeated if storage.shown changed meanwhile.
+    # Its parts, for a call on several variables. REQUIRES: repeated if storage.shown changed meanwhile; and at the end,
+    # storage.ahead.looked_up().
 
     def lookup_hot(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> Missed | None:
         """Fill in the rows that are hot, and record their uses; returns what is left for lookup_cold, if anything."""
@@ -132,6 +157,7 @@ class TableReads:
             pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)
             self._pool_chosen(keys, bags, chosen, missed, pooled)
             out[chosen] = pooled
+        self._storage.ahead.looked_up()
 
     def _pool_chosen(self, keys: Keys, bags: Bags, chosen: Positions, missed: Missed, out: Values) -> None:
         """Fill out with the chosen bags, those that have keys which were missed."""
@@ -173,10 +199,7 @@ class TableReads:
             if len(absent) < len(at.cold):
                 cold = at.only(at.exists)
                 values[cold.cold] = cold.rows.embeddings()
-                if storage.state.cause is None:
-                    # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
-                    with suppress(Poisoned):
-                        storage.admit(cold, by_score=now is None)
+                storage.promote(cold, by_score=now is None)
         return values, there
 
     @of_one_point
@@ -209,9 +232,15 @@ class TableReads:
                     part[absent] = self._factory.rows(wanted[absent], embeddings, 0.0, 0).slot(number)
         return values[distinct.inverse]
 
-    def prefetch(self, keys: Keys) -> None:
-        """Start reading the cold rows of keys, on another thread, for the call that follows. Changes no result."""
-        self._storage.read_ahead(Unique(keys).keys)
+    def prefetch(self, keys: Keys, after_lookup: bool = False) -> None:
+        """Start reading the cold rows of keys, on another thread, for the call that follows. Changes no result.
+
+        after_lookup: when the next lookup ends.
+        """
+        if after_lookup:
+            self._storage.read_ahead_later(keys)
+        else:
+            self._storage.read_ahead(Unique(keys).keys)
 
     def warm(self, keys: Keys) -> None:
         """Make rows hot, as far as they outscore what is. Keys are distinct; those that do not exist are ignored."""

@@ -31,6 +31,7 @@ from kvemb.rows.schema import LAST_KEY, Schema
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import Entry, TableAccess
+from kvemb.tiers.ahead import ReadsAhead
 from kvemb.tiers.budget import Lease
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
@@ -87,12 +88,9 @@ class TieredStorage:
         self._snapshot: DirtySnapshot | None = None
         slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
-        self._locator = Locator(
-            hot_tables, self._spill, cold, self._access, readers, lease, limits.ahead_rows, self.counts
-        )
-        self._giving = Giving(
-            self._access, hot_tables, self._spill, self._locator, lease, executor, readers, self._leave
-        )
+        self._locator = Locator(hot_tables, self._spill, cold, self._access, self.counts)
+        self.ahead = ReadsAhead(schema, self._locator, self._access, readers, lease, limits.ahead_rows)
+        self._giving = Giving(self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave)
 
     # Entering. What follows REQUIRES one of these, unless it says otherwise.
 
@@ -222,6 +220,27 @@ class TieredStorage:
             finally:
                 self._spill.append(left)
 
+    def promote(self, at: Located, *, by_score: bool) -> None:
+        """Offer rows that were looked up, and exist, to the hot tier.
+
+        If a read ahead waits for the lookup's end, its thread does it, or the next call if that takes the lock first.
+        """
+        if not self.ahead.waits or self._snapshot is not None:
+            self._promote(at, by_score)
+            return
+
+        def later() -> None:
+            with suppress(Exception):  # a failure has poisoned the store
+                self._promote(at, by_score)
+
+        self._access.leave_to_next(later)
+
+    def _promote(self, at: Located, by_score: bool) -> None:
+        if self.state.cause is None:
+            # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
+            with suppress(Poisoned):
+                self.admit(at, by_score=by_score)
+
     def replace(self, at: Located, rows: RowBlock, step: int) -> None:
         """Replace located rows by whole ones, in the order of at.keys, dirty; those that are not hot are spilled."""
         cold = rows.select(at.cold)
@@ -287,7 +306,12 @@ class TieredStorage:
         """Start reading the cold ones of distinct keys on another thread. Takes the lock itself."""
         with self._access.held():
             self.state.check_open()
-            self._locator.read_ahead(keys)
+            self.ahead.start(keys)
+
+    def read_ahead_later(self, keys: Keys) -> None:
+        """The same for any keys, when the next lookup ends. Takes no lock."""
+        self.state.check_open()
+        self.ahead.start_later(keys)
 
     def write_dirty(self) -> None:
         """Bring the cold store up to date. REQUIRES: no snapshot is being written."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvemb.checks.brief import brief
 from kvemb.store import Store
-from kvemb.torch.bags import Bags, bags_of
+from kvemb.torch.bags import Bags, Keys, bags_of, keys_of
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_mode, check_names
 from kvemb.torch.pooling import Pooling, Prepared
@@ -79,11 +80,22 @@ class EmbeddingBagCollection(RowsModule):
             found |= zip(self._of_table[name], pooled, strict=True)
         return {name: self.finished(found[name], given[name].device) for name in self.features}
 
-    def _bags(self, inputs: Any) -> dict[str, Bags]:
+    def keys_by_variable(self, inputs: Any) -> dict[Variable, Keys]:
+        """Return the keys (n,) of which forward(inputs) looks up the rows. Raises as forward does, for ids."""
+        parts: dict[Variable, list[Keys]] = {}
+        for name, given in self._by_feature(inputs).items():
+            ids = given[0] if isinstance(given, (tuple, list)) and given else given
+            parts.setdefault(self.tables[self.features[name]], []).append(keys_of(ids, name).reshape(-1))
+        return {table: keys[0] if len(keys) == 1 else np.concatenate(keys) for table, keys in parts.items()}
+
+    def _by_feature(self, inputs: Any) -> dict[str, Any]:
         by_feature = inputs if isinstance(inputs, Mapping) else _jagged(inputs)
         if missing := [name for name in self.features if name not in by_feature]:
             raise ValueError(f"the feature {missing[0]!r} is not given; there is {', '.join(map(str, by_feature))}")
-        return {name: self._bags_of(name, by_feature[name]) for name in self.features}
+        return {name: by_feature[name] for name in self.features}
+
+    def _bags(self, inputs: Any) -> dict[str, Bags]:
+        return {name: self._bags_of(name, given) for name, given in self._by_feature(inputs).items()}
 
     def _bags_of(self, name: str, given: Any) -> Bags:
         parts = given if isinstance(given, (tuple, list)) else (given,)

@@ -89,6 +89,31 @@ def test_cold_rows_are_read_ahead(open_store, tmp_path):
     assert all((row == 1).all() for row in rows)
 
 
+def test_a_collection_is_read_ahead_for_what_its_forward_takes(open_store, tmp_path):
+    def batches():
+        for at in range(6):
+            ids, offsets = torch.arange(at, at + 40), torch.arange(0, 40, 2)
+            yield {"x": {"a": (ids, offsets), "b": ids.view(20, 2), "c": (ids + 20, offsets, torch.ones(40))}}
+
+    rows = []
+    for ahead in (False, True):
+        store = open_store(tmp_path / str(ahead))
+        tables = {name: {"dim": 4, "optimizer": Adagrad(0.1), "initializer": 0.5, "hot_rows": 16} for name in "tu"}
+        model = kt.EmbeddingBagCollection(tables, {"a": "t", "b": "u", "c": "t"}, store=store)
+        optimizer = kt.Optimizer(model)
+        for batch in kt.prefetching(batches(), {model: "x"}) if ahead else batches():
+            sum(part.square().sum() for part in model(batch["x"]).values()).backward()
+            optimizer.step()
+        rows.append([store.variables[name].export()[1] for name in "tu"])
+    for one, other in zip(*rows, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert {table.name: keys.tolist() for table, keys in model.keys_by_variable(batch["x"]).items()} == {
+        "t": [*range(5, 45), *range(25, 65)], "u": [*range(5, 45)],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="the feature 'c' is not given"):
+        list(kt.prefetching([{}, {"a": batch["x"]["a"], "b": batch["x"]["b"]}], {model: lambda batch: batch}))
+
+
 @pytest.mark.parametrize(
     ("ids", "depth", "error", "message"),
     [

@@ -51,6 +51,25 @@ def test_a_lock_that_is_given_up_lets_others_in_and_is_held_again_after(access):
         assert not Caller(access.held).entered.wait(SOON)
 
 
+@pytest.mark.parametrize("how", ["held", "held_without_snapshot", "interruptible", "held_if_free", "given_up"])
+def test_whoever_takes_the_lock_next_first_does_what_was_left_to_do(access, how):
+    done = []
+    if how == "given_up":
+        with access.held(), access.given_up():
+            with access.held():
+                access.leave_to_next(lambda: done.append(1))
+            assert access.left
+    else:
+        with access.held():
+            access.leave_to_next(lambda: done.append(1))
+        block = access.held_without_snapshot(interruptible=True) if how == "interruptible" else getattr(access, how)()
+        with block:
+            assert done == [1]
+    assert not access.left
+    with access.held():
+        assert done == [1], "once"
+
+
 def test_who_gave_it_up_knows_whether_others_were_in(access):
     with access.held():
         with access.given_up() as given_up:

@@ -74,3 +74,14 @@ def test_rows_of_which_none_changed_are_filled_in_and_taken_whole_where_they_are
     assert filled.keys.tolist() == wanted
     assert filled.values[:, 0].tolist() == [7.0 if key in (1, 3) else 0.0 for key in wanted]
     assert (filled is not into) == taken
+
+
+def test_it_is_spent_once_every_row_was_taken_or_has_changed(cold):
+    fetch = Fetch(np.array([1, 2, 3]))
+    assert not fetch.spent
+    fetch.read(cold)
+    assert not fetch.spent
+    fetch.copy(np.array([0, 1]), RowBlock(SCHEMA, 2), np.array([0, 1]))
+    assert not fetch.spent
+    fetch.invalidate(np.array([3]))
+    assert fetch.spent

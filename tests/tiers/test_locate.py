@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Later, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, Now, hot_tables_of, rows_of, values_of
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed
@@ -15,7 +15,8 @@ from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.budget import Budget
-from kvemb.tiers.locate import READS_AHEAD, Locator
+from kvemb.tiers.fetch import Fetch
+from kvemb.tiers.locate import Locator
 from kvemb.tiers.spill import SpillBuffer
 
 
@@ -36,14 +37,14 @@ class Watched(MemoryStore):
 class Place:
     """A locator over every place: key 1 is hot, 2 waits to be spilled, 3 is cold, 4 waits to be removed, 5 is not."""
 
-    def __init__(self, readers=None):
+    def __init__(self):
         self.hot, self.cold, self.state = hot_tables_of(), Watched(), StoreState("test")
         self.access, lease = TableAccess(self.state), Budget(1 << 20).lease()
         self.spill = SpillBuffer(SCHEMA, 8, 2, lease, Now(), self.cold.write, lambda keys: None)
         list(self.hot.insert(rows_of([1], 1.0), None))
         self.spill.append([rows_of([2], 2.0, flags=DIRTY), rows_of([4], flags=DIRTY | REMOVED)])
         self.cold.write(rows_of([2, 3, 4], 3.0))
-        self.locator = Locator(self.hot, self.spill, self.cold, self.access, readers or Now(), lease, 8, Stats())
+        self.locator = Locator(self.hot, self.spill, self.cold, self.access, Stats())
 
     def found(self, keys):
         with self.access.held():
@@ -144,58 +145,13 @@ def test_a_store_that_was_closed_during_the_read_is_told():
         place.found([3])
 
 
-def test_what_was_read_ahead_is_not_read_again_until_it_changes():
-    place = Place()
-    place.locator.read_ahead(np.array([1, 2, 3, 5]))
-    assert place.cold.reads == [[3, 5]]
-    assert place.found([3, 5])[1] == {3: 3.0}
-    assert len(place.cold.reads) == 1
-    place.locator.forget(None)
-    assert place.found([3])[1] == {3: 3.0}
-    assert len(place.cold.reads) == 2
-
-
-def test_so_many_reads_ahead_are_under_way_at_once_and_no_more():
-    readers = Later()
-    place = Place(readers)
-    for key in range(10, 20):
-        place.locator.read_ahead(np.array([key]))
-    assert len(readers.waiting) == READS_AHEAD
-    readers.go()
-    place.locator.wait_for_reads()
-    place.locator.read_ahead(np.array([30]))
-    assert len(readers.waiting) == 1
-
-
-def test_a_read_ahead_is_kept_until_it_has_ended():
-    readers = Later()
-    place = Place(readers)
-    for key in (10, 20):
-        place.locator.read_ahead(np.array([key]))
-    readers.waiting.pop()()  # the second one is quicker
-    place.locator.read_ahead(np.array([30]))
-    readers.go()
-    place.found([10, 30])
-    assert place.cold.reads == [[20], [10], [30]]
-
-
-def test_a_read_ahead_that_fails_is_left_to_the_call_that_wants_it():
-    place = Place()
-
-    def fail():
-        raise OSError("gone")
-
-    place.cold.meanwhile = fail
-    place.locator.read_ahead(np.array([3]))
-    with pytest.raises(OSError, match="gone"):
-        place.found([3])
-    place.cold.meanwhile = lambda: None
-    assert place.found([3])[1] == {3: 3.0}
-
-
 def test_another_cold_store_takes_the_place_of_the_first():
     place, other = Place(), Watched()
-    place.locator.read_ahead(np.array([3]))
+    fetch = Fetch(np.array([3]))
+    place.locator.ahead.append(fetch)
+    place.locator.read(fetch)
+    assert place.found([3])[1] == {3: 3.0}
+    assert place.cold.reads == [[3]], "what was read ahead is not read again"
     other.write(rows_of([3], 6.0))
     place.locator.read_from(other)
     assert place.found([3])[1] == {3: 6.0}

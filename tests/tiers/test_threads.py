@@ -98,7 +98,7 @@ class Worker:
     def add(self, turn: int) -> None:
         keys = self._pick(COUNTERS, 150)
         if turn % 2:
-            self.variable.prefetch(keys)
+            self.variable.prefetch(keys, after_lookup=turn % 4 == 1)
         old = self.variable.lookup(keys, touch=False)
         assert_whole(old)
         self.variable.accum(keys, old, old + 1, np.ones(len(keys), np.bool_))
@@ -118,7 +118,7 @@ class Worker:
         assert exists.all()
         assert_whole(rows)
         np.add.at(self.used, keys, 1)
-        self.variable.prefetch(self._pick(STAMPED, 100))
+        self.variable.prefetch(self._pick(STAMPED, 100), after_lookup=turn % 2 == 0)
         assert_whole(self.variable.lookup(self._pick(STAMPED, 200)))
 
     def stamp(self, turn: int) -> None:

@@ -169,21 +169,21 @@ class Tiering(RuleBasedStateMachine):
         if self.twin is not None:
             self.twin.check_size()
 
-    @rule(places=BATCHES, touch=st.booleans(), ahead=st.booleans())
-    def lookup(self, places: list[int], touch: bool, ahead: bool) -> None:
+    @rule(places=BATCHES, touch=st.booleans(), ahead=st.booleans(), after=st.booleans())
+    def lookup(self, places: list[int], touch: bool, ahead: bool, after: bool) -> None:
         if ahead:
-            self.twin.variable.prefetch(self._keys(places))
+            self.twin.variable.prefetch(self._keys(places), after_lookup=after)
         self.twin.lookup(self._keys(places), touch=touch)
 
-    @rule(places=BATCHES)
-    def prefetch(self, places: list[int]) -> None:
-        self.twin.variable.prefetch(self._keys(places))
+    @rule(places=BATCHES, after=st.booleans())
+    def prefetch(self, places: list[int], after: bool) -> None:
+        self.twin.variable.prefetch(self._keys(places), after_lookup=after)
 
     @rule(places=BATCHES, seed=SEEDS, how=st.sampled_from(["upsert", "remove", "use"]), flushing=st.booleans())
     def change_what_was_read_ahead(self, places: list[int], seed: int, how: str, flushing: bool) -> None:
         keys = self._keys(places)
         self.twin.variable.prefetch(keys)
-        for fetch in inside(self.twin.variable).storage._locator._ahead:
+        for fetch in inside(self.twin.variable).storage._locator.ahead:
             fetch.wait()
         if how == "upsert":
             self.twin.upsert(keys, self._values(seed, places))

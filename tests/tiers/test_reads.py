@@ -1,10 +1,10 @@
-"""A read that a refresh interrupts is repeated until it has seen one point throughout."""
+"""Reads of several steps: one that a refresh interrupts is repeated until it has seen one point throughout."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-from kvemb.tiers.one_point import of_one_point
+from kvemb.tiers.reads import of_one_point
 
 
 class Reader:

@@ -1,0 +1,275 @@
+"""Reads ahead: when they are made, how long they are kept, and what a lookup leaves to their thread."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from blocks import SCHEMA, Later, Now, hot_tables_of, rows_of, values_of
+
+from kvemb.backends.memory import MemoryStore
+from kvemb.errors import Closed, ColdStoreError
+from kvemb.limits import Limits
+from kvemb.restrict import FrequencyRestrictPolicy
+from kvemb.rows.block import RowBlock
+from kvemb.store_state import StoreState
+from kvemb.tiers.ahead import READS_AHEAD
+from kvemb.tiers.budget import Budget
+from kvemb.tiers.reads import TableReads
+from kvemb.tiers.row_factory import RowFactory
+from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.storage import TieredStorage
+from tests.histories import small_spill
+
+ROW_BYTES = RowBlock.bytes_per_row(SCHEMA)
+
+
+class Watched(MemoryStore):
+    """A cold store that counts reads, and lets a test do something in one."""
+
+    def __init__(self):
+        super().__init__(SCHEMA)
+        self.reads, self.meanwhile = [], lambda: None
+
+    def read(self, keys):
+        self.reads.append(keys.tolist())
+        self.meanwhile()
+        return super().read(keys)
+
+
+class Place:
+    """A variable whose rows 0 to 99, of the value of their key, are all cold; 16 can be hot."""
+
+    def __init__(self, readers=None):
+        self.cold, self.state, self.budget = Watched(), StoreState("test"), Budget(1 << 24)
+        self.cold.write(rows_of(range(100)))
+        self.lease, self.hot = self.budget.lease(), hot_tables_of(16)
+        self.storage = TieredStorage(
+            SCHEMA, self.hot, self.cold, state=self.state, executor=Now(), readers=readers or Now(), slot_rows=8,
+            lease=self.lease, limits=Limits(**small_spill(16)), size=100,
+        )  # fmt: skip
+        factory = RowFactory(SCHEMA, None, None, None)
+        self.reads = TableReads(self.storage, factory, Scoring(FrequencyRestrictPolicy(), self.hot))
+
+    def prefetch(self, *keys, after_lookup=False):
+        self.reads.prefetch(np.array(keys), after_lookup)
+
+    def lookup(self, *keys):
+        out = np.empty((len(keys), 2), np.float32)
+        self.reads.lookup(np.array(keys), out, None, touch=True)
+        assert (out == 1).all()
+
+    @property
+    def kept(self):
+        return [fetch.keys.tolist() for fetch in self.storage.ahead._kept]
+
+
+def test_what_was_read_ahead_is_not_read_again_until_it_changes():
+    place = Place()
+    place.prefetch(3, 1, 3, 200)
+    assert place.cold.reads == [[1, 3, 200]], "each once, in the order of keys"
+    place.storage._forget_reads(np.array([3]))
+    place.lookup(1, 3)
+    assert place.cold.reads == [[1, 3, 200], [3]]
+
+
+def test_one_read_brings_so_many_rows_at_most():
+    place = Place()
+    place.prefetch(*range(20))
+    assert place.cold.reads == [list(range(8))]
+
+
+def test_what_a_lookup_took_the_last_rows_of_is_forgotten_and_its_memory_given_back():
+    place = Place()
+    place.prefetch(1, 2)
+    assert place.lease.held == 2 * ROW_BYTES
+    place.lookup(1)
+    assert place.kept == [[1, 2]]
+    place.lookup(2, 1)
+    assert (place.kept, place.lease.held) == ([], 0)
+
+
+def test_what_changed_since_need_not_be_taken():
+    place = Place()
+    place.prefetch(1, 2)
+    place.storage._forget_reads(np.array([2]))
+    place.lookup(1)
+    assert place.kept == []
+
+
+def test_so_many_reads_are_under_way_at_once_and_no_more():
+    readers = Later()
+    place = Place(readers)
+    for key in range(10, 20):
+        place.prefetch(key)
+    assert len(readers.waiting) == READS_AHEAD
+    readers.go()
+    place.prefetch(30)
+    assert len(readers.waiting) == 1
+    assert place.kept == [[11], [30]], "the oldest was forgotten"
+
+
+def test_a_read_is_kept_until_it_has_ended():
+    readers = Later()
+    place = Place(readers)
+    for key in (10, 20):
+        place.prefetch(key)
+    readers.waiting.pop()()  # the second one is quicker
+    place.prefetch(30)
+    readers.go()
+    place.lookup(10, 30)
+    assert place.cold.reads == [[20], [10], [30]]
+
+
+def test_a_read_that_fails_is_left_to_the_call_that_wants_it():
+    place = Place()
+
+    def fail():
+        raise ColdStoreError("gone")
+
+    place.cold.meanwhile = fail
+    place.prefetch(3)
+    with pytest.raises(ColdStoreError, match="gone"):
+        place.lookup(3)
+    place.cold.meanwhile = lambda: None
+    place.lookup(3)
+    assert place.kept == []
+
+
+def test_without_memory_nothing_is_read_ahead():
+    place = Place()
+    place.lease.take(place.budget.free)
+    place.prefetch(3)
+    assert place.cold.reads == []
+    place.lookup(3)
+
+
+def test_memory_that_is_owed_is_given_back():
+    place = Place()
+    place.prefetch(1)
+    place.prefetch(2)
+    place.lease.owed = 1
+    place.storage.ahead.pay()
+    assert place.kept == [[2]]
+
+
+# After a lookup.
+
+
+def test_a_read_that_is_asked_for_after_a_lookup_begins_when_one_ends():
+    place = Place()
+    keys = np.array([5, 4])
+    place.reads.prefetch(keys, True)
+    keys[:] = 77  # the caller's array is his own again
+    assert place.cold.reads == []
+    place.lookup(1)
+    assert place.cold.reads == [[1], [4, 5]]
+    place.lookup(4, 5)
+    assert place.cold.reads == [[1], [4, 5]]
+
+
+def test_only_the_last_reads_wait_and_each_lookup_starts_one():
+    place = Place()
+    for key in (10, 20, 30):
+        place.prefetch(key, after_lookup=True)
+    place.lookup(1)
+    assert place.cold.reads[1:] == [[20]], "10 was for a batch that came without a lookup"
+    place.lookup(1)
+    assert place.cold.reads[1:] == [[20], [30]]
+    place.lookup(1)
+    assert len(place.cold.reads) == 3
+
+
+def test_rows_of_such_a_lookup_are_made_hot_on_the_readers_thread():
+    readers = Later()
+    place = Place(readers)
+    place.prefetch(9, after_lookup=True)
+    place.lookup(1, 2)
+    assert place.hot.size == 0
+    readers.go()
+    assert place.hot.size == 2
+    assert place.cold.reads == [[1, 2], [9]]
+
+
+@pytest.mark.parametrize("call", ["lookup", "write", "stats", "scan", "close"])
+def test_any_call_that_comes_first_makes_them_hot_itself(call):
+    readers = Later()
+    place = Place(readers)
+    place.prefetch(9, after_lookup=True)
+    place.lookup(1, 2)
+    if call == "lookup":
+        place.lookup(1)
+        assert place.storage.counts.hits == 1
+    elif call == "write":
+        with place.storage.writing():
+            assert (place.storage.locate(np.array([1, 2])).cells >= 0).all()
+    elif call == "stats":
+        assert place.storage.stats().rows_hot == 2
+    elif call == "scan":
+        assert [part.scores[:4].tolist() for part in place.storage.scan(100)] == [[0, 1, 1, 0]], "the uses are there"
+    else:
+        with place.storage.closing():
+            place.state.close()
+    assert place.hot.size == 2
+    readers.go()
+    assert place.kept == ([] if call == "close" else [[9]])
+
+
+def test_a_failure_to_make_them_hot_poisons_and_loses_nothing():
+    place = Place(Later())
+    place.prefetch(9, after_lookup=True)
+    place.lookup(1, 2)
+
+    def fail(*arguments, **named):
+        raise MemoryError("no cell")
+
+    place.hot.insert = fail
+    place.lookup(1, 2)
+    assert isinstance(place.state.cause, MemoryError)
+
+
+def test_a_reader_does_not_wait_for_a_variable_that_is_in_use_for_long():
+    readers = Later()
+    place = Place(readers)
+    place.prefetch(9, after_lookup=True)
+    place.lookup(1)
+    with place.storage.held():
+        thread = threading.Thread(target=readers.go)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert place.cold.reads == [[1]]
+    place.lookup(9)
+
+
+def test_a_read_that_waits_is_refused_once_the_store_is_closed():
+    place = Place()
+    place.state.close()
+    with pytest.raises(Closed):
+        place.prefetch(1, after_lookup=True)
+
+
+def test_a_lookup_during_a_snapshot_makes_its_rows_hot_itself():
+    place = Place(Later())
+    with place.storage.held():
+        place.storage.begin_snapshot()
+    place.prefetch(9, after_lookup=True)
+    place.lookup(1, 2)
+    assert place.hot.size == 2
+    place.storage.end_snapshot()
+
+
+def test_rows_have_the_values_they_were_written_with_after_all_this():
+    place = Place()
+    for turn in range(30):
+        keys = np.random.default_rng(turn).integers(0, 100, 20)
+        place.prefetch(*np.random.default_rng(turn + 1).integers(0, 100, 20), after_lookup=turn % 3 > 0)
+        place.lookup(*keys)
+    with place.storage.reading():
+        at = place.storage.locate(np.arange(100))
+        found = values_of(at.rows)
+        for block in place.hot.read(at.cells, at.owners):
+            found |= values_of(block)
+    assert found == dict.fromkeys(range(100), 1.0)
+    assert place.storage.check() == []
