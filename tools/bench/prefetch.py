@@ -69,7 +69,8 @@ def run(
 
 def _columns(variable: kvemb.Variable) -> list[Any]:
     """Return the keys, the rows, each slot and the scores."""
-    keys, rows, slots, scores = variable.export(with_slots=True, with_scores=True)
+    exported: Any = variable.export(with_slots=True, with_scores=True)
+    keys, rows, slots, scores = exported
     return [keys, rows, *slots.values(), scores]
 
 
