@@ -52,9 +52,12 @@ class TableAccess:
                     return
 
     @contextmanager
-    def held_if_free(self, seconds: float = 0) -> Iterator[bool]:
-        """The same without waiting longer: yields whether it is held. For a thread that others wait for."""
-        if not self.take(seconds):
+    def held_if_free(self, seconds: float = 0, *, unless_left: bool = False) -> Iterator[bool]:
+        """The same without waiting longer: yields whether it is held. For a thread that others wait for.
+
+        unless_left: nor does it do what was left to the next one; it is not held then.
+        """
+        if not self.take(seconds, unless_left=unless_left):
             yield False
             return
         try:
@@ -70,23 +73,21 @@ class TableAccess:
                 self._finish()
             yield
 
-    def take(self, seconds: float = -1) -> bool:
-        """Take the lock within so many seconds (-1: whenever it is free); returns whether it was. See held()."""
+    def take(self, seconds: float = -1, *, unless_left: bool = False) -> bool:
+        """Take the lock within so many seconds (-1: whenever it is free); returns whether it was: held_if_free()."""
         if not self._lock.acquire(timeout=seconds):
             return False
-        self.turns += 1
         if self._left is not None:
+            if unless_left:
+                self._lock.release()
+                return False
             self._finish()
+        self.turns += 1
         return True
 
     def leave_to_next(self, work: Callable[[], None]) -> None:
         """Have whoever takes the lock next do this first. It must not raise. REQUIRES: held()."""
         self._left = work
-
-    @property
-    def left(self) -> bool:
-        """Whether who takes the lock next has something to do first."""
-        return self._left is not None
 
     def _finish(self) -> None:
         work, self._left = self._left, None

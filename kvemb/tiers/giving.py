@@ -22,8 +22,8 @@ from kvemb.tiers.spill import SpillBuffer
 class Giving:
     """The memory of one variable that others may need.
 
-    writer: the thread that writes spills; it gives back what the lease owes. others: threads that give back cells;
-    they may wait for the writer. leave: called with dirty rows that were evicted.
+    writer: the thread that writes spills; it gives back what the lease owes. others: threads that give back cells, and
+    what the writer could not; they may wait for the writer. leave: called with dirty rows that were evicted.
     """
 
     def __init__(
@@ -77,14 +77,26 @@ class Giving:
                 self._writer.submit(self._pay)
 
     def _pay(self) -> None:
+        # On the writer's thread. What a call left to the next one may wait for this thread: then another does both.
         self._paying = False
-        if self._access.left:
-            return  # what a call left to be done may wait for this thread; and whoever does it polls after it
+        with self._access.held_if_free(unless_left=True) as held:
+            if held:
+                self._pay_now()
+                return
+        with suppress(RuntimeError):
+            self._others.submit(self._pay_elsewhere)
+
+    def _pay_elsewhere(self) -> None:
+        with self._access.held_if_free() as held:
+            if held:
+                self._pay_now()
+
+    def _pay_now(self) -> None:
         state = self._access.state
-        with self._access.held_if_free() as held, suppress(ColdStoreError):
-            if held and not state.closed and state.cause is None:
-                self._ahead.pay()
+        if not state.closed and state.cause is None:
+            self._ahead.pay()
+            with suppress(ColdStoreError):
                 self._spill.poll()
-                # What else is owed, such as a snapshot's copies, is given back where its use ends.
-                if self._lease.owed and self._spill.writing:
-                    self._pay_soon()
+            # What else is owed, such as a snapshot's copies, is given back where its use ends.
+            if self._lease.owed and self._spill.writing:
+                self._pay_soon()

@@ -58,16 +58,28 @@ def test_whoever_takes_the_lock_next_first_does_what_was_left_to_do(access, how)
         with access.held(), access.given_up():
             with access.held():
                 access.leave_to_next(lambda: done.append(1))
-            assert access.left
+            assert done == []
     else:
         with access.held():
             access.leave_to_next(lambda: done.append(1))
         block = access.held_without_snapshot(interruptible=True) if how == "interruptible" else getattr(access, how)()
         with block:
             assert done == [1]
-    assert not access.left
     with access.held():
         assert done == [1], "once"
+
+
+def test_a_thread_that_must_not_do_what_was_left_leaves_it_again(access):
+    done = []
+    with access.held():
+        access.leave_to_next(lambda: done.append(1))
+    with access.held_if_free(unless_left=True) as held:
+        assert not held
+    assert done == []
+    with access.held():
+        assert done == [1]
+    with access.held_if_free(unless_left=True) as held:
+        assert held
 
 
 def test_who_gave_it_up_knows_whether_others_were_in(access):

@@ -41,13 +41,13 @@ class Watched(MemoryStore):
 class Place:
     """A variable whose rows 0 to 99, of the value of their key, are all cold; 16 can be hot."""
 
-    def __init__(self, readers=None):
+    def __init__(self, readers=None, writer=None):
         self.cold, self.state, self.budget = Watched(), StoreState("test"), Budget(1 << 24)
         self.cold.write(rows_of(range(100)))
         self.lease, self.hot = self.budget.lease(), hot_tables_of(16)
         self.storage = TieredStorage(
-            SCHEMA, self.hot, self.cold, state=self.state, executor=Now(), readers=readers or Now(), slot_rows=8,
-            lease=self.lease, limits=Limits(**small_spill(16)), size=100,
+            SCHEMA, self.hot, self.cold, state=self.state, executor=writer or Now(), readers=readers or Now(),
+            slot_rows=8, lease=self.lease, limits=Limits(**small_spill(16)), size=100,
         )  # fmt: skip
         factory = RowFactory(SCHEMA, None, None, None)
         self.reads = TableReads(self.storage, factory, Scoring(FrequencyRestrictPolicy(), self.hot))
@@ -214,6 +214,18 @@ def test_any_call_that_comes_first_makes_them_hot_itself(call):
     assert place.hot.size == 2
     readers.go()
     assert place.kept == ([] if call == "close" else [[9]])
+
+
+def test_the_writers_thread_leaves_them_to_another_before_it_gives_memory_back():
+    readers, writer = Later(), Later()
+    place = Place(readers, writer)
+    place.prefetch(9, after_lookup=True)
+    place.lookup(1, 2)
+    place.lease.pay()
+    writer.go()
+    assert place.hot.size == 0, "this may wait for the writer's thread"
+    readers.waiting.pop()()
+    assert place.hot.size == 2
 
 
 def test_a_failure_to_make_them_hot_poisons_and_loses_nothing():
