@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from kvemb.options import format_bytes
+
+# The host's memory, and what is in the cold store alone, among a variable's places.
+HOST, DISK = "host", "disk"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rows of a variable in one place, the cells for them (on disk there are none), and the bytes that these take."""
+
+    rows: int = 0
+    cells: int = 0
+    nbytes: int = 0
+
+    def __add__(self, other: Place) -> Place:
+        return Place(self.rows + other.rows, self.cells + other.cells, self.nbytes + other.nbytes)
 
 
 @dataclass
@@ -19,7 +35,8 @@ class Stats:
     refused: gradients of keys that Admission has given no row yet; bytes_sightings: of its counters.
     promotions: rows offered to the hot tier, cold ones and new ones. spills: rows written to the cold store, removals
     included. rows: of both tiers; rows_waiting: in the spill buffer, removals included. Seconds are wall-clock: in
-    lookups, in updates, reading the cold store, writing it.
+    lookups, in updates, reading the cold store, writing it. places: "gpu:0", "host", "disk"; a row is counted in one of
+    them, so one that is hot is not on "disk".
     """
 
     hits: int = 0
@@ -38,23 +55,36 @@ class Stats:
     seconds_update: float = 0.0
     seconds_cold_read: float = 0.0
     seconds_spill: float = 0.0
+    places: dict[str, Place] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:
         """Share of looked-up keys that were hot; 0 before the first lookup."""
         return self.hits / max(1, self.hits + self.misses)
 
-    def as_dict(self) -> dict[str, float]:
-        """Return every figure by name, hit_rate included."""
+    @property
+    def hot(self) -> str:
+        """How many rows are hot, in words: with places, if some are on a GPU."""
+        gpus = sorted(name for name in self.places if name not in (HOST, DISK))
+        if not gpus:
+            return f"{self.rows_hot:,} hot in {format_bytes(self.bytes_hot)}"
+        shown = [(f"hot on {name}", self.places[name]) for name in gpus]
+        shown += [("in the host's memory", self.places[HOST])] if HOST in self.places else []
+        return ", ".join(f"{each.rows:,} {where} in {format_bytes(each.nbytes)}" for where, each in shown)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every figure by name, hit_rate included; places as a dict of dicts."""
         return {**asdict(self), "hit_rate": self.hit_rate}
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        numbers = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "places"}
+        names = {**self.places, **other.places}
+        places = {name: self.places.get(name, Place()) + other.places.get(name, Place()) for name in names}
+        return Stats(**numbers, places=places)
 
     def __str__(self) -> str:
         return (
-            f"{self.rows:,} rows: {self.rows_hot:,} hot ({format_bytes(self.bytes_hot)}), "
-            f"{format_bytes(self.bytes_cold)} cold\n"
+            f"{self.rows:,} rows: {self.hot}, {format_bytes(self.bytes_cold)} cold\n"
             f"hits {self.hits:,}, misses {self.misses:,} ({self.absent:,} absent), hit rate {self.hit_rate:.1%}\n"
             + (f"refused gradients {self.refused:,}\n" if self.bytes_sightings else "")
             + f"promotions {self.promotions:,}, spills {self.spills:,}, waiting {self.rows_waiting:,}\n"

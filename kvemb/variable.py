@@ -176,8 +176,8 @@ class Variable(Handle[Table]):
             return f"<kvemb.Variable {self.name!r} {kind}, closed>"
         stats = self.stats
         return (
-            f"<kvemb.Variable {self.name!r} {kind}, {stats.rows:,} rows, {stats.rows_hot:,} hot in "
-            f"{format_bytes(stats.bytes_hot)}, {format_bytes(stats.bytes_cold)} cold, hit rate {stats.hit_rate:.1%}>"
+            f"<kvemb.Variable {self.name!r} {kind}, {stats.rows:,} rows, {stats.hot}, "
+            f"{format_bytes(stats.bytes_cold)} cold, hit rate {stats.hit_rate:.1%}>"
         )
 
     # What it does.

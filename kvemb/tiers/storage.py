@@ -28,7 +28,7 @@ from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import LAST_KEY, Schema
-from kvemb.stats import Stats
+from kvemb.stats import DISK, HOST, Place, Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import Entry, TableAccess
 from kvemb.tiers.ahead import ReadsAhead
@@ -499,11 +499,23 @@ class TieredStorage:
     def stats(self) -> Stats:
         """Return the counts so far, a copy, with what is in each tier now. Takes the lock itself."""
         with self._access.held():
+            hot, waiting, places = self.hot_tables.size, self._spill.rows, _places(self.hot_tables)
+            disk_bytes = 0 if self.state.closed else self.cold.disk_bytes()
             return replace(
                 self.counts,
                 rows=self.size,
-                rows_hot=self.hot_tables.size,
-                rows_waiting=self._spill.rows,
+                rows_hot=hot,
+                rows_waiting=waiting,
                 bytes_hot=self.hot_tables.nbytes,
-                bytes_cold=0 if self.state.closed else self.cold.disk_bytes(),
+                bytes_cold=disk_bytes,
+                places={**places, DISK: Place(max(0, self.size - hot - waiting), 0, disk_bytes)},
             )
+
+
+def _places(hot_tables: HotTables) -> dict[str, Place]:
+    """Return what is hot in each memory, by its name."""
+    found: dict[str, Place] = {}
+    for table in hot_tables.tables:
+        name = HOST if table.there is None else table.there.device
+        found[name] = found.get(name, Place()) + Place(table.size, table.capacity_rows, table.nbytes)
+    return found

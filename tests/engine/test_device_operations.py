@@ -83,6 +83,12 @@ def test_rows_in_three_tiers(opened: Any) -> None:
     assert below.size > 100
     assert var.size() > device.size + below.size
     assert not np.isin(device.keys(), below.keys()).any()
+    places = var.stats.places
+    assert (places["gpu:0"].rows, places["host"].rows) == (device.size, below.size)
+    assert (places["gpu:0"].cells, places["host"].cells) == (device.capacity_rows, below.capacity_rows)
+    assert sum(place.rows for place in places.values()) + var.stats.rows_waiting >= var.size()
+    assert f"{device.size} hot on gpu:0 in " in repr(var)
+    assert f", {below.size} in the host's memory in " in repr(var)
     assert_equal(plain, var)
 
 
