@@ -11,7 +11,7 @@ from kvemb.backends.cuda.device import Program
 
 class CountingDevice(CpuDevice):
     """The device of one hot table. uploads, downloads: bytes of each copy since start(). waits: of the host.
-    pinned_sizes: bytes of each piece of pinned memory, ever.
+    ran: each kernel and its stream. pinned_sizes: bytes of each piece of pinned memory, ever.
 
     All work must be ordered after all that was done before: on the same stream, or by an event. As work is done here
     when it is given, that would not show otherwise.
@@ -29,6 +29,7 @@ class CountingDevice(CpuDevice):
         """Count from here."""
         self.uploads: list[int] = []
         self.downloads: list[int] = []
+        self.ran: list[tuple[str, int]] = []
         self.waits = 0
 
     def _work(self, stream: int) -> None:
@@ -73,6 +74,7 @@ class CountingDevice(CpuDevice):
 
         def run_in_order(stream: int, name: str, threads: int, *arguments: Any) -> None:
             self._work(stream)
+            self.ran.append((name, stream))
             run(stream, name, threads, *arguments)
 
         return run_in_order

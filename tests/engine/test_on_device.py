@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays_there import ArrayThere, there
+from arrays_there import OTHER_STREAM, ArrayThere, there
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
 
 import kvemb
 from kvemb import registry
+from kvemb.backends.cuda.queue import PIECE_BYTES
 from kvemb.limits import Limits
 from kvemb.optimizers import LAMB, Adagrad, Adam, Ftrl, Optimizer
 from tests.histories import small_spill
@@ -147,3 +148,23 @@ def test_a_step_on_hot_rows_waits_once_a_call_and_brings_eight_bytes(counting: C
         var.upsert(given, gradients)
         var.accum(given, gradients, gradients, there(np.ones(200, bool)))
         assert (counting.waits, counting.downloads, counting.uploads) == (4, [8] * 4, [])
+
+
+def test_rows_move_between_tiers_on_a_stream_of_the_tables_own(counting: CountingDevice, tmp_path: Path) -> None:
+    """So the caller's stream, on which a model may be at work meanwhile, has only what its rows need."""
+    with kvemb.open(tmp_path / "store", memory_budget="16MiB") as store:
+        var = store.get_variable("rows", dim=DIM, devices="gpu:0", optimizer=Adam(0.1), hot_rows=128)
+        keys, grads = np.arange(600), np.ones((600, DIM), np.float32)
+        var.apply_gradients(keys, grads)
+        counting.start()
+        for start in (0, 300):
+            var.lookup(there(keys[start : start + 300]))
+            var.apply_gradients(there(keys[start : start + 300]), there(grads[start : start + 300]))
+        by_stream = {stream: {name for name, on in counting.ran if on == stream} for _, stream in counting.ran}
+        (own,) = by_stream.keys() - {OTHER_STREAM}
+        assert by_stream[OTHER_STREAM] == {"find", "take_rows", "spread_rows", "chain_cells", "step"}
+        assert "insert" in by_stream[own]
+        assert max(counting.pinned_sizes) <= PIECE_BYTES
+        before = len(counting.pinned_sizes)
+        var.lookup(there(keys[:300]))
+        assert len(counting.pinned_sizes) == before
