@@ -68,6 +68,9 @@ class CpuDevice:
         self._streams = itertools.count(16)
         self.launches: dict[str, int] = {}
 
+    def name(self) -> str:
+        return "this machine's CPU"
+
     def memory_bytes(self) -> int:
         return DEVICE_BYTES
 

@@ -7,7 +7,7 @@ table's caller locks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,19 @@ NO_POSITIONS: Positions = np.empty(0, np.int64)
 NULL = 0
 WARP = 32
 _MOVING = frozenset({"insert", "remove_cells", "clear", "split", "merge"})
+
+
+class Inserted(NamedTuple):
+    """What insert() has done. fresh: how many cells were taken; waiting: rows that found no room; leaving: rows that
+    left, which are in a room at `left` with this pitch, and at left_at the positions of the rows that they left for.
+    """
+
+    fresh: int
+    waiting: int
+    leaving: int
+    left: int
+    pitch: int
+    left_at: int
 
 
 class Cells:
@@ -99,6 +112,23 @@ class Cells:
         order = self.rooms.of("order", 8 * n)
         self.queue.order(cells, n, order)
         return order
+
+    def insert(self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool) -> Inserted:
+        """Insert n rows that are in a room (Rooms.for_rows). See the kernel for the rest.
+
+        Positions of rows without room are in the room "missing", in any order; there are none if evicting.
+        """
+        rooms = self.rooms
+        numbers, order = rooms.of("numbers", 8 * n), rooms.of("order", 8 * n)
+        left, left_pitch = rooms.for_rows("left", self.schema, n if evicting else 0)
+        left_at, counts = rooms.of("left_at", 8 * n), rooms.zeros("count", 3)
+        self.run("bucket_numbers", n, given, n, numbers)  # keys are a room's first column
+        self.queue.order(numbers, n, order)
+        self.run(
+            "insert", WARP * n, order, numbers, n, given, pitch, int(by_score), int(evicting), int(clean_too),
+            counts, counts + 8, rooms.of("missing", 8 * n), counts + 16, left, left_pitch, left_at,
+        )  # fmt: skip
+        return Inserted(*rooms.get(counts, 3, np.int64).tolist(), left, left_pitch, left_at)
 
     # Embeddings of n cells; entries < 0 are skipped.
 

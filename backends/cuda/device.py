@@ -39,6 +39,9 @@ Program = Callable[..., None]
 class Device(Protocol):
     """One GPU. What is given to one stream happens in the order of the calls. Thread-safe."""
 
+    def name(self) -> str:
+        """Return what its maker calls it."""
+
     def memory_bytes(self) -> int:
         """Return its total memory in bytes."""
 
@@ -107,6 +110,10 @@ class CupyDevice:
         self._streams: dict[int, Any] = {DEFAULT_STREAM: cupy.cuda.Stream.null, THREAD_STREAM: cupy.cuda.Stream.ptds}
         self._programs: dict[str, Program] = {}
         self._lock = threading.Lock()
+
+    def name(self) -> str:
+        """See Device."""
+        return str(self._runtime.getDeviceProperties(self._device.id)["name"].decode())
 
     def memory_bytes(self) -> int:
         """See Device."""

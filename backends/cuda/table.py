@@ -40,7 +40,7 @@ _ALL_FLAGS = 0xFF
 
 
 class CudaTable:
-    """contracts.HotTable in a GPU's memory. open_device: where devices come from, by name."""
+    """contracts.HotTable in a GPU's memory. open_device: where devices come from, by name. cells: for kernels."""
 
     cells_per_bucket = CELLS
     open_device: Callable[[str], Device] = staticmethod(open_device)
@@ -56,10 +56,10 @@ class CudaTable:
         name = device or "gpu:0"
         first = max(1, -(-capacity_rows // CELLS))
         most = max(first, max_capacity_rows // CELLS)
-        self._schema, self._cells = schema, Cells(type(self).open_device(name), schema, most)
-        self._chunks, self._rooms, self._queue = self._cells.chunks, self._cells.rooms, self._cells.queue
-        self._there = ArrayRows(self._cells, name)
-        self._value_bytes, self._unit, self._run = self._cells.value_bytes, self._cells.unit, self._cells.run
+        self._schema, self.cells = schema, Cells(type(self).open_device(name), schema, most)
+        self._chunks, self._rooms, self._queue = self.cells.chunks, self.cells.rooms, self.cells.queue
+        self._there = ArrayRows(self.cells, name)
+        self._value_bytes, self._unit, self._run = self.cells.value_bytes, self.cells.unit, self.cells.run
         self.size = 0
         self._enlarge(self._chunks.rounded(first))
 
@@ -122,8 +122,8 @@ class CudaTable:
         self, keys: Keys, at: int = NULL, out: int = NULL, rule: ScoreRule | None = None, now: float = 0.0
     ) -> Positions:
         """Find keys, whose cells are then in the room "cells". Returns the positions of those that are not there."""
-        count = self._cells.find(self._rooms.put("keys", keys), len(keys), at=at, out=out, rule=rule, now=now)
-        return self._cells.missing(count)
+        count = self.cells.find(self._rooms.put("keys", keys), len(keys), at=at, out=out, rule=rule, now=now)
+        return self.cells.missing(count)
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.HotTable."""
@@ -149,9 +149,9 @@ class CudaTable:
     ) -> Positions:
         """See contracts.HotTable."""
         pooled, n = self._rooms.of("out", self._value_bytes * bags.bag_count), len(keys)
-        at, values = self._cells.put_beside(beside)
+        at, values = self.cells.put_beside(beside)
         missing = self._find(keys, at=at, rule=rule, now=now)
-        self._cells.pool(self._rooms.of("cells", 8 * n), n, bags, at, values, pooled)
+        self.cells.pool(self._rooms.of("cells", 8 * n), n, bags, at, values, pooled)
         self._take_out(pooled, out, None)
         return missing
 
@@ -159,7 +159,7 @@ class CudaTable:
         """See contracts.HotTable."""
         missing = self._find(keys)
         cells = self._rooms.of("cells", 8 * len(keys))
-        self._cells.assign(cells, self._rooms.put("values", values), len(keys), step)
+        self.cells.assign(cells, self._rooms.put("values", values), len(keys), step)
         return missing
 
     def insert(
@@ -199,23 +199,12 @@ class CudaTable:
 
     def _insert(self, rows: RowBlock, by_score: bool, clean_too: bool, *, evicting: bool) -> tuple[Positions, RowBlock]:
         """Insert rows. Returns the positions of rows without room (none if evicting), and the rows evicted."""
-        rooms, n = self._rooms, len(rows)
-        if not n:
+        if not len(rows):
             return NO_POSITIONS, RowBlock(self._schema, 0)
-        given, pitch = rooms.put_rows("rows", rows)
-        numbers, order = rooms.of("numbers", 8 * n), rooms.of("order", 8 * n)
-        left, left_pitch = rooms.for_rows("left", self._schema, n if evicting else 0)
-        pending, left_at = rooms.of("missing", 8 * n), rooms.of("left_at", 8 * n)
-        counts = rooms.zeros("count", 3)
-        self._run("bucket_numbers", n, rooms.put("keys", rows.keys), n, numbers)
-        self._queue.order(numbers, n, order)
-        self._run(
-            "insert", WARP * n, order, numbers, n, given, pitch, int(by_score), int(evicting),
-            int(clean_too), counts, counts + 8, pending, counts + 16, left, left_pitch, left_at,
-        )  # fmt: skip
-        fresh, waiting, leaving = rooms.get(counts, 3, np.int64).tolist()
-        self.size += fresh
-        return np.sort(rooms.get(pending, waiting, np.int64)), self._take_left(leaving, left, left_pitch, left_at)
+        given, pitch = self._rooms.put_rows("rows", rows)
+        done = self.cells.insert(given, pitch, len(rows), by_score=by_score, clean_too=clean_too, evicting=evicting)
+        self.size += done.fresh
+        return self.cells.missing(done.waiting), self._take_left(done.leaving, done.left, done.pitch, done.left_at)
 
     def _take_left(self, count: int, left: int, pitch: int, left_at: int) -> RowBlock:
         """Return the rows that left, in the order of what they left for."""
@@ -275,12 +264,12 @@ class CudaTable:
     def assign(self, cells: Positions, values: Any, step: int) -> None:
         """See contracts.HotTable."""
         rooms = self._rooms
-        self._cells.assign(rooms.put("cells", cells), rooms.put("values", values), len(cells), step)
+        self.cells.assign(rooms.put("cells", cells), rooms.put("values", values), len(cells), step)
 
     def add(self, cells: Positions, old: Any, new: Any, step: int) -> None:
         """See contracts.HotTable."""
         rooms = self._rooms
-        self._cells.add(rooms.put("cells", cells), rooms.put("old", old), rooms.put("values", new), len(cells), step)
+        self.cells.add(rooms.put("cells", cells), rooms.put("old", old), rooms.put("values", new), len(cells), step)
 
     def apply(
         self,
@@ -297,11 +286,11 @@ class CudaTable:
             first = rooms.put("first", sums.first)
             following = rooms.put("following", sums.following) if (sums.following >= 0).any() else NULL
         given, places = (rooms.put("cells", cells), len(cells), rooms.put("values", grads)), (first, following, NULL)
-        self._cells.step(optimizer.formulas, optimizer, *given, places, step, count)
+        self.cells.step(optimizer.formulas, optimizer, *given, places, step, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         """See contracts.HotTable."""
-        self._cells.match(self._rooms.put("cells", cells), len(cells), optimizer, step)
+        self.cells.match(self._rooms.put("cells", cells), len(cells), optimizer, step)
 
     def scores(self, cells: Positions) -> Scores:
         """See contracts.HotTable."""

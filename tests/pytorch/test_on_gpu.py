@@ -21,6 +21,7 @@ import kvemb
 import kvemb.torch as kt
 from kvemb import registry
 from kvemb.rows import device_arrays
+from kvemb.tools.bench.gpu import training
 
 STREAM = 77
 
@@ -146,3 +147,19 @@ def test_what_does_not_fit_is_refused(stores: Any) -> None:
         variable.lookup(IDS[0].int().T)
     with pytest.raises(TypeError, match="the hot rows of variable 'rows' are in the host's memory: pass arrays in the"):
         stores[0].get_variable("rows").lookup(IDS[0])
+
+
+@pytest.mark.usefixtures("_tensors_on_gpu")
+def test_the_benchmark_beside_pytorchs_own_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(training, "gpu_of_torch", lambda device: torch.device("cpu"))
+    lines = list(training.measure("gpu:0", 300, 8, 256, 2, 2, tmp_path))
+    assert [(line.bar, line.peer_name.partition(",")[0]) for line in lines] == [
+        ("ratio ≥ 1.5", "torch.nn.EmbeddingBag"),
+        ("", "dynamicemb's published 2.19 ms"),
+    ]
+
+
+def test_without_a_gpu_of_pytorch_the_benchmark_leaves_it_out(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("PyTorch has a GPU")
+    assert list(training.measure("gpu:0", 300, 8, 256, 2, 2, tmp_path)) == []

@@ -31,6 +31,7 @@ from kvemb.tools.bench.options import (
 from kvemb.tools.bench.tier.command import tier
 from kvemb.tools.limits import (
     MOST_BATCH,
+    MOST_DIM,
     MOST_KEYS_DRAWN,
     MOST_MIB,
     MOST_PAUSE_S,
@@ -80,18 +81,33 @@ def upsert(
 def gpu(
     rows: Rows = 1_000_000,
     dim: Dims = None,
-    every: Annotated[bool, typer.Option("--all", help="Rows of 8, 32, 64 and 128 numbers, not of 64 alone.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All that has a bar, and rows of 8, 32, 64 and 128 numbers, not of 64 alone.")
+    ] = False,
     batch: Batch = 65_536,
     batches: Batches = 10,
     runs: Runs = 9,
+    cells: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="With --all: of a full table.")] = 1 << 26,
+    keys: Annotated[int, typer.Option(min=16, max=MOST_BATCH, help="With --all: of its calls; ids of a step.")] = 1
+    << 20,
+    train_rows: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="With --all: beside PyTorch.")] = 10_000_000,
+    train_dim: Annotated[int, typer.Option(min=1, max=MOST_DIM, help="With --all: numbers in a row.")] = 128,
+    device_mib: Annotated[
+        int, typer.Option(min=4, max=MOST_MIB, help="With --all: of the GPU, for a table of 10 times as much.")
+    ] = 1024,
     device: Annotated[str, typer.Option(help="The GPU: gpu:0, gpu:1 ...")] = "gpu:0",
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Look up, upsert, train and pool rows that are hot on a GPU, beside the same on the CPU."""
-    from kvemb.tools.bench.gpu.hot import run
+    """Look up, upsert, train and pool rows that are hot on a GPU, beside the same on the CPU; --all: and all the bars.
 
-    run(rows, dim or ([8, 32, 64, 128] if every else [64]), batch, batches, runs, device, folder).show(json)
+    The bars are those of an H200, 0.7 of them of an H100. Training beside PyTorch needs its build for CUDA.
+    """
+    from kvemb.tools.bench.gpu.run import Full, run
+
+    dims = dim or ([8, 32, 64, 128] if every else [64])
+    full = Full(cells, keys, train_rows, train_dim, device_mib) if every else None
+    run(rows, dims, batch, batches, runs, device, folder, full).show(json)
 
 
 @app.command()

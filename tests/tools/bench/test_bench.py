@@ -52,7 +52,7 @@ LINES = {
     "lookup": 3,
     "upsert": 2,
     "pool": 2,
-    "gpu": 4,
+    "gpu": 8,
     "small": 10,
     "cluster": 2,
     "torch": 3,
@@ -150,6 +150,23 @@ def test_without_pytorch_its_command_says_what_to_install(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BadInput, match=r"needs PyTorch; install it: pip install 'kvemb\[torch\]'"):
         run_torch(100, 4, 10, 1, 1, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("gpu" not in TINY, reason="needs g++, which runs the GPU's kernels here")
+def test_all_of_gpu_has_every_bar(tmp_path: Path) -> None:
+    sizes = ["--cells", "512", "--keys", "64", "--train-rows", "100", "--train-dim", "1024", "--device-mib", "4"]
+    report = json.loads(run("gpu", tmp_path, "--all", *sizes, "--json"))
+    names = [line["name"] for line in report["lines"][8:]]
+    assert [name.partition(",")[0] for name in names if "step" not in name] == [
+        "find with rows",
+        "bytes moved by that find (720 a key)",
+        "insert and evict",
+        "training",
+    ]
+    assert report["lines"][-1]["bar"] == "ratio ≥ 3"
+    assert report["facts"]["gpu"] == "this machine's CPU"
+    assert report["facts"]["load"] > 0.95
 
 
 def test_without_a_gpu_its_command_says_what_to_install(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""Training a table of 10 times a GPU's memory, and twice the host's: three tiers beside two, hot on the CPU alone.
+
+The GPU's memory is what device_memory allows. Both stores have the same budget of the host's memory and take the same
+steps, with ids by a Zipf law; after each run the rows of a batch have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import kvemb
+from kvemb.handle import inside
+from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.gpu.placing import Placing
+from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
+from kvemb.tools.bench.results import Line, compare
+
+LEAST_RATIO, EXPONENT = 3.0, 1.05
+LOAD_ROWS = 65_536
+
+
+def measure(
+    device: str, device_mib: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None
+) -> Iterator[Line]:
+    """Yield the line. device_mib: of the GPU's memory, for its hot rows; the table has ten times as many bytes."""
+    row_bytes = 3 * 4 * dim + 8  # Adam's slots, and the row's count of steps
+    rows, budget = 10 * (device_mib << 20) // row_bytes, f"{max(16, 5 * device_mib)}MiB"
+    with (
+        scratch(folder) as path,
+        kvemb.open(path / "gpu", memory_budget=budget, device_memory=device_mib << 20) as upper,
+        kvemb.open(path / "cpu", memory_budget=budget) as lower,
+    ):
+        there, here = _loaded(upper, device, rows, dim), _loaded(lower, "cpu", rows, dim)
+        zipf, draw = Zipf(rows, EXPONENT, seed=1), np.random.default_rng(2)
+        keys = [[ids_of(zipf.sample(batch)) for _ in range(steps)] for _ in range(runs + 1)]
+        grads: Floats = draw.standard_normal((batch, dim), dtype=np.float32)
+        rows_there = inside(there).hot_tables.there
+        if rows_there is None:
+            raise AssertionError(f"the rows of {device} are not in a GPU's memory")
+        placing = Placing(rows_there)
+        sides = _on_gpu(there, placing, keys, grads), _on_cpu(here, keys, grads)
+        take_timed_turns(sides, 1)  # warm up: the hot tiers fill with the rows that are used most
+        taken = take_timed_turns(tuple(_after(side) for side in sides), runs)
+        last = keys[-1][-1]
+        if there.lookup(last, touch=False).tobytes() != here.lookup(last, touch=False).tobytes():
+            raise AssertionError("the rows on the GPU are not those on the CPU")
+    rates, others = ([steps * batch / each.wall for each in side] for side in taken)
+    what = f"training, table of 10 times {device_mib} MiB of the GPU, 2 times the host's budget, Zipf {EXPONENT}"
+    yield compare(what, "ids/s", rates, "the same, hot on the CPU alone", others, LEAST_RATIO)
+
+
+def _loaded(store: kvemb.Store, device: str, rows: int, dim: int) -> kvemb.Variable:
+    var = store.get_variable("rows", dim=dim, devices=device, optimizer=kvemb.optimizers.Adam())
+    for ids in batches_of_ids(rows, LOAD_ROWS):
+        var.upsert(ids, values_of(ids, dim))
+    store.flush()
+    return var
+
+
+def _on_gpu(var: kvemb.Variable, placing: Placing, keys: list[list[Ids]], grads: Floats) -> Work:
+    """Steps with ids and gradients on the GPU, where the rows go."""
+    given, gradients = [[placing.array(batch) for batch in each] for each in keys], placing.array(grads)
+
+    def work(run: int) -> None:
+        for ids in given[run]:
+            var.lookup(ids)
+            var.apply_gradients(ids, gradients)
+        placing.wait(gradients)
+
+    return work
+
+
+def _on_cpu(var: kvemb.Variable, keys: list[list[Ids]], grads: Floats) -> Work:
+    def work(run: int) -> None:
+        for ids in keys[run]:
+            var.lookup(ids)
+            var.apply_gradients(ids, grads)
+
+    return work
+
+
+def _after(side: Work) -> Work:
+    """The runs after the first."""
+    return lambda run: side(run + 1)
