@@ -17,7 +17,7 @@ from kvemb.contracts import Missing
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
-from kvemb.rows.device_arrays import DeviceArray
+from kvemb.rows.device_arrays import DeviceArray, read_array
 from kvemb.rows.hashing import Keys, Positions, Sums
 
 KEY_BYTES = 8
@@ -45,6 +45,22 @@ class ArrayRows:
     def imported(self, data: Any) -> Any:
         """See contracts.DeviceRows."""
         return self._cells.queue.device.imported(data)
+
+    def given(self, array: Any) -> DeviceArray:
+        """See contracts.DeviceRows."""
+        return read_array(array, None, None, "array", self.imported)
+
+    def array(self, given: npt.NDArray[Any]) -> Any:
+        """See contracts.DeviceRows."""
+        made = self.empty(given.shape, given.dtype)
+        found = self.given(made)
+        with self.on(found):
+            self.spread(found, np.arange(len(given)), given)
+        return made
+
+    def finish(self) -> None:
+        """See contracts.DeviceRows."""
+        self._cells.queue.download(np.empty(1, np.int64), self._rooms.of("count", 8))
 
     # Arrays.
 

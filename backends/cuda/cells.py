@@ -128,7 +128,8 @@ class Cells:
             "insert", WARP * n, order, numbers, n, given, pitch, int(by_score), int(evicting), int(clean_too),
             counts, counts + 8, rooms.of("missing", 8 * n), counts + 16, left, left_pitch, left_at,
         )  # fmt: skip
-        return Inserted(*rooms.get(counts, 3, np.int64).tolist(), left, left_pitch, left_at)
+        fresh, waiting, leaving = rooms.get(counts, 3, np.int64).tolist()
+        return Inserted(fresh, waiting, leaving, left, left_pitch, left_at)
 
     # Embeddings of n cells; entries < 0 are skipped.
 

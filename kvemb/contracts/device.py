@@ -23,7 +23,7 @@ class Missing(NamedTuple):
 
 
 class DeviceRows(Protocol):
-    """The rows of a hot table, for arrays on its device. All but the first three methods REQUIRE on().
+    """The rows of a hot table, for arrays on its device. All but the first few methods, up to finish(), REQUIRE on().
 
     keys: (n,) of the key dtype; embeddings (n, dim), gradients (n, dim) in the slots' dtype. Embeddings and slots have
     the bits that the methods of HotTable give. Raises MemoryError, before anything has changed.
@@ -39,6 +39,15 @@ class DeviceRows(Protocol):
 
     def imported(self, data: Any) -> Any:
         """Return an array of CuPy that shares the memory of one with __dlpack__."""
+
+    def given(self, array: Any) -> DeviceArray:
+        """Return where an array of any dtype and shape is. Raises ValueError if it is not C-contiguous."""
+
+    def array(self, given: npt.NDArray[Any]) -> Any:
+        """Return a copy on this device, of at least one row, an array of CuPy."""
+
+    def finish(self) -> None:
+        """Wait until everything that was asked for is done."""
 
     # Arrays.
 

@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from kvemb import registry
-from kvemb.rows.block import RowBlock
-from kvemb.rows.schema import Schema, dtype_of
+import kvemb
 from kvemb.tools.bench.data import Floats, Ids, ids_of
-from kvemb.tools.bench.gpu.placing import Placing
-from kvemb.tools.bench.measure import Work, take_timed_turns
+from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
 from kvemb.tools.bench.results import Line, Spread
 
 # What a GPU must reach, in billions of keys a second, found and inserted, with rows of 64 numbers.
@@ -32,11 +29,11 @@ FOUND_BYTES = 128 + 32 + 32 + 8 + 8
 
 def measure(device: str, cells: int, dim: int, batch: int, calls: int, runs: int) -> tuple[list[Line], dict[str, Any]]:
     """Return lines and facts. cells: of the table; batch: keys of a call; calls: of each kind in a run."""
-    kind: Any = registry.hot_table(device)
-    schema = Schema(dtype_of("int64"), dtype_of("float32"), dim)
-    cells = -(-cells // kind.cells_per_bucket) * kind.cells_per_bucket
-    table = kind(schema, cells, cells, device=device)
-    bench = _Filled(table, batch, calls)
+    with scratch(None) as path, kvemb.open(path / "store") as store:
+        probe: Any = store.get_variable("probe", dim=dim, devices=device, hot_rows=1).tables[0]
+        cells = -(-cells // probe.cells_per_bucket) * probe.cells_per_bucket
+        table = type(probe)(probe.schema, cells, cells, device=device)
+        bench = _Filled(table, batch, calls)
     found, copied = take_timed_turns((bench.find, bench.copy), runs)
     name = table.cells.queue.device.name()
     rates = [calls * batch / each.wall for each in found]
@@ -71,7 +68,7 @@ class _Filled:
 
     def __init__(self, table: Any, batch: int, calls: int) -> None:
         self._table, self._batch, self._calls = table, batch, calls
-        self._placing, self._next, draw = Placing(table.there), 0, np.random.default_rng(0)
+        self._next, draw, there = 0, np.random.default_rng(0), table.there
         self.row_bytes = table.schema.dim * 4
         stalled = 0
         while table.size < table.capacity_rows and stalled < 8:  # the last buckets to be full take long
@@ -80,15 +77,16 @@ class _Filled:
             stalled = 0 if table.size > before + table.capacity_rows // 1000 else stalled + 1
         keys = table.keys()
         chosen = [keys[draw.integers(0, len(keys), batch)] for _ in range(calls)]
-        self._keys = [self._placing.array(each) for each in chosen]
+        self._keys = [there.array(each) for each in chosen]
         self._places = [draw.integers(0, len(keys), batch) for _ in range(calls)]
         rows: Floats = np.empty((batch, table.schema.dim), np.float32)
-        self._out, self._source = self._placing.array(rows), self._placing.array(rows)
-        self._positions = self._placing.array(draw.permutation(batch))
+        self._out, self._source = there.array(rows), there.array(rows)
+        self._positions = there.array(draw.permutation(batch))
 
-    def _rows(self, count: int) -> RowBlock:
+    def _rows(self, count: int) -> Any:
         """Return new rows, whose scores are higher than those before."""
-        rows = RowBlock(self._table.schema, count)
+        none = self._table.read(np.empty(0, np.int64))
+        rows = type(none)(self._table.schema, count)
         numbers: Ids = np.arange(self._next, self._next + count, dtype=np.int64)
         rows.keys[:], rows.scores[:] = ids_of(numbers), numbers
         self._next += count
@@ -96,9 +94,10 @@ class _Filled:
 
     def find(self, run: int) -> None:
         """Find each batch."""
-        there, out = self._table.there, self._placing.found(self._out)
+        there = self._table.there
+        out = there.given(self._out)
         for keys in self._keys:
-            given = self._placing.found(keys)
+            given = there.given(keys)
             with there.on(given):
                 if len(there.lookup(given, out, None, None, 0.0).keys):
                     raise AssertionError("a key was not found, so the measurement is not valid")
@@ -106,12 +105,12 @@ class _Filled:
     def copy(self, run: int) -> None:
         """Copy as many rows, each from a random place."""
         cells, there = self._table.cells, self._table.there
-        given, out, chosen = (self._placing.found(each) for each in (self._source, self._out, self._positions))
+        given, out, chosen = (there.given(each) for each in (self._source, self._out, self._positions))
         with there.on(given):
             for _ in range(self._calls):
                 arguments = given.address, chosen.address, self._batch, self.row_bytes, cells.unit, out.address
                 cells.run_plain("take_rows", 32 * self._batch, *arguments)
-        self._placing.wait(self._out)
+        there.finish()
 
     def insert_rates(self, runs: int) -> Iterator[float]:
         """Yield keys a second of each run. New rows are put on the GPU before it."""

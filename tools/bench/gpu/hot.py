@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.handle import inside
 from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.gpu.placing import Placing
 from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
 from kvemb.tools.bench.resident import LOAD_BATCH
 from kvemb.tools.bench.results import Line, compare
@@ -34,13 +32,13 @@ def measure(
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget) as store:
         there, across = (_loaded(store, name, device, rows, dim) for name in ("there", "across"))
         here = _loaded(store, "here", "cpu", rows, dim)
-        placing, draw = _placing(there), np.random.default_rng(dim)
+        on_gpu, draw = rows_there(there), np.random.default_rng(dim)
         keys = [[ids_of(draw.integers(0, rows, batch)) for _ in range(batches)] for _ in range(runs)]
         values: Floats = draw.standard_normal((batch, dim), dtype=np.float32)
-        keys_there, values_there = [[placing.array(each) for each in run] for run in keys], placing.array(values)
+        keys_there, values_there = [[on_gpu.array(each) for each in run] for run in keys], on_gpu.array(values)
         for what, call in _calls(batch).items():
-            on_gpu = _waiting(_calling(call, there, keys_there, values_there), placing, values_there)
-            sides = on_gpu, _calling(call, here, keys, values), _calling(call, across, keys, values)
+            side = _waiting(_calling(call, there, keys_there, values_there), on_gpu.finish)
+            sides = side, _calling(call, here, keys, values), _calling(call, across, keys, values)
             take_timed_turns(sides, 1)  # warm up
             taken = take_timed_turns(sides, runs)
             _assert_same([there, here, across], keys[0][0])
@@ -49,11 +47,11 @@ def measure(
             yield compare(f"{what}, dim {dim}, arrays on the host", "rows/s", slow, PEER, peer)
 
 
-def _placing(var: kvemb.Variable) -> Placing:
-    there = inside(var).hot_tables.there
-    if there is None:
+def rows_there(var: kvemb.Variable) -> Any:
+    """Return the rows of a variable on a GPU, beside which it places arrays."""
+    if (there := var.tables[0].there) is None:
         raise AssertionError(f"the rows of {var.devices} are not in a GPU's memory")
-    return Placing(there)
+    return there
 
 
 def _loaded(store: kvemb.Store, name: str, device: str, rows: int, dim: int) -> kvemb.Variable:
@@ -75,12 +73,12 @@ def _calling(call: Call, var: kvemb.Variable, keys: list[list[Any]], values: Any
     return work
 
 
-def _waiting(work: Work, placing: Placing, array: Any) -> Work:
+def _waiting(work: Work, finish: Callable[[], None]) -> Work:
     """Return the same, and the wait for the GPU to have done it."""
 
     def waited(i: int) -> None:
         work(i)
-        placing.wait(array)
+        finish()
 
     return waited
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 import kvemb
-from kvemb.handle import inside
 from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.gpu.placing import Placing
+from kvemb.tools.bench.gpu.hot import rows_there
 from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
 from kvemb.tools.bench.results import Line, compare
 
@@ -37,11 +36,7 @@ def measure(
         zipf, draw = Zipf(rows, EXPONENT, seed=1), np.random.default_rng(2)
         keys = [[ids_of(zipf.sample(batch)) for _ in range(steps)] for _ in range(runs + 1)]
         grads: Floats = draw.standard_normal((batch, dim), dtype=np.float32)
-        rows_there = inside(there).hot_tables.there
-        if rows_there is None:
-            raise AssertionError(f"the rows of {device} are not in a GPU's memory")
-        placing = Placing(rows_there)
-        sides = _on_gpu(there, placing, keys, grads), _on_cpu(here, keys, grads)
+        sides = _on_gpu(there, keys, grads), _on_cpu(here, keys, grads)
         take_timed_turns(sides, 1)  # warm up: the hot tiers fill with the rows that are used most
         taken = take_timed_turns(tuple(_after(side) for side in sides), runs)
         last = keys[-1][-1]
@@ -60,15 +55,16 @@ def _loaded(store: kvemb.Store, device: str, rows: int, dim: int) -> kvemb.Varia
     return var
 
 
-def _on_gpu(var: kvemb.Variable, placing: Placing, keys: list[list[Ids]], grads: Floats) -> Work:
+def _on_gpu(var: kvemb.Variable, keys: list[list[Ids]], grads: Floats) -> Work:
     """Steps with ids and gradients on the GPU, where the rows go."""
-    given, gradients = [[placing.array(batch) for batch in each] for each in keys], placing.array(grads)
+    there = rows_there(var)
+    given, gradients = [[there.array(batch) for batch in each] for each in keys], there.array(grads)
 
     def work(run: int) -> None:
         for ids in given[run]:
             var.lookup(ids)
             var.apply_gradients(ids, gradients)
-        placing.wait(gradients)
+        there.finish()
 
     return work
 
