@@ -34,11 +34,8 @@ CLOSE_SECONDS = 60
 _PROGRESS_SECONDS = 0.2
 
 
-def ray_here() -> Any:
-    """Return the module ray, connected to a Ray cluster. Raises BackendUnavailable.
-
-    Connects to the cluster that RAY_ADDRESS names, or that runs on this machine, unless ray.init() was called.
-    """
+def ray_package() -> Any:
+    """Return the module ray. Raises BackendUnavailable."""
     try:
         import ray
     except ImportError as error:
@@ -46,6 +43,15 @@ def ray_here() -> Any:
             f"shards on Ray need the package ray: {error}; install: pip install 'kvemb[cluster]', or open the cluster "
             "with transport='local'"
         ) from error
+    return ray
+
+
+def ray_here() -> Any:
+    """Return the module ray, connected to a Ray cluster. Raises BackendUnavailable.
+
+    Connects to the cluster that RAY_ADDRESS names, or that runs on this machine, unless ray.init() was called.
+    """
+    ray = ray_package()
     if not ray.is_initialized():
         try:
             ray.init(address="auto", log_to_driver=False)

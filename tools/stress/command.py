@@ -57,3 +57,27 @@ def crashes(
 
     if not run(rounds, seed, durability, quiet=quiet, as_json=as_json):
         raise typer.Exit(1)
+
+
+@app.command("cluster")
+def losses(
+    rounds: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Number of losses.")] = 100,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MOST_SEED, help="Seed of all random choices; what is under way at a loss still varies."
+        ),
+    ] = 0,
+    shards: Annotated[int, typer.Option(min=2, max=64, help="Number of shards.")] = 3,
+    clients: Annotated[int, typer.Option(min=1, max=64, help="Number of clients that make calls.")] = 4,
+    transport: Annotated[
+        Literal["local", "ray"] | None, typer.Option(help="Test only shards in this process, or on Ray; not both.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lose shards, nodes, disks and clients under load; return to the last checkpoint; compare every row."""
+    from kvemb.tools.stress.losses import run
+
+    if not run(rounds, seed, shards, clients, transport, quiet=quiet, as_json=as_json):
+        raise typer.Exit(1)

@@ -21,7 +21,7 @@ from kvemb.cluster.calls import Calls
 from kvemb.cluster.checkpointing import Checkpoint, Checkpointing
 from kvemb.cluster.coordination import restricting
 from kvemb.cluster.coordination.counting import Steps, Total
-from kvemb.cluster.coordination.cuts import cut
+from kvemb.cluster.coordination.cuts import ABSENT_SECONDS, cut
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.ledger import Ledger, Stamp
 from kvemb.cluster.making import Plan
@@ -59,12 +59,15 @@ class _Open(NamedTuple):
 
 
 class Coordinator:
-    """See the module. make: makes shards. checkpointing: None without a url. closed: whether close() was called.
+    """See the module. make: makes shards. checkpointing: None without a url. absent_seconds: see cuts.
 
-    Raises what making a shard raises.
+    closed: whether close() was called. Raises what making a shard raises.
     """
 
-    def __init__(self, plan: Plan, make: Make, checkpointing: Checkpointing | None) -> None:
+    def __init__(
+        self, plan: Plan, make: Make, checkpointing: Checkpointing | None, absent_seconds: float = ABSENT_SECONDS
+    ) -> None:
+        self._absent_seconds = absent_seconds
         self._plan, self._make, self._checkpointing = plan, make, checkpointing
         self._ledger = Ledger()
         self._alone, self._recovering = threading.RLock(), threading.Lock()
@@ -188,7 +191,7 @@ class Coordinator:
         """Make a cut; the block is its work. Raises ShardLost."""
         with self._alone:
             self._cuts += 1
-            with cut(self.calls, self._cuts):
+            with cut(self.calls, self._cuts, self._absent_seconds):
                 yield
 
     def clear(self, stamp: Stamp, token: str, at: Moment) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvemb.cluster.checkpointing import Checkpointing
 from kvemb.cluster.coordination.coordinator import Coordinator
+from kvemb.cluster.coordination.cuts import ABSENT_SECONDS
 from kvemb.cluster.making import Plan
 from kvemb.cluster.series import ClusterSeries
 from kvemb.cluster.transport import Transport
@@ -21,12 +22,14 @@ class Asked:
     """What is asked of kvemb.cluster.open. Plain values, which go to other processes.
 
     url: None: no checkpoints. shards: None: as many as the checkpoint has. how: arguments of kvemb.open for a shard.
+    absent_seconds: how long a cut waits for the rest of a call (cuts).
     """
 
     url: str | None
     options: dict[str, Any]
     shards: int | None
     how: dict[str, Any]
+    absent_seconds: float = ABSENT_SECONDS
 
 
 def start(asked: Asked, make: Callable[[Meter, Plan], Transport], progress: Progress | None) -> Coordinator:
@@ -47,6 +50,6 @@ def start(asked: Asked, make: Callable[[Meter, Plan], Transport], progress: Prog
         rows = sum(entry.rows for entry in newest[1].variables.values()) if newest else 0
         plan = Plan(count, series.url if series else None, asked.options, newest, asked.how)
         meter = Meter(rows, progress)
-        coordinator = Coordinator(plan, partial(make, meter), checkpointing)
+        coordinator = Coordinator(plan, partial(make, meter), checkpointing, asked.absent_seconds)
         undo.pop_all()
     return coordinator

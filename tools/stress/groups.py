@@ -1,0 +1,62 @@
+"""The load of `kvemb stress cluster`: calls that show in the rows which of them were made.
+
+The keys are in groups, each with rows on all shards. A call adds 1 to one column of all rows of a group. Each client
+has a column; a seed determines which group each of its calls is of. So the rows say how many calls of each client they
+have, whether these are the first ones, and whether each call is on all shards. The last column is for clients that are
+killed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import kvemb
+from kvemb.tools.stress.lockstep import Difference
+
+GROUPS, ROWS = 20, 12
+KEYS = np.arange(GROUPS * ROWS).reshape(GROUPS, ROWS)
+NAME = "table"
+Values = npt.NDArray[Any]
+
+
+def table_of(store: Any, clients: int) -> kvemb.Variable:
+    """Return the variable of the load; makes it if it is missing."""
+    found: kvemb.Variable = store.get_variable(NAME, dim=clients + 1, optimizer=kvemb.optimizers.SGD(1.0))
+    return found
+
+
+def gradients(column: int, columns: int) -> Values:
+    """Return the gradients of a call, (ROWS, columns)."""
+    grads = np.zeros((ROWS, columns), np.float32)
+    grads[:, column] = -1
+    return grads
+
+
+def group_of(seed: int, client: int, number: int) -> int:
+    """Return the group of a client's call with a number."""
+    return int(np.random.default_rng([seed, client, number]).integers(GROUPS))
+
+
+def calls_in(variable: kvemb.Variable, seed: int) -> list[int]:
+    """Return how many calls of each client the rows have. Raises Difference unless they are its first ones, whole."""
+    keys, values = variable.export()
+    columns = variable.dim
+    rows = np.zeros((GROUPS * ROWS, columns), np.float32)
+    rows[keys] = values
+    groups = rows.reshape(GROUPS, ROWS, columns)
+    uneven = np.argwhere((groups != groups[:, :1]).any(axis=1))
+    if len(uneven):
+        group, column = uneven[0]
+        raise Difference(f"half of a call: column {column} of group {group} is {groups[group, :, column].tolist()}")
+    counts = []
+    for client in range(columns - 1):
+        found = groups[:, 0, client].astype(np.int64)
+        count = int(found.sum())
+        expected = np.bincount([group_of(seed, client, number) for number in range(count)], minlength=GROUPS)
+        if not np.array_equal(found, expected):
+            raise Difference(f"the {count} calls of client {client} are not its first {count}")
+        counts.append(count)
+    return counts

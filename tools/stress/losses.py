@@ -1,0 +1,257 @@
+"""`kvemb stress cluster`: lose a shard or a client at a random instant under load, recover, compare every row, repeat.
+
+Several clients make calls and one writes checkpoints, until all of them hear of the loss. Then the cluster must be at a
+checkpoint that was complete: the last acknowledged one, or the one in progress. It must hold all calls that were
+acknowledged before that checkpoint began and none that began after it was complete, each on all shards; and the same
+rows as a single store that is restored from it. Each client goes on where the checkpoint has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import kvemb
+import kvemb.cluster
+from kvemb.errors import ColdStoreError, KvembError, ShardLost
+from kvemb.tools.screen import Screen
+from kvemb.tools.stress.groups import KEYS, calls_in, gradients, group_of, table_of
+from kvemb.tools.stress.lockstep import Difference, check_same
+from kvemb.tools.stress.places import LocalPlace, Place, RayPlace
+
+# A loss comes within so many seconds; every client must have heard of it so many seconds later. Between checkpoints
+# there are at most MOST_PAUSE seconds.
+MOST_SECONDS, MOST_UNHEARD = 2.0, 120.0
+MOST_PAUSE = 0.1
+KEPT = 3
+CLIENTS = ("client", "half a call")
+
+
+class Load:
+    """The calls between two losses. begun, done: of each client, how many calls in all. written: checkpoints by number,
+    with `done` before and `begun` after.
+    """
+
+    def __init__(self, rounds: LossRounds, seed: int) -> None:
+        self._rounds, self._stop = rounds, threading.Event()
+        self.begun, self.done = list(rounds.counts), list(rounds.counts)
+        self.written: dict[int, tuple[list[int], list[int]]] = {}
+        self.attempted = list(rounds.counts)
+        self.lost: list[float] = []
+        self.failures: list[BaseException] = []
+        work = [(self._train, number) for number in range(len(self.done))]
+        self._threads = [threading.Thread(target=self._until_lost, args=each) for each in work]
+        self._threads.append(threading.Thread(target=self._until_lost, args=(self._checkpoint, seed)))
+        for thread in self._threads:
+            thread.start()
+
+    def _until_lost(self, work: Any, given: int) -> None:
+        try:
+            while not self._stop.is_set():
+                work(given)
+        except ShardLost:
+            self.lost.append(time.monotonic())
+        except BaseException as error:
+            self.failures.append(error)
+
+    def _train(self, client: int) -> None:
+        number, columns = self.begun[client], len(self.done) + 1
+        self.begun[client] += 1
+        group = group_of(self._rounds.seed, client, number)
+        self._rounds.tables[client].apply_gradients(KEYS[group], gradients(client, columns))
+        self.done[client] += 1
+
+    def _checkpoint(self, seed: int) -> None:
+        chance = np.random.default_rng([seed, len(self.written)])
+        time.sleep(float(chance.random()) * MOST_PAUSE)
+        before = list(self.done)
+        self.attempted = before
+        client = self._rounds.clients[int(chance.integers(len(self._rounds.clients)))]
+        with suppress(ColdStoreError):  # files are just being removed: the next one finds that they are gone
+            number = client.checkpoint(keep=KEPT).number
+            self.written[number] = before, list(self.begun)
+
+    def end(self, *, lost: bool) -> None:
+        """Wait until all have ended. lost: they will hear of a loss; otherwise they may, until two more checkpoints.
+
+        Raises Difference.
+        """
+        deadline, enough = time.monotonic() + MOST_UNHEARD, len(self.written) + 2
+        while time.monotonic() < deadline and not self.failures and any(each.is_alive() for each in self._threads):
+            time.sleep(0.01)
+            if not lost and not self.lost and len(self.written) >= enough:
+                self._stop.set()
+        if self.failures:
+            self._stop.set()
+            raise Difference(f"a call raised {self.failures[0]!r}") from self.failures[0]
+        if any(thread.is_alive() for thread in self._threads):
+            self._stop.set()
+            raise Difference(f"a client goes on {MOST_UNHEARD:.0f} seconds after the loss")
+
+
+class LossRounds:
+    """Rounds on one cluster. counts: the calls of each client that the rows have. totals: over all rounds.
+
+    heard, recovered: seconds of each round, by what was lost.
+    """
+
+    def __init__(self, place: Place, folder: Path, url: str, seed: int, clients: int) -> None:
+        self.place, self.seed, self._folder, self._url = place, seed, folder, url
+        self._chance = np.random.default_rng(seed)
+        self.clients = [place.first, *(place.client() for _ in range(clients - 1))]
+        self.tables = [table_of(client, clients) for client in self.clients]
+        self.counts = [0] * clients
+        self.totals: Counter[str] = Counter()
+        self.heard: dict[str, list[float]] = {}
+        self.recovered: dict[str, list[float]] = {}
+        self.newest = place.first.checkpoint().number
+
+    def round(self, kind: str) -> None:
+        """Lose something, recover, compare. Raises Difference."""
+        load = Load(self, int(self._chance.integers(1 << 30)))
+        time.sleep(float(self._chance.random()) * MOST_SECONDS)
+        try:
+            self.place.losses[kind](self._chance)
+        finally:
+            at = time.monotonic()
+            load.end(lost=kind not in CLIENTS)
+        self.totals["calls"] += sum(load.done) - sum(self.counts)
+        self.totals["checkpoints"] += len(load.written)
+        if load.lost:
+            self.heard.setdefault(kind, []).append(max(load.lost) - at)
+            self._recover(kind, load)
+        else:
+            self.totals["whole calls of killed clients"] += 1
+            self.counts = calls_in(self.tables[0], self.seed)
+            if self.counts != load.done:
+                raise Difference(f"the rows have {self.counts} calls of the clients, which made {load.done}")
+            self.newest = max([self.newest, *load.written])
+        self.totals["rounds"] += 1
+
+    def _recover(self, kind: str, load: Load) -> None:
+        order = self._chance.permutation(len(self.clients))
+        backs = [self.clients[int(client)].recover() for client in order]
+        if any(back != backs[0] for back in backs):
+            raise Difference(f"clients were told of different recoveries: {backs}")
+        back, newest = backs[0], max([self.newest, *load.written])
+        assert back.number is not None
+        self.recovered.setdefault(kind, []).append(back.seconds)
+        found = calls_in(self.tables[0], self.seed)
+        if back.number < newest:
+            raise Difference(f"it went back to checkpoint {back.number}, but {newest} was acknowledged")
+        least, most = load.written.get(back.number, (load.attempted, load.begun))
+        if back.number == self.newest:
+            least = most = self.counts
+        if any(not low <= count <= high for low, count, high in zip(least, found, most, strict=True)):
+            raise Difference(f"checkpoint {back.number} has {found} calls, but was made between {least} and {most}")
+        self._compare_with_restored(back.number)
+        self.totals["unacknowledged checkpoints"] += back.number > newest
+        self.totals["calls undone"] += sum(load.done) - sum(found)
+        self.counts, self.newest = found, back.number
+
+    def _compare_with_restored(self, number: int) -> None:
+        place = self._folder / "restored"
+        store = kvemb.cluster.restore(self._url, place, number=number, memory_budget="4MiB")
+        try:
+            columns = zip(self.tables[0].export(with_scores=True), _table(store).export(with_scores=True), strict=True)
+            for name, (mine, restored) in zip(("keys", "values", "scores"), columns, strict=True):
+                check_same(f"{name} of checkpoint {number}", mine, restored)
+        finally:
+            store.close(flush=False)
+            shutil.rmtree(place)
+
+    def close(self) -> None:
+        """End all clients, and the cluster."""
+        for client in self.clients[1:]:
+            with suppress(KvembError):
+                client.close()
+        self.place.close()
+
+
+def _table(store: Any) -> kvemb.Variable:
+    found: kvemb.Variable = store.variables["table"]
+    return found
+
+
+def _told(rounds: LossRounds) -> dict[str, dict[str, float]]:
+    """Return by what was lost: how often, and the seconds until all heard of it and until shards could be called."""
+    return {
+        kind: {
+            "losses": len(heard),
+            "heard_median_s": median(heard),
+            "heard_most_s": max(heard),
+            "recovered_median_s": median(rounds.recovered[kind]),
+            "recovered_most_s": max(rounds.recovered[kind]),
+        }
+        for kind, heard in rounds.heard.items()
+        if kind in rounds.recovered
+    }
+
+
+def run(
+    rounds: int, seed: int, shards: int, clients: int, transport: str | None, *, quiet: bool, as_json: bool
+) -> bool:
+    """Run `rounds` rounds, half on each transport unless one is given, and print. Returns whether nothing was wrong."""
+    screen = Screen(quiet, as_json)
+    transports = ["local", "ray"] if transport is None else [transport]
+    replay = f"kvemb stress cluster --rounds {rounds} --seed {seed} --shards {shards} --clients {clients}"
+    replay += "" if transport is None else f" --transport {transport}"
+    started, difference, done = time.perf_counter(), None, 0
+    totals: Counter[str] = Counter()
+    told: dict[str, dict[str, float]] = {}
+    logger = logging.getLogger("kvemb")
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # each recovery is a warning
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder,
+            screen.progress("cluster", rounds) as advance,
+        ):
+            for turn, name in enumerate(transports):
+                where = Path(folder) / name
+                place = (LocalPlace if name == "local" else RayPlace)(where, str(where / "series"), shards)
+                losing = LossRounds(place, where, str(where / "series"), seed, clients)
+                try:
+                    for number in range(turn, rounds, len(transports)):
+                        kinds = list(place.losses)
+                        kind = kinds[number // len(transports) % len(kinds)]
+                        losing.round(kind)
+                        done += 1
+                        advance(done, f"{name}: {kind}, {losing.totals['calls']:,} calls")
+                except Difference as error:
+                    difference = f"{name}, round {losing.totals['rounds']}, {kind}: {error}"
+                finally:
+                    losing.close()
+                totals += losing.totals
+                told |= {f"{name}: {kind}": figures for kind, figures in _told(losing).items()}
+                if difference is not None:
+                    break
+    finally:
+        logger.setLevel(before)
+    outcome = "back to a whole checkpoint after every loss" if difference is None else f"a difference: {difference}"
+    seconds = time.perf_counter() - started
+    lines = [("outcome", outcome), ("replay", replay), *((name, f"{count:,}") for name, count in totals.items())]
+    lines += [
+        (
+            f"{kind} lost {figures['losses']:.0f} times",
+            f"heard of after {figures['heard_median_s']:.2f} s (most {figures['heard_most_s']:.2f}), back after "
+            f"{figures['recovered_median_s']:.2f} s (most {figures['recovered_most_s']:.2f})",
+        )
+        for kind, figures in told.items()
+    ]
+    summary: dict[str, object] = {
+        "agreed": difference is None, "difference": difference, "replay": replay, **totals, "losses": told,
+        "seconds": seconds,
+    }  # fmt: skip
+    screen.close("kvemb stress cluster", [*lines, ("seconds", f"{seconds:.0f}")], summary)
+    return difference is None

@@ -1,0 +1,218 @@
+"""Clusters for `kvemb stress cluster`, and the ways in which they lose shards, in this process and on Ray.
+
+On Ray there are two nodes on this machine: the first has the coordinator, and the second can be killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+import kvemb
+import kvemb.cluster
+from kvemb.cluster import ray_transport
+from kvemb.cluster.calls import Calls
+from kvemb.cluster.cluster import Cluster
+from kvemb.cluster.coordination.starting import Asked, start
+from kvemb.cluster.local import Here, LocalTransport, failed, made_here
+from kvemb.cluster.messages import Change
+from kvemb.cluster.transport import Held, Unanswered
+from kvemb.handle import inside
+from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, gradients, table_of
+
+BUDGET = "4MiB"
+# How long a cut waits for the rest of a dead client's call here, so that a round is short.
+ABSENT_SECONDS = 1.0
+
+
+class Place(Protocol):
+    """A cluster. losses: the ways to lose a shard or a client, by name. first: the client that opened it.
+
+    After a lost client the cluster may go on: "client", "half a call".
+    """
+
+    losses: dict[str, Callable[[Any], None]]
+    first: kvemb.cluster.Store
+
+    def client(self) -> kvemb.cluster.Store:
+        """One more client."""
+
+    def close(self) -> None:
+        """Close it, without a checkpoint."""
+
+
+def _asked(url: str, shards: int) -> Asked:
+    return Asked(url, {}, shards, {"memory_budget": BUDGET}, ABSENT_SECONDS)
+
+
+class _Mortal:
+    """A LocalTransport whose shards can end."""
+
+    def __init__(self, transport: LocalTransport) -> None:
+        self.transport, self.shards, self._ended = transport, transport.shards, set[int]()
+
+    def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
+        """See kvemb.cluster.transport."""
+        if shard in self._ended:
+            return failed(Unanswered("it has ended"))
+        answer: Future[Any] = Future()
+
+        def arrived(future: Future[Any]) -> None:
+            if shard in self._ended:
+                answer.set_exception(Unanswered("it has ended"))
+            elif (error := future.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(future.result())
+
+        self.transport.call(shard, name, *arguments).add_done_callback(arrived)
+        return answer
+
+    def end(self, shard: int) -> None:
+        """End a shard: no later call reaches it, and calls under way get no answer."""
+        self._ended.add(shard)
+
+    def close(self) -> None:
+        """See kvemb.cluster.transport."""
+        self.transport.close()
+
+
+class LocalPlace:
+    """A cluster in this process."""
+
+    def __init__(self, folder: Path, url: str, shards: int) -> None:
+        self._scratch, self._shards = folder / "scratch", shards
+        self.losses: dict[str, Callable[[Any], None]] = {
+            "shard": self._end_shard,
+            "disk": self._remove_files,
+            "half a call": lambda chance: _send_half(self.first, chance),
+        }
+        self._coordinator = start(_asked(url, shards), self._make, None)
+        self.first = self._client(owner=True)
+
+    def _make(self, meter: Any, plan: Any) -> _Mortal:
+        self._mortal = _Mortal(made_here(self._scratch, meter, plan))
+        return self._mortal
+
+    def client(self) -> kvemb.cluster.Store:
+        """See Place."""
+        return self._client(owner=False)
+
+    def _client(self, *, owner: bool) -> kvemb.cluster.Store:
+        return kvemb.cluster.Store(Cluster(Here(self._coordinator), "here"), series=True, owner=owner)
+
+    def _end_shard(self, chance: Any) -> None:
+        self._mortal.end(int(chance.integers(self._shards)))
+
+    def _remove_files(self, chance: Any) -> None:
+        _vanish(Path(self._mortal.transport.place) / f"shard-{int(chance.integers(self._shards)):04d}")
+
+    def close(self) -> None:
+        """See Place."""
+        self.first.close(flush=False)
+
+
+def _send_half(store: kvemb.cluster.Store, chance: Any) -> None:
+    """Send one part of a call, and never the others, as a client that is killed in its midst."""
+    cluster, table = inside(store), inside(store.variables[NAME])
+    keys, columns = KEYS[int(chance.integers(GROUPS))], table.schema.dim
+    parts = dict(cluster.router.split(keys).positions())
+    shard = int(chance.choice(list(parts)))
+    token, clock = cluster.session.opened(table)
+    calls = Calls(cluster.session.calls.transport)
+    with calls.stamped(parts) as stamp:
+        sent = keys[parts[shard]], gradients(columns - 1, columns)[parts[shard]]
+        change = Change(token, "apply_gradients", sent, clock.now(None))
+        with suppress(Held):  # then no shard has it
+            calls.transport.call(shard, "change", stamp, [change]).result()
+
+
+def _vanish(folder: Path) -> None:
+    """Remove a folder at once, as if its disk were lost."""
+    gone = folder.rename(folder.with_name(f"gone-{uuid.uuid4().hex}"))
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+class RayPlace:
+    """A cluster on Ray, started for it on this machine."""
+
+    def __init__(self, folder: Path, url: str, shards: int) -> None:
+        ray = ray_transport.ray_package()
+        from ray.cluster_utils import Cluster as Nodes
+
+        self._ray, self._nodes = ray, Nodes(initialize_head=True, head_node_args=_NODE)
+        self._ray.init(address=self._nodes.address, log_to_driver=False)
+        self._second = self._nodes.add_node(**_NODE)
+        self.losses: dict[str, Callable[[Any], None]] = {
+            "process": self._kill_process,
+            "disk": self._remove_files,
+            "node": self._kill_node,
+            "client": self._kill_client,
+            "half a call": lambda chance: _send_half(self.first, chance),
+        }
+        self._url, self._shards = url, shards
+        way = ray_transport.start(_asked(url, shards), str(folder / "scratch"), None)
+        self.first = kvemb.cluster.Store(Cluster(way, url, shared=True), series=True, owner=True)
+
+    def client(self) -> kvemb.cluster.Store:
+        """See Place."""
+        return kvemb.cluster.connect(self._url)
+
+    def _on(self, shard: int, function: Callable[[Any], Any]) -> Any:
+        actor: Any = inside(self.first).session.calls.transport
+        return self._ray.get(actor.actors[shard].__ray_call__.remote(function), timeout=60)
+
+    def _kill_process(self, chance: Any) -> None:
+        os.kill(self._on(int(chance.integers(self._shards)), lambda _: os.getpid()), signal.SIGKILL)
+
+    def _remove_files(self, chance: Any) -> None:
+        _vanish(self._on(int(chance.integers(self._shards)), lambda actor: actor._shard._store.path.parent))
+
+    def _kill_node(self, chance: Any) -> None:
+        self._nodes.remove_node(self._second, allow_graceful=False)
+        self._second = self._nodes.add_node(**_NODE)
+
+    def _kill_client(self, chance: Any) -> None:
+        made = multiprocessing.get_context("spawn")
+        reading, writing = made.Pipe(duplex=False)
+        seed = int(chance.integers(1 << 30))
+        given = self._nodes.address, self._url, self.first.variables[NAME].dim - 1, seed, writing
+        process = made.Process(target=_call_until_killed, args=given, daemon=True)
+        process.start()
+        writing.close()
+        with suppress(EOFError):
+            reading.recv()
+        time.sleep(float(chance.random()) * 0.2)
+        process.kill()
+        process.join()
+
+    def close(self) -> None:
+        """See Place."""
+        with suppress(Exception):
+            self.first.close(flush=False)
+        self._ray.shutdown()
+        self._nodes.shutdown()
+
+
+def _call_until_killed(address: str, url: str, clients: int, seed: int, pipe: Connection) -> None:
+    """Be a client in a process, which makes calls; says when it begins."""
+    ray_transport.ray_package().init(address=address, log_to_driver=False)
+    table, chance = table_of(kvemb.cluster.connect(url), clients), np.random.default_rng(seed)
+    pipe.send(None)
+    while True:
+        table.apply_gradients(KEYS[chance.integers(GROUPS)], gradients(clients, clients + 1))
+
+
+_NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
