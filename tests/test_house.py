@@ -160,6 +160,10 @@ def test_backends_stand_on_contracts_and_know_no_tiers(path):
         assert top(module) != "kvemb" or room_of(module) in below, f"{path.name} imports {module}"
 
 
+# It kills shards and sends halves of calls, which nothing public does.
+BREAKS_A_CLUSTER = "kvemb.tools.stress.places"
+
+
 @pytest.mark.parametrize("path", sources("kvemb.tools"), ids=module_of)
 def test_tools_use_only_public_names(path):
     public = {f"kvemb.{name}" for name in kvemb.__all__} | {
@@ -169,7 +173,7 @@ def test_tools_use_only_public_names(path):
         "kvemb.torch",
     }
     for module, _ in imports(path):
-        if top(module) != "kvemb" or module.startswith("kvemb.tools"):
+        if top(module) != "kvemb" or module.startswith("kvemb.tools") or module_of(path) == BREAKS_A_CLUSTER:
             continue
         assert module in public, f"{path.name} imports {module}"
 

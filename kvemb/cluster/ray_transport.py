@@ -64,7 +64,9 @@ def ray_here() -> Any:
 
 
 class ShardActor:
-    """A shard in a process of its own."""
+    """A shard in a process of its own. folder: of its files."""
+
+    folder: Path
 
     def open(self, plan: Plan, number: int, scratch: str | None, coordinator: str) -> int:
         """Make the shard; returns how many rows it begins with. scratch: a directory on this node; None: the system's
@@ -72,7 +74,7 @@ class ShardActor:
         """
         _check_version(coordinator)
         root = Path(tempfile.gettempdir() if scratch is None else scratch)
-        folder, lock = new_folder(root, "kvemb-shard-")
+        self.folder, lock = new_folder(root, "kvemb-shard-")
         rows = 0
 
         def count(done: int, total: int) -> None:
@@ -80,9 +82,9 @@ class ShardActor:
             rows = done
 
         try:
-            self._shard, self._lock = plan.make(number, folder, Meter(MOST_ROWS, count)), lock
+            self._shard, self._lock = plan.make(number, self.folder, Meter(MOST_ROWS, count)), lock
         except BaseException:
-            delete(folder, lock)
+            delete(self.folder, lock)
             raise
         return rows
 

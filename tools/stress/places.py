@@ -5,6 +5,7 @@ On Ray there are two nodes on this machine: the first has the coordinator, and t
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -150,9 +151,8 @@ class RayPlace:
 
     def __init__(self, folder: Path, url: str, shards: int) -> None:
         ray = ray_transport.ray_package()
-        from ray.cluster_utils import Cluster as Nodes
-
-        self._ray, self._nodes = ray, Nodes(initialize_head=True, head_node_args=_NODE)
+        nodes: Any = importlib.import_module("ray.cluster_utils")
+        self._ray, self._nodes = ray, nodes.Cluster(initialize_head=True, head_node_args=_NODE)
         self._ray.init(address=self._nodes.address, log_to_driver=False)
         self._second = self._nodes.add_node(**_NODE)
         self.losses: dict[str, Callable[[Any], None]] = {
@@ -178,7 +178,7 @@ class RayPlace:
         os.kill(self._on(int(chance.integers(self._shards)), lambda _: os.getpid()), signal.SIGKILL)
 
     def _remove_files(self, chance: Any) -> None:
-        _vanish(self._on(int(chance.integers(self._shards)), lambda actor: actor._shard._store.path.parent))
+        _vanish(self._on(int(chance.integers(self._shards)), lambda actor: actor.folder))
 
     def _kill_node(self, chance: Any) -> None:
         self._nodes.remove_node(self._second, allow_graceful=False)
