@@ -51,6 +51,10 @@ class FaultyTransport:
         answer.set_exception(Unanswered(f"{name} was {fault}"))
         return answer
 
+    def ping(self, shard: int) -> Future[Any]:
+        """See Transport."""
+        return self._transport.ping(shard)
+
     def close(self) -> None:
         """See Transport."""
         self._transport.close()

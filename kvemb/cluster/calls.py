@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvemb.cluster.ledger import Stamp
 from kvemb.cluster.transport import Failed, Held, Transport, Unanswered
@@ -23,21 +23,37 @@ LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
 ADVICE = "recover() takes the whole cluster back to its last checkpoint; so does closing it and opening it again"
 
 
+class Patience(NamedTuple):
+    """Seconds. silent: after which a shard that has not answered is sent a ping. ping: until it must answer that."""
+
+    silent: float
+    ping: float
+
+
+PATIENCE = Patience(30.0, 30.0)
+
+
 class Calls:
     """The calls of one client. who: what messages call the shard with a number. advice: ends messages of a loss.
+
+    patience: with a shard that does not answer.
 
     client: its identity. lost: the error of the first lost shard, None if there is none; once set, every call raises
     ShardLost. on_loss(error), if set, is called when a call finds a loss; on_wait(), while a call is held back.
     """
 
     def __init__(
-        self, transport: Transport, who: Callable[[int], str] = "shard {}".format, advice: str = ADVICE
+        self,
+        transport: Transport,
+        who: Callable[[int], str] = "shard {}".format,
+        advice: str = ADVICE,
+        patience: Patience = PATIENCE,
     ) -> None:
         self.transport, self.client = transport, uuid.uuid4().hex
         self.lost: ShardLost | None = None
         self.on_loss: Callable[[ShardLost], None] | None = None
         self.on_wait: Callable[[], None] | None = None
-        self._who, self._advice = who, advice
+        self._who, self._advice, self._patience = who, advice, patience
         self._lock = threading.Lock()
         self._next, self._open = 0, set[int]()
 
@@ -103,7 +119,7 @@ class Calls:
         attempts = 1
         while True:
             try:
-                return result_of(future)
+                return self._result(shard, future, name)
             except Held:
                 self._wait_at_gate(shard, arguments[0])
             except Failed as error:
@@ -114,6 +130,22 @@ class Calls:
                     raise self._lost(what) from error
                 attempts += 1
             future = self.transport.call(shard, name, *arguments)
+
+    def _result(self, shard: int, future: Future[Any], name: str) -> Any:
+        """Wait for an answer. While there is none, the shard's process must answer pings."""
+        while True:
+            try:
+                return result_of(future, self._patience.silent)
+            except TimeoutError:
+                if future.done():  # it is the answer
+                    raise
+            try:
+                result_of(self.transport.ping(shard), self._patience.ping)
+            except (TimeoutError, Unanswered) as error:
+                if not future.done():
+                    waited = f"{self._patience.silent + self._patience.ping:g} seconds"
+                    what = f"{self._who(shard)} has not answered a call of {name} and a ping for {waited}"
+                    raise self._lost(what) from error
 
     def _lost(self, what: str) -> ShardLost:
         error = ShardLost(f"{what}; {self._advice}")

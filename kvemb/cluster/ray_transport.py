@@ -8,6 +8,7 @@ Thread-safe.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,10 @@ NAMESPACE = "kvemb"
 # Calls that one shard runs at the same time, and that the coordinator does: clients that wait there are among these.
 CONCURRENT_CALLS, CONCURRENT_CLIENTS = 8, 64
 # How long the end of a cluster waits for shards that delete their files.
-CLOSE_SECONDS = 60
+CLOSE_SECONDS = 20
+_PINGS = "pings"
+# Ray's messages go on to advice on its own set-up.
+_MOST_TEXT = 120
 # How often the progress of the opening is asked for.
 _PROGRESS_SECONDS = 0.2
 
@@ -88,6 +92,9 @@ class ShardActor:
             raise
         return rows
 
+    def ping(self) -> None:
+        """Answer."""
+
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of the shard."""
         return self._shard.call(name, _writable(arguments))
@@ -111,6 +118,9 @@ class CoordinatorActor:
     def progress(self) -> tuple[int, int] | None:
         """Return how many rows are loaded, and of how many; None: nothing is loaded yet."""
         return self._progress
+
+    def ping(self) -> None:
+        """Answer."""
 
     def started(self) -> bool:
         """Whether clients may call it."""
@@ -152,6 +162,13 @@ class RayTransport:
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
+        return self._answer(lambda: self.actors[shard].call.remote(name, arguments))
+
+    def ping(self, shard: int) -> Future[Any]:
+        """See Transport. It has a thread of its own."""
+        return self._answer(lambda: self.actors[shard].ping.options(concurrency_group=_PINGS).remote())
+
+    def _answer(self, call: Callable[[], Any]) -> Future[Any]:
         answer: Future[Any] = Future()
 
         def arrived(future: Future[Any]) -> None:
@@ -162,7 +179,7 @@ class RayTransport:
                 answer.set_exception(_cause(error))
 
         try:
-            self.actors[shard].call.remote(name, arguments).future().add_done_callback(arrived)
+            call().future().add_done_callback(arrived)
         except self._ray.exceptions.RayError as error:
             answer.set_exception(_cause(error))
         return answer
@@ -178,9 +195,9 @@ class RayTransport:
 def _made_on_ray(scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
     """Make the shards of a plan, on nodes of Ray's choice. scratch: see ShardActor.open. meter: counts rows."""
     ray = ray_here()
-    never = {"max_restarts": 0, "max_task_retries": 0}
-    placed = {"scheduling_strategy": "SPREAD", "num_cpus": 0}
-    make = ray.remote(ShardActor).options(max_concurrency=CONCURRENT_CALLS, **never, **placed)
+    how = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD", "num_cpus": 0}
+    shard = ray.remote(concurrency_groups={_PINGS: 1})(ShardActor)
+    make = shard.options(max_concurrency=CONCURRENT_CALLS, **how)
     made = RayTransport([make.remote() for _ in range(plan.shards)])
     opened = [actor.open.remote(plan, number, scratch, kvemb.__version__) for number, actor in enumerate(made.actors)]
     try:
@@ -205,7 +222,7 @@ def start(asked: Asked, scratch: str | None, progress: Progress | None) -> RayTr
     if asked.url is not None:
         how |= {"name": _name(asked.url), "namespace": NAMESPACE}
     try:
-        actor = ray.remote(CoordinatorActor).options(**how).remote()
+        actor = ray.remote(concurrency_groups={_PINGS: 1})(CoordinatorActor).options(**how).remote()
     except ValueError as error:
         raise Locked(f"the cluster at {asked.url} is open elsewhere on this Ray cluster; close it there") from error
     way = RayTransport([actor])
@@ -247,4 +264,5 @@ def _cause(error: BaseException) -> BaseException:
         return cause
     if isinstance(error, (KvembError, Failed, Held, Unanswered)):
         return error
-    return Unanswered(" ".join(str(error).split()))
+    text = " ".join(str(error).split())
+    return Unanswered(text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}...")

@@ -30,5 +30,8 @@ class Transport(Protocol):
         these. The future raises what the method raises, or Unanswered; also after close().
         """
 
+    def ping(self, shard: int) -> Future[Any]:
+        """Ask whether the process of a shard answers, whatever calls it has under way."""
+
     def close(self) -> None:
         """Close the shards that can be reached, and end those that cannot. Idempotent."""

@@ -10,13 +10,43 @@ from faulty import FaultyCluster
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster.calls import MOST_ATTEMPTS, Calls
+from kvemb.cluster.calls import MOST_ATTEMPTS, Calls, Patience
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import ShardLost
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
 KEYS = np.arange(300)
+
+
+class Silent:
+    """A transport of one shard that answers nothing, but pings until it is stopped."""
+
+    shards = 1
+
+    def __init__(self):
+        self.stopped, self.pings, self.waiting = False, 0, Future()
+
+    def call(self, shard, name, *arguments):
+        return self.waiting
+
+    def ping(self, shard):
+        self.pings += 1
+        if self.pings == 3:
+            self.waiting.set_result("late")
+        answer = Future()
+        if not self.stopped:
+            answer.set_result(None)
+        return answer
+
+
+def test_a_shard_whose_process_hangs_is_lost_after_the_stated_time_and_one_that_is_slow_is_not():
+    silent = Silent()
+    calls = Calls(silent, patience=Patience(0.02, 0.05))
+    assert calls.all("slow") == ["late"]
+    silent.stopped, silent.waiting, silent.pings = True, Future(), 10
+    with pytest.raises(ShardLost, match=r"not answered a call of stuck and a ping for 0\.07 seconds; recover"):
+        calls.all("stuck")
 
 
 class Script:

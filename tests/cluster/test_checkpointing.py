@@ -294,14 +294,15 @@ CHECKPOINTS = int(os.environ.get("KVEMB_CHECKPOINTS", 5))
 
 
 def test_every_checkpoint_has_each_call_on_all_shards_or_on_none(tmp_path):
-    """Four trainers over a faulty transport: each call adds 1 to every row of a group, whose rows are on all shards."""
-    cluster = FaultyCluster(tmp_path, 3, 0.15, tmp_path / "series").first
+    """Four clients over faulty transports: each call adds 1 to every row of a group, whose rows are on all shards."""
+    faulty = FaultyCluster(tmp_path, 3, 0.15, tmp_path / "series")
+    cluster, others = faulty.first, [faulty.client() for _ in range(4)]
     table = cluster.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
     keys = np.arange(GROUPS * GROUP).reshape(GROUPS, GROUP)
     stop, calls = threading.Event(), [0] * 4
 
     def trainer(number):
-        chance = np.random.default_rng(number)
+        chance, table = np.random.default_rng(number), others[number].variables["table"]
         while not stop.is_set():
             group = keys[chance.integers(GROUPS)]
             table.apply_gradients(np.repeat(group, 2), np.full((2 * GROUP, 1), -0.5, np.float32))
@@ -316,7 +317,7 @@ def test_every_checkpoint_has_each_call_on_all_shards_or_on_none(tmp_path):
     try:
         for number in range(CHECKPOINTS):
             time.sleep(np.random.default_rng(number).random() * 0.02)
-            saved.append(cluster.checkpoint(keep=10).number)
+            saved.append(others[number % 4].checkpoint(keep=10).number)
             if len(saved) == 5:
                 check_whole(tmp_path, saved)
                 saved = []

@@ -123,6 +123,7 @@ def test_after_a_loss_the_whole_cluster_goes_back_to_its_last_checkpoint_and_on(
     assert (back.number, cluster.last_checkpoint) == (1, 1)
     assert back.steps == {"table": kept.step}
     assert str(back).startswith("the cluster went back to checkpoint 1, of ")
+    assert "recover()" not in back.lost
     twin = LockstepChecker(twin.variable, kept)
     twin.check_export()
     train(twin, 2)

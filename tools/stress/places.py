@@ -81,6 +81,10 @@ class _Mortal:
         self.transport.call(shard, name, *arguments).add_done_callback(arrived)
         return answer
 
+    def ping(self, shard: int) -> Future[Any]:
+        """See kvemb.cluster.transport."""
+        return self.transport.ping(shard)
+
     def end(self, shard: int) -> None:
         """End a shard: no later call reaches it, and calls under way get no answer."""
         self._ended.add(shard)

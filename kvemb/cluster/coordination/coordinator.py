@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import kvemb
-from kvemb.cluster.calls import Calls
+from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.checkpointing import Checkpoint, Checkpointing
 from kvemb.cluster.coordination import restricting
 from kvemb.cluster.coordination.counting import Steps, Total
@@ -257,7 +257,7 @@ class Coordinator:
                 self.calls.transport.close()
             checkpoint = None if self._checkpointing is None else self._checkpointing.settled()
             with self._alone:
-                why = str(self.calls.lost)
+                why = str(self.calls.lost).removesuffix(f"; {ADVICE}")
                 self._begin(replace(self._plan, checkpoint=checkpoint))
                 for name, known in list(self._opened.items()):
                     token, entry = uuid.uuid4().hex, self._stored.get(name)
