@@ -31,6 +31,17 @@ FAULTS = {
     "a sum begins before all lanes have written": ("double total = 0.0;\n  __syncwarp();", "double total = 0.0;"),
     "a row's count is read after it is set": ("__syncwarp();\n    if (lane_ == 0) slots_[", "if (lane_ == 0) slots_["),
     "gradients of a key are not summed": ("q_ >= 0; q_ = following_[q_]", "false;"),
+    "gradients of an array go to one sum": ("all ? p : p >> 1", "0 * p"),
+    "a key's first entry is any of its entries": (
+        "heads[i] = later ? -1 : cells[i];",
+        "heads[i] = more ? -1 : cells[i];",
+    ),
+    "an array's rows go to their own places": (
+        "from + i * bytes, bytes, unit);",
+        "from + chosen[i] * 0, bytes, unit);",
+    ),
+    "what is left out is changed": ("if (!without[i]) cells[i] = -1;", ""),
+    "an array's keys are told to exist": ("exists[i] = slot >= 0;", "exists[i] = true;"),
     "clean rows that were asked for are forgotten": ("(clean_too || flags(bucket)", "(flags(bucket)"),
     "bags are summed backwards": ("const Wide element = wide(row[j]);", "const Wide element = -wide(row[j]);"),
 }

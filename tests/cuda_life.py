@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import numpy as np
+from arrays_there import ArrayThere
 from cuda_on_cpu import TSAN_FLAGS, CpuDevice
 from pooled import pooled
 
@@ -27,7 +28,8 @@ LEAST, MOST = -(2**63), 2**63 - 1
 OPTIMIZERS: list[Optimizer] = [Adagrad(0.1, clip_norm=1.0), Adam(0.1), LAMB(0.1), SGD(0.1, weight_decay=0.1)]
 SHAPES = [("float32", 5), ("float32", 33), ("float64", 2), ("float16", 3)]
 VERBS = [
-    *["insert"] * 4, "lookup", "lookup", "count", "pool", "upsert", "assign", "add", "apply", "apply",
+    *["insert"] * 4, "lookup", "lookup_there", "count", "pool", "upsert", "assign", "add", "apply", "apply_there",
+    "change_there",
     "set_scores", "remove", "grow", "shrink", "mark", "take", "release", "written", "dirty",
 ]  # fmt: skip
 
@@ -173,6 +175,62 @@ class Life:
         assert out.tobytes() == expected.tobytes()
         self._use(rows, rule)
 
+    def _there(self, rows: Any) -> Any:
+        """The keys of rows, on the device. Caller's arrays have streams of their own."""
+        return self.table.there.given(ArrayThere(self.rows.keys[rows].copy(), stream=int(self.random.integers(1, 4))))
+
+    def _lookup_there(self) -> None:
+        rows, rule = self._some(int(self.random.integers(1, 120))), self._rule()
+        out, there = np.full((len(rows), self.schema.dim), 7, self.schema.value_dtype), self.table.there
+        expected, flags = np.where(self.hot[rows][:, None], self.rows.embeddings()[rows], out), np.ones(len(rows), bool)
+        keys, filled, exists = self._there(rows), there.given(ArrayThere(out)), there.given(ArrayThere(flags))
+        with there.on(keys, filled, exists):
+            missing = there.lookup(keys, filled, exists, rule, float(self.step))
+            assert missing.positions.tolist() == np.flatnonzero(~self.hot[rows]).tolist()
+            assert (missing.keys == self.rows.keys[rows[missing.positions]]).all()
+            values = self._values(len(missing.positions))
+            assert there.take(filled, missing.positions).tobytes() == out[missing.positions].tobytes()
+            there.spread(filled, missing.positions, values)
+        expected[missing.positions] = values
+        assert out.tobytes() == expected.tobytes()
+        assert (flags == self.hot[rows]).all()
+        self._use(rows, rule)
+
+    def _change_there(self) -> None:
+        rows, there = self._some(int(self.random.integers(1, 80))), self.table.there
+        values, old, kind = self._values(len(rows)), self._values(len(rows)), self.schema.slot_dtype
+        chosen, adding = self.random.random(len(rows)) < 0.7, bool(self.random.integers(2))
+        keys, given, before = self._there(rows), there.given(ArrayThere(values)), there.given(ArrayThere(old))
+        with there.on(keys, given, before):
+            assert there.find(keys).positions.tolist() == np.flatnonzero(~self.hot[rows]).tolist()
+            if adding:
+                there.only(there.given(ArrayThere(chosen)))
+                there.add(before, given, self.step)
+            else:
+                there.assign(given, self.step)
+        for row, a, b, yes in zip(rows.tolist(), old, values, chosen, strict=True):
+            if self.hot[row] and adding and yes:
+                value = self.rows.select([row]).embeddings()[0].astype(kind) + (b.astype(kind) - a.astype(kind))
+                self._set(row, value.astype(self.schema.value_dtype))
+            elif self.hot[row] and not adding:
+                self._set(row, b)
+
+    def _apply_there(self) -> None:
+        rows, there = self._some(int(self.random.integers(1, 80))), self.table.there
+        grads = self.random.normal(size=(len(rows), self.schema.dim)).astype(self.schema.slot_dtype)
+        keys, given = self._there(rows), there.given(ArrayThere(grads))
+        with there.on(keys, given):
+            there.find(keys)
+            there.apply(self.optimizer, given, self.step, self.step)
+        hot = np.array(sorted({row for row in rows.tolist() if self.hot[row]}), np.int64)
+        totals = np.zeros((len(hot), self.schema.dim), self.schema.slot_dtype)
+        for at, row in enumerate(hot.tolist()):
+            first, *rest = np.flatnonzero(rows == row).tolist()
+            totals[at] = grads[first]
+            for each in rest:
+                totals[at] += grads[each]
+        self._step(hot, totals)
+
     def _pool(self) -> None:
         sizes, rule = self.random.integers(0, 9, 12), self._rule()
         rows = self._some(int(sizes.sum()))
@@ -242,7 +300,10 @@ class Life:
         skipped = self.random.random(len(rows)) < 0.2
         cells[skipped] = -1
         self.table.apply(cells, self.optimizer, grads, self.step, sums, self.step)
-        rows, totals = rows[~skipped], totals[~skipped]
+        self._step(rows[~skipped], totals[~skipped])
+
+    def _step(self, rows: Any, totals: Any) -> None:
+        """One step of the model's rows, with these sums of gradients."""
         slots = {slot.name: self.rows.slot(at)[rows] for at, slot in enumerate(self.optimizer.slots)}
         values = self.optimizer.step(self.rows.select(rows).embeddings(), slots, totals, self.step)
         self.rows.values[rows, : self.schema.dim] = np.ascontiguousarray(values).view(self.schema.kernel_dtype)
