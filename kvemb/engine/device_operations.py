@@ -46,7 +46,10 @@ class DeviceOperations(TableOperations):
 
     @of_one_point
     def lookup_there(self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, *, touch: bool) -> None:
-        """Do what lookup does; out (n, dim) and exists (n,), bool, are on the device."""
+        """Do what lookup does; out (n, dim) and exists (n,), bool, are on the device.
+
+        REQUIRES: at the end of the call, storage.ahead.looked_up().
+        """
         there, shape = self.there, (0, self._schema.dim)
         with self._storage.reading():
             rule, now = self._begin_use(touch)
@@ -104,11 +107,13 @@ class DeviceOperations(TableOperations):
             if owners is None or not owners.any():
                 missed = self._record(keys, touch, lambda _, rule, now: self._pooled_there(keys, bags, out, rule, now))
         if missed is None:
+            self._storage.ahead.looked_up()
             return
         chosen = bags.holding(missed.positions) if isinstance(missed, Missed) else np.arange(bags.bag_count)
         pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)
         if isinstance(missed, Missed):
             self._pool_chosen(keys, bags, chosen, missed, pooled)
+            self._storage.ahead.looked_up()
         else:
             self.pool(keys, bags, pooled, touch=touch)
         self._spread(out, out, chosen, pooled)

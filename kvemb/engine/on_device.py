@@ -80,6 +80,7 @@ def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: boo
     given = asked(table, keys, out, return_exists=return_exists)
     table.operations.lookup_there(given.keys, given.out, given.exists, touch=touch)
     table.storage.ahead.looked_up()
+    table.storage.ahead.looked_up()
     return (given.rows, given.flags) if return_exists else given.rows
 
 

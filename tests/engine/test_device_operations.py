@@ -123,7 +123,11 @@ def test_one_call_on_many_variables_takes_arrays_from_both_memories(opened: Any)
     assert found["rows"] is out
     assert out.array.tobytes() == found[plain].tobytes()
     assert_equal(plain, var)
-    var.prefetch(there(keys))
+    for after in (False, True):
+        var.prefetch(there(keys), after_lookup=after)
+        var.lookup(there(keys[:9]))
+        kvemb.embedding_lookup(var, there(keys[:9]), max_norm=1.0)
+    assert not inside(var).storage.ahead.waits
     var.remove(there(keys[:9]))
     assert var.size() == 191
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays_there import there
 from crashes import copy_of_open
 from cuda_devices import device_of
 from hypothesis import HealthCheck, settings
@@ -99,6 +100,7 @@ class Tiering(RuleBasedStateMachine):
     device, on_device = "cpu", "opaque_table:OpaqueTable"
     spread, examples = 1, 1.0
     hot_rows: int | None = 16
+    most_devices = 3
     limits = Limits()
 
     def __init__(self) -> None:
@@ -125,7 +127,7 @@ class Tiering(RuleBasedStateMachine):
         made = kvemb.optimizers.KINDS[trained](learning_rate=0.1 + (seed % 7) / 8)
         optimizer = None if kind.kind == "i" else made
         self.arguments: dict[str, Any] = {
-            "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim, "devices": [self.device] * devices,
+            "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim, "devices": [self.device] * min(devices, self.most_devices),
             "initializer": start, "optimizer": optimizer, "restrict_policy": policy, "kv_creator": self.cold(),
             "partitioner": shuffled if seed % 2 else kvemb.tiers.hot_tables.default_partitioner,
             **({"init_size": 1} if growing or self.hot_rows is None else {"hot_rows": self.hot_rows}),
@@ -336,6 +338,45 @@ class TieringOnCudaOverTheHost(TieringOverTheHost):
     spread, below_bytes, examples = 80, 75_000, 1 / 20
 
 
+class OnGpu:
+    """A variable, all of whose arrays are on its GPU."""
+
+    def __init__(self, variable: kvemb.Variable) -> None:
+        self._variable = variable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._variable, name)
+
+    def lookup(self, keys: Any, **how: Any) -> Any:
+        rows, exists = self._variable.lookup(there(keys), **how)
+        return rows.array, exists.array
+
+    def upsert(self, *arrays: Any) -> None:
+        self._variable.upsert(*map(there, arrays))
+
+    def accum(self, *arrays: Any) -> None:
+        self._variable.accum(*map(there, arrays))
+
+    def apply_gradients(self, *arrays: Any) -> None:
+        self._variable.apply_gradients(*map(there, arrays))
+
+    def remove(self, keys: Any) -> None:
+        self._variable.remove(there(keys))
+
+    def prefetch(self, keys: Any, **how: Any) -> None:
+        self._variable.prefetch(there(keys), **how)
+
+
+class TieringOfArraysOnCuda(TieringOnCudaOverTheHost):
+    """The same, with arrays in the GPU's memory; there is one device."""
+
+    most_devices = 1
+
+    def _twin(self, store: kvemb.Store, model: Model) -> LockstepChecker:
+        variable: Any = OnGpu(store.get_variable("table", **self.arguments))
+        return LockstepChecker(variable, model)
+
+
 @pytest.fixture(params=["whole", "in pieces"])
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Piles of a few rows, so that rows spill all the time; and calls cut in chunks, batches split among threads."""
@@ -354,7 +395,7 @@ def test_a_table_with_next_to_no_hot_rows_equals_its_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [TieringOnCuda, TieringOnCudaOverTheHost])
+@pytest.mark.parametrize("machine", [TieringOnCuda, TieringOnCudaOverTheHost, TieringOfArraysOnCuda])
 def test_a_table_with_next_to_no_rows_on_a_gpu_equals_its_model(
     machine: type[Tiering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
