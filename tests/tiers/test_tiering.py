@@ -127,7 +127,8 @@ class Tiering(RuleBasedStateMachine):
         made = kvemb.optimizers.KINDS[trained](learning_rate=0.1 + (seed % 7) / 8)
         optimizer = None if kind.kind == "i" else made
         self.arguments: dict[str, Any] = {
-            "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim, "devices": [self.device] * min(devices, self.most_devices),
+            "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim,
+            "devices": [self.device] * min(devices, self.most_devices),
             "initializer": start, "optimizer": optimizer, "restrict_policy": policy, "kv_creator": self.cold(),
             "partitioner": shuffled if seed % 2 else kvemb.tiers.hot_tables.default_partitioner,
             **({"init_size": 1} if growing or self.hot_rows is None else {"hot_rows": self.hot_rows}),
