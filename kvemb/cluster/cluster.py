@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+import kvemb
 from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
+from kvemb.cluster.coordination.coordinator import Joined
 from kvemb.cluster.coordination.counting import Clock, Steps
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.messages import Change, Read
@@ -65,7 +67,8 @@ class Cluster:
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
         self._coordinator = Calls(coordinator, lambda _: "the cluster's coordinator", ENDED)
-        self.session = Session(self._coordinator, self.tables)
+        joined: Joined = self._coordinator.all("join", kvemb.__version__)[0]
+        self.session = Session(self._coordinator, joined, self.tables)
         self.router = Router(self.session.calls.transport.shards)
         self._started = ThreadPoolExecutor(MOST_STARTED, thread_name_prefix="kvemb-started")
 
@@ -104,9 +107,10 @@ class Cluster:
             self.state.check_open()
             lost = self.session.calls.lost
             why = "nothing: it was asked to" if lost is None else str(lost).removesuffix(f"; {ADVICE}")
-            found: Recovery = self._coordinator.all("recover", self.session.generation, why)[0]
-            self.session = Session(self._coordinator, self.tables)
-            return found
+            asked = self.session.generation, why, kvemb.__version__
+            found: tuple[Recovery, Joined] = self._coordinator.all("recover", *asked)[0]
+            self.session = Session(self._coordinator, found[1], self.tables)
+            return found[0]
 
     # Rows of several variables, in one call of each shard.
 

@@ -15,6 +15,8 @@ from kvemb.cluster.session import EXCHANGE_SECONDS
 from kvemb.errors import BackendUnavailable, Closed, SchemaMismatch, ShardLost
 from kvemb.handle import inside
 from kvemb.stats import Stats
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
 
 SGD = kvemb.optimizers.SGD(0.5)
 ONES = np.ones((3, 2), np.float32)
@@ -63,6 +65,76 @@ def test_what_another_client_drops_is_gone_and_its_name_is_free(two):
     assert again.dim == 1
     assert again is not mine
     assert first.variables["table"] is again
+
+
+class Fading(kvemb.RestrictPolicy):
+    """A user's policy."""
+
+    clock = "steps"
+
+    def score(self, old_score, count, now):
+        return old_score / 2 + count + now / 1024
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_functions_and_policies_are_those_of_the_client_that_opened_the_variable(two, given):
+    first, second = two
+
+    def how():
+        policy, constraint = Fading(), lambda rows: np.minimum(rows, 3)
+        return {"restrict_policy": policy, "constraint": constraint, "optimizer": kvemb.optimizers.SGD(1.0)}
+
+    mine = first.get_variable("table", dim=2, **how())
+    yours = second.get_variable("table", **how()) if given else second.variables["table"]
+    yours.apply_gradients([1, 2, 3], -9 * ONES)
+    assert (mine.lookup([1, 2, 3]) == 3).all()
+    assert mine.restrict_policy.status([1, 2, 3]).tolist() == yours.restrict_policy.status([1, 2, 3]).tolist()
+    if given:
+        assert yours.restrict(1) == 2
+        assert mine.size() == 1
+    else:
+        with pytest.raises(ValueError, match=r"was opened without its policy .*Fading"):
+            yours.restrict(1)
+
+
+def test_clients_that_take_turns_are_one_store_bit_for_bit(open_cluster, tmp_path):
+    first = open_cluster(3, url=tmp_path / "series")
+    clients = [first, *(kvemb.cluster.connect(tmp_path / "series", transport="local") for _ in range(2))]
+    keys, chance = np.arange(300), np.random.default_rng(4)
+    optimizer, policy = kvemb.optimizers.Adam(0.5, bias_correction="global"), kvemb.FrequencyRestrictPolicy(9.0)
+    how = {"dim": 2, "optimizer": optimizer, "restrict_policy": policy}
+    tables = [client.get_variable("table", **how) for client in clients]
+    model = Model(
+        keys, tables[0].value_dtype, 2, initializer=tables[0].initializer, optimizer=optimizer, policy=policy
+    )  # fmt: skip
+    twins = [LockstepChecker(table, model) for table in tables]
+    for _ in range(120):
+        turn = int(chance.integers(3))
+        twin, chosen = twins[turn], chance.choice(keys, 40)
+        values = chance.standard_normal((40, 2)).astype(np.float32)
+        what = int(chance.integers(8))
+        if what == 0:
+            twin.upsert(chosen, values)
+        elif what == 1:
+            twin.accum(chosen, values, values * 2, chance.random(40) < 0.5)
+        elif what == 2:
+            twin.remove(chosen[:9])
+        elif what == 3:
+            twin.use(chosen)
+        elif what == 4:
+            twin.restrict(max(0, model.size - 5))
+        elif what == 5:
+            twin.check_status(keys)
+        elif what == 6:
+            twin.lookup(chosen, touch=True)
+        else:
+            twin.apply_gradients(chosen, values)
+        for each in (turn, *range(3)):
+            inside(clients[each]).session.exchange()
+    for twin in twins:
+        twin.check_export(50)
+    for client in clients[1:]:
+        client.close()
 
 
 def test_a_rate_that_one_client_sets_counts_for_all(two):

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -216,6 +217,7 @@ def run(
         with (
             tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder,
             screen.progress("cluster", rounds) as advance,
+            redirect_stdout(sys.stderr) if as_json else nullcontext(),  # Ray prints what it finds lost
         ):
             for turn, name in enumerate(transports):
                 where = Path(folder) / name

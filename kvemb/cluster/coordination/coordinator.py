@@ -241,16 +241,17 @@ class Coordinator:
         """Return the number of the checkpoint that it would go back to."""
         return None if self._checkpointing is None else self._checkpointing.last
 
-    def recover(self, generation: int, lost: str) -> Recovery:
+    def recover(self, generation: int, lost: str, version: str) -> tuple[Recovery, Joined]:
         """Go back to the last checkpoint, with new shards, unless that was done since; returns the last recovery.
 
-        generation: of the client, which calls the shards that are to go. lost: why, as the client knows it. Old shards
-        are closed or ended first, so nothing of theirs can be published or called any more. Variables that are open
-        stay open; those that the checkpoint does not have begin again without rows.
+        generation: of the client, which calls the shards that are to go. lost: why, as the client knows it. version:
+        see join(), whose answer is returned, too: the client must not join after another recovery. Old shards are
+        closed or ended first, so nothing of theirs can be published or called any more. Variables that are open stay
+        open; those that the checkpoint does not have begin again without rows.
         """
         with self._recovering:
             if generation < self._generation and self._recovery is not None:
-                return self._recovery
+                return self._recovery, self.join(version)
             begun = time.monotonic()
             self.calls.lose(ShardLost(lost))
             with suppress(Exception):  # what is lost may not close
@@ -272,7 +273,7 @@ class Coordinator:
                 why,
             )
             _logger.warning("%s", self._recovery)
-            return self._recovery
+            return self._recovery, self.join(version)
 
     def close(self) -> None:
         """Close every shard, once what is under way here has ended. Idempotent."""
