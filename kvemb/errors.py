@@ -46,7 +46,7 @@ class SchemaMismatch(KvembError, ValueError):
     def __init__(self, variable: str, field: str, stored: object, asked: object, advice: str | None = None) -> None:
         super().__init__(
             f"variable {variable!r} is stored with {field}={stored!r}, got {field}={asked!r}; "
-            f"{advice or f'ask for the stored {field}, or use another name'}"
+            f"{advice or f'ask for the stored {field}, use another name, or delete it with store.drop_variable'}"
         )
         self.variable, self.field, self.stored, self.asked = variable, field, stored, asked
 

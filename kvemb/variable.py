@@ -8,6 +8,7 @@ get_variable. Thread-safe: each call is atomic per key.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -283,11 +284,18 @@ class Variable(Handle[Table]):
         """Keep the num_reserved rows with the highest scores, over both tiers; ties go to the larger key.
 
         kwargs go to restrict_policy.apply_restriction: with trigger=n nothing happens unless size() exceeds n. Returns
-        how many rows were removed. A variable without a policy keeps every row and returns None.
+        how many rows were removed. A variable without a policy keeps every row, warns and returns None.
         Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
         reserved = as_int(num_reserved, "num_reserved", 0, MOST_ROWS)
-        return None if self.restrict_policy is None else self.restrict_policy.apply_restriction(reserved, **kwargs)
+        if self.restrict_policy is None:
+            warnings.warn(
+                f"variable {self.name!r} has no restrict_policy, so restrict removes nothing; give get_variable one "
+                "when it makes the variable, such as kvemb.FrequencyRestrictPolicy(), or see kvemb migrate --policy",
+                stacklevel=2,
+            )
+            return None
+        return self.restrict_policy.apply_restriction(reserved, **kwargs)
 
     def size(self, index: int | None = None) -> int:
         """Return the number of rows, hot and cold, exactly.

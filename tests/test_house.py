@@ -391,7 +391,7 @@ TESTED_BY = {
             "embedding": ["embedding", "lookups", "options", "module"],
             "embedding_bag": ["embedding_bag", "pooling"],
             "optimizer": ["optimizer", "gradients"],
-            **{name: [name] for name in ("bags", "collection", "prefetching")},
+            **{name: [name] for name in ("bags", "collection", "prefetching", "weights")},
         }.items()
         for name in names
     },

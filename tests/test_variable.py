@@ -598,10 +598,11 @@ def test_restrict_waits_for_its_trigger(table):
     assert table.size() == 5
 
 
-def test_without_a_policy_restrict_does_nothing(make):
+def test_without_a_policy_restrict_does_nothing_and_warns(make):
     variable = make()
     variable.upsert(np.arange(30), values_of(30))
-    assert variable.restrict(5) is None
+    with pytest.warns(UserWarning, match="has no restrict_policy, so restrict removes nothing; give get_variable one"):
+        assert variable.restrict(5) is None
     assert variable.size() == 30
     for wrong in (1e6, "5", None, True):
         with pytest.raises(TypeError, match="num_reserved must be an int"):

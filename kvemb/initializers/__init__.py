@@ -69,7 +69,8 @@ def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
     else:
         raise TypeError(
             f"initializer must be None, a number, an array of {dim} numbers or an Initializer, "
-            f"got {type(spec).__name__} {brief(spec)}; see kvemb.initializers"
+            f"got {type(spec).__name__} {brief(spec)}; use one of kvemb.initializers, such as "
+            "kvemb.RandomNormal(0.0, 0.05)"
         )
     found.check(dim, dtype)
     return found

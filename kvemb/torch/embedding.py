@@ -11,6 +11,7 @@ from kvemb.torch.bags import keys_where_they_are
 from kvemb.torch.lookups import Wanted, distinct, divide_gradient
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_names, check_norm, check_padding, clipped
+from kvemb.torch.weights import Place
 from kvemb.variable import Variable
 
 
@@ -22,19 +23,20 @@ class Embedding(RowsModule):
     padding_idx: a key (a negative one, too) whose row is zeros: it is not looked up, made or trained.
     max_norm, norm_type: rows of a larger norm are scaled to it in the result; the table keeps them, unlike torch.nn's.
     scale_grad_by_freq: as torch.nn's. sparse: accepted; a gradient is always of the rows that were used.
+    load_state_dict takes the weight of a torch.nn.Embedding, too: row i becomes the row of key i.
     Raises TypeError or ValueError for an argument, and what get_variable raises.
     """
 
     def __init__(
         self,
-        variable: Variable | str,
+        variable: Variable | str | None = None,
         dim: int | None = None,
+        *,
         padding_idx: int | None = None,
         max_norm: float | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
         sparse: bool = True,
-        *,
         store: Store | None = None,
         fused: bool = False,
         check_finite: bool = False,
@@ -52,6 +54,10 @@ class Embedding(RowsModule):
     def embedding_dim(self) -> int:
         """Values in a row."""
         return self.variable.dim
+
+    def places(self) -> dict[str, Place]:
+        """Return where a weight of torch.nn.Embedding goes."""
+        return {"weight": Place(self.variable, self.padding_idx)}
 
     @torch.compiler.disable
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from kvemb.torch.bags import bags_of
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_mode, check_names, check_norm, check_padding
 from kvemb.torch.pooling import Pooling, Prepared
+from kvemb.torch.weights import Place
 from kvemb.variable import Variable
 
 
@@ -25,8 +26,9 @@ class EmbeddingBag(RowsModule):
 
     def __init__(
         self,
-        variable: Variable | str,
+        variable: Variable | str | None = None,
         dim: int | None = None,
+        *,
         max_norm: float | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
@@ -34,7 +36,6 @@ class EmbeddingBag(RowsModule):
         sparse: bool = True,
         include_last_offset: bool = False,
         padding_idx: int | None = None,
-        *,
         store: Store | None = None,
         fused: bool = False,
         check_finite: bool = False,
@@ -54,6 +55,10 @@ class EmbeddingBag(RowsModule):
     def embedding_dim(self) -> int:
         """Values in a row."""
         return self.variable.dim
+
+    def places(self) -> dict[str, Place]:
+        """Return where a weight of torch.nn.EmbeddingBag goes."""
+        return {"weight": Place(self.variable, self.pooling.padding)}
 
     @torch.compiler.disable
     def forward(

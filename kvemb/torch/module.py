@@ -6,7 +6,7 @@ A module is as thread-safe as torch's own: one thread trains it, and any number 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 
@@ -15,11 +15,14 @@ from kvemb.defaults import chosen
 from kvemb.store import Store
 from kvemb.torch.gradients import Pending
 from kvemb.torch.lookups import Wanted, fetch
+from kvemb.torch.weights import Place, take_weights
 from kvemb.variable import Variable
 
 # What the modules of torch.nn have, and programs that are ported read; the message says what to do.
 _ABSENT = {
-    "weight": "read them with variable.lookup(keys) or variable.export(), write them with variable.upsert(keys, rows)",
+    "weight": "read them with variable.lookup(keys) or variable.export(), write them with variable.upsert(keys, rows), "
+    "start new ones with initializer=, such as kvemb.RandomNormal(0.0, 0.05); instead of a product with the whole "
+    "weight, look up the rows of sampled keys",
     "num_embeddings": "keys are any int64; variable.size() counts the rows",
 }
 _OUTPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -49,15 +52,28 @@ class RowsModule(torch.nn.Module):
         self.variables = list({id(variable): variable for variable in variables}.values())
         self.output_dtype = output_dtype
         self.pending = Pending(bool(fused), bool(check_finite))
+        self.frozen = False
+        self.register_load_state_dict_pre_hook(_take_weights)
 
     def rows(self, wanted: list[Wanted]) -> list[torch.Tensor]:
         """Return the rows of each (n, dim), whose gradients this module takes. In eval() lookups are not uses.
 
         Raises RuntimeError under torch.distributed without a cluster; if gradients wait that no optimizer will take.
         """
-        if self.training and torch.is_grad_enabled() and any(variable.trainable for variable in self.variables):
+        trained = self.training and torch.is_grad_enabled() and not self.frozen
+        if trained and any(variable.trainable for variable in self.variables):
             self._check_can_train()
-        return fetch(wanted, self.pending, touch=self.training)
+        return fetch(wanted, None if self.frozen else self.pending, touch=self.training)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze the rows, with False, or train them again: rows that are looked up then get no gradients.
+
+        requires_grad: whether they are trained. Call it on the module itself; that of a model reaches parameters only,
+        and rows are none.
+        """
+        self.frozen = not requires_grad
+        super().requires_grad_(requires_grad)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -76,6 +92,12 @@ class RowsModule(torch.nn.Module):
                 "torch.distributed (DDP): each would train a store of its own, and they would drift apart; train in "
                 "one process, or over a cluster: rank 0 calls kvemb.cluster.open, the others connect"
             )
+        for each in self.variables:
+            if self.pending.waiting and each.trainable and each.optimizer is None:
+                raise RuntimeError(
+                    f"variable {each.name!r} has no optimizer, so its rows cannot be trained: make it with "
+                    "optimizer=, such as kvemb.optimizers.Adagrad(0.05), or freeze it with requires_grad_(False)"
+                )
         if self.pending.waiting and self.pending.owner is None:
             raise RuntimeError(
                 f"gradients of {self._names()} wait, and no optimizer takes them: make a kvemb.torch.Optimizer(model), "
@@ -114,13 +136,29 @@ class RowsModule(torch.nn.Module):
                     f"{found['point']}, before it: restore the checkpoint that belongs to it"
                 )
 
+    def places(self) -> dict[str, Place]:
+        """Return where each weight goes, by its name in the state_dict of torch.nn's module."""
+        raise NotImplementedError
+
     def _names(self) -> str:
         return ", ".join(repr(variable.name) for variable in self.variables)
 
     def extra_repr(self) -> str:
         """Return what repr shows of it."""
         shown = [f"{variable.name!r}, dim={variable.dim}" for variable in self.variables]
-        return ", ".join([*shown, *(["fused=True"] if self.pending.fused else [])])
+        told = {"fused=True": self.pending.fused, "frozen": self.frozen}
+        return ", ".join([*shown, *(text for text, true in told.items() if true)])
+
+
+def _take_weights(
+    module: RowsModule, state_dict: dict[str, Any], prefix: str, _metadata: Any, strict: bool, *told: list[str]
+) -> None:
+    """Make rows of the weights of torch.nn's modules in a state_dict, which load_state_dict has copied."""
+    missing_keys, _, error_msgs = told
+    taken, lacking = take_weights(module.places(), state_dict, prefix, error_msgs)
+    if taken:
+        missing_keys += lacking if strict else []
+        state_dict[f"{prefix}_extra_state"] = module.get_extra_state()
 
 
 def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dict[str, Any]) -> Variable:
@@ -135,8 +173,8 @@ def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dic
         return given
     if not isinstance(given, str):
         raise TypeError(
-            f"expected a name or a Variable, got {brief(given)}; begin with a name, such as 'words': keys are any "
-            "int64, so no number of rows is needed"
+            f"expected a name or a Variable, got {brief(given)}; begin with a name and dim, such as 'words', 16: keys "
+            "are any int64, so no number of rows is needed"
         )
     if dim is not None:
         arguments = {"dim": dim, **arguments}

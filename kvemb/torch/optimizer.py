@@ -35,7 +35,7 @@ class Optimizer(torch.optim.Optimizer):
         found: dict[int, RowsModule] = {}
         for module in modules:
             if not isinstance(module, torch.nn.Module):
-                raise TypeError(f"expected modules, such as a model, got {brief(module)}")
+                raise TypeError(f"expected modules, as in Optimizer(model), got {brief(module)}")
             found |= {id(each): each for each in module.modules() if isinstance(each, RowsModule)}
         variables = {id(each): each for module in found.values() for each in module.variables if each.trainable}
         if not variables:

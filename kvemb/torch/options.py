@@ -12,12 +12,12 @@ from kvemb.checks.numeric import as_int, as_number
 MODES = ("sum", "mean", "max")
 # What torch.nn has and rows do not; the message says what to do.
 _REFUSED = {
-    "num_embeddings": "keys are any int64, and a row is made at its first step",
+    "num_embeddings": "keys are any int64, and a row is made at its first step; give a name and dim",
     "embedding_dim": "give dim",
     "lr": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
     "_weight": "upsert the rows: variable.upsert(keys, weight)",
-    "_freeze": "make the variable with trainable=False",
-    "freeze": "make the variable with trainable=False",
+    "_freeze": "make the variable with trainable=False, or call requires_grad_(False)",
+    "freeze": "make the variable with trainable=False, or call requires_grad_(False)",
     "dtype": "give value_dtype, such as 'float32'",
     "device": "rows live in the store; give devices, and move ids and results",
 }

@@ -292,8 +292,13 @@ def test_a_variable_comes_as_it_is_and_a_number_is_no_name(store, loaded):
         with pytest.raises(ValueError, match="exists as it is: leave out"):
             kt.Embedding(variable, **arguments)
     assert kt.Embedding(variable, DIM).variable is variable
-    with pytest.raises(TypeError, match="expected a name or a Variable, got 1000"):
+    with pytest.raises(TypeError, match="expected a name or a Variable, got 1000; begin with a name and dim"):
         kt.Embedding(1000, 16)
+    for module in (kt.Embedding, kt.EmbeddingBag):
+        with pytest.raises(TypeError, match=r"no argument num_embeddings here: .*; give a name and dim"):
+            module(num_embeddings=1000, embedding_dim=16)
+        with pytest.raises(TypeError, match="takes from 1 to 3 positional arguments"):
+            module("users", 1000, 16)  # a name put before torch.nn's arguments
 
 
 def test_what_rows_in_a_store_are_not_is_said(loaded):
@@ -316,6 +321,30 @@ def test_training_without_an_optimizer_is_named(loaded):
     module(torch.tensor([1])).sum().backward()
     with torch.no_grad():
         module(torch.tensor([1]))
+
+
+def test_a_variable_without_an_optimizer_is_named_when_it_is_to_be_trained(store):
+    module = kt.Embedding("plain", 2, store=store)
+    module(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="variable 'plain' has no optimizer, so its rows cannot be trained: make it"):
+        module(torch.tensor([1]))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_frozen_module_gives_rows_without_gradients_until_it_is_trained_again(loaded, fused):
+    weight = weight_of(3)
+    module, weight = kt.Embedding(loaded(weight), fused=fused), weight[:3]
+    model = torch.nn.Sequential(module, torch.nn.Linear(DIM, 1))
+    optimizer = kt.Optimizer(model)
+    assert module.requires_grad_(False) is module
+    assert "frozen" in repr(module)
+    model(torch.arange(3)).sum().backward()
+    optimizer.step()
+    assert torch.equal(module(torch.arange(3)), weight)
+    module.requires_grad_()
+    model(torch.arange(3)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(module(torch.arange(3)), weight)
 
 
 def test_an_untrainable_variable_gives_rows_without_gradients(store):

@@ -1,0 +1,67 @@
+"""Weights of torch.nn's modules, as a state_dict has them, into variables: row i becomes the row of key i."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kvemb.checks.brief import brief
+from kvemb.variable import Variable
+
+_PIECE_ROWS = 65_536
+
+
+class Place(NamedTuple):
+    """Where a weight goes. padding: a key that gets no row."""
+
+    variable: Variable
+    padding: int | None = None
+
+
+def take_weights(
+    places: dict[str, Place], state_dict: dict[str, Any], prefix: str, error_msgs: list[str]
+) -> tuple[bool, list[str]]:
+    """Move weights out of a state_dict into variables.
+
+    places: by name in the module, which prefix precedes. error_msgs: gets what is wrong with a weight, which is then
+    not written. Returns whether there was a weight, and the names of those that no variable got. Raises what
+    Variable.upsert raises.
+    """
+    given = {name: state_dict.pop(prefix + name) for name in places if prefix + name in state_dict}
+    for name, weight in given.items():
+        if problem := _problem(weight, places[name].variable):
+            error_msgs.append(f"{prefix}{name} {problem}")
+        else:
+            _write(weight, places[name])
+    served = {id(places[name].variable) for name in given}
+    lacking: dict[int, str] = {}
+    for name, place in places.items():
+        if id(place.variable) not in served:
+            lacking.setdefault(id(place.variable), prefix + name)
+    return bool(given), list(lacking.values())
+
+
+def _problem(weight: Any, variable: Variable) -> str | None:
+    """Return what keeps a weight from being rows of a variable, or None."""
+    if not isinstance(weight, torch.Tensor) or weight.layout != torch.strided or not weight.is_floating_point():
+        return f"must be a dense tensor of floats, got {brief(weight)}"
+    if weight.ndim != 2 or weight.shape[1] != variable.dim:
+        return f"must be of shape (n, {variable.dim}), as variable {variable.name!r} has it, got {tuple(weight.shape)}"
+    return None
+
+
+def _write(weight: torch.Tensor, place: Place) -> None:
+    """Upsert a weight (n, dim), rounded to the variable's dtype, under the keys 0 to n - 1, but for the padding.
+
+    The memory that it takes does not grow with n. Raises what Variable.upsert raises.
+    """
+    variable = place.variable
+    wide = torch.float64 if variable.value_dtype.name == "float64" else torch.float32
+    for start in range(0, len(weight), _PIECE_ROWS):
+        piece = weight[start : start + _PIECE_ROWS].detach().to("cpu", wide)
+        rows = piece.numpy().astype(variable.value_dtype, copy=False)
+        keys = np.arange(start, start + len(rows))
+        kept = slice(None) if place.padding is None else keys != place.padding
+        variable.upsert(keys[kept], rows[kept])
