@@ -70,15 +70,17 @@ class Coordinator:
         self._absent_seconds = absent_seconds
         self._plan, self._make, self._checkpointing = plan, make, checkpointing
         self._ledger = Ledger()
-        self._alone, self._recovering = threading.RLock(), threading.Lock()
-        self._cuts, self._generation, self.closed = 0, 0, False
+        self._alone, self._recovering, self._changing = threading.RLock(), threading.Lock(), threading.Lock()
+        self._cuts, self._generation, self._recovered, self.closed = 0, -1, 0, False
         self._opened: dict[str, _Open] = {}
         self._recovery: Recovery | None = None
         self._begin(plan)
 
     def _begin(self, plan: Plan) -> None:
+        calls = Calls(self._make(plan))
+        with self._changing:  # a report is of the shards before, or of these
+            self.calls, self._generation = calls, self._generation + 1
         self._stored = {} if plan.checkpoint is None else dict(plan.checkpoint[1].variables)
-        self.calls = Calls(self._make(plan))
 
     @property
     def place(self) -> str:
@@ -116,8 +118,10 @@ class Coordinator:
 
     def report(self, generation: int, lost: str) -> None:
         """Hear from a client that a shard is lost. From now on no checkpoint can be made: half of a call may be."""
-        if generation == self._generation:
-            self.calls.lose(ShardLost(lost))
+        with self._changing:
+            calls = self.calls if generation == self._generation else None
+        if calls is not None:
+            calls.lose(ShardLost(lost))
 
     # Variables.
 
@@ -250,7 +254,7 @@ class Coordinator:
         open; those that the checkpoint does not have begin again without rows.
         """
         with self._recovering:
-            if generation < self._generation and self._recovery is not None:
+            if generation < self._recovered and self._recovery is not None:
                 return self._recovery, self.join(version)
             begun = time.monotonic()
             self.calls.lose(ShardLost(lost))
@@ -264,7 +268,7 @@ class Coordinator:
                     token, entry = uuid.uuid4().hex, self._stored.get(name)
                     self.calls.all_once("open_variable", token, name, known.arguments)
                     self._opened[name] = _Open(token, known.arguments, Total(_steps_of(entry)))
-                self._generation += 1
+                self._recovered = self._generation
             self._recovery = Recovery(
                 None if checkpoint is None else checkpoint[0],
                 None if checkpoint is None else checkpoint[1].created,

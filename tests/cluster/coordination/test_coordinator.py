@@ -210,6 +210,35 @@ def test_a_recovery_that_fails_can_be_repeated(open_cluster, tmp_path, monkeypat
     assert (table.lookup(KEYS) == 1).all()
 
 
+class Telling:
+    """A transport, each of whose calls meets what `tell` does first."""
+
+    def __init__(self, transport, tell):
+        self.shards, self.close, self.ping = transport.shards, transport.close, transport.ping
+        self._transport, self._tell = transport, tell
+
+    def call(self, *given):
+        self._tell()
+        return self._transport.call(*given)
+
+
+def test_a_report_of_the_old_shards_does_not_lose_the_new_ones(open_cluster, tmp_path, monkeypatch):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=2)
+    coordinator = inside(cluster)._coordinator.transport._callee
+    make = coordinator._make
+    for generation in range(3):
+        monkeypatch.setattr(
+            coordinator, "_make",
+            lambda plan, old=generation: Telling(make(plan), lambda: coordinator.report(old, "an old shard is lost")),
+        )  # fmt: skip
+        lose(cluster)
+        cluster.recover()
+        table.upsert(KEYS, ONES)
+        cluster.checkpoint()
+    assert table.size() == 200
+
+
 def test_a_checkpoint_under_way_is_complete_or_absent_when_all_go_back(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=2, optimizer=kvemb.optimizers.SGD(1.0))
