@@ -30,7 +30,8 @@ class Queue:
         self.device, self._small_bytes = device, small_bytes
         self._own = device.stream()
         self._stream = self._last = self._own  # where work goes now; where the last of it went
-        self._event = device.event()
+        self._event = device.event()  # the end of a block of on(), or what its own stream has done
+        self._beside = device.event()
         self._pieces = [_Piece(device, piece_bytes), _Piece(device, piece_bytes)]
 
     @contextmanager
@@ -41,8 +42,8 @@ class Queue:
         """
         device = self.device
         for other in others:
-            device.record(self._event, other)
-            device.wait(stream, self._event)
+            device.record(self._beside, other)
+            device.wait(stream, self._beside)
         if self._last == self._own:
             device.record(self._event, self._own)
         device.wait(stream, self._event)

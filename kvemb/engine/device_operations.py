@@ -60,6 +60,8 @@ class DeviceOperations(TableOperations):
                     self._scoring.use_hot(np.delete(self._copied(keys), missing.positions), now)
             if not len(missing.keys):
                 self._storage.counts.hits += keys.size
+                if keys.borrowed or out.borrowed:
+                    there.finish()
                 return
             rows = np.empty((len(missing.keys), *shape[1:]), self._schema.value_dtype)
             absent = self._lookup_below(missing.keys, rows, rule, now)
@@ -71,6 +73,13 @@ class DeviceOperations(TableOperations):
         self._spread(keys, out, missing.positions, rows)
         if exists is not None:
             self._spread(keys, exists, missing.positions, found)
+        self._give_back(keys, out)
+
+    def _give_back(self, *arrays: DeviceArray) -> None:
+        """Wait until arrays of which nobody says when they were used last are in use no longer."""
+        if any(array.borrowed for array in arrays):
+            with self._storage.held():
+                self.there.finish()
 
     def _lookup_below(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
         """Look up keys that are not on the device, in the table below it; return the positions that are not there."""
@@ -143,6 +152,7 @@ class DeviceOperations(TableOperations):
                 there.assign(values, storage.step)
                 if self._matching is not None:
                     there.match(self._matching, storage.step)
+        self._give_back(keys, values)
         if len(missing.keys):
             self.upsert(missing.keys, rows)
 
@@ -161,6 +171,7 @@ class DeviceOperations(TableOperations):
                 there.add(old, new, storage.step)
                 if self._matching is not None:
                     there.match(self._matching, storage.step)
+        self._give_back(keys, old, new, exists)
         if len(missing.keys):
             self.accum(missing.keys, *rest)
 
@@ -180,6 +191,7 @@ class DeviceOperations(TableOperations):
                 there.apply(optimizer, grads, storage.step, number)
                 if optimizer.counts_steps:
                     storage.count_optimizer_step(number)
+        self._give_back(keys, grads)
         if len(missing.keys):
             distinct = Unique(missing.keys)
             for chunk in self._chunks(len(distinct.keys)):

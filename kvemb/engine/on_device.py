@@ -14,18 +14,26 @@ import numpy.typing as npt
 from kvemb.contracts import DeviceRows
 from kvemb.engine.table import Table
 from kvemb.rows.bags import Bags
-from kvemb.rows.device_arrays import SOME_GPU, DeviceArray, device_of, empty_like, read_array
+from kvemb.rows.device_arrays import SOME_GPU, DeviceArray, device_of, empty_like, in_kind, read_array
 from kvemb.rows.hashing import Keys, Unique
 
 
 class Asked(NamedTuple):
-    """A lookup. keys (n,); out (n, dim); exists (n,), bool, or None; rows, flags: what the caller gets of the two."""
+    """A lookup. keys (n,); out (n, dim); exists (n,), bool, or None; made, flags: the arrays that these two fill; given:
+    the keys as the caller has them.
+    """
 
     keys: DeviceArray
     out: DeviceArray
     exists: DeviceArray | None
-    rows: Any
+    made: Any
     flags: Any
+    given: Any
+
+    @property
+    def rows(self) -> Any:
+        """What the caller gets, once it is filled."""
+        return in_kind(self.given, self.made)
 
 
 def rows_on(table: Table, device: str) -> DeviceRows:
@@ -64,15 +72,15 @@ def asked(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> 
     found, schema = keys_there(table, keys), table.schema
     there = rows_on(table, SOME_GPU)
     shape = *found.shape, schema.dim
-    rows = empty_like(keys, shape, schema.value_dtype, there.empty) if out is None else out
-    filled = beside(table, found, rows, schema.value_dtype, "out", schema.dim)
+    made = empty_like(keys, shape, schema.value_dtype, there.empty) if out is None else out
+    filled = beside(table, found, made, schema.value_dtype, "out", schema.dim)
     if out is not None:
         read_array(out, schema.value_dtype, shape, "out", there.imported, written=True)
     flags = exists = None
     if return_exists:
         flags = empty_like(keys, found.shape, np.dtype(np.bool_), there.empty)
         exists = beside(table, found, flags, np.dtype(np.bool_), "exists")
-    return Asked(found.reshaped(found.size), filled, exists, rows, flags)
+    return Asked(found.reshaped(found.size), filled, exists, made, flags, keys)
 
 
 def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: bool) -> Any:
@@ -80,8 +88,8 @@ def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: boo
     given = asked(table, keys, out, return_exists=return_exists)
     table.operations.lookup_there(given.keys, given.out, given.exists, touch=touch)
     table.storage.ahead.looked_up()
-    table.storage.ahead.looked_up()
-    return (given.rows, given.flags) if return_exists else given.rows
+    rows = given.made if out is not None else given.rows
+    return (rows, in_kind(keys, given.flags)) if return_exists else rows
 
 
 def upsert(table: Table, keys: Any, values: Any) -> None:
@@ -121,7 +129,7 @@ def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...
     values = empty_like(ids, (*shape, schema.dim), schema.value_dtype, there.empty)
     out = read_array(values, schema.value_dtype, None, "values", there.imported)
     table.operations.pool_there(keys, bags, out.reshaped(bags.bag_count, schema.dim), touch=touch)
-    return values
+    return in_kind(ids, values)
 
 
 def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, shape: tuple[int, ...]) -> Any:
@@ -137,7 +145,7 @@ def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, sh
     with table.storage.held(), there.on(out, of_keys, given):
         there.row_gradients(distinct.sums, bags.of_keys(), bags, given, out)
         there.spread(of_keys, np.arange(count), table.public(distinct.keys))
-    return found, summed
+    return in_kind(ids, found), in_kind(ids, summed)
 
 
 def copied_keys(table: Table, keys: Any) -> tuple[tuple[int, ...], Keys]:

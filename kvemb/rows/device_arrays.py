@@ -29,7 +29,7 @@ SOME_GPU = "gpu"
 class DeviceArray:
     """A C-contiguous array in a GPU's memory. stream: on which it may be used; owner: keeps its memory.
 
-    unchanging: nobody changes it any more.
+    unchanging: nobody changes it any more. borrowed: it is its library's again when the call ends, whatever the stream.
     """
 
     address: int
@@ -38,6 +38,7 @@ class DeviceArray:
     stream: int
     owner: Any
     unchanging: bool = False
+    borrowed: bool = False
 
     @property
     def size(self) -> int:
@@ -114,18 +115,20 @@ def read_array(
 def empty_like(
     data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], empty: Callable[[tuple[int, ...], np.dtype[Any]], Any]
 ) -> Any:
-    """Return an uninitialised array of the library of data, on its device.
+    """Return an uninitialised array for an answer to data, on its device. empty: makes one of CuPy.
 
-    empty: makes one of CuPy, which is what a library gets that can take in no other's.
+    It is one of PyTorch or CuPy, which in_kind() makes one of the library of data once it is filled.
     """
     if isinstance(data, Unchanging):
         return empty_like(data.keys, shape, dtype, empty)
-    if is_tensor(data):
-        return empty_tensor(data, shape, dtype.name)
-    made = empty(shape, dtype)
-    if hasattr(data, "__array_namespace__") and type(made) is not type(data):
-        return data.__array_namespace__().from_dlpack(made)
-    return made
+    return empty_tensor(data, shape, dtype.name) if is_tensor(data) else empty(shape, dtype)
+
+
+def in_kind(data: Any, made: Any) -> Any:
+    """Return a filled array as one of the library of data; of CuPy, for a library that can take in no other's."""
+    if is_tensor(made) or type(made) is type(data) or not hasattr(data, "__array_namespace__"):
+        return made
+    return data.__array_namespace__().from_dlpack(made)
 
 
 def is_tensor(data: Any) -> bool:
@@ -146,14 +149,16 @@ def _of_tensor(data: Any, what: str) -> tuple[DeviceArray, bool, bool]:
 
 
 def _of_interface(data: Any, imported: Callable[[Any], Any]) -> tuple[DeviceArray, bool, bool]:
-    owner = data if hasattr(data, "__cuda_array_interface__") else imported(data)
+    borrowed = not hasattr(data, "__cuda_array_interface__")
+    owner = imported(data) if borrowed else data
     told = owner.__cuda_array_interface__
     shape, dtype, (address, read_only) = tuple(told["shape"]), np.dtype(told["typestr"]), told["data"]
     strides = told.get("strides")
     expected = [dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
     contiguous = strides is None or not prod(shape) or _steps(shape, strides) == _steps(shape, expected)
     stream = told.get("stream") or DEFAULT_STREAM
-    return DeviceArray(int(address or 0), shape, dtype, int(stream), owner), contiguous, not read_only
+    found = DeviceArray(int(address or 0), shape, dtype, int(stream), owner, borrowed=borrowed)
+    return found, contiguous, not read_only
 
 
 def _steps(shape: tuple[int, ...], strides: Any) -> list[int]:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays_there import ArrayThere, DlpackOnly, there
+from counting_device import CountingDevice
 from cuda_devices import device_of
+from cuda_on_cpu import CudaOnCpuTable
 
 import kvemb
 from kvemb import registry
@@ -213,3 +215,23 @@ def test_a_variable_on_several_devices_takes_arrays_of_the_host(opened: Any) -> 
     var = made(opened(), "rows", devices=["gpu:0", "gpu:1"], hot_rows=256)
     with pytest.raises(TypeError, match="hot rows of variable 'rows' are on gpu:0, gpu:1: pass arrays in the host's"):
         var.lookup(there([1]))
+
+
+@pytest.mark.parametrize(("arrays", "waits"), [(there, 1), (DlpackOnly, 2)], ids=["as CuPy's", "with DLPack alone"])
+def test_arrays_with_dlpack_alone_are_not_in_use_when_a_call_ends(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, arrays: Any, waits: int
+) -> None:
+    device = CountingDevice()
+    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    var = made(opened(), "rows", devices="gpu:0", hot_rows=128)
+    keys, rows, exists = np.arange(9), np.ones((9, DIM), np.float32), np.ones(9, bool)
+    var.upsert(keys, rows)
+    for call, given in (
+        (var.lookup, [keys]),
+        (var.upsert, [keys, rows]),
+        (var.apply_gradients, [keys, rows]),
+        (var.accum, [keys, rows, rows, exists]),
+    ):
+        device.start()
+        call(*map(arrays, given))
+        assert device.waits == waits

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from arrays_there import OTHER_STREAM, ArrayThere, DlpackOnly, there
 
-from kvemb.rows.device_arrays import DEFAULT_STREAM, DeviceArray, device_of, empty_like, read_array
+from kvemb.rows.device_arrays import DEFAULT_STREAM, DeviceArray, device_of, empty_like, in_kind, read_array
 
 F32 = np.dtype(np.float32)
 
@@ -57,6 +57,8 @@ def test_the_stream_is_the_default_one_unless_the_array_says_another():
     given = DlpackOnly(rows)
     assert read(given).stream == 1
     assert given.asked == [1]
+    assert read(given).borrowed
+    assert not read(there(rows)).borrowed
 
 
 def test_axes_of_one_entry_may_have_any_stride():
@@ -85,8 +87,10 @@ def test_an_answer_is_of_the_library_that_asked():
     def empty(shape: Any, dtype: Any) -> Any:
         return ArrayThere(np.zeros(shape, dtype))
 
-    assert type(empty_like(there([1]), (2, 3), F32, empty)) is ArrayThere
-    assert type(empty_like(Interface(np.ones(1)), (2, 3), F32, empty)) is ArrayThere
     made = empty_like(DlpackOnly(np.ones(1)), (2, 3), F32, empty)
-    assert type(made) is DlpackOnly
-    assert (made.array.shape, made.array.dtype) == ((2, 3), F32)
+    assert type(made) is ArrayThere
+    assert (made.shape, made.dtype) == ((2, 3), F32)
+    assert in_kind(there([1]), made) is in_kind(Interface(np.ones(1)), made) is made
+    taken = in_kind(DlpackOnly(np.ones(1)), made)
+    assert type(taken) is DlpackOnly
+    assert taken.array is made.array

@@ -47,11 +47,11 @@ def test_the_host_waits_once_for_a_small_copy_and_never_for_a_small_upload(devic
 def test_work_follows_other_work_from_stream_to_stream(device):
     work = Queue(device, PIECE, SMALL)
     memory = work.allocate(1 << 12)
-    for stream in (None, 1, 77, 77, None, None, 2, 78, None):
+    for at, stream in enumerate((None, 1, 77, 77, None, None, 2, 78, None)):
         if stream is None:
             work.zero(memory.address, 8)
             continue
-        with work.on(stream, frozenset({5})):
+        with work.on(stream, frozenset({100 + at})):
             work.zero(memory.address, 8)
             work.order(memory.address, 4, memory.address + 64)
         with work.on(stream):
