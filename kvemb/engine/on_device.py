@@ -19,7 +19,7 @@ from kvemb.rows.hashing import Keys, Unique
 
 
 class Asked(NamedTuple):
-    """A lookup. keys (n,); out (n, dim); exists (n,), bool, or None; made, flags: the arrays that these two fill; given:
+    """A lookup. keys (n,); out (n, dim); exists (n,), bool, or None; made, flags: arrays that these two fill; given:
     the keys as the caller has them.
     """
 
