@@ -197,6 +197,7 @@ def make_machine(world: World) -> type[RuleBasedStateMachine]:
         def set_epoch(self, epoch):
             self.both(lambda v: v.restrict_policy.set_epoch(epoch))
 
+        @precondition(lambda self: self.policy is not None)
         @rule(keep=st.integers(0, 45), trigger=st.one_of(st.none(), st.integers(0, 45)))
         def restrict(self, keep, trigger):
             removed, got = self.both(lambda v: v.restrict(keep, trigger=trigger))
