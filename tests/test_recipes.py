@@ -13,8 +13,10 @@ FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}
 
 
 def code_of(page: Path) -> str:
-    """The page's one block of code. Skips where what it imports is missing."""
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    """The page's code, its blocks one after the other. Skips where what it imports is missing."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert blocks, f"{page.name} has no code"
+    code = "\n".join(blocks)
     for module, name in FRAMEWORKS.items():
         if f"\nimport {module}\n" in f"\n{code}":
             pytest.importorskip(module, reason=f"{name} is not installed, and docs/{page.name} trains with it")

@@ -38,13 +38,14 @@ BUDGET = "4MiB"
 ABSENT_SECONDS = 1.0
 
 
+# Loses something, by random choice; returns whether that is a shard, so that all must hear of it.
+Loss = Callable[[Any], bool]
+
+
 class Place(Protocol):
-    """A cluster. losses: the ways to lose a shard or a client, by name. first: the client that opened it.
+    """A cluster. losses: the ways to lose a shard or a client, by name. first: the client that opened it."""
 
-    After a lost client the cluster may go on: "client", "half a call".
-    """
-
-    losses: dict[str, Callable[[Any], None]]
+    losses: dict[str, Loss]
     first: kvemb.cluster.Store
 
     def client(self) -> kvemb.cluster.Store:
@@ -99,7 +100,7 @@ class LocalPlace:
 
     def __init__(self, folder: Path, url: str, shards: int) -> None:
         self._scratch, self._shards = folder / "scratch", shards
-        self.losses: dict[str, Callable[[Any], None]] = {
+        self.losses: dict[str, Loss] = {
             "shard": self._end_shard,
             "disk": self._remove_files,
             "half a call": lambda chance: _send_half(self.first, chance),
@@ -118,18 +119,26 @@ class LocalPlace:
     def _client(self, *, owner: bool) -> kvemb.cluster.Store:
         return kvemb.cluster.Store(Cluster(Here(self._coordinator), "here"), series=True, owner=owner)
 
-    def _end_shard(self, chance: Any) -> None:
+    def _end_shard(self, chance: Any) -> bool:
         self._mortal.end(int(chance.integers(self._shards)))
+        return True
 
-    def _remove_files(self, chance: Any) -> None:
+    def _remove_files(self, chance: Any) -> bool:
         _vanish(Path(self._mortal.transport.place) / f"shard-{int(chance.integers(self._shards)):04d}")
+        return True
 
     def close(self) -> None:
         """See Place."""
         self.first.close(flush=False)
 
 
-def _send_half(store: kvemb.cluster.Store, chance: Any) -> None:
+def _node_of(actor: Any) -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
     """Send one part of a call, and never the others, as a client that is killed in its midst."""
     cluster, table = inside(store), inside(store.variables[NAME])
     keys, columns = KEYS[int(chance.integers(GROUPS))], table.schema.dim
@@ -142,6 +151,7 @@ def _send_half(store: kvemb.cluster.Store, chance: Any) -> None:
         change = Change(token, "apply_gradients", sent, clock.now(None))
         with suppress(Held):  # then no shard has it
             calls.transport.call(shard, "change", stamp, [change]).result()
+    return False
 
 
 def _vanish(folder: Path) -> None:
@@ -159,7 +169,7 @@ class RayPlace:
         self._ray, self._nodes = ray, nodes.Cluster(initialize_head=True, head_node_args=_NODE)
         self._ray.init(address=self._nodes.address, log_to_driver=False)
         self._second = self._nodes.add_node(**_NODE)
-        self.losses: dict[str, Callable[[Any], None]] = {
+        self.losses: dict[str, Loss] = {
             "process": self._kill_process,
             "disk": self._remove_files,
             "node": self._kill_node,
@@ -178,17 +188,22 @@ class RayPlace:
         actor: Any = inside(self.first).session.calls.transport
         return self._ray.get(actor.actors[shard].__ray_call__.remote(function), timeout=60)
 
-    def _kill_process(self, chance: Any) -> None:
+    def _kill_process(self, chance: Any) -> bool:
         os.kill(self._on(int(chance.integers(self._shards)), lambda _: os.getpid()), signal.SIGKILL)
+        return True
 
-    def _remove_files(self, chance: Any) -> None:
+    def _remove_files(self, chance: Any) -> bool:
         _vanish(self._on(int(chance.integers(self._shards)), lambda actor: actor.folder))
+        return True
 
-    def _kill_node(self, chance: Any) -> None:
+    def _kill_node(self, chance: Any) -> bool:
+        there = self._second.node_id
+        has_shards = there in [self._on(shard, _node_of) for shard in range(self._shards)]
         self._nodes.remove_node(self._second, allow_graceful=False)
         self._second = self._nodes.add_node(**_NODE)
+        return has_shards
 
-    def _kill_client(self, chance: Any) -> None:
+    def _kill_client(self, chance: Any) -> bool:
         made = multiprocessing.get_context("spawn")
         reading, writing = made.Pipe(duplex=False)
         seed = int(chance.integers(1 << 30))
@@ -201,6 +216,7 @@ class RayPlace:
         time.sleep(float(chance.random()) * 0.2)
         process.kill()
         process.join()
+        return False
 
     def close(self) -> None:
         """See Place."""
