@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,20 +67,18 @@ def reshard(
     source, target = ClusterSeries(url, options), ClusterSeries(out, options)
     at, described = found(source, number)
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
-    with layout.as_cold_store_error(f"write to {root}"):
-        fresh_files.make_directory(root)
-        folder = Path(tempfile.mkdtemp(prefix="kvemb-reshard-", dir=root))
-    lock = target.lock()
-    try:
+    with ExitStack() as undo:
+        if (lock := target.lock()) is not None:
+            undo.callback(lock.close)
+        with layout.as_cold_store_error(f"write to {root}"):
+            fresh_files.make_directory(root)
+            folder = Path(tempfile.mkdtemp(prefix="kvemb-reshard-", dir=root))
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
         meter = Meter(sum(entry.rows for entry in described.variables.values()), progress)
         work = _Resharding(source, at, described, target, target.next_number(), folder, meter, limits)
         made = work.copied() if count == len(described.shards) else work.divided(count)
         target.publish(work.number, replace(described, id=uuid.uuid4().hex, created=time.time(), shards=tuple(made)))
         return work.number
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            lock.close()
 
 
 class _NewShard:
