@@ -20,7 +20,7 @@ from kvemb.cluster.coordination.coordinator import Joined
 from kvemb.cluster.coordination.counting import Clock, Steps
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.messages import Change, Read
-from kvemb.cluster.router import Router, Split
+from kvemb.cluster.router import Grouped, Router
 from kvemb.cluster.session import Session
 from kvemb.cluster.transport import Transport
 from kvemb.contracts import Mask, Values
@@ -28,7 +28,7 @@ from kvemb.engine.table import Table
 from kvemb.errors import KvembError, ShardLost
 from kvemb.moment import Moment
 from kvemb.restrict import MissingPolicy, ScoreRule
-from kvemb.rows.hashing import Keys, Unique
+from kvemb.rows.hashing import Keys
 from kvemb.store_state import StoreState
 
 Result = TypeVar("Result")
@@ -117,16 +117,15 @@ class Cluster:
     def lookup(self, wanted: list[Wanted], *, touch: bool) -> None:
         """Fill in rows and existence. A repeated key is sent once, with the number of its uses."""
         session = self.begun()
-        parts = [(part, Unique(part.keys)) for part in wanted]
-        splits = [self.router.split(distinct.keys) for _, distinct in parts]
+        parts = [(part, self.router.group(part.keys)) for part in wanted]
         reads: dict[int, list[Read]] = {}
         asked: dict[int, list[int]] = {}
-        for at, ((part, distinct), split) in enumerate(zip(parts, splits, strict=True)):
+        for at, (part, grouped) in enumerate(parts):
             token, clock = session.opened(part.table)
-            moment, counts = self._used(part.table, clock, distinct, touch)
-            for shard, positions in split.positions():
-                some = None if counts is None else counts[positions]
-                reads.setdefault(shard, []).append(Read(token, distinct.keys[positions], some, moment))
+            moment, counts = self._used(part.table, clock, grouped, touch)
+            for shard, where in grouped.parts:
+                some = None if counts is None else counts[where]
+                reads.setdefault(shard, []).append(Read(token, grouped.keys[where], some, moment))
                 asked.setdefault(shard, []).append(at)
         exists = any(part.exists is not None for part in wanted)
         with session.calls.stamped(reads) as stamp:
@@ -136,16 +135,16 @@ class Cluster:
         for shard, results in found.items():
             for at, result in zip(asked[shard], results, strict=True):
                 answers[at][shard] = result
-        for (part, distinct), split, answer in zip(parts, splits, answers, strict=True):
-            _fill(part, distinct, split, answer)
+        for (part, grouped), answer in zip(parts, answers, strict=True):
+            _fill(part, grouped, answer)
 
     @staticmethod
-    def _used(table: Table, clock: Clock, distinct: Unique, touch: bool) -> tuple[Moment, Any]:
+    def _used(table: Table, clock: Clock, grouped: Grouped, touch: bool) -> tuple[Moment, Any]:
         """Return the moment of a lookup, and the uses of each distinct key; None: one of each, or they do not count."""
         if not touch or isinstance(table.policy, MissingPolicy):
             return clock.now(table.policy), None
-        counts = distinct.repeated and (table.policy is None or table.policy.rule is not ScoreRule.LAST_USE)
-        return clock.use(table.policy), distinct.counts if counts else None
+        counts = grouped.repeated and (table.policy is None or table.policy.rule is not ScoreRule.LAST_USE)
+        return clock.use(table.policy), grouped.counts if counts else None
 
     def train(self, steps: list[Step]) -> list[Exception | None]:
         """Take an optimizer's step on each variable; returns what each failed with."""
@@ -159,10 +158,12 @@ class Cluster:
             counted = optimizer.counts_steps and len(keys) > 0
             moment = clock.train(table.policy, counted)
             tokens.append(token)
+            grouped = None
             if table.specification.admission is None:  # which counts each occurrence
-                keys, grads = summed(keys, grads)
-            for shard, positions in self.router.split(keys).positions():
-                change = Change(token, "apply_gradients", (keys[positions], grads[positions]), moment)
+                grouped = self.router.group(keys)
+                keys, grads = grouped.keys, summed(grouped, grads)
+            for shard, where in self.router.split(keys).positions() if grouped is None else grouped.parts:
+                change = Change(token, "apply_gradients", (keys[where], grads[where]), moment)
                 changes.setdefault(shard, []).append(change)
         return _made(session, changes, tokens)
 
@@ -213,28 +214,21 @@ def _made(session: Session, changes: dict[int, list[Change]], tokens: list[str])
     return [failures.get(token) for token in tokens]
 
 
-def _fill(part: Wanted, distinct: Unique, split: Split, answers: dict[int, Any]) -> None:
+def _fill(part: Wanted, grouped: Grouped, answers: dict[int, Any]) -> None:
     """Write the shards' answers for the distinct keys to the caller's arrays."""
-    rows, there = part.out, part.exists
-    if distinct.repeated:
-        rows = np.empty((len(distinct.keys), rows.shape[1]), rows.dtype)
-        there = None if there is None else np.empty(len(distinct.keys), np.bool_)
-    for shard, positions in split.positions():
-        found, exists = answers[shard]
-        rows[positions] = found
-        if there is not None:
-            there[positions] = exists
-    if distinct.repeated:
-        np.take(rows, distinct.inverse, axis=0, out=part.out, mode="clip")  # no copy between
-        if part.exists is not None and there is not None:
-            part.exists[:] = there[distinct.inverse]
+    if not grouped.parts:
+        return
+    rows = [answers[shard][0] for shard, _ in grouped.parts]
+    np.take(rows[0] if len(rows) == 1 else np.concatenate(rows), grouped.inverse, axis=0, out=part.out, mode="clip")
+    if part.exists is not None:
+        there = np.concatenate([answers[shard][1] for shard, _ in grouped.parts])
+        part.exists[:] = there[grouped.inverse]
 
 
-def summed(keys: Keys, grads: Values) -> tuple[Keys, Values]:
-    """Return distinct keys, and the sum of each one's gradients, in order: as the optimizer's step sums them."""
-    distinct = Unique(keys)
-    if not distinct.repeated:
-        return keys, grads
-    out = np.empty((len(distinct.keys), grads.shape[1]), grads.dtype)
-    registry.row_kernels().row_gradients(distinct.sums, np.arange(len(keys)), np.empty(0, grads.dtype), grads, out)
-    return distinct.keys, out
+def summed(grouped: Grouped, grads: Values) -> Values:
+    """Return the sum of each distinct key's gradients, in order: as the optimizer's step sums them."""
+    if not grouped.repeated:
+        return grads if len(grouped.parts) < 2 else grads[grouped.order]
+    out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
+    registry.row_kernels().row_gradients(grouped.sums, grouped.order, np.empty(0, grads.dtype), grads, out)
+    return out

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.hashing import Keys, Positions, Unique
 
 BUCKETS = 4096  # on disk; do not change
 _SHIFT = np.uint64(64 - 12)
@@ -50,6 +50,30 @@ class Split(NamedTuple):
             yield shard, self.order[where]
 
 
+class Grouped:
+    """The distinct keys of a batch, those of each shard together; a shard's are in order of first occurrence.
+
+    keys (m,), inverse (n,), counts (m,), last (m,), repeated: as in kvemb.rows.hashing.Unique. parts: for each shard
+    with any, its number and where its keys are in `keys`. sums: the occurrences of each key, as positions in `order`
+    (n,), which has their positions in the batch.
+    """
+
+    def __init__(self, batch: Keys, split: Split) -> None:
+        order = split.order
+        distinct = Unique(batch if len(split.parts) < 2 else batch[order])
+        self.keys, self.counts, self.repeated = distinct.keys, distinct.counts, distinct.repeated
+        self.order, self.sums, self.last = order, distinct.sums, order[distinct.last]
+        self.inverse = distinct.inverse
+        if len(split.parts) > 1:
+            self.inverse = np.empty(len(batch), np.int64)
+            self.inverse[order] = distinct.inverse
+        ends = np.searchsorted(distinct.sums.first, [where.stop for _, where in split.parts]).tolist()
+        begins = [0, *ends][:-1]
+        self.parts = [
+            (shard, slice(begin, end)) for (shard, _), begin, end in zip(split.parts, begins, ends, strict=True)
+        ]
+
+
 class Router:
     """The shards of a table. firsts: first_buckets(shards)."""
 
@@ -71,3 +95,7 @@ class Router:
         begins = [0, *ends[:-1]]
         bounds = zip(range(self.shards), begins, ends, strict=True)
         return Split(order, [(shard, slice(begin, end)) for shard, begin, end in bounds if end > begin])
+
+    def group(self, keys: Keys) -> Grouped:
+        """Divide the distinct keys of a batch (n,)."""
+        return Grouped(keys, self.split(keys))

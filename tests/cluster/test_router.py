@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -63,3 +63,26 @@ def test_the_keys_of_a_shard_are_spread_over_its_hot_tables_buckets():
     for half in (h & np.uint64(63), h >> np.uint64(32) & np.uint64(63)):
         counts = np.bincount(half.astype(np.int64), minlength=64)
         assert counts.min() > 0.7 * counts.mean()
+
+
+@given(arrays.arrays(np.int64, st.integers(0, 300), elements=st.integers(-40, 40)), st.integers(1, 12))
+@settings(deadline=None)
+def test_a_group_has_each_distinct_key_once_with_those_of_its_shard(keys, shards):
+    router = Router(shards)
+    grouped = router.group(keys)
+    assert sorted(grouped.keys.tolist()) == sorted(set(keys.tolist()))
+    assert (grouped.keys[grouped.inverse] == keys).all()
+    assert (keys[grouped.last] == grouped.keys).all()
+    assert grouped.repeated == (len(grouped.keys) < len(keys))
+    covered = []
+    for shard, where in grouped.parts:
+        assert (router.shards_of(grouped.keys[where]) == shard).all()
+        covered += range(where.start, where.stop)
+    assert covered == list(range(len(grouped.keys)))
+    for number, key in enumerate(grouped.keys):
+        at, occurrences = int(grouped.sums.first[number]), []
+        while at >= 0:
+            occurrences.append(int(grouped.order[at]))
+            at = int(grouped.sums.following[at])
+        assert occurrences == np.flatnonzero(keys == key).tolist()
+        assert (grouped.counts[number], grouped.last[number]) == (len(occurrences), occurrences[-1])
