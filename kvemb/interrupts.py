@@ -9,7 +9,7 @@ import time
 
 # The module signal wraps these in conversions to enums, which take eight times as long as what they do.
 from _signal import SIGINT, getsignal, signal  # type: ignore[import-not-found,unused-ignore]
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -54,7 +54,10 @@ def result_of(future: Future[Result], timeout: float | None = None) -> Result:
     while True:
         with uninterrupted():
             turn = TURN_SECONDS if end is None else max(0.0, min(TURN_SECONDS, end - time.monotonic()))
-            if wait([future], turn).done:
-                return future.result()
+            try:
+                return future.result(turn)
+            except TimeoutError:
+                if future.done():  # it may have failed with this
+                    return future.result()
         if end is not None and time.monotonic() >= end:
             raise TimeoutError(f"it is not done after {timeout} seconds; wait longer, or ask done()")

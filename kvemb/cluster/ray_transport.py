@@ -21,6 +21,7 @@ from kvemb.checks.ranges import MOST_ROWS
 from kvemb.cluster.coordination.starting import Asked
 from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder
+from kvemb.cluster.local import failed
 from kvemb.cluster.making import Plan
 from kvemb.cluster.transport import Failed, Held, Unanswered
 from kvemb.errors import BackendUnavailable, KvembError, Locked
@@ -150,6 +151,50 @@ def _writable(value: Any) -> Any:
     return value
 
 
+class _Answer(Future[Any]):
+    """The answer to a call, fetched by the thread that asks for it: one of Ray's would have to wake that thread.
+
+    concurrent.futures.wait() does not know it.
+    """
+
+    def __init__(self, ray: Any, ref: Any) -> None:
+        super().__init__()
+        self._ray, self._ref = ray, ref
+        self._arrived: Future[Any] | None = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        """See Future."""
+        try:
+            return self._ray.get(self._ref, timeout=timeout) if self._arrived is None else self._arrived.result()
+        except self._ray.exceptions.GetTimeoutError:
+            raise
+        except Exception as error:
+            raise _cause(error) from None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See Future."""
+        try:
+            self.result(timeout)
+        except self._ray.exceptions.GetTimeoutError:
+            raise
+        except Exception as error:
+            return error
+        return None
+
+    def done(self) -> bool:
+        """See Future."""
+        return self._arrived is not None or bool(self._ray.wait([self._ref], timeout=0)[0])
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """See Future."""
+
+        def arrived(future: Future[Any]) -> None:
+            self._arrived = future  # this is a thread of Ray's, which must not wait for what it brings
+            fn(self)
+
+        self._ref.future().add_done_callback(arrived)
+
+
 class RayTransport:
     """See kvemb.cluster.transport. actors: the shards, by number; or the coordinator. It can be pickled."""
 
@@ -169,20 +214,10 @@ class RayTransport:
         return self._answer(lambda: self.actors[shard].ping.options(concurrency_group=_PINGS).remote())
 
     def _answer(self, call: Callable[[], Any]) -> Future[Any]:
-        answer: Future[Any] = Future()
-
-        def arrived(future: Future[Any]) -> None:
-            error = future.exception()
-            if error is None:
-                answer.set_result(future.result())
-            else:
-                answer.set_exception(_cause(error))
-
         try:
-            call().future().add_done_callback(arrived)
+            return _Answer(self._ray, call())
         except self._ray.exceptions.RayError as error:
-            answer.set_exception(_cause(error))
-        return answer
+            return failed(_cause(error))
 
     def close(self) -> None:
         """See Transport. A coordinator is to be told to close before."""
