@@ -125,7 +125,8 @@ class Cluster:
             moment, counts = self._used(part.table, clock, grouped, touch)
             for shard, where in grouped.parts:
                 some = None if counts is None else counts[where]
-                reads.setdefault(shard, []).append(Read(token, grouped.keys[where], some, moment))
+                nbytes = (where.stop - where.start) * part.out.shape[1] * part.out.itemsize
+                reads.setdefault(shard, []).append(Read(token, grouped.keys[where], some, moment, nbytes))
                 asked.setdefault(shard, []).append(at)
         exists = any(part.exists is not None for part in wanted)
         with session.calls.stamped(reads) as stamp:

@@ -21,12 +21,16 @@ def columns_of(block: RowBlock) -> Columns:
 
 
 class Read(NamedTuple):
-    """What a lookup asks of one variable. counts: uses of each key; None: one. moment: of the use."""
+    """What a lookup asks of one variable. counts: uses of each key; None: one. moment: of the use.
+
+    nbytes: of the rows that answer it.
+    """
 
     variable: str
     keys: Keys
     counts: Positions | None
     moment: Moment
+    nbytes: int
 
 
 class Change(NamedTuple):

@@ -7,6 +7,7 @@ Thread-safe.
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -35,6 +36,9 @@ CLOSE_SECONDS = 20
 _PINGS = "pings"
 # Ray's messages go on to advice on its own set-up.
 _MOST_TEXT = 120
+# Ray answers with values of up to 100 kB at once, and lets larger ones be fetched from memory that it shares, which
+# takes longer. All values of one answer may have 10 MB.
+PIECE_BYTES, MOST_IN_PIECES = 90_000, 8_000_000
 # How often the progress of the opening is asked for.
 _PROGRESS_SECONDS = 0.2
 
@@ -100,6 +104,16 @@ class ShardActor:
         """Call a method of the shard."""
         return self._shard.call(name, _writable(arguments))
 
+    def call_in_pieces(self, count: int, name: str, arguments: tuple[Any, ...]) -> tuple[bytes | memoryview, ...]:
+        """The same; returns the result as `count` pieces of bytes after a description of it (_joined)."""
+        buffers: list[pickle.PickleBuffer] = []
+        described = pickle.dumps(self.call(name, arguments), protocol=5, buffer_callback=buffers.append)
+        raw = [buffer.raw() for buffer in buffers]
+        whole = raw[0] if len(raw) == 1 else memoryview(b"".join(raw))
+        size = -(-len(whole) // count)
+        pieces = [bytes(whole[at * size : (at + 1) * size]) for at in range(count)]
+        return (pickle.dumps((described, [len(each) for each in raw])), *pieces)
+
 
 class CoordinatorActor:
     """A coordinator in a process of its own."""
@@ -151,6 +165,11 @@ def _writable(value: Any) -> Any:
     return value
 
 
+def _pieces(nbytes: int) -> int:
+    """Return in how many pieces an answer of so many bytes comes; 0: whole."""
+    return -(-nbytes // PIECE_BYTES) if PIECE_BYTES < nbytes <= MOST_IN_PIECES else 0
+
+
 class _Answer(Future[Any]):
     """The answer to a call, fetched by the thread that asks for it: one of Ray's would have to wake that thread.
 
@@ -160,12 +179,16 @@ class _Answer(Future[Any]):
     def __init__(self, ray: Any, ref: Any) -> None:
         super().__init__()
         self._ray, self._ref = ray, ref
+        self._last = ref[-1] if isinstance(ref, list) else ref
         self._arrived: Future[Any] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
         """See Future."""
         try:
-            return self._ray.get(self._ref, timeout=timeout) if self._arrived is None else self._arrived.result()
+            if self._arrived is not None:
+                return self._arrived.result()
+            found = self._ray.get(self._ref, timeout=timeout)
+            return _joined(found) if isinstance(self._ref, list) else found
         except self._ray.exceptions.GetTimeoutError:
             raise
         except Exception as error:
@@ -183,7 +206,7 @@ class _Answer(Future[Any]):
 
     def done(self) -> bool:
         """See Future."""
-        return self._arrived is not None or bool(self._ray.wait([self._ref], timeout=0)[0])
+        return self._arrived is not None or bool(self._ray.wait([self._last], timeout=0)[0])
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """See Future."""
@@ -192,7 +215,17 @@ class _Answer(Future[Any]):
             self._arrived = future  # this is a thread of Ray's, which must not wait for what it brings
             fn(self)
 
-        self._ref.future().add_done_callback(arrived)
+        self._last.future().add_done_callback(arrived)
+
+
+def _joined(pieces: list[bytes]) -> Any:
+    """Return the result of call_in_pieces."""
+    described, sizes = pickle.loads(pieces[0])
+    whole, at, buffers = memoryview(b"".join(pieces[1:])), 0, []
+    for size in sizes:
+        buffers.append(whole[at : at + size])
+        at += size
+    return pickle.loads(described, buffers=buffers)
 
 
 class RayTransport:
@@ -207,7 +240,11 @@ class RayTransport:
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
-        return self._answer(lambda: self.actors[shard].call.remote(name, arguments))
+        actor = self.actors[shard]
+        if name == "lookup" and (count := _pieces(sum(read.nbytes for read in arguments[1]))):
+            in_pieces = actor.call_in_pieces.options(num_returns=1 + count)
+            return self._answer(lambda: in_pieces.remote(count, name, arguments))
+        return self._answer(lambda: actor.call.remote(name, arguments))
 
     def ping(self, shard: int) -> Future[Any]:
         """See Transport. It has a thread of its own."""

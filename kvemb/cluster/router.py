@@ -6,6 +6,7 @@ buckets would fill unevenly if all keys of a shard shared some bits of it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from kvemb.rows.hashing import Keys, Positions, Unique
 
 BUCKETS = 4096  # on disk; do not change
+# Batches whose grouping is kept: how many, and of how many keys. They are compared, which pays for long ones.
+MOST_KEPT, LEAST_KEPT_KEYS, MOST_KEPT_KEYS = 8, 256, 65_536
 _SHIFT = np.uint64(64 - 12)
 _Array = npt.NDArray[np.generic]
 
@@ -75,9 +78,10 @@ class Grouped:
 
 
 class Router:
-    """The shards of a table. firsts: first_buckets(shards)."""
+    """The shards of a table. firsts: first_buckets(shards). Thread-safe."""
 
     def __init__(self, shards: int) -> None:
+        self._latest: deque[tuple[Keys, Grouped]] = deque(maxlen=MOST_KEPT)
         self.shards, self.firsts = shards, first_buckets(shards)
         self._shard_of = np.repeat(np.arange(shards, dtype=np.uint16), np.diff(self.firsts))
 
@@ -97,5 +101,11 @@ class Router:
         return Split(order, [(shard, slice(begin, end)) for shard, begin, end in bounds if end > begin])
 
     def group(self, keys: Keys) -> Grouped:
-        """Divide the distinct keys of a batch (n,)."""
-        return Grouped(keys, self.split(keys))
+        """Divide the distinct keys of a batch (n,). A batch is often looked up, then trained: the latest are kept."""
+        for batch, grouped in list(self._latest):
+            if len(batch) == len(keys) and np.array_equal(batch, keys):
+                return grouped
+        grouped = Grouped(keys, self.split(keys))
+        if LEAST_KEPT_KEYS <= len(keys) <= MOST_KEPT_KEYS:
+            self._latest.appendleft((keys.copy(), grouped))
+        return grouped
