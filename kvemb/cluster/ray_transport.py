@@ -7,7 +7,6 @@ Thread-safe.
 
 from __future__ import annotations
 
-import pickle
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,8 +23,8 @@ from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.local import failed
 from kvemb.cluster.making import Plan
-from kvemb.cluster.transport import Failed, Held, Unanswered
-from kvemb.errors import BackendUnavailable, KvembError, Locked
+from kvemb.cluster.ray_answers import Answer, cause_of, in_pieces, pieces_of
+from kvemb.errors import BackendUnavailable, Locked
 from kvemb.meter import Meter, Progress
 
 NAMESPACE = "kvemb"
@@ -34,11 +33,6 @@ CONCURRENT_CALLS, CONCURRENT_CLIENTS = 8, 64
 # How long the end of a cluster waits for shards that delete their files.
 CLOSE_SECONDS = 20
 _PINGS = "pings"
-# Ray's messages go on to advice on its own set-up.
-_MOST_TEXT = 120
-# Ray answers with values of up to 100 kB at once, and lets larger ones be fetched from memory that it shares, which
-# takes longer. All values of one answer may have 10 MB.
-PIECE_BYTES, MOST_IN_PIECES = 90_000, 8_000_000
 # How often the progress of the opening is asked for.
 _PROGRESS_SECONDS = 0.2
 
@@ -104,15 +98,9 @@ class ShardActor:
         """Call a method of the shard."""
         return self._shard.call(name, _writable(arguments))
 
-    def call_in_pieces(self, count: int, name: str, arguments: tuple[Any, ...]) -> tuple[bytes | memoryview, ...]:
-        """The same; returns the result as `count` pieces of bytes after a description of it (_joined)."""
-        buffers: list[pickle.PickleBuffer] = []
-        described = pickle.dumps(self.call(name, arguments), protocol=5, buffer_callback=buffers.append)
-        raw = [buffer.raw() for buffer in buffers]
-        whole = raw[0] if len(raw) == 1 else memoryview(b"".join(raw))
-        size = -(-len(whole) // count)
-        pieces = [bytes(whole[at * size : (at + 1) * size]) for at in range(count)]
-        return (pickle.dumps((described, [len(each) for each in raw])), *pieces)
+    def call_in_pieces(self, count: int, name: str, arguments: tuple[Any, ...]) -> tuple[bytes, ...]:
+        """The same; returns the result in pieces."""
+        return in_pieces(self.call(name, arguments), count)
 
 
 class CoordinatorActor:
@@ -165,69 +153,6 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def _pieces(nbytes: int) -> int:
-    """Return in how many pieces an answer of so many bytes comes; 0: whole."""
-    return -(-nbytes // PIECE_BYTES) if PIECE_BYTES < nbytes <= MOST_IN_PIECES else 0
-
-
-class _Answer(Future[Any]):
-    """The answer to a call, fetched by the thread that asks for it: one of Ray's would have to wake that thread.
-
-    concurrent.futures.wait() does not know it.
-    """
-
-    def __init__(self, ray: Any, ref: Any) -> None:
-        super().__init__()
-        self._ray, self._ref = ray, ref
-        self._last = ref[-1] if isinstance(ref, list) else ref
-        self._arrived: Future[Any] | None = None
-
-    def result(self, timeout: float | None = None) -> Any:
-        """See Future."""
-        try:
-            if self._arrived is not None:
-                return self._arrived.result()
-            found = self._ray.get(self._ref, timeout=timeout)
-            return _joined(found) if isinstance(self._ref, list) else found
-        except self._ray.exceptions.GetTimeoutError:
-            raise
-        except Exception as error:
-            raise _cause(error) from None
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See Future."""
-        try:
-            self.result(timeout)
-        except self._ray.exceptions.GetTimeoutError:
-            raise
-        except Exception as error:
-            return error
-        return None
-
-    def done(self) -> bool:
-        """See Future."""
-        return self._arrived is not None or bool(self._ray.wait([self._last], timeout=0)[0])
-
-    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """See Future."""
-
-        def arrived(future: Future[Any]) -> None:
-            self._arrived = future  # this is a thread of Ray's, which must not wait for what it brings
-            fn(self)
-
-        self._last.future().add_done_callback(arrived)
-
-
-def _joined(pieces: list[bytes]) -> Any:
-    """Return the result of call_in_pieces."""
-    described, sizes = pickle.loads(pieces[0])
-    whole, at, buffers = memoryview(b"".join(pieces[1:])), 0, []
-    for size in sizes:
-        buffers.append(whole[at : at + size])
-        at += size
-    return pickle.loads(described, buffers=buffers)
-
-
 class RayTransport:
     """See kvemb.cluster.transport. actors: the shards, by number; or the coordinator. It can be pickled."""
 
@@ -241,9 +166,9 @@ class RayTransport:
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
         actor = self.actors[shard]
-        if name == "lookup" and (count := _pieces(sum(read.nbytes for read in arguments[1]))):
-            in_pieces = actor.call_in_pieces.options(num_returns=1 + count)
-            return self._answer(lambda: in_pieces.remote(count, name, arguments))
+        if name == "lookup" and (count := pieces_of(sum(read.nbytes for read in arguments[1]))):
+            call = actor.call_in_pieces.options(num_returns=1 + count)
+            return self._answer(lambda: call.remote(count, name, arguments))
         return self._answer(lambda: actor.call.remote(name, arguments))
 
     def ping(self, shard: int) -> Future[Any]:
@@ -252,9 +177,9 @@ class RayTransport:
 
     def _answer(self, call: Callable[[], Any]) -> Future[Any]:
         try:
-            return _Answer(self._ray, call())
+            return Answer(self._ray, call())
         except self._ray.exceptions.RayError as error:
-            return failed(_cause(error))
+            return failed(cause_of(error))
 
     def close(self) -> None:
         """See Transport. A coordinator is to be told to close before."""
@@ -277,7 +202,7 @@ def _made_on_ray(scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
             meter(ray.get(rows))
     except ray.exceptions.RayError as error:
         made.close()
-        raise _cause(error) from None
+        raise cause_of(error) from None
     except BaseException:
         made.close()
         raise
@@ -308,7 +233,7 @@ def start(asked: Asked, scratch: str | None, progress: Progress | None) -> RayTr
         ray.get(opened)
     except ray.exceptions.RayError as error:
         ray.kill(actor)
-        raise _cause(error) from None
+        raise cause_of(error) from None
     except BaseException:
         ray.kill(actor)
         raise
@@ -327,14 +252,3 @@ def find(url: str) -> RayTransport | None:
 
 def _name(url: str) -> str:
     return f"cluster {url}"
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return what a shard raised, or Unanswered where Ray lost the call."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        return cause
-    if isinstance(error, (KvembError, Failed, Held, Unanswered)):
-        return error
-    text = " ".join(str(error).split())
-    return Unanswered(text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}...")

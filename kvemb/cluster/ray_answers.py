@@ -1,0 +1,102 @@
+"""Answers of Ray's actors to calls: fetched by the thread that asks, large ones in pieces; and their errors."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from kvemb.cluster.transport import Failed, Held, Unanswered
+from kvemb.errors import KvembError
+
+# Ray answers with values of up to 100 kB at once, and lets larger ones be fetched from memory that it shares, which
+# takes longer. All values of one answer may have 10 MB.
+PIECE_BYTES, MOST_IN_PIECES = 90_000, 8_000_000
+# Ray's messages go on to advice on its own set-up.
+_MOST_TEXT = 120
+
+
+def pieces_of(nbytes: int) -> int:
+    """Return in how many pieces an answer of so many bytes comes; 0: whole."""
+    return -(-nbytes // PIECE_BYTES) if PIECE_BYTES < nbytes <= MOST_IN_PIECES else 0
+
+
+class Answer(Future[Any]):
+    """The answer to a call, fetched by the thread that asks for it: one of Ray's would have to wake that thread.
+
+    concurrent.futures.wait() does not know it.
+    """
+
+    def __init__(self, ray: Any, ref: Any) -> None:
+        super().__init__()
+        self._ray, self._ref = ray, ref
+        self._last = ref[-1] if isinstance(ref, list) else ref
+        self._arrived: Future[Any] | None = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        """See Future."""
+        try:
+            if self._arrived is not None:
+                return self._arrived.result()
+            found = self._ray.get(self._ref, timeout=timeout)
+            return joined(found) if isinstance(self._ref, list) else found
+        except self._ray.exceptions.GetTimeoutError:
+            raise
+        except Exception as error:
+            raise cause_of(error) from None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See Future."""
+        try:
+            self.result(timeout)
+        except self._ray.exceptions.GetTimeoutError:
+            raise
+        except Exception as error:
+            return error
+        return None
+
+    def done(self) -> bool:
+        """See Future."""
+        return self._arrived is not None or bool(self._ray.wait([self._last], timeout=0)[0])
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """See Future."""
+
+        def arrived(future: Future[Any]) -> None:
+            self._arrived = future  # this is a thread of Ray's, which must not wait for what it brings
+            fn(self)
+
+        self._last.future().add_done_callback(arrived)
+
+
+def joined(pieces: list[bytes]) -> Any:
+    """Return the result that in_pieces() took apart."""
+    described, sizes = pickle.loads(pieces[0])
+    whole, at, buffers = memoryview(b"".join(pieces[1:])), 0, []
+    for size in sizes:
+        buffers.append(whole[at : at + size])
+        at += size
+    return pickle.loads(described, buffers=buffers)
+
+
+def in_pieces(result: Any, count: int) -> tuple[bytes, ...]:
+    """Return a result as a description, then `count` pieces of its arrays' bytes; joined() undoes it."""
+    buffers: list[pickle.PickleBuffer] = []
+    described = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
+    raw = [buffer.raw() for buffer in buffers]
+    whole = raw[0] if len(raw) == 1 else memoryview(b"".join(raw))
+    size = -(-len(whole) // count)
+    pieces = [bytes(whole[at * size : (at + 1) * size]) for at in range(count)]
+    return (pickle.dumps((described, [len(each) for each in raw])), *pieces)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return what a shard raised, or Unanswered where Ray lost the call."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        return cause
+    if isinstance(error, (KvembError, Failed, Held, Unanswered)):
+        return error
+    text = " ".join(str(error).split())
+    return Unanswered(text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}...")
