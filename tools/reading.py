@@ -63,7 +63,9 @@ def chosen(
         raise WrongUsage(f"{path} {has} the variables {', '.join(known)}; name one: {how}")
     if name not in known:
         they = "it has" if has == "has" else "they have"
-        raise BadInput(f"{path} {has} no variable {name!r}; {they} {', '.join(known)}")
+        key = command == "peek" and name.removeprefix("-").isdecimal()
+        how = f"; name it before the keys: kvemb peek {path} {known[0]} {name}" if key else ""
+        raise BadInput(f"{path} {has} no variable {name!r}; {they} {', '.join(known)}{how}")
     return name
 
 

@@ -71,9 +71,9 @@ def test_every_command_of_the_page_works(place):
         assert store.variables["users"].size() == 199
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=lambda block: re.search(r"import (faiss|duckdb|torch)", block)[1])
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: re.search(r"import (faiss|duckdb|pandas|torch)", block)[1])
 def test_every_example_of_the_page_works(place, block):
-    pytest.importorskip(re.search(r"import (faiss|duckdb|torch)", block)[1])
+    pytest.importorskip(re.search(r"import (faiss|duckdb|pandas|torch)", block)[1])
     exec(compile(block, "TOOLS.md", "exec"), {})
 
 
