@@ -20,12 +20,20 @@ _REPORT = re.compile(
 )
 
 
+# Of one processor of each of these GPUs: registers, and threads at once. Registers are given out by the 8 to a thread.
+REGISTERS, THREADS = 65_536, 2048
+
+
 class Used(NamedTuple):
     """What one kernel takes: registers a thread, and bytes of memory a thread that hold what fits no register."""
 
     registers: int
     stack_bytes: int
     spilled_bytes: int
+
+    def occupancy(self, block: int = 256) -> float:
+        """The share of a processor's threads that its registers are enough for, in blocks of so many."""
+        return min(THREADS // block, REGISTERS // (-(-self.registers // 8) * 8 * block)) * block / THREADS
 
 
 @cache
@@ -48,6 +56,12 @@ def used_by(source: str, architecture: str) -> dict[str, Used]:
 def assembly_of(source: str) -> str:
     """Return PTX, NVIDIA's portable assembly."""
     return _compiled(source, "--gpu-architecture=compute_80")[0]
+
+
+def instructions_of(source: str) -> dict[str, int]:
+    """Return how many instructions of PTX each kernel has."""
+    entries = re.findall(r"\.entry (\w+)\(.*?^\{(.*?)^\}", assembly_of(source), re.DOTALL | re.MULTILINE)
+    return {name: len(re.findall(r"^\s+(?!\.)[@\w{].*;", body, re.MULTILINE)) for name, body in entries}
 
 
 def _compiled(source: str, *options: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from nvrtc import ARCHITECTURES, assembly_of, used_by
+from nvrtc import ARCHITECTURES, assembly_of, instructions_of, used_by
 
 from kvemb.backends.cuda.source import OPTIONS, step_source, table_source, values_source
 from kvemb.optimizers import KINDS, NAdam, Optimizer
@@ -31,13 +31,26 @@ def check(source: str, what: Any) -> None:
     for architecture in ARCHITECTURES:
         kernels = used_by(source, architecture)
         assert set(kernels) == set(re.findall(KERNELS + r"(\w+)\(", source, re.MULTILINE))
-        print(what, architecture, {name: used.registers for name, used in kernels.items()})
+        for name, used in kernels.items():
+            print(f"{what} {architecture} {name}: {used.registers} registers, {used.occupancy():.0%} of the threads")
         for name, used in kernels.items():
             assert (used.stack_bytes, used.spilled_bytes) == (0, 0), f"{name} for {architecture}: {used}"
 
 
 def test_kernels_of_the_table_keep_everything_in_registers():
     check(table_source(), "table")
+
+
+@pytest.mark.slow
+def test_kernels_of_the_table_leave_room_for_three_blocks_and_are_short():
+    """What can be said of speed without a GPU; -s prints it."""
+    counts = instructions_of(table_source())
+    print(counts)
+    assert counts["find"] < 600
+    for architecture in ARCHITECTURES:
+        occupancies = {name: used.occupancy() for name, used in used_by(table_source(), architecture).items()}
+        assert min(occupancies.values()) >= 3 * 256 / 2048, occupancies
+        assert occupancies["find"] >= 0.5
 
 
 @pytest.mark.slow
