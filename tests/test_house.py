@@ -370,6 +370,7 @@ TESTED_BY = {
         "engine/test_on_device.py",
     ),
     "kvemb/rows/hash_kernels.py": "rows/test_hashing.py",
+    "kvemb/rows/row_kernels.py": "rows/test_row_copies.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
     # What a cluster's variable does is compared with what a store's does.
     **{

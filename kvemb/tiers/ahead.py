@@ -12,6 +12,8 @@ from collections import deque
 from concurrent.futures import Executor
 from contextlib import suppress
 
+import numpy as np
+
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
@@ -41,6 +43,7 @@ class ReadsAhead:
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
         self._waiting: deque[Keys] = deque(maxlen=READS_AHEAD)
+        self._compared: deque[tuple[Keys, Unique]] = deque(maxlen=READS_AHEAD)
 
     def start(self, keys: Keys) -> None:
         """Start to read the cold ones of distinct keys, unless as many reads are under way already."""
@@ -54,6 +57,13 @@ class ReadsAhead:
         Of more than READS_AHEAD the oldest are forgotten: the batches that they were for came without a lookup.
         """
         self._waiting.append(keys.copy())
+
+    def distinct(self, keys: Keys) -> Unique:
+        """Return Unique(keys), which the thread that read ahead may have made already. Takes no lock."""
+        for batch, found in list(self._compared):
+            if np.array_equal(batch, keys):
+                return found
+        return Unique(keys)
 
     @property
     def waits(self) -> bool:
@@ -104,12 +114,13 @@ class ReadsAhead:
 
     def _start_late(self, keys: Keys, when: float) -> None:
         time.sleep(max(0.0, when - time.monotonic()))
-        distinct, fetch = Unique(keys).keys, None
+        found, fetch = Unique(keys), None
+        self._compared.append((keys, found))
         with suppress(Exception):
             with self._access.held_if_free(TURN_SECONDS) as held:
                 if held and not self._access.state.gone:
                     self._forget_spent()
-                    fetch = self._begin(distinct)
+                    fetch = self._begin(found.keys)
             if fetch is not None:
                 self._read(fetch)
 

@@ -14,6 +14,7 @@ import numpy as np
 from kvemb.contracts import ColdStore, Mask
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
+from kvemb.rows.row_copies import copy_rows
 
 
 class Fetch:
@@ -87,7 +88,7 @@ class Fetch:
         self._taken[positions] = True
         exists = self._found[positions]
         rows = (np.cumsum(self._found) - 1)[positions[exists]]
-        into.put(to[exists], self._block.select(rows))
+        copy_rows(self._block, rows, into, to[exists])
         return exists
 
     def fill(self, into: RowBlock, to: Positions) -> tuple[RowBlock, Mask]:

@@ -126,7 +126,7 @@ class TableOperations(TableReads):
         """
         optimizer = self.optimizer  # one for all chunks, whatever another thread sets meanwhile
         assert optimizer is not None
-        distinct, count = Unique(keys), 0
+        distinct, count = self._storage.ahead.distinct(keys), 0
         for chunk in self._chunks(len(distinct.keys)):
             part = distinct.keys[chunk], distinct.counts[chunk]
             count = self._apply(*part, optimizer, grads, distinct.sums.of(chunk), count)

@@ -17,6 +17,7 @@ from kvemb.contracts import Mask, Values
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.rows.row_copies import spread
 from kvemb.tiers.hot_tables import Owners
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
@@ -139,7 +140,7 @@ class TableReads:
             if len(values) < len(distinct.keys):
                 chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
                 positions, source = missing[chosen], source[chosen] - chunk.start
-            out[positions] = values[source]
+            spread(values, source, out, positions)
             if exists is not None:
                 exists[positions] = there[source]
 

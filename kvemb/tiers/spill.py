@@ -19,6 +19,7 @@ import numpy as np
 from kvemb.rows.block import REMOVED, ReservedBlock, RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
+from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Lease
 
@@ -151,11 +152,10 @@ class SpillBuffer:
         exists = np.zeros(len(keys), np.bool_)
         if not self._held and not self._kept:
             return exists.copy(), exists
-        positions = self._find(keys)
-        known = positions >= 0
+        known = (positions := self._find(keys)) >= 0
         if np.count_nonzero(known):
             source = positions[known]
-            into.put(np.flatnonzero(known), self._block.select(source))
+            copy_rows(self._block, source, into, np.flatnonzero(known))
             exists[known] = self._block.flags[source] & REMOVED == 0
         for rows in self._kept:  # the latest last
             _, source, wanted = np.intersect1d(rows.keys, keys, assume_unique=True, return_indices=True)

@@ -169,6 +169,20 @@ def test_a_read_that_is_asked_for_after_a_lookup_begins_when_one_ends():
     assert place.cold.reads == [[1], [4, 5]]
 
 
+def test_distinct_keys_that_were_found_for_a_read_are_not_looked_for_again():
+    place, keys = Place(), np.array([5, 4, 5])
+    place.reads.prefetch(keys, True)
+    place.lookup(1)
+    ahead = place.storage.ahead
+    known = ahead.distinct(keys.copy())
+    assert known is ahead.distinct(keys)
+    assert known.keys.tolist() == [5, 4]
+    assert known.counts.tolist() == [2, 1]
+    for others in ([5, 4], [5, 4, 4], [4, 5, 5]):
+        assert ahead.distinct(np.array(others)).keys[0] == others[0]
+        assert ahead.distinct(np.array(others)) is not known
+
+
 def test_only_the_last_reads_wait_and_each_lookup_starts_one():
     place = Place()
     for key in (10, 20, 30):

@@ -405,7 +405,7 @@ def prefetch(
     dim: Dim = 32,
     hot_rows: HotRows = 100_000,
     batch: Batch = 16_384,
-    steps: Steps = 20,
+    steps: Steps = 50,
     runs: Runs = 5,
     zipf: Zipf = 1.0,
     folder: Folder = None,

@@ -1,0 +1,36 @@
+"""Rows copied between blocks, and from a block's rows to where a call wants them, without a copy between.
+
+NumPy would gather them to a temporary array first. The kernels are loaded at first use. Callers hold the locks.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy.typing as npt
+
+from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Positions
+
+
+@cache
+def _kernels() -> ModuleType:
+    from kvemb.rows import row_kernels
+
+    return row_kernels
+
+
+def copy_rows(source: RowBlock, at: Positions, into: RowBlock, to: Positions) -> None:
+    """Overwrite rows `to` (n,) of into with rows `at` (n,) of source, keys included."""
+    _kernels().copy_rows(
+        source.keys, source.scores, source.steps, source.flags, source.words, at,
+        into.keys, into.scores, into.steps, into.flags, into.words, to,
+    )  # fmt: skip
+
+
+def spread(rows: npt.NDArray[Any], at: Positions, out: npt.NDArray[Any], to: Positions) -> None:
+    """Overwrite rows `to` (n,) of out (·, dim) with rows `at` (n,) of rows (·, dim), of the same dtype."""
+    seen = f"u{out.dtype.itemsize}"  # numba has no 16-bit floats, and bits are all that counts
+    _kernels().spread(rows.view(seen), at, out.view(seen), to)
