@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from kvemb.checks.numeric import as_number
@@ -122,11 +121,6 @@ class Checkpointer:
                 raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
             layout.check_outside_stores(target, "checkpoint")
         try:
-            for part in parts:
-                if (writing := part.storage.start_spill()) is not None:
-                    with suppress(ColdStoreError):  # it poisoned the store: check_writable() below raises
-                        result_of(writing)
-            self._database.flush()
             number = self._points.next_number()
             if self._log is not None and closing is None:
                 self._log.prepare(number)  # the segment must exist before CURRENT says that it does

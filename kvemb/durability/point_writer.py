@@ -1,8 +1,8 @@
 """Writing one durable point, and the checkpoint made of it, in three steps.
 
-1. Before: spill buffers and memtables are written, while the variables are in use (kvemb.durability.checkpointer).
+1. write_attached(): the caller's files.
 2. take_snapshots(), some milliseconds under all variables' locks: dirty rows are marked (kvemb.tiers.dirty_snapshot),
-   and a native checkpoint of the cold database is queued after the writes submitted so far.
+   and a native checkpoint of the cold database is queued after the writes of all rows that wait in spill buffers.
 3. write(), in the background: the marked rows are written to files in key order, which are ingested into the open cold
    database and into its copy. The copy becomes the store's durable point; a checkpoint is linked to it.
 The previous point stays current until the last step succeeds.
@@ -81,6 +81,7 @@ class PointWriter:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._attached, self._draft = attached or Attachments(), points.draft(number)
         self._snapshots: list[tuple[Part, DirtySnapshot]] = []
+        self._numbers, self._files = count(), dict[str, list[Path]]()  # of rows, by variable
         self._hot: dict[str, Ordered] = {}
         self._last = False
         self._described: Manifest
@@ -140,6 +141,9 @@ class PointWriter:
 
     def _write(self) -> None:
         assert self._base is not None
+        while not self._base.done():
+            self._relieve(self._snapshots)
+            wait([self._base], PACE_SECONDS)
         epochs = self._base.result()
         # Before the rows change in the open database: if a later step fails, the next delta must name them.
         for part, snapshot in self._snapshots:
@@ -161,6 +165,8 @@ class PointWriter:
 
     def _copy_database(self) -> list[Epoch]:
         """Copy the cold database, in order with its writes; returns the epochs up to then."""
+        for _, snapshot in self._snapshots:
+            snapshot.check_spilled()
         self._database.checkpoint(self._draft.path / layout.ROWS)
         for name in self._without:
             self._changes.record_dropped(name)
@@ -168,33 +174,31 @@ class PointWriter:
 
     def _write_rows(self) -> None:
         """Ingest the marked rows into the database and its copy, and drop variables from the copy."""
-        numbers = count()
-        files: dict[str, list[Path]] = {}
-
-        def new_file(part: Part) -> SortedFile:
-            path = self._draft.path / f"{next(numbers):06d}.sst"
-            return self._database.sorted_file(path, part.schema, part.creator)
 
         def ingest(part: Part, file: SortedFile) -> None:
             self._database.ingest(part.name, file.path)
 
-        def add(part: Part, file: SortedFile) -> None:
-            files.setdefault(part.name, []).append(file.path)
-
-        def relieve(snapshots: list[tuple[Part, DirtySnapshot]]) -> None:
-            # Those too whose turn has not come: else callers of the last variable wait until all others are written.
-            for part, snapshot in snapshots:
-                for file in snapshot.relieve(partial(new_file, part)):
-                    add(part, file)
-
         for at, (part, snapshot) in enumerate(self._snapshots):
-            for file in snapshot.write(partial(new_file, part), partial(ingest, part)):
-                add(part, file)
-                relieve(self._snapshots[at:])
+            for file in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
+                self._add(part, file)
+                self._relieve(self._snapshots[at:])
                 while self._database.crowded(part.name):
                     time.sleep(PACE_SECONDS)
-                    relieve(self._snapshots[at:])
-        cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, files=files)
+                    self._relieve(self._snapshots[at:])
+        cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, files=self._files)
+
+    def _relieve(self, snapshots: list[tuple[Part, DirtySnapshot]]) -> None:
+        """Write what had to be copied: of all, else callers of the last variable wait until the others are written."""
+        for part, snapshot in snapshots:
+            for file in snapshot.relieve(partial(self._new_file, part)):
+                self._add(part, file)
+
+    def _new_file(self, part: Part) -> SortedFile:
+        path = self._draft.path / f"{next(self._numbers):06d}.sst"
+        return self._database.sorted_file(path, part.schema, part.creator)
+
+    def _add(self, part: Part, file: SortedFile) -> None:
+        self._files.setdefault(part.name, []).append(file.path)
 
     def _describe(self, epochs: list[Epoch]) -> None:
         """Write the key files, take the inventory, and write the manifest."""

@@ -12,7 +12,7 @@ row that did not change until then is clean: it is still marked WRITING.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class DirtySnapshot:
 
     in_order: the one thread that writes to the cold store in use. written: called, under the lock, with keys whose rows
     have changed there. room_rows: rows that the buffer holds before callers wait for the disk. file_bytes: rows taken
-    at a time, at most.
+    at a time, at most. spilling: the last write given to in_order of rows that left before; None: there were none.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class DirtySnapshot:
         written: Callable[[Keys], None],
         room_rows: int,
         file_bytes: int,
+        spilling: Future[Keys] | None = None,
     ) -> None:
+        self._spilling = spilling
         self._schema, self._hot_tables, self._access = schema, hot_tables, access
         self._in_order, self._written = in_order, written
         row_bytes = RowBlock.bytes_per_row(schema)
@@ -104,6 +106,11 @@ class DirtySnapshot:
         self._access.set_snapshot(False)
 
     # By the writing thread, without the lock.
+
+    def check_spilled(self) -> None:
+        """Raise the error of a write of rows that left before: the cold store lacks them. REQUIRES: on in_order."""
+        if self._spilling is not None:
+            self._spilling.result()
 
     def keys(self) -> Ordered:
         """Return the keys of the snapshot, ascending."""

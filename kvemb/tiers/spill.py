@@ -3,7 +3,8 @@
 Rows wait in slots, in the order in which they left, as long as memory can be had for them (kvemb.tiers.budget, Lease):
 a row that becomes hot again meanwhile is never written. When most of what can be had is taken, the oldest slots are
 written in the background, in one sorted run. Rows stay readable here until the cold store has them. The variable's lock
-guards every method; the writing thread reads slots that nobody changes.
+guards every method; the writing thread reads slots that nobody changes. Longer than 300 lines: rows wait, are found and
+are written in the same slots.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from kvemb.rows.block import REMOVED, ReservedBlock, RowBlock
 from kvemb.rows.codec import order_keys
@@ -37,12 +39,11 @@ def slot_bytes(schema: Schema, slot_rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Writing:
-    """Slots that are being written, the oldest ones; keys: of the rows in them that were live."""
+class _Write:
+    """Slots that are being written. done: its result is the keys of the rows in them that were live."""
 
     slots: list[int]
-    keys: Keys
-    done: Future[None]
+    done: Future[Keys]
 
 
 class SpillBuffer:
@@ -72,7 +73,7 @@ class SpillBuffer:
         self._leased = OWN_SLOTS  # slots below this number have memory
         self._held: deque[int] = deque()  # the oldest first; the last one fills
         self._filled = slot_rows  # rows in the last one
-        self._writing: _Writing | None = None
+        self._writes: deque[_Write] = deque()  # of the oldest slots, in order; one runs, others wait
         self._failure: Exception | None = None  # of an append
         self._kept: list[RowBlock] = []  # the rows of that one and of those after it
 
@@ -88,7 +89,7 @@ class SpillBuffer:
     @property
     def writing(self) -> bool:
         """Whether slots are being written."""
-        return self._writing is not None
+        return bool(self._writes)
 
     # Rows in and out.
 
@@ -173,7 +174,7 @@ class SpillBuffer:
             self._live[positions[positions >= 0]] = False
 
     def clear(self) -> None:
-        """Forget every row, after a write under way has ended."""
+        """Forget every row, after the writes under way have ended."""
         self.wait_for_write()
         for slot in self._held:
             self._release(slot)
@@ -187,12 +188,12 @@ class SpillBuffer:
         """Have a slot with room; begin to write the oldest ones when few more can be had. Raises a write's error."""
         self.poll()
         while not self._free and not self._add_slot():
-            if self._writing is None:
+            if not self._writes:
                 self._start_write(self._oldest())
             self._finish()
         self._fill_next()
         available = len(self._free) + min(self._slots - self._leased, self._lease.available // self._slot_bytes)
-        if self._writing is None and len(self._held) > 1 and available < max(1, len(self._held) // 4):
+        if not self._writes and len(self._held) > 1 and available < max(1, len(self._held) // 4):
             self._start_write(self._oldest())
 
     def _oldest(self) -> int:
@@ -240,61 +241,72 @@ class SpillBuffer:
 
     def poll(self) -> None:
         """Release slots whose rows are in the cold store; write all where memory is owed. Raises a write's error."""
-        self._check_sound()
-        if self._writing is not None and self._writing.done.done():
-            self._finish()
+        self._finish_done()
         if self._lease.owed > 0:
             self._pay()
-            if self._lease.owed > 0 and self._writing is None and self._held:
+            if self._lease.owed > 0 and not self._writes and self._held:
                 self._start_write(len(self._held))
 
     def drain(self) -> None:
         """Write everything and wait for it. Raises the error of a write; then the rows stay here."""
-        self._check_sound()
+        self.start_write()
         self.wait_for_write()
-        if self._held:
-            self._start_write(len(self._held))
-            self._finish()
 
-    def start_write(self) -> Future[None] | None:
-        """Begin to write everything that is here; returns what to wait for, None when there is nothing.
+    def start_write(self) -> Future[Keys] | None:
+        """Begin to write everything that is here; returns the last write, None where there is none.
 
-        Waits itself only where rows are being written already. Raises the error of that write.
+        It fails if one before it does. Does not wait, whatever is being written. In several writes, so that slots are
+        free one after the other. Raises the error of a write that has failed.
         """
-        self._check_sound()
-        if self._held and (self._writing is None or len(self._writing.slots) < len(self._held)):
-            self.wait_for_write()
-            self._start_write(len(self._held))
-        return None if self._writing is None else self._writing.done
+        self._finish_done()
+        most = self._oldest()
+        while left := len(self._held) - self._slots_in_writes():
+            self._start_write(min(most, left))
+        return self._writes[-1].done if self._writes else None
 
     def wait_for_write(self) -> None:
-        """Wait until a write under way has ended. Raises its error."""
+        """Wait until all writes under way have ended. Raises the error of one."""
         self._check_sound()
-        if self._writing is not None:
+        while self._writes:
             self._finish()
 
-    def _start_write(self, count: int) -> None:
-        """Begin to write the rows of the oldest slots, in key order."""
-        slots = list(islice(self._held, count))
-        if count == len(self._held):
-            self._filled = self._slot_rows  # what comes goes to another slot
-        places = (np.array(slots)[:, None] * self._slot_rows + np.arange(self._slot_rows)).reshape(-1)
-        places = places[self._live[places]]
-        keys = self._block.keys[places]
-        order = np.argsort(order_keys(keys, self._schema))
-        done = self._executor.submit(self._write_rows, self._block, places[order])
-        self._writing = _Writing(slots, keys, done)
+    def _slots_in_writes(self) -> int:
+        return sum(len(write.slots) for write in self._writes)
 
-    def _write_rows(self, block: RowBlock, places: Positions) -> None:
+    def _start_write(self, count: int) -> None:
+        """Begin to write the rows of the oldest slots that are in no write yet: those that are live now."""
+        begin = self._slots_in_writes()
+        slots = list(islice(self._held, begin, begin + count))
+        if begin + count == len(self._held):
+            self._filled = self._slot_rows  # what comes goes to another slot
+        live = self._live.reshape(self._slots, self._slot_rows)[slots]
+        before = self._writes[-1].done if self._writes else None
+        self._writes.append(_Write(slots, self._executor.submit(self._write_slots, slots, live, before)))
+
+    def _write_slots(self, slots: list[int], live: npt.NDArray[np.bool_], before: Future[Keys] | None) -> Keys:
+        """Write the live rows of slots, (slots, slot_rows), in key order; returns their keys.
+
+        before: the write before this one. If that failed, so does this.
+        """
+        if before is not None and (error := before.exception()) is not None:
+            raise error
+        places = (np.array(slots)[:, None] * self._slot_rows + np.arange(self._slot_rows))[live]
+        places = places[np.argsort(order_keys(self._block.keys[places], self._schema))]
         for start in range(0, len(places), WRITE_ROWS):
-            self._write(block.select(places[start : start + WRITE_ROWS]))
+            self._write(self._block.select(places[start : start + WRITE_ROWS]))
+        return self._block.keys[places]
+
+    def _finish_done(self) -> None:
+        self._check_sound()
+        while self._writes and self._writes[0].done.done():
+            self._finish()
 
     def _finish(self) -> None:
-        assert self._writing is not None
-        self._writing.done.result()
-        self._written(self._writing.keys)
-        for slot in self._writing.slots:
+        """Wait for the oldest write, and release its slots. Raises its error; then it stays."""
+        write = self._writes[0]
+        self._written(write.done.result())
+        for slot in write.slots:
             self._held.popleft()
             self._release(slot)
-        self._writing = None
+        self._writes.popleft()
         self._pay()

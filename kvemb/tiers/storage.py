@@ -354,7 +354,7 @@ class TieredStorage:
 
     # For a checkpoint (kvemb.durability.checkpointer). They take the lock themselves, unless they say otherwise.
 
-    def start_spill(self) -> Future[None] | None:
+    def start_spill(self) -> Future[Keys] | None:
         """Begin to write what waits to be spilled; returns what to wait for, so that a snapshot that follows is short.
 
         Raises Closed, ReadOnly, Poisoned.
@@ -376,7 +376,7 @@ class TieredStorage:
         be spilled has been given to the executor when it returns.
         """
         with self.changing():
-            self._spill.start_write()
+            spilling = self._spill.start_write()
         self._snapshot = DirtySnapshot(
             self.schema,
             self.hot_tables,
@@ -385,6 +385,7 @@ class TieredStorage:
             self._forget_reads,
             self._room_for_copies(sharing),
             self.limits.snapshot_file_bytes,
+            spilling,
         )
         self._snapshot.begin()
         return self._snapshot

@@ -71,18 +71,61 @@ def test_a_target_that_exists_is_refused_before_anything_is_written(store, tmp_p
     assert inside(store).points.current.point == number
 
 
-@pytest.mark.parametrize("stage", ["database", "log"])
-def test_a_disk_that_refuses_what_comes_before_the_snapshot_poisons(monkeypatch, open_store, tmp_path, stage):
+def test_a_disk_that_refuses_what_comes_before_the_snapshot_poisons(monkeypatch, open_store, tmp_path):
     store = open_store(tmp_path / "store", durability="write")
     store.get_variable("table", dim=DIM).upsert([1], np.ones((1, DIM), np.float32))
     begun: list[Any] = []
     monkeypatch.setattr(point_writer.PointWriter, "take_snapshots", lambda *args: begun.append(args))
-    engine = inside(store)
-    owner, name = (engine.database, "flush") if stage == "database" else (engine.log, "prepare")
-    monkeypatch.setattr(owner, name, too_full)
+    monkeypatch.setattr(inside(store).log, "prepare", too_full)
     with pytest.raises(Poisoned, match="too full"):
         store.flush()
     assert begun == []
+
+
+@pytest.fixture
+def waiting(open_store, tmp_path):
+    """A store, and a table of 400 rows, of which most wait to be spilled."""
+    store = open_store(tmp_path / "store", memory_budget="4MiB")
+    table = store.get_variable("table", dim=DIM, hot_rows=160)
+    table.upsert(np.arange(400), np.ones((400, DIM), np.float32))
+    assert table.stats.rows_waiting > 200
+    return store, table
+
+
+@pytest.mark.limits(min_slot_rows=16, max_slot_rows=16, copied_rows=16)
+def test_a_checkpoint_behind_does_not_wait_for_rows_that_wait_to_be_spilled(monkeypatch, waiting, tmp_path):
+    store, table = waiting
+    go, cold = threading.Event(), inside(table).storage.cold
+    real = cold.write
+    monkeypatch.setattr(cold, "write", lambda rows: (go.wait(), real(rows))[1])
+    pending = store.checkpoint(tmp_path / "checkpoint", block=False)
+    for ids in np.split(np.arange(400), 40):  # more hot ones than may be copied before they are written
+        table.upsert(ids, np.zeros((len(ids), DIM), np.float32))
+    assert not pending.done()
+    go.set()
+    with kvemb.open(pending.result(), read_only=True) as then:
+        assert (then.variables["table"].lookup(np.arange(400)) == 1).all()
+    assert (table.lookup(np.arange(400)) == 0).all()
+
+
+def test_there_is_no_checkpoint_without_rows_that_could_not_be_spilled(monkeypatch, waiting, tmp_path):
+    store, table = waiting
+    begun, cold = threading.Event(), inside(table).storage.cold
+
+    def write(rows: Any) -> None:
+        begun.wait()
+        raise ColdStoreError("too full")
+
+    monkeypatch.setattr(cold, "write", write)
+    pending = store.checkpoint(tmp_path / "checkpoint", block=False)
+    begun.set()
+    with pytest.raises(Poisoned, match="too full"):
+        pending.result()
+    assert not (tmp_path / "checkpoint").exists()
+    assert (table.lookup(np.arange(400)) == 1).all(), "they are in memory"
+    store.close(flush=False)
+    with kvemb.open(tmp_path / "store") as again:
+        assert again.variables == {}
 
 
 def test_a_checkpoint_behind_returns_before_it_is_written(monkeypatch, store, tmp_path):
