@@ -137,11 +137,13 @@ class Calls:
             try:
                 return result_of(future, self._patience.silent)
             except TimeoutError:
-                if future.done():  # it is the answer
-                    raise
+                if future.done():  # now, or this is the answer
+                    return future.result()
             try:
                 result_of(self.transport.ping(shard), self._patience.ping)
-            except (TimeoutError, Unanswered) as error:
+            except Unanswered:
+                pass  # the process has ended: soon it is known that there will be no answer
+            except TimeoutError as error:
                 if not future.done():
                     waited = f"{self._patience.silent + self._patience.ping:g} seconds"
                     what = f"{self._who(shard)} has not answered a call of {name} and a ping for {waited}"
