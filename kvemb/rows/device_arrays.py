@@ -67,9 +67,11 @@ class Unchanging(NamedTuple):
 
 def device_of(data: Any) -> str | None:
     """Return the device that an array is on, such as "gpu:0" ("gpu": some GPU); None if it is on none."""
+    if type(data) is np.ndarray:
+        return None
     if isinstance(data, Unchanging):
         return device_of(data.keys)
-    if type(data) is np.ndarray or isinstance(data, (list, tuple, int, np.generic)):
+    if isinstance(data, (list, tuple, int, np.generic)):
         return None
     if is_tensor(data):
         number = gpu_of_tensor(data)
