@@ -183,6 +183,8 @@ def test_reading_changes_nothing(open_store, tmp_path, kind):
     ):
         with pytest.raises(ReadOnly, match="read-only"):
             change()
+    with pytest.raises(ReadOnly, match=r"the read-only store .* has no variable 'user'; it has users$"):
+        reader.get_variable("user")
     reader.close()
     assert contents(tmp_path) == before
 

@@ -19,7 +19,7 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification, check_name, specify
 from kvemb.engine.table import Table
 from kvemb.engine.warming import warm
-from kvemb.errors import ColdStoreError
+from kvemb.errors import ColdStoreError, ReadOnly
 from kvemb.handle import Handle
 from kvemb.interrupts import uninterrupted
 from kvemb.rows.codec import order_keys
@@ -55,6 +55,9 @@ def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
             raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
         specification = specify(asked, engine.described.variables.get(name))
         if specification.is_new:
+            if engine.state.read_only:
+                known = ", ".join(sorted(engine.described.variables)) or "none"
+                raise ReadOnly(f"the read-only store {engine.state.name} has no variable {name!r}; it has {known}")
             engine.state.check_writable()
         # Ctrl-C is deferred: a durable point must not name a variable that is undone here.
         with uninterrupted() if specification.is_new else nullcontext(), ExitStack() as undo:
