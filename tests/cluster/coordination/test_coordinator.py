@@ -210,6 +210,35 @@ def test_a_recovery_that_fails_can_be_repeated(open_cluster, tmp_path, monkeypat
     assert (table.lookup(KEYS) == 1).all()
 
 
+def test_scans_see_whole_calls_and_clear_leaves_none_of_before(tmp_path):
+    """Clients over faulty transports add 1 to a whole group at a time."""
+    faulty = FaultyCluster(tmp_path, 3, 0.1, tmp_path / "series")
+    table = faulty.first.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
+    groups, stop = np.arange(160).reshape(20, 8), threading.Event()
+
+    def train(client, seed):
+        mine, chance = client.variables["table"], np.random.default_rng(seed)
+        while not stop.is_set():
+            mine.apply_gradients(groups[chance.integers(20)], np.full((8, 1), -1, np.float32))
+
+    threads = [threading.Thread(target=train, args=(faulty.client(), seed)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(10):
+            keys, values = table.export()
+            rows = dict(zip(keys.tolist(), values[:, 0].tolist(), strict=True))
+            for group in groups.tolist():
+                assert len({rows.get(key) for key in group}) == 1, "half of a call"
+            if number % 3 == 2:
+                table.clear()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    faulty.first.close()
+
+
 class Telling:
     """A transport, each of whose calls meets what `tell` does first."""
 
