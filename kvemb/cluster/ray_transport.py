@@ -201,6 +201,7 @@ def _made_on_ray(scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
         for rows in opened:
             meter(ray.get(rows))
     except ray.exceptions.RayError as error:
+        ray.wait(opened, num_returns=len(opened), timeout=CLOSE_SECONDS)  # the others delete their files, too
         made.close()
         raise cause_of(error) from None
     except BaseException:

@@ -40,6 +40,7 @@ from kvemb.tools.limits import (
     MOST_RUNS,
     no_nan,
 )
+from kvemb.tools.screen import to_json
 
 app = typer.Typer(help="Measure kvemb against a peer in the same run.", no_args_is_help=True)
 app.command()(tier)
@@ -147,6 +148,9 @@ def cluster(
     reshard: Annotated[
         bool, typer.Option("--reshard", help="Instead, write a checkpoint of 4 shards again for 7, 3 and 1.")
     ] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Instead, tell what 8, 64 and 1,000 shards of 10^12 rows would take.")
+    ] = False,
     rows: Annotated[
         int | None, typer.Option(min=1, max=MOST_ROWS, help="Rows in the table; 200,000, with --reshard 10 million.")
     ] = None,
@@ -161,10 +165,12 @@ def cluster(
     json: AsJson = False,
 ) -> None:
     """Train over shards, beside one store and beside empty actor calls; fill 8 shards."""
-    from kvemb.tools.bench.cluster import chain
+    from kvemb.tools.bench.cluster import chain, simulation
     from kvemb.tools.bench.cluster import shards as over_shards
 
-    if reshard:
+    if simulate:
+        print(to_json(simulation.as_json(), indent=2) if json else simulation.text(), end="")
+    elif reshard:
         chain.run(rows or 10_000_000, dim, runs, folder).show(json)
     else:
         over_shards.run(rows or 200_000, dim, batch, steps, runs, zipf, shards, transport, folder).show(json)

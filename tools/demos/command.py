@@ -38,7 +38,18 @@ def demo(
     ] = False,
     clicks: Annotated[
         int | None,
-        typer.Option(min=20, max=MOST_ROWS, show_default="6,000,000", help="Lines of the generated click log."),
+        typer.Option(
+            min=20,
+            max=MOST_ROWS,
+            show_default="6,000,000; with --shards 400,000",
+            help="Lines of the generated click log.",
+        ),
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Train over shards on Ray, with one killed half way: it must end as one store does."
+        ),
     ] = None,
     epochs: Annotated[
         int | None,
@@ -97,13 +108,15 @@ def demo(
         raise typer.BadParameter(f"files are read with --triples: kvemb demo --triples {' '.join(map(str, files))}")
     _refuse(triples, {"--clicks": clicks, "--dlrm": dlrm or None}, "cannot be used with --triples")
     _refuse(dlrm, {"--clicks": clicks}, "cannot be used with --dlrm")
+    _refuse(triples or dlrm, {"--shards": shards}, "is for the click log alone")
+    _refuse(shards is not None, {"--keep": keep or None}, "cannot be used with --shards")
     _refuse(not dlrm, {"--steps": steps, "--kill-at": kill_at}, "can only be used with --dlrm")
     if kill_at is not None and kill_at >= (steps or STEPS):
         raise typer.BadParameter(f"--kill-at must be less than the {steps or STEPS} steps, got {kill_at}")
     if model == "complex" and dim is not None and dim % 2:
         raise typer.BadParameter(f"--dim must be even with --model complex, got {dim}")
     _refuse(not triples, {"--model": model, "--epochs": epochs, "--hot": hot}, "can only be used with --triples")
-    from kvemb.tools.demos import run_clicks, run_dlrm, run_triples
+    from kvemb.tools.demos import run_clicks, run_cluster, run_dlrm, run_triples
     from kvemb.tools.demos.bilinear import TUNINGS
 
     with PatientInterrupts() as stop, workplace(directory, keep) as folder:
@@ -119,7 +132,11 @@ def demo(
             dlrm_run = run_dlrm.DlrmRun(steps or STEPS, batch or 1024, dim or 16, budget, seed, kill_at)
             checkpoint = run_dlrm.run(dlrm_run, folder, screen, stop, kept)
         else:
-            click_run = run_clicks.ClickRun(clicks or 6_000_000, dim or 32, batch or 8192, budget or BUDGET, seed)
+            lines = clicks or (6_000_000 if shards is None else 400_000)
+            click_run = run_clicks.ClickRun(lines, dim or 32, batch or 8192, budget or BUDGET, seed)
+            if shards is not None:
+                run_cluster.run(click_run, shards, folder, screen, stop)
+                return
             run_clicks.run(click_run, folder, screen, stop, kept)
     _suggest_commands(screen, kept, checkpoint, "entity" if triples else "field00" if dlrm else "item")
 

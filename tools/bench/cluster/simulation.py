@@ -1,0 +1,171 @@
+"""`kvemb bench cluster --simulate`: what a cluster larger than any at hand would take, by arithmetic and a simulation.
+
+The table's rows are spread evenly, and there is one trainer on each shard's node. In the simulation all trainers take a
+step at the same time: each sends a call to each shard, one after the other; each shard answers calls in the order in
+which they arrive; the next half of the step begins when the slowest answer is there. Now and then a shard pauses.
+Everything follows from Assumed and the seed, so docs/cluster-scale.md has what the command prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.cluster.session import EXCHANGE_SECONDS
+
+SHARDS, SEED, STEPS = (8, 64, 1000), 0, 1000
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """Parameters. rows, dim: of the table, float32 with one slot a number. keys: distinct ones of a trainer's step.
+
+    step_seconds: from one step of a trainer to the next. changed: share of the rows that change between two
+    checkpoints, an hour apart. link: bytes a second of a node's network, each way. latency: seconds, one way.
+    store: bytes a second between a node and the object store. disk: bytes of a node's disk. call_cpu: seconds of a
+    trainer's core, and of a shard's, for each call (measured with Ray on this machine); key_cpu: of a shard's core for
+    each key. pause_share, pause: how often a shard pauses before a call's answers, and for how many seconds. failures:
+    of a node, a year. cut_calls: calls of each shard that a checkpoint's cut makes.
+    """
+
+    rows: float = 1e12
+    dim: int = 64
+    keys: int = 65_536
+    step_seconds: float = 0.25
+    changed: float = 0.01
+    link: float = 3.1e9
+    latency: float = 50e-6
+    store: float = 1e9
+    disk: float = 15e12
+    call_cpu: float = 300e-6
+    key_cpu: float = 0.2e-6
+    pause_share: float = 0.001
+    pause: float = 0.05
+    failures: float = 2.0
+    cut_calls: int = 6
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in a call."""
+        return 4 * self.dim
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row on disk: embedding, slot, key, score, step."""
+        return 2 * self.row_bytes + 25
+
+
+def figures(shards: int, given: Assumed) -> dict[str, float]:
+    """Return what a cluster with so many shards takes, by name, with its unit."""
+    up, down = given.keys * (16 + given.row_bytes), given.keys * given.row_bytes
+    stored = given.rows * given.record_bytes / shards
+    saved = stored * given.changed
+    waits = step_seconds(shards, given)
+    exchanges = shards / EXCHANGE_SECONDS
+    return {
+        "rows of a shard, billions": given.rows / shards / 1e9,
+        "disk of a shard, TB": stored / 1e12,
+        "sent by a trainer a step, MB": up / 1e6,
+        "sent to a trainer a step, MB": down / 1e6,
+        "of that to one shard, kB": up / shards / 1e3,
+        "calls of a trainer a step": 2.0 * shards,
+        "a node's network at that rate, % each way": 100 * (up + down) / given.step_seconds / given.link,
+        "a step's waiting, median, ms": 1e3 * float(np.median(waits)),
+        "a step's waiting, one in twenty, ms": 1e3 * float(np.quantile(waits, 0.95)),
+        "calls of the coordinator a second": exchanges,
+        "the coordinator's core, %": 100 * exchanges * given.call_cpu,
+        "a cut, ms": 1e3 * given.cut_calls * (2 * given.latency + shards * given.call_cpu),
+        "a checkpoint of what changed, minutes": saved / given.store / 60,
+        "recovery, all shards from the store, hours": stored / given.store / 3600,
+        "hours between two lost nodes": 365 * 24 / given.failures / shards,
+    }
+
+
+def step_seconds(shards: int, given: Assumed) -> npt.NDArray[np.float64]:
+    """Simulate STEPS steps; returns the seconds that each one's calls take, its lookup and its update together."""
+    chance = np.random.default_rng(SEED)
+    up, down = given.keys * (16 + given.row_bytes) / shards, given.keys * given.row_bytes / shards
+    # A lookup sends keys and brings rows; an update sends keys and gradients.
+    ways = ((given.keys * 8 / shards, down), (up - given.keys * 8 / shards, 0.0))
+    taken = np.zeros(STEPS)
+    served = given.call_cpu + given.key_cpu * given.keys / shards
+    order = np.arange(shards)
+    for sent, answered in ways:
+        sending = max(given.call_cpu, sent / given.link)
+        # Trainer t begins with shard t, so that they do not all begin with the same one.
+        begun = sending * (1 + (order[None, :] - order[:, None]) % shards)
+        arrived = np.sort(begun + given.latency, axis=0)
+        # Calls of a shard are served one after the other: each begins when it is there, and the one before is done.
+        queue = served * np.arange(1, shards + 1)[:, None]
+        done = (np.maximum.accumulate(arrived + served - queue, axis=0) + queue)[-1]
+        receiving = shards * max(given.call_cpu, answered / given.link) if answered else 0.0
+        for step in range(STEPS):
+            paused = given.pause * (chance.random(shards) < given.pause_share)
+            slowest = max(float((done + paused).max()), sending + receiving)
+            taken[step] += slowest + given.latency + answered / given.link
+    return taken
+
+
+def breaks(shards: int, given: Assumed) -> list[str]:
+    """Return what such a cluster cannot do, the worst first, each with what would be done then."""
+    found = figures(shards, given)
+    checks = [
+        (
+            found["disk of a shard, TB"] * 1e12 / given.disk,
+            "a shard's rows do not fit on its disk",
+            f"more shards: at least {int(np.ceil(given.rows * given.record_bytes / given.disk)):,}",
+        ),
+        (
+            found["recovery, all shards from the store, hours"] / found["hours between two lost nodes"],
+            "nodes are lost faster than the cluster recovers",
+            "restore only the lost shard, from a copy that follows it on another node",
+        ),
+        (
+            found["a step's waiting, median, ms"] / 1e3 / given.step_seconds,
+            "calls take longer than a step",
+            "one call for the shards of a node, and trainers in lockstep exchange rows all to all",
+        ),
+        (
+            found["a node's network at that rate, % each way"] / 100,
+            "the network is full",
+            "gradients in 16 bits, and rows that several trainers of a node share are sent once",
+        ),
+        (
+            found["a checkpoint of what changed, minutes"] / 60,
+            "a checkpoint takes longer than the hour until the next one",
+            "fewer checkpoints, or a faster way to the object store",
+        ),
+        (found["the coordinator's core, %"] / 100, "the coordinator is busy", "clients exchange counts less often"),
+    ]
+    worst = sorted(((load, what, then) for load, what, then in checks if load > 1), reverse=True)
+    return [f"{what} ({load:.1f} times what there is); then: {then}" for load, what, then in worst]
+
+
+def text(given: Assumed = Assumed()) -> str:
+    """Return the tables, as Markdown."""
+    columns = {shards: figures(shards, given) for shards in SHARDS}
+    lines = [f"| | {' | '.join(f'{shards:,} shards' for shards in SHARDS)} |", "|---|" + "---|" * len(SHARDS)]
+    for name in columns[SHARDS[0]]:
+        lines.append(f"| {name} | {' | '.join(_short(columns[shards][name]) for shards in SHARDS)} |")
+    for shards in SHARDS:
+        found = breaks(shards, given) or ["nothing of this breaks"]
+        lines += ["", f"With {shards:,} shards:", "", *(f"- {each}" for each in found)]
+    return "\n".join(lines) + "\n"
+
+
+def assumed_text(given: Assumed = Assumed()) -> str:
+    """Return the parameters, as Markdown."""
+    return "\n".join(f"- `{name}` = {value:g}" for name, value in asdict(given).items()) + "\n"
+
+
+def as_json(given: Assumed = Assumed()) -> dict[str, Any]:
+    """Return the same as one object."""
+    of_shards = {str(shards): {**figures(shards, given), "breaks": breaks(shards, given)} for shards in SHARDS}
+    return {"assumed": asdict(given), "shards": of_shards}
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

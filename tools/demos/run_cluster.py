@@ -1,0 +1,129 @@
+"""`kvemb demo --shards`: the click log's demo over shards on Ray, of which one is killed half way.
+
+After a quarter of the way a checkpoint is written. After the loss the whole cluster goes back to it, and trains on. At
+the end every row must be, bit for bit, that of one store that trained on the same lines undisturbed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import kvemb
+import kvemb.cluster
+from kvemb.errors import ShardLost
+from kvemb.handle import inside
+from kvemb.tools.demos.click_log import ClickLog, Clicks
+from kvemb.tools.demos.factorisation import Factorisation
+from kvemb.tools.demos.run_clicks import ClickRun
+from kvemb.tools.demos.training import FIRST_NOTE
+from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.screen import Screen
+
+EXPORTED_ROWS = 65_536
+
+
+def run(
+    settings: ClickRun,
+    shards: int,
+    folder: Path,
+    screen: Screen,
+    stop: PatientInterrupts,
+    *,
+    transport: Literal["ray", "local"] = "ray",
+    lose: Callable[[kvemb.cluster.Store], None] | None = None,
+) -> None:
+    """Train twice, and print a table. folder: an empty directory to work in. transport: of kvemb.cluster.open.
+
+    lose: loses a shard; None: kills the process of the last one. Raises Corruption if a row differs.
+    """
+    if transport == "ray":
+        _start_ray()
+    log = ClickLog(settings.seed, settings.clicks)
+    starts = range(0, settings.clicks, settings.batch)
+    parts: list[Callable[[], Clicks]] = [
+        lambda at=at: log.part(at, min(settings.batch, settings.clicks - at))  # type: ignore[misc]
+        for at in starts
+    ]
+    quarter, half = len(parts) // 4, len(parts) // 2
+    how: dict[str, Any] = {"memory_budget": settings.budget}
+    with (
+        screen.progress("undisturbed, in one store", len(parts), FIRST_NOTE) as advance,
+        kvemb.open(folder / "store", **how) as store,
+    ):
+        model = Factorisation(store, settings.dim, settings.seed)
+        for number, part in enumerate(parts):
+            model.train(part())
+            advance(number + 1, "")
+            stop.check()
+    opened = kvemb.cluster.open(
+        folder / "checkpoints", shards=shards, scratch=folder / "scratch", transport=transport, **how
+    )
+    with opened as cluster, screen.progress(f"over {shards} shards", len(parts), "") as advance:
+        over: Any = cluster
+        model, at, back = Factorisation(over, settings.dim, settings.seed), 0, None
+        while at < len(parts):
+            try:
+                model.train(parts[at]())
+                at += 1
+                if at == quarter and back is None:
+                    cluster.checkpoint()
+                if at == half and back is None:
+                    (lose or _kill)(cluster)
+            except ShardLost:
+                back = cluster.recover()
+                at = quarter
+                screen.milestone(str(back))
+            advance(at, "")
+            stop.check()
+        assert back is not None
+        with kvemb.open(folder / "store", **how) as store:
+            rows, differing = _compare(store, cluster)
+    lines = [
+        ("trained on", f"{settings.clicks:,} lines of a click log, dim {settings.dim}, over {shards} shards"),
+        ("killed", f"one shard, after step {half:,} of {len(parts):,}"),
+        ("went back to", f"step {quarter:,}, its last checkpoint, in {back.seconds:.1f} s"),
+        ("at the end", f"{rows:,} rows; {'the same' if not differing else f'{differing:,} DIFFERENT'} as undisturbed"),
+    ]
+    summary = {"demo": "shards", "shards": shards, "clicks": settings.clicks, "steps": len(parts), "killed_after": half}
+    summary |= {"checkpoint_after": quarter, "rows": rows, "rows_differing": differing}
+    screen.close("kvemb demo --shards", lines, {**summary, "recovery_seconds": round(back.seconds, 3)})
+    if differing:
+        raise kvemb.errors.Corruption(f"{differing} of {rows} rows differ from those of the undisturbed training")
+
+
+def _start_ray() -> None:
+    with suppress(ImportError):  # kvemb.cluster.open says what to install
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(address="local", include_dashboard=False, log_to_driver=False)
+
+
+def _kill(cluster: kvemb.cluster.Store) -> None:
+    """Kill the process of the last shard, and wait until that is noticed."""
+    import ray
+
+    actors: Any = inside(cluster).session.calls.transport
+    ray.kill(actors.actors[-1])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        cluster.check()  # raises ShardLost
+
+
+def _compare(store: kvemb.Store, cluster: kvemb.cluster.Store) -> tuple[int, int]:
+    """Return how many rows the store has, and how many differ in the cluster, in either direction."""
+    count = differing = 0
+    for name, variable in store.variables.items():
+        keys, values = variable.export()
+        found, others = cluster.variables[name].export()
+        both, here, there = np.intersect1d(keys, found, return_indices=True)
+        differ = (values[here].view(np.uint32) != others[there].view(np.uint32)).any(axis=1)
+        count += len(keys)
+        differing += int(differ.sum()) + len(keys) + len(found) - 2 * len(both)
+    return count, differing
