@@ -17,13 +17,13 @@ import numpy as np
 import kvemb
 import kvemb.cluster
 from kvemb.errors import ShardLost
-from kvemb.handle import inside
 from kvemb.tools.demos.click_log import ClickLog, Clicks
 from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.run_clicks import ClickRun
 from kvemb.tools.demos.training import FIRST_NOTE
 from kvemb.tools.demos.workplace import PatientInterrupts
 from kvemb.tools.screen import Screen
+from kvemb.tools.stress.places import kill_process
 
 EXPORTED_ROWS = 65_536
 
@@ -107,10 +107,7 @@ def _start_ray() -> None:
 
 def _kill(cluster: kvemb.cluster.Store) -> None:
     """Kill the process of the last shard, and wait until that is noticed."""
-    import ray
-
-    actors: Any = inside(cluster).session.calls.transport
-    ray.kill(actors.actors[-1])
+    kill_process(cluster, cluster.shards - 1)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         cluster.check()  # raises ShardLost

@@ -160,6 +160,17 @@ def _vanish(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
+def _on_actor(store: kvemb.cluster.Store, shard: int, function: Callable[[Any], Any]) -> Any:
+    """Call a function in a shard's process, with its actor."""
+    actors: Any = inside(store).session.calls.transport
+    return ray_transport.ray_package().get(actors.actors[shard].__ray_call__.remote(function), timeout=60)
+
+
+def kill_process(store: kvemb.cluster.Store, shard: int) -> None:
+    """Kill the process of a shard on Ray."""
+    os.kill(_on_actor(store, shard, lambda _: os.getpid()), signal.SIGKILL)
+
+
 class RayPlace:
     """A cluster on Ray, started for it on this machine."""
 
@@ -185,11 +196,10 @@ class RayPlace:
         return kvemb.cluster.connect(self._url)
 
     def _on(self, shard: int, function: Callable[[Any], Any]) -> Any:
-        actor: Any = inside(self.first).session.calls.transport
-        return self._ray.get(actor.actors[shard].__ray_call__.remote(function), timeout=60)
+        return _on_actor(self.first, shard, function)
 
     def _kill_process(self, chance: Any) -> bool:
-        os.kill(self._on(int(chance.integers(self._shards)), lambda _: os.getpid()), signal.SIGKILL)
+        kill_process(self.first, int(chance.integers(self._shards)))
         return True
 
     def _remove_files(self, chance: Any) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kvemb.cluster.session import EXCHANGE_SECONDS
 from kvemb.tools.bench.cluster.simulation import Assumed, assumed_text, breaks, figures, step_seconds
 from kvemb.tools.bench.command import app
 
@@ -22,6 +23,10 @@ def test_the_page_has_what_the_command_prints():
     assert assumed_text() in PAGE.read_text()
     found = json.loads(CliRunner().invoke(app, ["cluster", "--simulate", "--json"], catch_exceptions=False).output)
     assert list(found["shards"]) == ["8", "64", "1000"]
+
+
+def test_clients_exchange_counts_as_often_as_is_assumed():
+    assert Assumed().exchange_seconds == EXCHANGE_SECONDS
 
 
 def test_one_shard_and_one_trainer_wait_for_what_they_send_and_serve():

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.cluster.session import EXCHANGE_SECONDS
-
 SHARDS, SEED, STEPS = (8, 64, 1000), 0, 1000
 
 
@@ -28,7 +26,8 @@ class Assumed:
     store: bytes a second between a node and the object store. disk: bytes of a node's disk. call_cpu: seconds of a
     trainer's core, and of a shard's, for each call (measured with Ray on this machine); key_cpu: of a shard's core for
     each key. pause_share, pause: how often a shard pauses before a call's answers, and for how many seconds. failures:
-    of a node, a year. cut_calls: calls of each shard that a checkpoint's cut makes.
+    of a node, a year. cut_calls: calls of each shard that a checkpoint's cut makes. exchange_seconds:
+    how often a client tells the coordinator its counts.
     """
 
     rows: float = 1e12
@@ -46,6 +45,7 @@ class Assumed:
     pause: float = 0.05
     failures: float = 2.0
     cut_calls: int = 6
+    exchange_seconds: float = 0.25
 
     @property
     def row_bytes(self) -> int:
@@ -64,7 +64,7 @@ def figures(shards: int, given: Assumed) -> dict[str, float]:
     stored = given.rows * given.record_bytes / shards
     saved = stored * given.changed
     waits = step_seconds(shards, given)
-    exchanges = shards / EXCHANGE_SECONDS
+    exchanges = shards / given.exchange_seconds
     return {
         "rows of a shard, billions": given.rows / shards / 1e9,
         "disk of a shard, TB": stored / 1e12,
