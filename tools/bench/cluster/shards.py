@@ -80,7 +80,7 @@ def _start_ray() -> None:
         import ray
 
         if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False)
+            ray.init(address="local", include_dashboard=False, log_to_driver=False)
 
 
 def _steps(table: kvemb.Variable, batches: list[Ids], dim: int) -> None:
