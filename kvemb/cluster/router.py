@@ -105,7 +105,10 @@ class Router:
         for batch, grouped in list(self._latest):
             if len(batch) == len(keys) and np.array_equal(batch, keys):
                 return grouped
+        keep = LEAST_KEPT_KEYS <= len(keys) <= MOST_KEPT_KEYS
+        if keep:
+            keys = keys.copy()  # the caller may change them, and the grouping may have them as they are
         grouped = Grouped(keys, self.split(keys))
-        if LEAST_KEPT_KEYS <= len(keys) <= MOST_KEPT_KEYS:
-            self._latest.appendleft((keys.copy(), grouped))
+        if keep:
+            self._latest.appendleft((keys, grouped))
         return grouped

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kvemb.cluster.router import BUCKETS, Router, buckets_of, first_buckets
+from kvemb.cluster.router import BUCKETS, LEAST_KEPT_KEYS, Router, buckets_of, first_buckets
 
 
 def test_the_bucket_of_a_key_never_changes():
@@ -86,3 +86,13 @@ def test_a_group_has_each_distinct_key_once_with_those_of_its_shard(keys, shards
             at = int(grouped.sums.following[at])
         assert occurrences == np.flatnonzero(keys == key).tolist()
         assert (grouped.counts[number], grouped.last[number]) == (len(occurrences), occurrences[-1])
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_caller_who_changes_an_array_of_keys_changes_no_group_of_its_batch(shards):
+    router, keys = Router(shards), np.arange(LEAST_KEPT_KEYS)
+    router.group(keys)
+    keys += 1000
+    again = np.arange(LEAST_KEPT_KEYS)
+    grouped = router.group(again)
+    assert (grouped.keys[grouped.inverse] == again).all()
