@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.cpu import CpuTable
+from kvemb.backends.memory import MemoryStore
+from kvemb.contracts import Mask
 from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables, default_partitioner
@@ -66,3 +69,19 @@ def run(future: Future[Any], call: Callable[[], Any]) -> None:
         future.set_result(call())
     except Exception as error:
         future.set_exception(error)
+
+
+class Watched(MemoryStore):
+    """A cold store that counts reads, and lets a test do something in one."""
+
+    def __init__(self) -> None:
+        super().__init__(SCHEMA)
+        self.reads: list[list[int]] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
+        """See contracts.ColdStore."""
+        self.reads.append(keys.tolist())
+        found = super().read(keys)
+        self.meanwhile()
+        return found

@@ -6,9 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Later, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, rows_of, values_of
 
-from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed, ColdStoreError
 from kvemb.limits import Limits
 from kvemb.restrict import FrequencyRestrictPolicy
@@ -23,19 +22,6 @@ from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
 ROW_BYTES = RowBlock.bytes_per_row(SCHEMA)
-
-
-class Watched(MemoryStore):
-    """A cold store that counts reads, and lets a test do something in one."""
-
-    def __init__(self):
-        super().__init__(SCHEMA)
-        self.reads, self.meanwhile = [], lambda: None
-
-    def read(self, keys):
-        self.reads.append(keys.tolist())
-        self.meanwhile()
-        return super().read(keys)
 
 
 class Place:

@@ -6,9 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, Now, Watched, hot_tables_of, rows_of, values_of
 
-from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed
 from kvemb.rows.block import DIRTY, REMOVED
 from kvemb.stats import Stats
@@ -18,20 +17,6 @@ from kvemb.tiers.budget import Budget
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.locate import Locator
 from kvemb.tiers.spill import SpillBuffer
-
-
-class Watched(MemoryStore):
-    """A cold store that counts reads, and lets a test do something in one."""
-
-    def __init__(self):
-        super().__init__(SCHEMA)
-        self.reads, self.meanwhile = [], lambda: None
-
-    def read(self, keys):
-        self.reads.append(keys.tolist())
-        found = super().read(keys)
-        self.meanwhile()
-        return found
 
 
 class Place:
