@@ -84,7 +84,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         schema.key_dtype,
         sized.budgets,
         least_rows=sized.least_rows,
-        over=sized.over,
+        host_tier=sized.host_tier,
     )
     lease = engine.budgets.host.lease()
     if specification.admission is not None:

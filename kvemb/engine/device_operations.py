@@ -64,7 +64,7 @@ class DeviceOperations(TableOperations):
                     there.finish()
                 return
             rows = np.empty((len(missing.keys), *shape[1:]), self._schema.value_dtype)
-            absent = self._lookup_below(missing.keys, rows, rule, now)
+            absent = self._lookup_host(missing.keys, rows, rule, now)
             self._storage.counts.hits += keys.size - len(absent)
             self._storage.counts.misses += len(absent)
         found = np.ones(len(rows), np.bool_)
@@ -81,11 +81,11 @@ class DeviceOperations(TableOperations):
             with self._storage.held():
                 self.there.finish()
 
-    def _lookup_below(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
+    def _lookup_host(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
         """Look up keys that are not on the device, in the table below it; return the positions that are not there."""
         if rule is not None:
             self._storage.copy_before_change(keys, self._hot_tables.owners(keys))
-        absent = self._hot_tables.lookup_below(keys, rows, rule, now)
+        absent = self._hot_tables.lookup_host(keys, rows, rule, now)
         if rule is ScoreRule.CUSTOM and len(absent) < len(keys):
             self._scoring.use_hot(np.delete(keys, absent), now)
         return absent

@@ -115,9 +115,9 @@ class Budget:
             for other in called:
                 other.due = True
         for other in called:
-            other.tell()
+            other.notify()
         for other in late:
-            other.urge()
+            other.wake()
 
     def gave(self, share: Share, nbytes: int) -> None:
         """Free nbytes of what a share holds; 0: it can give no more."""
@@ -196,8 +196,8 @@ class Budget:
                 giving = [share for share in self.sharing.shares if share.owed]
             _notify(asked)
             for share in giving:
-                share.tell()
-                share.urge()
+                share.notify()
+                share.wake()
             time.sleep(PAUSE_SECONDS)
         raise ValueError(
             f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "

@@ -41,7 +41,7 @@ class Giving:
         self._lease, self._writer, self._others, self._leave = lease, writer, others, leave
         self._paying = self._giving = False
         lease.pay = self._pay_soon
-        hot_tables.memory.urged_by(self._give_soon)
+        hot_tables.memory.wake_with(self._give_soon)
 
     def give(self) -> None:
         """Measure the worth of the hot cells, and give back some of those that are owed. REQUIRES: held().
@@ -50,7 +50,7 @@ class Giving:
         """
         if self._access.state.cause is None:
             with suppress(Poisoned), self._access.poisoning():
-                self._hot_tables.memory.look()
+                self._hot_tables.memory.measure()
                 for leaving in self._hot_tables.memory.shrink():
                     self._leave(leaving)
 
@@ -66,7 +66,7 @@ class Giving:
         with self._access.held_if_free() as held:
             if held and not self._access.state.closed and self._access.has_room:
                 self.give()
-                if self._hot_tables.memory.called and self._access.state.cause is None:
+                if self._hot_tables.memory.has_work and self._access.state.cause is None:
                     self._give_soon()
 
     def _pay_soon(self) -> None:

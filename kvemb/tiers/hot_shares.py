@@ -1,7 +1,7 @@
 """The memory of one variable's hot tables: how they grow, and how they shrink when other tables need it more.
 
-kvemb.tiers.sharing decides, on any thread, and sets `called`; the variable acts on it under its own lock, which guards
-everything else here.
+kvemb.tiers.sharing decides, on any thread, and sets `has_work`; the variable acts on it under its own lock, which
+guards everything else here.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ class HotShares:
     """The shares of one variable's hot tables, each in the budget that pays for its cells.
 
     least_rows: cells that each table keeps when others need memory; None: tables neither grow nor shrink.
-    called: look() and shrink() have something to do.
+    has_work: measure() and shrink() have something to do.
     """
 
     def __init__(self, tables: list[HotTable], budgets: list[Budget], least_rows: int | None) -> None:
         self._budget_of = dict(zip(tables, budgets, strict=True))
-        self._growing, self.called = True, False
+        self._growing, self.has_work = True, False
         self._shares = {} if least_rows is None else {table: self._joined(table, least_rows) for table in tables}
         self._worths = {table: Worth(table) for table in self._shares}
 
     def _joined(self, table: HotTable, least_rows: int) -> Share:
         cell_bytes = table.bytes_per_cell(table.schema)
         share = Share(cell_bytes, table.nbytes, min(table.nbytes, least_rows * cell_bytes))
-        share.tell = self._call
+        share.notify = self._has_work
         self._budget_of[table].join(share)
         return share
 
-    def _call(self) -> None:
-        self.called = True
+    def _has_work(self) -> None:
+        self.has_work = True
 
-    def urged_by(self, urge: Callable[[], None]) -> None:
-        """Set what is called, on any thread, if nobody acts on `called` soon. It must not block."""
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Set what is called, on any thread, if nobody acts on `has_work` soon. It must not block."""
         for share in self._shares.values():
-            share.urge = urge
+            share.wake = wake
 
     # Growth.
 
@@ -85,9 +85,9 @@ class HotShares:
 
     # Giving.
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Measure the worth of the cells of tables for which it is due."""
-        self.called = False
+        self.has_work = False
         for table, share in self._shares.items():
             if share.due:
                 share.due, work = False, self._budget_of[table].work
@@ -99,8 +99,8 @@ class HotShares:
     def shrink(self) -> Iterator[RowBlock]:
         """Give up cells that are owed, some of each table, and yield the dirty rows that had to leave.
 
-        A table's memory is given back when the rows of the next one are asked for, or where the caller fails. `called`
-        says whether more is owed.
+        A table's memory is given back when the rows of the next one are asked for, or where the caller fails.
+        `has_work` says whether more is owed.
         """
         for table, share in self._shares.items():
             if share.owed:
@@ -111,7 +111,7 @@ class HotShares:
                     yield leaving
                 finally:
                     self._budget_of[table].gave(share, before - table.nbytes)
-                    self.called |= share.owed > 0
+                    self.has_work |= share.owed > 0
 
     def end(self) -> None:
         """Give the memory of all cells back to the budgets. The tables must not be used afterwards."""

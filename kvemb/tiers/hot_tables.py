@@ -20,8 +20,8 @@ from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import public_keys
-from kvemb.tiers.below import Below
 from kvemb.tiers.budget import Budget
+from kvemb.tiers.host_tier import HostTier
 from kvemb.tiers.hot_shares import HotShares
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
@@ -41,7 +41,7 @@ class HotTables:
 
     public_dtype: in which the partitioner sees keys. budgets: what pays for each table's cells, which are reserved.
     least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not grow.
-    memory: their shares of the budgets. over: the last of tables is the one below the others (kvemb.tiers.below).
+    memory: their shares of the budgets. host_tier: the last of tables is kvemb.tiers.host_tier's, below the others.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class HotTables:
         budgets: list[Budget],
         *,
         least_rows: int | None,
-        over: bool = False,
+        host_tier: bool = False,
     ) -> None:
-        self.tables, self._devices = tables, len(tables) - over
+        self.tables, self._devices = tables, len(tables) - host_tier
         self._partitioner, self._public_dtype = partitioner, public_dtype
         self._all_in_one = [(tables[0], ALL)]
         self.memory = HotShares(tables, budgets, least_rows)
-        self._below = Below(tables[-1], self.memory) if over else None
+        self._host = HostTier(tables[-1], self.memory) if host_tier else None
 
     @property
     def of_devices(self) -> list[HotTable]:
@@ -86,10 +86,10 @@ class HotTables:
         Raises what devices_of raises. REQUIRES: the variable's lock, while it is used.
         """
         owners = self.devices_of(keys)
-        if self._below is None:
+        if self._host is None:
             return owners
         owners = np.zeros(len(keys), np.int64) if owners is None else owners
-        owners[self._below.has(keys)] = self._devices
+        owners[self._host.has(keys)] = self._devices
         return owners
 
     def devices_of(self, keys: Keys) -> Owners:
@@ -141,8 +141,8 @@ class HotTables:
         """See contracts.HotTable.lookup."""
         missing = [_NO_POSITIONS]
         for table, positions in self.by_table(owners):
-            if self._below is not None and rule is not None:
-                self._below.use(table, keys[positions])
+            if self._host is not None and rule is not None:
+                self._host.use(table, keys[positions])
             if positions is ALL:
                 return table.lookup(keys, out, rule, now)
             part = np.empty((len(positions), out.shape[1]), out.dtype)
@@ -152,9 +152,9 @@ class HotTables:
             missing.append(positions[absent])
         return np.sort(np.concatenate(missing))
 
-    def lookup_below(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
+    def lookup_host(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
         """Do what lookup does for keys that are in no device's table."""
-        return np.arange(len(keys)) if self._below is None else self._below.lookup(keys, out, rule, now)
+        return np.arange(len(keys)) if self._host is None else self._host.lookup(keys, out, rule, now)
 
     def pool(
         self,
@@ -168,12 +168,12 @@ class HotTables:
     ) -> Positions:
         """See contracts.HotTable.pool. Of several devices, which may share a bag, only rows beside them are pooled."""
         for table, positions in self.by_table(owners):
-            if self._below is not None and rule is not None:
-                self._below.use(table, keys[positions])
+            if self._host is not None and rule is not None:
+                self._host.use(table, keys[positions])
             if positions is ALL:
                 return table.pool(keys, bags, beside, out, rule, now)
-        if self._below is not None and self._devices == 1 and owners is not None:
-            beside = self._below.beside(keys, owners == self._devices, beside, out, rule, now)
+        if self._host is not None and self._devices == 1 and owners is not None:
+            beside = self._host.beside(keys, owners == self._devices, beside, out, rule, now)
             return self.tables[0].pool(keys, bags, beside, out, rule, now)
         if beside is None or (beside.at < 0).any():
             out[:] = 0  # of empty bags
@@ -195,21 +195,21 @@ class HotTables:
         Yields the keys that a table was offered and the dirty rows that had to leave it.
         """
         for table, part in [(table, _part(rows, positions)) for table, positions in self.by_table(owners)]:
-            sinking, reserve = self._below is not None, self.memory.reserve(table)
+            sinking, reserve = self._host is not None, self.memory.reserve(table)
             leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=sinking)
-            for left in [leaving] if self._below is None else self._below.sink(leaving):
+            for left in [leaving] if self._host is None else self._host.sink(leaving):
                 yield part.keys, left
             self.memory.offered(table, part.keys)
 
     @property
     def rising(self) -> bool:
         """Whether rows below were used since rise() was called."""
-        return self._below is not None and self._below.rising
+        return self._host is not None and self._host.rising
 
     def rise(self) -> Iterator[RowBlock]:
         """Let them rise; yields the dirty rows that had to leave the hot tier for them."""
-        if self._below is not None and self._below.rising:
-            yield from self._below.rise(self.of_devices, self.devices_of)
+        if self._host is not None and self._host.rising:
+            yield from self._host.rise(self.of_devices, self.devices_of)
 
     def remove(self, keys: Keys, owners: Owners) -> None:
         """Empty the cells of keys; those that are not hot are ignored. Without memory for it none is emptied."""

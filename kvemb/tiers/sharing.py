@@ -32,7 +32,7 @@ class Share:
     cell_bytes: bytes of a cell. held: bytes of all its cells. least: bytes that it always keeps. worth: recent uses per
     byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered since the last
     measurement; called: the number of the last call that offered some. due: its worth has to be measured. refused: it
-    wanted to grow in this turn and could not. poor: see the module. tell: called when `owed` or `due` is set. urge:
+    wanted to grow in this turn and could not. poor: see the module. notify: called when `owed` or `due` is set. wake:
     called if `due` is still set a turn later, or if a reservation waits. Neither callback may block.
     """
 
@@ -42,8 +42,8 @@ class Share:
         self.owed = self.offered = 0
         self.due = self.refused = self.poor = False
         self.called = -(1 << 62)  # never
-        self.tell: Callable[[], None] = lambda: None
-        self.urge: Callable[[], None] = lambda: None
+        self.notify: Callable[[], None] = lambda: None
+        self.wake: Callable[[], None] = lambda: None
 
     @property
     def spare(self) -> int:
@@ -86,7 +86,7 @@ class Sharing:
         return sum(share.called >= self._call - TURN_CALLS * len(self.shares) for share in self.shares)
 
     def offered(self, share: Share, rows: int) -> list[Share]:
-        """Record rows offered to a table that could not grow. Return the shares to tell: all, if this ends a turn."""
+        """Record rows offered to a table that could not grow. Return the shares to notify: all, if this ends a turn."""
         share.offered += rows
         self.work += rows
         share.called, self._call = self._call, self._call + 1

@@ -30,15 +30,15 @@ _SLOT_SHARE = 2048
 class Sized:
     """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of a spill slot.
 
-    least_rows: cells that each table keeps whatever others need; None: their number is fixed. over: the last table is
-    none of a device, but the one below those of devices, in the host's memory.
+    least_rows: cells that each table keeps whatever others need; None: their number is fixed. host_tier: the
+    last table is not a device's, but kvemb.tiers.host_tier's, below those of devices.
     """
 
     tables: list[HotTable]
     budgets: list[Budget]
     slot_rows: int
     least_rows: int | None
-    over: bool
+    host_tier: bool
 
 
 def make_tables(
@@ -60,8 +60,8 @@ def make_tables(
     kinds = [registry.hot_table(device) for device in devices]
     memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
     slot_rows = _slot_rows(schema, budgets.host, limits)
-    over = hot_rows is None and HOST not in memories
-    if over:
+    host_tier = hot_rows is None and HOST not in memories
+    if host_tier:
         devices, kinds, memories = (*devices, "cpu"), [*kinds, registry.hot_table("cpu")], [*memories, HOST]
     if hot_rows is not None:
         what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1, MOST_ROWS) // len(devices))
@@ -70,14 +70,14 @@ def make_tables(
     else:
         what, wanted = (
             "init_size of " if init_size else "",
-            -(-(init_size or limits.init_rows) // (len(devices) - over)),
+            -(-(init_size or limits.init_rows) // (len(devices) - host_tier)),
         )
         sizes = []
         for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
             budget, sharing = budgets.of(memory), memories.count(memory)
             spills = spill_bytes(schema, slot_rows) if memory == HOST else 0
             free = max(0, budget.free - spills) // sharing
-            below = over and number == len(devices) - 1
+            below = host_tier and number == len(devices) - 1
             least = limits.init_rows if below else wanted
             rows = (
                 wanted if init_size and not below else min(least, free // (_FIRST_SHARE * kind.bytes_per_cell(schema)))
@@ -100,7 +100,7 @@ def make_tables(
             for kind, start, limit, device in zip(kinds, first, most, devices, strict=True)
         ]
         undo.pop_all()
-    return Sized(tables, paying, slot_rows, least_rows, over)
+    return Sized(tables, paying, slot_rows, least_rows, host_tier)
 
 
 def spill_bytes(schema: Schema, slot_rows: int) -> int:

@@ -128,7 +128,7 @@ class TieredStorage:
             except ColdStoreError as error:
                 self.state.poison(error)
         self._rise()
-        if self.hot_tables.memory.called:
+        if self.hot_tables.memory.has_work:
             self._giving.give()
 
     def writing(self, *, without_snapshot: bool = False) -> AbstractContextManager[None]:
@@ -154,7 +154,7 @@ class TieredStorage:
         with self.changing():
             self._spill.poll()
         self._rise()
-        if self.hot_tables.memory.called:
+        if self.hot_tables.memory.has_work:
             self._giving.give()
             self.state.check_writable()
 

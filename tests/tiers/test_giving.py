@@ -37,7 +37,7 @@ def ask(store: kvemb.Store, part: float) -> int:
     asked = 0
     for share in shares_of(store):
         asked += share.ask(int(part * share.held))
-        share.tell()
+        share.notify()
     return asked
 
 
@@ -212,7 +212,7 @@ def test_a_table_that_only_doubles_and_halves_gives_too(
     (budget,) = (inside(store).budgets.of(table.memory("gpu:0")),)
     (share,) = budget.sharing.shares
     share.ask(10)
-    share.tell()
+    share.notify()
     np.testing.assert_array_equal(variable.lookup(np.arange(900)), rows_of(np.arange(900)))
     assert (
         share.held == table.nbytes <= capacity // 2 * table.bytes_per_cell(table.schema) or table.size > capacity // 2

@@ -53,11 +53,11 @@ def test_cells_are_given_up_some_at_a_time_down_to_the_least():
     table.insert(rows_of(np.arange(3 * GIVEN_CELLS)))
     (share,) = budget.sharing.shares
     share.ask(share.held)
-    share.tell()
-    assert memory.called
+    share.notify()
+    assert memory.has_work
     left, before = 0, table.size
-    while memory.called:
-        memory.look()
+    while memory.has_work:
+        memory.measure()
         capacity = table.capacity_rows
         left += sum(map(len, memory.shrink()))
         assert 0 < capacity - table.capacity_rows <= GIVEN_CELLS
@@ -94,6 +94,6 @@ def test_rows_offered_to_a_table_that_was_refused_are_work():
     table.insert(rows_of(np.arange(5000)), reserve=memory.reserve(table))
     memory.offered(table, np.arange(5000))
     assert budget.work == 5000
-    assert memory.called, "a turn has ended"
-    memory.look()
-    assert not memory.called
+    assert memory.has_work, "a turn has ended"
+    memory.measure()
+    assert not memory.has_work

@@ -41,7 +41,7 @@ def three_tiers(devices=1):
     schema = Schema(dtype_of("int64"), dtype_of("float32"), 2)
     tables = [*(SmallTable(schema, 16, 16) for _ in range(devices)), CpuTable(schema, 16, 16)]
     budgets = [Budget(1 << 20)] * len(tables)
-    return HotTables(tables, default_partitioner, schema.key_dtype, budgets, least_rows=None, over=True)
+    return HotTables(tables, default_partitioner, schema.key_dtype, budgets, least_rows=None, host_tier=True)
 
 
 def scored(hot_tables, keys, scores, *, dirty=False):

@@ -124,7 +124,7 @@ def test_a_reservation_is_paid_for_by_tables_that_give_and_refused_beyond_what_t
     shares = [share_of(worth, 4 * MIB, MIB) for worth in (1.0, 2.0)]
     for share in shares:
         budget.join(share)
-        share.urge = lambda share=share: budget.gave(share, min(share.owed, 300_000)) if share.owed else None
+        share.wake = lambda share=share: budget.gave(share, min(share.owed, 300_000)) if share.owed else None
     assert budget.free == 2 * MIB
     budget.reserve(4 * MIB, "more")
     assert budget.free >= 0

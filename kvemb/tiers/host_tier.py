@@ -22,7 +22,7 @@ from kvemb.tiers.hot_shares import HotShares
 _FULL = 0.9
 
 
-class Below:
+class HostTier:
     """The table below others. memory: reserves the cells of all of them."""
 
     def __init__(self, table: HotTable, memory: HotShares) -> None:
