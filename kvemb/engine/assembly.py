@@ -7,7 +7,7 @@ as before.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 from kvemb import registry
@@ -130,15 +130,34 @@ def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> Cold
     # In order with a checkpoint of the database that may be queued: it must not contain what comes after it.
     if not specification.is_new:
         return engine.in_order(engine.database.attach, name, schema)
-    cold = engine.in_order(engine.database.create, name, schema, specification.creator)
+    try:
+        cold = engine.in_order(engine.database.create, name, schema, specification.creator)
+    except ColdStoreError as error:
+        poison_if_there(engine, name, error)
+        engine.state.check_writable()
+        raise
     undo.callback(_drop, engine, name)
     return cold
 
 
 def _drop(engine: Engine, name: str) -> None:
     """Delete a cold store again. If that fails too, it stays in live/, which the next opening makes again."""
-    with suppress(ColdStoreError):
+    try:
         engine.in_order(engine.database.drop, name)
+    except ColdStoreError as error:
+        poison_if_there(engine, name, error)
+
+
+def poison_if_there(engine: Engine, name: str, cause: ColdStoreError) -> None:
+    """Poison the store if its database has a cold store that should not be there: RocksDB may have made it and then
+    failed, or not have deleted it. A durable point with it would not say so, and could not be opened.
+    """
+    try:
+        there = name in cold_databases.families(engine.points.live / layout.ROWS)
+    except ColdStoreError:
+        there = True
+    if there:
+        engine.state.poison(cause)
 
 
 def _record_whole(engine: Engine, specification: Specification, cold: ColdStore) -> None:

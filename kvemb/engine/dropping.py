@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from kvemb.durability.manifest import VariableEntry
-from kvemb.engine.assembly import give_back
+from kvemb.engine.assembly import give_back, poison_if_there
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
+from kvemb.errors import ColdStoreError
 from kvemb.interrupts import uninterrupted
 from kvemb.store_state import Ended
 
@@ -45,7 +46,12 @@ def _drop(engine: Engine, names: list[str]) -> None:
     hot = {name: files for name, files in engine.described.hot.items() if name not in names}
     engine.described = replace(engine.described, variables=described, hot=hot)
     for name in stored:
-        engine.in_order(engine.database.drop, name)
+        try:
+            engine.in_order(engine.database.drop, name)
+        except ColdStoreError as error:
+            poison_if_there(engine, name, error)
+            engine.state.check_writable()
+            raise
 
 
 def is_one_with(table: Table, entry: VariableEntry | None) -> bool:

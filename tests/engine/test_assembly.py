@@ -117,6 +117,38 @@ def test_a_new_variable_whose_durable_point_cannot_be_made_is_undone(
         assert store.get_variable("rows", dim=4).size() == 0
 
 
+def after(call: Any, error: BaseException) -> Any:
+    """A call that is made, and fails."""
+
+    def made(*arguments: Any) -> None:
+        call(*arguments)
+        raise error
+
+    return made
+
+
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_cold_store_that_is_made_though_that_failed_is_in_no_durable_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undone: bool
+) -> None:
+    """RocksDB's manifest has it, and the sync of its directory fails; undone: it cannot be deleted again."""
+    error = ColdStoreError("the disk is full")
+    with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
+        database = inside(store).database
+        if undone:
+            monkeypatch.setattr(database, "drop", refusing(error))
+            monkeypatch.setattr(assembly, "TieredStorage", refusing(MemoryError()))
+        else:
+            monkeypatch.setattr(database, "create", after(database.create, error))
+        with pytest.raises(MemoryError if undone else Poisoned):
+            store.get_variable("rows", dim=4)
+        with pytest.raises(Poisoned, match="the disk is full"):
+            store.flush()
+    monkeypatch.undo()
+    with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
+        assert store.get_variable("rows", dim=4).size() == 0
+
+
 def test_a_new_variable_after_a_checkpoint_that_failed_is_undone_and_can_be_made_again(tmp_path: Path) -> None:
     """The error of a checkpoint behind is raised by the flush that a new variable makes; the store itself is sound."""
     with kvemb.open(tmp_path / "store", memory_budget="8MiB", durability="write") as store:

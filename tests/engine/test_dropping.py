@@ -140,6 +140,21 @@ def test_where_the_disk_refuses_it_is_still_there(monkeypatch, open_store, tmp_p
         assert again.variables["users"].size() == 500
 
 
+def test_one_that_cannot_be_deleted_from_the_database_is_in_no_later_point(monkeypatch, open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    store.get_variable("table", dim=1).upsert([1], [[1.0]])
+
+    def refuse(name: str) -> None:
+        raise ColdStoreError("too full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(inside(store).database, "drop", refuse)
+        with pytest.raises(Poisoned, match="too full"):
+            store.drop_variable("table")
+    store.close()
+    assert list(open_store(tmp_path / "store").variables) == []
+
+
 def test_only_who_may_write_drops(open_store, tmp_path):
     store = open_store(tmp_path / "store")
     fill(store, "users")
