@@ -10,7 +10,7 @@ import time
 import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.coordination.lease import Lease
@@ -26,7 +26,7 @@ class Checkpoint:
     """A checkpoint of a cluster that is complete. number: in its series. id: 32 hexadecimal digits.
 
     created: when the cut was made, in seconds since 1970. variables: by name, with the rows of all shards.
-    nbytes: bytes sent to the URL for it.
+    nbytes: bytes sent to the URL for it. extra: what was saved beside the rows.
     """
 
     number: int
@@ -34,6 +34,7 @@ class Checkpoint:
     created: float
     variables: dict[str, VariableEntry]
     nbytes: int
+    extra: dict[str, Any]
 
 
 class Shards(Protocol):
@@ -60,7 +61,7 @@ class Checkpointing:
         self._lock, self._saving = lock, threading.Lock()
         self._tried = 0  # the last number begun; shards have files of it even if it failed
 
-    def save(self, shards: Shards, keep: int | None) -> Checkpoint:
+    def save(self, shards: Shards, keep: int | None, extra: dict[str, Any]) -> Checkpoint:
         """Write the next checkpoint; see Store.checkpoint."""
         with self._saving:
             calls = shards.calls  # of these shards alone: a recovery makes others
@@ -76,6 +77,7 @@ class Checkpointing:
                 created,
                 {name: joined([part.variables[name] for part in parts]) for name in parts[0].variables},
                 tuple(ShardEntry(*range, part.store, part.id) for range, part in zip(buckets, parts, strict=True)),
+                extra,
             )
             if isinstance(self._lock, Lease):
                 self._lock.check()
@@ -84,7 +86,7 @@ class Checkpointing:
             if keep is not None:
                 self.series.keep_newest(keep)
             nbytes = sum(part.nbytes for part in parts)
-            return Checkpoint(number, described.id, created, described.variables, nbytes)
+            return Checkpoint(number, described.id, created, described.variables, nbytes, extra)
 
     def settled(self) -> tuple[int, ClusterManifest] | None:
         """Return the newest checkpoint, once the one that is being written is complete or has failed; None: no one."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from kvemb.checks.brief import brief
 from kvemb.checks.fields import Fields
@@ -41,13 +42,14 @@ class ShardEntry:
 class ClusterManifest:
     """A checkpoint of a cluster. id: its identity. created: seconds since 1970. variables: of all shards together.
 
-    shards: in the order of their buckets; each bucket is in exactly one.
+    shards: in the order of their buckets; each bucket is in exactly one. extra: what the caller saved beside the rows.
     """
 
     id: str
     created: float
     variables: dict[str, VariableEntry]
     shards: tuple[ShardEntry, ...]
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def only(self, names: Collection[str] | None, where: str) -> ClusterManifest:
         """Return it with only these variables; None: all. where: its name in the KeyError for a missing one."""
@@ -88,6 +90,7 @@ def text_of(described: ClusterManifest) -> bytes:
         "buckets": BUCKETS,
         "variables": {name: asdict(entry) for name, entry in sorted(described.variables.items())},
         "shards": [asdict(shard) for shard in described.shards],
+        **({"extra": described.extra} if described.extra else {}),
     }
     data = json.loads(json.dumps(data))
     return (json.dumps({"checksum": manifest.checksum_of(data), **data}, indent=1) + "\n").encode()
@@ -116,6 +119,9 @@ def parse(text: str, where: str) -> ClusterManifest:
             {name: entry_of(named.take(name), name) for name in named.names()},
             tuple(_shard(Fields(each, f"shards[{at}]")) for at, each in enumerate(fields.elements("shards"))),
         )
+        if fields.has("extra"):
+            fields.fields("extra")
+            described = replace(described, extra=data["extra"])
         fields.done()
         _check_cover(described.shards)
     except UnsupportedFormat as error:

@@ -19,6 +19,7 @@ from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable
 from kvemb.defaults import DefaultPlace
+from kvemb.durability.attachments import Attachments, Extra
 from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.arguments import Arguments
 from kvemb.engine.assembly import GraphKeys, collections_of
@@ -191,22 +192,23 @@ class Store(DefaultPlace[Cluster]):
         """Raise Corruption with what is wrong on the first shard where something is: kvemb.Store.check."""
         self._inside.begun().calls.all("check", bool(deep))
 
-    def checkpoint(self, *, keep: int | None = None) -> Checkpoint:
+    def checkpoint(self, *, keep: int | None = None, extra: Extra = None) -> Checkpoint:
         """Write the next checkpoint of the series at the cluster's url, and return it once it is complete.
 
         It has every call on all shards or on none: calls wait while the shards take their snapshots. Then each shard
         sends what changed since its last checkpoint, beside later calls. The checkpoint exists once all have done so.
         keep: how many of the newest are kept at the url; None: all. One is written at a time: a second call waits.
-        Variables with checkpoint=False, and those in memory alone, are left out.
-        Raises ValueError if the cluster was opened without a url; TypeError; TransferError, after which the next
-        checkpoint tries again; ColdStoreError, Poisoned, ShardLost, Closed.
+        extra: a dict of JSON values that belongs to the rows: Checkpoint.extra, kvemb.cluster.latest(url)[1].extra.
+        Variables with checkpoint=False, and those in memory alone, are left out. Raises ValueError if the cluster was
+        opened without a url; TypeError, ValueError for keep and extra; TransferError, after which the next checkpoint
+        tries again; ColdStoreError, Poisoned, ShardLost, Closed.
         """
         if not self._series:
             raise ValueError("the cluster was opened without a url, where its checkpoints would be; open it with one")
         kept = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES)
+        attached = Attachments(extra=extra).extra
         session = self._inside.begun()
-        made: Checkpoint = session.ask_once("checkpoint", session.client, session.own(), kept)
-        return made
+        return session.ask_once("checkpoint", session.client, session.own(), kept, attached)  # type: ignore[no-any-return]
 
     def flush(self) -> None:
         """Write a checkpoint; the next process that opens the cluster begins with it. Raises as checkpoint()."""

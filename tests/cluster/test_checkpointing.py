@@ -106,6 +106,20 @@ def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path)
         alone.close()
 
 
+def test_values_beside_the_rows_belong_to_one_checkpoint(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    cluster.get_variable("table", dim=2).upsert([1, 2], np.ones((2, 2), np.float32))
+    with pytest.raises(TypeError, match="extra must hold only what JSON does"):
+        cluster.checkpoint(extra={"step": object()})
+    saved = cluster.checkpoint(extra={"step": 7, "model": "model-7.pt"})
+    assert saved.extra == {"step": 7, "model": "model-7.pt"}
+    assert cluster.checkpoint().extra == {}
+    cluster.close(flush=False)
+    kvemb.cluster.reshard(tmp_path / "series", tmp_path / "out", shards=3, number=saved.number)
+    for place in ("series", "out"):
+        assert kvemb.cluster.latest(tmp_path / place, number=saved.number)[1].extra == saved.extra
+
+
 def test_later_ones_send_what_changed_and_old_ones_are_deleted(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=16)

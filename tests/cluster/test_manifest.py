@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,11 @@ def test_what_is_written_is_read(shards):
     assert parse(text_of(made).decode(), "here") == made
 
 
+def test_values_beside_the_rows_are_read():
+    made = replace(described(), extra={"step": 7, "loss": [0.5, None], "of": {"a": "b"}})
+    assert parse(text_of(made).decode(), "here") == made
+
+
 def test_the_parts_of_a_variable_are_joined():
     assert joined([entry(1, 5, 2), entry(2, 7, 1)]) == entry(3, 7, 2)
 
@@ -57,6 +63,7 @@ def test_variables_are_chosen_by_name():
 
 
 CHANGES = {
+    "extra": lambda data: data.update(extra=[1]),
     "buckets": lambda data: data.update(buckets=8192),
     "shards must end": lambda data: data["shards"].pop(),
     r"shards\[0\] must begin": lambda data: data["shards"].reverse(),

@@ -227,13 +227,15 @@ class Coordinator:
 
     # Checkpoints.
 
-    def checkpoint(self, stamp: Stamp, client: str, own: StepsByToken, keep: int | None) -> Checkpoint:
+    def checkpoint(
+        self, stamp: Stamp, client: str, own: StepsByToken, keep: int | None, extra: dict[str, Any]
+    ) -> Checkpoint:
         """Write a checkpoint: Checkpointing.save. client, own: see exchange."""
 
         def save() -> Checkpoint:
             assert self._checkpointing is not None
             self.exchange(self._generation, client, own)
-            return self._checkpointing.save(self, keep)
+            return self._checkpointing.save(self, keep, extra)
 
         return self._ledger.once(stamp, save)  # type: ignore[no-any-return]
 
