@@ -21,7 +21,7 @@ from kvemb.backends.cpu_arithmetic import sum_of_squares
 from kvemb.backends.intrinsics import item_bytes, load, prefetch, store
 from kvemb.optimizers import Optimizer, arithmetic
 from kvemb.optimizers.base import STEPS
-from kvemb.optimizers.formula import FUNCTIONS, Formula, Function, read
+from kvemb.optimizers.formula import FUNCTIONS, Formula, Function, parsing, read
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.compiled import compiled
 from kvemb.rows.hash_kernels import source_stamp
@@ -167,8 +167,13 @@ def source_of(name: str, functions: tuple[Function, ...], slots: tuple[str, ...]
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-@cache
 def _kernel(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[..., None]:
+    with parsing:  # the threads of a large batch come here at once
+        return _made(functions, slots)
+
+
+@cache
+def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[..., None]:
     name = "step_" + re.sub(r"\W+", "_", "_".join(function.__qualname__ for function in functions))
     source = source_of(name, functions, slots)
     names = {

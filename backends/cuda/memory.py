@@ -101,7 +101,7 @@ class Rooms:
 
     def put_once(self, name: str, array: Any) -> int:
         """The same as put(), without a copy where the room has the array's numbers already. Only for this room."""
-        if not np.array_equal(self._kept.get(name), array):
+        if name not in self._kept or not np.array_equal(self._kept[name], array):
             self._kept[name] = array.copy()
             self.put(name, array)
         return self.of(name, array.nbytes)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -61,9 +62,18 @@ class Formula:
     summed: frozenset[str]
 
 
-@cache
+# Held by who parses Python: up to CPython 3.12 ast.parse in two threads at once may fail (python/cpython#106905).
+parsing = threading.RLock()
+
+
 def read(function: Function) -> Formula:
     """Return what a formula says. Raises TypeError for what no formula can have."""
+    with parsing:
+        return _read(function)
+
+
+@cache
+def _read(function: Function) -> Formula:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(tree, ast.FunctionDef)
     given = {each.name: each.annotation for each in inspect.signature(function, eval_str=True).parameters.values()}

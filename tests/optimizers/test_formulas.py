@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 from every_optimizer import EVERY, QUICK, SHAPES, assert_same
 
+from kvemb.backends import cpu_formulas
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import KINDS, LAMB, Adam, Optimizer, RowWiseAdagrad
 from kvemb.optimizers.arithmetic import (
@@ -257,6 +260,23 @@ PROGRAM = """
 
 
 @pytest.mark.slow
+def test_threads_that_need_a_kernel_at_once_make_it_once(monkeypatch):
+    """Python that is parsed in two threads at once may fail in CPython."""
+    made, real = [], cpu_formulas.source_of
+
+    def slow(*arguments):
+        made.append(arguments)
+        time.sleep(0.05)
+        return real(*arguments)
+
+    monkeypatch.setattr(cpu_formulas, "source_of", slow)
+    functions = (*Adam(0.1).formulas, *LAMB(0.1).formulas)  # which no optimizer has
+    with ThreadPoolExecutor(4) as threads:
+        kernels = [threads.submit(cpu_formulas._kernel, functions, ("m", "v")) for _ in range(4)]
+    assert len({id(kernel.result()) for kernel in kernels}) == 1
+    assert len(made) == 1
+
+
 def test_a_second_process_compiles_nothing(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     told = []
