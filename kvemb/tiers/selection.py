@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.errors import ColdStoreError
 from kvemb.rows.codec import Ordered
 
 _PAIR = np.dtype([("score", "<u8"), ("key", "<u8")])
@@ -69,18 +71,20 @@ class Spool:
     """Pairs of a score and a distinct key (codec.order_keys), on disk while the block runs.
 
     directory: where the temporary file goes; it has no name there, so a crash leaves nothing. block_pairs: pairs that
-    are read back and sorted at a time.
+    are read back and sorted at a time. Where the disk fails, methods raise ColdStoreError.
     """
 
     def __init__(self, directory: Path | None = None, *, block_pairs: int = BLOCK_PAIRS) -> None:
-        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 -- closed by __exit__
-        self._count, self._block_pairs = 0, block_pairs
+        self._directory, self._count, self._block_pairs = directory, 0, block_pairs
+        with self._on_disk():
+            self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 -- closed by __exit__
 
     def __enter__(self) -> Spool:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # it writes what a full disk did not take, which nobody needs any more
+            self._file.close()
 
     def __len__(self) -> int:
         return self._count
@@ -89,7 +93,8 @@ class Spool:
         """Add pairs: scores (n,) and ordered keys (n,)."""
         pairs = np.empty(len(keys), _PAIR)
         pairs["score"], pairs["key"] = order_scores(scores), keys
-        self._file.write(pairs.tobytes())
+        with self._on_disk():
+            self._file.write(pairs.tobytes())
         self._count += len(keys)
 
     def below_limit(self, keep: int) -> Iterator[Ordered]:
@@ -123,9 +128,24 @@ class Spool:
         return np.concatenate([np.empty(0, _PAIR), *(_matching(pairs, prefix) for pairs in self._blocks())])
 
     def _blocks(self) -> Iterator[npt.NDArray[Any]]:
-        self._file.seek(0)
-        while data := self._file.read(self._block_pairs * _PAIR.itemsize):
+        with self._on_disk():
+            self._file.seek(0)
+        while True:
+            with self._on_disk():
+                data = self._file.read(self._block_pairs * _PAIR.itemsize)
+            if not data:
+                return
             yield np.frombuffer(data, _PAIR)
+
+    @contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            place = self._directory or tempfile.gettempdir()
+            raise ColdStoreError(
+                f"cannot keep the scores of all rows in a temporary file in {place}: {error}"
+            ) from error
 
 
 def _digit(pairs: npt.NDArray[Any], digit: int) -> npt.NDArray[np.int64]:

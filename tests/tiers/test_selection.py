@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvemb.errors import ColdStoreError
+from kvemb.tiers import selection
 from kvemb.tiers.selection import BLOCK_PAIRS, Spool, order_scores
 
 SCORES = st.one_of(
@@ -72,3 +76,15 @@ def test_a_spool_leaves_no_file(tmp_path):
         assert list(tmp_path.iterdir()) == []
         assert len(list(spool.below_limit(1))) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_a_cold_store_error(monkeypatch, tmp_path):
+    def full(dir: Path) -> Any:
+        return open("/dev/full", "r+b", buffering=0)
+
+    with pytest.raises(ColdStoreError, match="nowhere"):
+        Spool(tmp_path / "nowhere")
+    monkeypatch.setattr(selection.tempfile, "TemporaryFile", full)
+    with Spool(tmp_path) as spool, pytest.raises(ColdStoreError, match="No space left"):
+        spool.append(np.ones(4), np.arange(4, dtype=np.uint64))
