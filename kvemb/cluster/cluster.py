@@ -70,12 +70,14 @@ class Cluster:
         joined: Joined = self._coordinator.all("join", kvemb.__version__)[0]
         self.session = Session(self._coordinator, joined, self.tables)
         self.router = Router(self.session.calls.transport.shards)
+        self._last_call = threading.local()  # session: of the last call of each thread
+        self._recovery: Recovery | None = None
         self._started = ThreadPoolExecutor(MOST_STARTED, thread_name_prefix="kvemb-started")
 
     def begun(self) -> Session:
         """Begin a call: return what it knows of the cluster. Raises Closed, ShardLost."""
         self.state.check_open()
-        session = self.session
+        self._last_call.session = session = self.session
         session.begin()
         return session
 
@@ -101,16 +103,24 @@ class Cluster:
         self.collections.setdefault(collection, []).append(item)
 
     def recover(self) -> Recovery:
-        """Go on with the last checkpoint: Coordinator.recover. Raises ShardLost, Closed."""
+        """Go on with the last checkpoint: Coordinator.recover. Raises ShardLost, Closed.
+
+        Threads of one client that call this after the same loss go back once: each knows of the loss by its last call.
+        """
         self.state.check_here()
         with self.lock:
             self.state.check_open()
+            known: Session = getattr(self._last_call, "session", self.session)
+            self._last_call.session = self.session
+            if known is not self.session and known.calls.lost is not None and self._recovery is not None:
+                return self._recovery
             lost = self.session.calls.lost
             why = "nothing: it was asked to" if lost is None else str(lost).removesuffix(f"; {ADVICE}")
             asked = self.session.generation, why, kvemb.__version__
             found: tuple[Recovery, Joined] = self._coordinator.all("recover", *asked)[0]
-            self.session = Session(self._coordinator, found[1], self.tables)
-            return found[0]
+            self._last_call.session = self.session = Session(self._coordinator, found[1], self.tables)
+            self._recovery = found[0]
+            return self._recovery
 
     # Rows of several variables, in one call of each shard.
 

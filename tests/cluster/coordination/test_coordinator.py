@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -208,6 +209,27 @@ def test_a_recovery_that_fails_can_be_repeated(open_cluster, tmp_path, monkeypat
         table.lookup(KEYS)
     assert cluster.recover().number == 1
     assert (table.lookup(KEYS) == 1).all()
+
+
+def test_threads_of_a_client_that_recover_from_one_loss_go_back_once(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=2)
+    cluster.checkpoint()
+    lose(cluster)
+
+    def fails() -> None:
+        with pytest.raises(ShardLost):
+            table.lookup(KEYS)
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(fails).result()
+        fails()
+        first = cluster.recover()
+        table.upsert(KEYS, ONES)
+        assert other.submit(cluster.recover).result() is first
+        assert (table.lookup(KEYS) == 1).all(), "nothing went back again"
+        assert other.submit(cluster.recover).result() is not first, "it was asked to"
+    assert table.size() == 0
 
 
 def test_scans_see_whole_calls_and_clear_leaves_none_of_before(tmp_path):
