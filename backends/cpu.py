@@ -91,7 +91,7 @@ class CpuTable:
         return self.capacity_rows * self.bytes_per_cell(self.schema)
 
     @property
-    def there(self) -> None:
+    def device_rows(self) -> None:
         """See contracts.HotTable."""
 
     @property

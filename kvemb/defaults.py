@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from kvemb.checks.brief import brief
-from kvemb.handle import Inside, Place
+from kvemb.handle import Inside, StoreHandle
 from kvemb.store_state import StoreState
 
 
 class Defaults:
     """The stores that functions use if they are given none. temporary: makes one if there is none (kvemb.opening)."""
 
-    temporary: Callable[[], Place[Any]]
+    temporary: Callable[[], StoreHandle[Any]]
 
     def __init__(self) -> None:
-        self.stores: list[Place[Any]] = []
+        self.stores: list[StoreHandle[Any]] = []
 
-    def innermost(self) -> Place[Any]:
+    def innermost(self) -> StoreHandle[Any]:
         """Return the default store."""
         return self.stores[-1] if self.stores else self.temporary()
 
@@ -28,7 +28,7 @@ class Defaults:
 DEFAULTS = Defaults()
 
 
-class DefaultPlace(Place[Inside]):
+class DefaultStore(StoreHandle[Inside]):
     """A store that module-level functions use inside its `with` block, at whose end it is closed."""
 
     state: StoreState
@@ -62,10 +62,10 @@ class DefaultPlace(Place[Inside]):
             DEFAULTS.stores.remove(self)
 
 
-def chosen(store: Any) -> Place[Any]:
+def chosen(store: Any) -> StoreHandle[Any]:
     """Return a `store` argument, for None the default store. Raises TypeError."""
     if store is None:
         return DEFAULTS.innermost()
-    if not isinstance(store, Place):
+    if not isinstance(store, StoreHandle):
         raise TypeError(f"store must be a Store, got {brief(store)}; use kvemb.open(path)")
     return store

@@ -23,7 +23,7 @@ class Handle(Generic[Inside]):
         return self
 
 
-class Place(Handle[Inside]):
+class StoreHandle(Handle[Inside]):
     """A handle of what has variables: functions with an argument `store` take it."""
 
 

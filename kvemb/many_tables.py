@@ -20,7 +20,7 @@ from kvemb.contracts import Values
 from kvemb.engine import on_device
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
-from kvemb.handle import Place, inside
+from kvemb.handle import StoreHandle, inside
 from kvemb.interrupts import uninterrupted
 from kvemb.parallel import MOST_THREADS, cores, run_each
 from kvemb.rows.device_arrays import device_of
@@ -37,18 +37,18 @@ _NO_KEYS: Keys = np.empty(0, np.int64)
 class Part(NamedTuple):
     """What a call does to one variable. keys: flat (n,); values: gradients, or the rows to fill, (n, dim).
 
-    there: instead of keys and values, where the caller's arrays are on a GPU, a lookup, or keys and gradients.
+    on_device: instead of keys and values, where the caller's arrays are on a GPU, a lookup, or keys and gradients.
     """
 
     table: Table
     shape: tuple[int, ...]
     keys: Keys
     values: Values
-    there: Any = None
+    on_device: Any = None
 
 
 def lookup(
-    store: Place[Engine],
+    store: StoreHandle[Engine],
     wanted: Mapping[Any, npt.ArrayLike],
     *,
     touch: bool,
@@ -59,8 +59,8 @@ def lookup(
     tables = [part.table for part in parts.values()]
     while True:
         shown = [table.storage.shown for table in tables]
-        _read([part for part in parts.values() if part.there is None], touch)
-        _read_there([part for part in parts.values() if part.there is not None], touch)
+        _read([part for part in parts.values() if part.on_device is None], touch)
+        _read_on_device([part for part in parts.values() if part.on_device is not None], touch)
         for table in tables:
             table.storage.ahead.looked_up()
         if shown == [table.storage.shown for table in tables]:  # else the store moved to its next durable point
@@ -68,15 +68,15 @@ def lookup(
     return rows_of(parts, out)
 
 
-def apply_gradients(store: Place[Engine], wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
+def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
     """See Store.apply_gradients."""
     parts = list(checked(store, wanted, to_train, _variables(store)).values())
     inside(store).state.check_writable()
 
     def step(part: Part) -> Callable[[], None]:
         operations = part.table.operations
-        if part.there is not None:
-            return lambda: operations.apply_gradients_there(*part.there, acknowledge=False)
+        if part.on_device is not None:
+            return lambda: operations.apply_gradients_on_device(*part.on_device, acknowledge=False)
         return lambda: operations.apply_gradients(part.keys, part.values, acknowledge=False)
 
     failures = run_each([step(part) for part in parts], _threads(parts))
@@ -85,7 +85,7 @@ def apply_gradients(store: Place[Engine], wanted: Mapping[Any, tuple[npt.ArrayLi
     _raise_first(parts, failures)
 
 
-def prefetch(store: Place[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
+def prefetch(store: StoreHandle[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
     """See Store.prefetch."""
     for part in checked(store, wanted, to_prefetch, _variables(store)).values():
         part.table.operations.prefetch(part.keys, after_lookup)
@@ -94,12 +94,12 @@ def prefetch(store: Place[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lo
 # Checking.
 
 
-def _variables(store: Place[Engine]) -> Mapping[str, Variable]:
+def _variables(store: StoreHandle[Engine]) -> Mapping[str, Variable]:
     return VariableMap(inside(store).names, lambda name: opened(store, name))
 
 
 def checked(
-    store: Place[Any],
+    store: StoreHandle[Any],
     wanted: Mapping[Any, Given],
     check: Callable[[Table, Given], Part],
     variables: Mapping[str, Variable],
@@ -121,7 +121,7 @@ def checked(
     return parts
 
 
-def _table(store: Place[Any], given: Any, variables: Mapping[str, Variable]) -> Table:
+def _table(store: StoreHandle[Any], given: Any, variables: Mapping[str, Variable]) -> Table:
     if isinstance(given, str):
         return inside(variables[given])
     if not isinstance(given, Variable):
@@ -155,7 +155,7 @@ def to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = No
 
 
 def parts_to_read(
-    store: Place[Any],
+    store: StoreHandle[Any],
     wanted: Mapping[Any, npt.ArrayLike],
     out: Mapping[Any, npt.NDArray[Any]] | None,
     variables: Mapping[str, Variable],
@@ -169,7 +169,9 @@ def parts_to_read(
 def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:
     """Return the rows that were looked up, in the shape of their keys; those in `out` as what was given."""
     found = {
-        given: part.values.reshape(*part.shape, part.table.schema.dim) if part.there is None else part.there.rows
+        given: part.values.reshape(*part.shape, part.table.schema.dim)
+        if part.on_device is None
+        else part.on_device.rows
         for given, part in parts.items()
     }
     return found if out is None else {**found, **out}
@@ -209,11 +211,11 @@ def _read(parts: list[Part], touch: bool) -> None:
     _raise_first(cold, run_each([fill(*each) for each in left], MOST_THREADS if pays else 1))
 
 
-def _read_there(parts: list[Part], touch: bool) -> None:
+def _read_on_device(parts: list[Part], touch: bool) -> None:
     for part in parts:
-        asked = part.there
+        asked = part.on_device
         try:
-            part.table.operations.lookup_there(asked.keys, asked.out, None, touch=touch)
+            part.table.operations.lookup_on_device(asked.keys, asked.out, None, touch=touch)
         except Exception as error:
             raise_named(part.table.name, error)
 

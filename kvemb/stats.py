@@ -8,20 +8,20 @@ from typing import Any
 
 from kvemb.options import format_bytes
 
-# The host's memory, and what is in the cold store alone, among a variable's places.
+# The host's memory, and what is in the cold store alone, among a variable's tiers.
 HOST, DISK = "host", "disk"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Rows of a variable in one place, the cells for them (on disk there are none), and the bytes that these take."""
+class TierSize:
+    """Rows of a variable in one tier, the cells for them (on disk there are none), and the bytes that these take."""
 
     rows: int = 0
     cells: int = 0
     nbytes: int = 0
 
-    def __add__(self, other: Place) -> Place:
-        return Place(self.rows + other.rows, self.cells + other.cells, self.nbytes + other.nbytes)
+    def __add__(self, other: TierSize) -> TierSize:
+        return TierSize(self.rows + other.rows, self.cells + other.cells, self.nbytes + other.nbytes)
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Stats:
     refused: gradients of keys that Admission has given no row yet; bytes_sightings: of its counters.
     promotions: rows offered to the hot tier, cold ones and new ones. spills: rows written to the cold store, removals
     included. rows: of both tiers; rows_waiting: in the spill buffer, removals included. Seconds are wall-clock: in
-    lookups, in updates, reading the cold store, writing it. places: "gpu:0", "host", "disk"; a row is counted in one of
+    lookups, in updates, reading the cold store, writing it. tiers: "gpu:0", "host", "disk"; a row is counted in one of
     them, so one that is hot is not on "disk".
     """
 
@@ -55,7 +55,7 @@ class Stats:
     seconds_update: float = 0.0
     seconds_cold_read: float = 0.0
     seconds_spill: float = 0.0
-    places: dict[str, Place] = field(default_factory=dict)
+    tiers: dict[str, TierSize] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:
@@ -64,23 +64,23 @@ class Stats:
 
     @property
     def hot(self) -> str:
-        """How many rows are hot, in words: with places, if some are on a GPU."""
-        gpus = sorted(name for name in self.places if name not in (HOST, DISK))
+        """How many rows are hot, in words: by device, if some are on a GPU."""
+        gpus = sorted(name for name in self.tiers if name not in (HOST, DISK))
         if not gpus:
             return f"{self.rows_hot:,} hot in {format_bytes(self.bytes_hot)}"
-        shown = [(f"hot on {name}", self.places[name]) for name in gpus]
-        shown += [("in the host's memory", self.places[HOST])] if HOST in self.places else []
+        shown = [(f"hot on {name}", self.tiers[name]) for name in gpus]
+        shown += [("in the host's memory", self.tiers[HOST])] if HOST in self.tiers else []
         return ", ".join(f"{each.rows:,} {where} in {format_bytes(each.nbytes)}" for where, each in shown)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every figure by name, hit_rate included; places as a dict of dicts."""
+        """Return every figure by name, hit_rate included; tiers as a dict of dicts."""
         return {**asdict(self), "hit_rate": self.hit_rate}
 
     def __add__(self, other: Stats) -> Stats:
-        numbers = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "places"}
-        names = {**self.places, **other.places}
-        places = {name: self.places.get(name, Place()) + other.places.get(name, Place()) for name in names}
-        return Stats(**numbers, places=places)
+        numbers = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "tiers"}
+        names = {**self.tiers, **other.tiers}
+        tiers = {name: self.tiers.get(name, TierSize()) + other.tiers.get(name, TierSize()) for name in names}
+        return Stats(**numbers, tiers=tiers)
 
     def __str__(self) -> str:
         return (

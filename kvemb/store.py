@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvemb import many_tables
 from kvemb.catalog import VariableMap, got, lines_of, opened
-from kvemb.defaults import DefaultPlace
+from kvemb.defaults import DefaultStore
 from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ __all__ = ["GraphKeys", "Store"]
 _Rows = dict[Variable | str, npt.NDArray[Any]]
 
 
-class Store(DefaultPlace[Engine]):
+class Store(DefaultStore[Engine]):
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
     A context manager: inside `with`, module-level functions use it; leaving the block flushes and closes it. path: its

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from arrays_there import ArrayThere
+from arrays_on_device import ArrayOnDevice
 from cuda_on_cpu import TSAN_FLAGS, CpuDevice
 from pooled import pooled
 
@@ -28,7 +28,7 @@ LEAST, MOST = -(2**63), 2**63 - 1
 OPTIMIZERS: list[Optimizer] = [Adagrad(0.1, clip_norm=1.0), Adam(0.1), LAMB(0.1), SGD(0.1, weight_decay=0.1)]
 SHAPES = [("float32", 5), ("float32", 33), ("float64", 2), ("float16", 3)]
 VERBS = [
-    *["insert"] * 4, "lookup", "lookup_there", "count", "pool", "upsert", "assign", "add", "apply", "apply_there",
+    *["insert"] * 4, "lookup", "lookup_on_device", "count", "pool", "upsert", "assign", "add", "apply", "apply_there",
     "change_there",
     "set_scores", "remove", "grow", "shrink", "mark", "take", "release", "written", "dirty",
 ]  # fmt: skip
@@ -177,37 +177,47 @@ class Life:
 
     def _there(self, rows: Any) -> Any:
         """The keys of rows, on the device. Caller's arrays have streams of their own."""
-        return self.table.there.given(ArrayThere(self.rows.keys[rows].copy(), stream=int(self.random.integers(1, 4))))
+        return self.table.device_rows.given(
+            ArrayOnDevice(self.rows.keys[rows].copy(), stream=int(self.random.integers(1, 4)))
+        )
 
-    def _lookup_there(self) -> None:
+    def _lookup_on_device(self) -> None:
         rows, rule = self._some(int(self.random.integers(1, 120))), self._rule()
-        out, there = np.full((len(rows), self.schema.dim), 7, self.schema.value_dtype), self.table.there
+        out, device_rows = np.full((len(rows), self.schema.dim), 7, self.schema.value_dtype), self.table.device_rows
         expected, flags = np.where(self.hot[rows][:, None], self.rows.embeddings()[rows], out), np.ones(len(rows), bool)
-        keys, filled, exists = self._there(rows), there.given(ArrayThere(out)), there.given(ArrayThere(flags))
-        with there.on(keys, filled, exists):
-            missing = there.lookup(keys, filled, exists, rule, float(self.step))
+        keys, filled, exists = (
+            self._there(rows),
+            device_rows.given(ArrayOnDevice(out)),
+            device_rows.given(ArrayOnDevice(flags)),
+        )
+        with device_rows.on(keys, filled, exists):
+            missing = device_rows.lookup(keys, filled, exists, rule, float(self.step))
             assert missing.positions.tolist() == np.flatnonzero(~self.hot[rows]).tolist()
             assert (missing.keys == self.rows.keys[rows[missing.positions]]).all()
             values = self._values(len(missing.positions))
-            assert there.take(filled, missing.positions).tobytes() == out[missing.positions].tobytes()
-            there.spread(filled, missing.positions, values)
+            assert device_rows.take(filled, missing.positions).tobytes() == out[missing.positions].tobytes()
+            device_rows.spread(filled, missing.positions, values)
         expected[missing.positions] = values
         assert out.tobytes() == expected.tobytes()
         assert (flags == self.hot[rows]).all()
         self._use(rows, rule)
 
-    def _change_there(self) -> None:
-        rows, there = self._some(int(self.random.integers(1, 80))), self.table.there
+    def _change_on_device(self) -> None:
+        rows, device_rows = self._some(int(self.random.integers(1, 80))), self.table.device_rows
         values, old, kind = self._values(len(rows)), self._values(len(rows)), self.schema.slot_dtype
         chosen, adding = self.random.random(len(rows)) < 0.7, bool(self.random.integers(2))
-        keys, given, before = self._there(rows), there.given(ArrayThere(values)), there.given(ArrayThere(old))
-        with there.on(keys, given, before):
-            assert there.find(keys).positions.tolist() == np.flatnonzero(~self.hot[rows]).tolist()
+        keys, given, before = (
+            self._there(rows),
+            device_rows.given(ArrayOnDevice(values)),
+            device_rows.given(ArrayOnDevice(old)),
+        )
+        with device_rows.on(keys, given, before):
+            assert device_rows.find(keys).positions.tolist() == np.flatnonzero(~self.hot[rows]).tolist()
             if adding:
-                there.only(there.given(ArrayThere(chosen)))
-                there.add(before, given, self.step)
+                device_rows.only(device_rows.given(ArrayOnDevice(chosen)))
+                device_rows.add(before, given, self.step)
             else:
-                there.assign(given, self.step)
+                device_rows.assign(given, self.step)
         for row, a, b, yes in zip(rows.tolist(), old, values, chosen, strict=True):
             if self.hot[row] and adding and yes:
                 value = self.rows.select([row]).embeddings()[0].astype(kind) + (b.astype(kind) - a.astype(kind))
@@ -215,13 +225,13 @@ class Life:
             elif self.hot[row] and not adding:
                 self._set(row, b)
 
-    def _apply_there(self) -> None:
-        rows, there = self._some(int(self.random.integers(1, 80))), self.table.there
+    def _apply_on_device(self) -> None:
+        rows, device_rows = self._some(int(self.random.integers(1, 80))), self.table.device_rows
         grads = self.random.normal(size=(len(rows), self.schema.dim)).astype(self.schema.slot_dtype)
-        keys, given = self._there(rows), there.given(ArrayThere(grads))
-        with there.on(keys, given):
-            there.find(keys)
-            there.apply(self.optimizer, given, self.step, self.step)
+        keys, given = self._there(rows), device_rows.given(ArrayOnDevice(grads))
+        with device_rows.on(keys, given):
+            device_rows.find(keys)
+            device_rows.apply(self.optimizer, given, self.step, self.step)
         hot = np.array(sorted({row for row in rows.tolist() if self.hot[row]}), np.int64)
         totals = np.zeros((len(hot), self.schema.dim), self.schema.slot_dtype)
         for at, row in enumerate(hot.tolist()):

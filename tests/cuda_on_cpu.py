@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from arrays_there import ArrayThere
+from arrays_on_device import ArrayOnDevice
 
 from kvemb.backends.cuda.device import Memory, Program
 from kvemb.backends.cuda.table import CudaTable
@@ -113,10 +113,10 @@ class CpuDevice:
         result[:] = np.argsort(given, kind="stable")
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return ArrayThere(np.full(shape, -7).astype(dtype))
+        return ArrayOnDevice(np.full(shape, -7).astype(dtype))
 
     def imported(self, data: Any) -> Any:
-        return ArrayThere(np.from_dlpack(data.array), stream=data.__dlpack__(stream=1))
+        return ArrayOnDevice(np.from_dlpack(data.array), stream=data.__dlpack__(stream=1))
 
     def load(self, source: str) -> Program:
         with self._lock:

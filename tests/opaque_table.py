@@ -92,7 +92,7 @@ class OpaqueTable:
         return self._capacity * self.bytes_per_cell(self._schema)
 
     @property
-    def there(self) -> None:
+    def device_rows(self) -> None:
         return None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from kvemb.stats import Place, Stats
+from kvemb.stats import Stats, TierSize
 
 
 def test_a_hit_rate_needs_no_lookup():
@@ -13,7 +13,7 @@ def test_a_hit_rate_needs_no_lookup():
 
 
 def test_stats_add_up_field_by_field():
-    names = [field.name for field in dataclasses.fields(Stats) if field.name != "places"]
+    names = [field.name for field in dataclasses.fields(Stats) if field.name != "tiers"]
     one, two = Stats(*range(len(names))), Stats(*range(0, 2 * len(names), 2))
     assert [getattr(one + two, name) for name in names] == [3 * at for at in range(len(names))]
 
@@ -30,11 +30,11 @@ def test_every_figure_has_its_name():
 
 
 def test_places_add_up_and_are_told_where_there_is_a_gpu():
-    one = Stats(rows_hot=3, bytes_hot=30, places={"host": Place(3, 16, 30), "disk": Place(5, 0, 50)})
-    two = Stats(places={"gpu:0": Place(1, 128, 2048), "host": Place(1, 16, 1024)})
+    one = Stats(rows_hot=3, bytes_hot=30, tiers={"host": TierSize(3, 16, 30), "disk": TierSize(5, 0, 50)})
+    two = Stats(tiers={"gpu:0": TierSize(1, 128, 2048), "host": TierSize(1, 16, 1024)})
     both = one + two
-    assert both.places == {"host": Place(4, 32, 1054), "disk": Place(5, 0, 50), "gpu:0": Place(1, 128, 2048)}
-    assert both.as_dict()["places"]["gpu:0"] == {"rows": 1, "cells": 128, "nbytes": 2048}
+    assert both.tiers == {"host": TierSize(4, 32, 1054), "disk": TierSize(5, 0, 50), "gpu:0": TierSize(1, 128, 2048)}
+    assert both.as_dict()["tiers"]["gpu:0"] == {"rows": 1, "cells": 128, "nbytes": 2048}
     assert one.hot == "3 hot in 30 B"
     assert two.hot == "1 hot on gpu:0 in 2.0 KiB, 1 in the host's memory in 1.0 KiB"
 

@@ -100,7 +100,7 @@ class CudaTable:
         return self.capacity_rows * bytes_per_cell(self._schema)
 
     @property
-    def there(self) -> ArrayRows:
+    def device_rows(self) -> ArrayRows:
         """See contracts.HotTable."""
         return self._there
 

@@ -18,7 +18,7 @@ from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable
-from kvemb.defaults import DefaultPlace
+from kvemb.defaults import DefaultStore
 from kvemb.durability.attachments import Attachments, Extra
 from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.arguments import Arguments
@@ -35,7 +35,7 @@ from kvemb.variable import Variable as OneStoresVariable
 from kvemb.variable_scope import get_in_scope
 
 
-class Store(DefaultPlace[Cluster]):
+class Store(DefaultStore[Cluster]):
     """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open, and connect.
 
     Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level

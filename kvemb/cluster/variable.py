@@ -14,7 +14,7 @@ from kvemb.cluster.storage import ClusterStorage
 from kvemb.contracts import HotTable
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
-from kvemb.handle import Handle, Place, inside
+from kvemb.handle import Handle, StoreHandle, inside
 from kvemb.stats import Stats
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables
@@ -29,7 +29,7 @@ class Variable(OneStoresVariable):
     keys that share a counter in one store may not share one here.
     """
 
-    def __init__(self, store: Place[Cluster], specification: Specification) -> None:
+    def __init__(self, store: StoreHandle[Cluster], specification: Specification) -> None:
         self._store, self._cluster = store, inside(store)
         Handle.__init__(self, _table(self._cluster, specification, self))
 

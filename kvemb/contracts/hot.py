@@ -132,7 +132,7 @@ class HotTable(Protocol):
         """Bytes of memory its cells take now."""
 
     @property
-    def there(self) -> DeviceRows | None:
+    def device_rows(self) -> DeviceRows | None:
         """Its rows, for arrays in a GPU's memory; None if they are in the host's."""
 
     @property

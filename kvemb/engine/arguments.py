@@ -61,7 +61,7 @@ class NamedLater:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class RowArguments:
     """What keys and rows are, and where they live."""
 
     key_dtype: npt.DTypeLike = KEY_DTYPE
@@ -99,12 +99,12 @@ class Use:
 
 
 @dataclass(frozen=True, eq=False)
-class Arguments(Use, Place, Named):
+class Arguments(Use, RowArguments, Named):
     """The arguments of get_variable."""
 
 
 @dataclass(frozen=True, eq=False)
-class ReferenceArguments(Use, NamedLater, Place):
+class ReferenceArguments(Use, NamedLater, RowArguments):
     """The arguments of the reference's Variable."""
 
     shared_name: str | None = None

@@ -3,7 +3,7 @@
 Rows that are hot there are read and changed there. Keys of the others come to the host, with the values and gradients
 that are theirs, and are worked on as any call's; rows that a lookup finds for them go back. So a call has one part more
 than kvemb.tiers.operations says, the rows that are hot on the GPU, which is atomic and comes first. REQUIRES:
-HotTables.there. Arguments are checked (kvemb.engine.on_device).
+HotTables.device_rows. Arguments are checked (kvemb.engine.on_device).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class DeviceOperations(TableOperations):
     """The calls on one variable's rows, for arrays in either memory."""
 
     @property
-    def there(self) -> DeviceRows:
+    def device_rows(self) -> DeviceRows:
         """The rows on the device."""
-        there = self._hot_tables.there
-        assert there is not None
-        return there
+        device_rows = self._hot_tables.device_rows
+        assert device_rows is not None
+        return device_rows
 
     def to_host(self, *arrays: DeviceArray) -> list[npt.NDArray[Any]]:
         """Return copies of arrays."""
-        with self._storage.held(), self.there.on(*arrays):
-            return [self.there.to_host(array) for array in arrays]
+        with self._storage.held(), self.device_rows.on(*arrays):
+            return [self.device_rows.to_host(array) for array in arrays]
 
     def keys_to_host(self, keys: DeviceArray) -> Keys:
         """Return a copy of keys as int64."""
@@ -45,23 +45,23 @@ class DeviceOperations(TableOperations):
     # Reading.
 
     @of_one_point
-    def lookup_there(self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, *, touch: bool) -> None:
+    def lookup_on_device(self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, *, touch: bool) -> None:
         """Do what lookup does; out (n, dim) and exists (n,), bool, are on the device.
 
         REQUIRES: at the end of the call, storage.ahead.looked_up().
         """
-        there, shape = self.there, (0, self._schema.dim)
+        device_rows, shape = self.device_rows, (0, self._schema.dim)
         with self._storage.reading():
             rule, now = self._begin_use(touch)
-            with there.on(keys, out):
+            with device_rows.on(keys, out):
                 self._copy_before_change(keys, rule)
-                missing = there.lookup(keys, out, exists, rule, now)
+                missing = device_rows.lookup(keys, out, exists, rule, now)
                 if rule is ScoreRule.CUSTOM:
                     self._scoring.use_hot(np.delete(self._copied(keys), missing.positions), now)
             if not len(missing.keys):
                 self._storage.counts.hits += keys.size
                 if keys.borrowed or out.borrowed:
-                    there.finish()
+                    device_rows.finish()
                 return
             rows = np.empty((len(missing.keys), *shape[1:]), self._schema.value_dtype)
             absent = self._lookup_host(missing.keys, rows, rule, now)
@@ -79,7 +79,7 @@ class DeviceOperations(TableOperations):
         """Wait until arrays of which nobody says when they were used last are in use no longer."""
         if any(array.borrowed for array in arrays):
             with self._storage.held():
-                self.there.finish()
+                self.device_rows.finish()
 
     def _lookup_host(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
         """Look up keys that are not on the device, in the table below it; return the positions that are not there."""
@@ -97,15 +97,15 @@ class DeviceOperations(TableOperations):
             self._storage.copy_before_change(copied, self._hot_tables.owners(copied))
 
     def _copied(self, keys: DeviceArray) -> Keys:
-        """Return a copy of keys as int64. REQUIRES: there.on()."""
-        return self.there.to_host(keys).astype(np.int64, copy=False)
+        """Return a copy of keys as int64. REQUIRES: device_rows.on()."""
+        return self.device_rows.to_host(keys).astype(np.int64, copy=False)
 
     def _spread(self, keys: DeviceArray, array: DeviceArray, positions: Positions, rows: npt.NDArray[Any]) -> None:
-        with self._storage.held(), self.there.on(keys, array):
-            self.there.spread(array, positions, rows)
+        with self._storage.held(), self.device_rows.on(keys, array):
+            self.device_rows.spread(array, positions, rows)
 
     @of_one_point
-    def pool_there(self, keys: Keys, bags: Bags, out: DeviceArray, *, touch: bool) -> None:
+    def pool_on_device(self, keys: Keys, bags: Bags, out: DeviceArray, *, touch: bool) -> None:
         """Do what pool does; out (b, dim) is on the device, the keys are in the host's memory.
 
         If one of the keys is in the table below the device's, all bags are pooled on the host.
@@ -114,7 +114,9 @@ class DeviceOperations(TableOperations):
         with self._storage.reading():
             owners = self._hot_tables.owners(keys)
             if owners is None or not owners.any():
-                missed = self._record(keys, touch, lambda _, rule, now: self._pooled_there(keys, bags, out, rule, now))
+                missed = self._record(
+                    keys, touch, lambda _, rule, now: self._pooled_on_device(keys, bags, out, rule, now)
+                )
         if missed is None:
             self._storage.ahead.looked_up()
             return
@@ -127,9 +129,11 @@ class DeviceOperations(TableOperations):
             self.pool(keys, bags, pooled, touch=touch)
         self._spread(out, out, chosen, pooled)
 
-    def _pooled_there(self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float) -> Positions:
-        with self.there.on(out):
-            return self.there.pool(keys, bags, out, rule, now)
+    def _pooled_on_device(
+        self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float
+    ) -> Positions:
+        with self.device_rows.on(out):
+            return self.device_rows.pool(keys, bags, out, rule, now)
 
     # Changing.
 
@@ -138,57 +142,57 @@ class DeviceOperations(TableOperations):
         """Whether rows are needed in the host's memory before or after they change: for a log, or a constraint."""
         return self._storage.log.active or self._constraining is not None
 
-    def upsert_there(self, keys: DeviceArray, values: DeviceArray) -> None:
+    def upsert_on_device(self, keys: DeviceArray, values: DeviceArray) -> None:
         """Do what upsert does."""
-        storage, there = self._storage, self.there
+        storage, device_rows = self._storage, self.device_rows
         if self._by_host:
             self.upsert(self.keys_to_host(keys), *self.to_host(values))
             return
-        with storage.writing(), there.on(keys, values):
+        with storage.writing(), device_rows.on(keys, values):
             self._copy_before_change(keys)
-            missing = there.find(keys)
-            rows = there.take(values, missing.positions)
+            missing = device_rows.find(keys)
+            rows = device_rows.take(values, missing.positions)
             with storage.changing():
-                there.assign(values, storage.step)
+                device_rows.assign(values, storage.step)
                 if self._matching is not None:
-                    there.match(self._matching, storage.step)
+                    device_rows.match(self._matching, storage.step)
         self._give_back(keys, values)
         if len(missing.keys):
             self.upsert(missing.keys, rows)
 
-    def accum_there(self, keys: DeviceArray, old: DeviceArray, new: DeviceArray, exists: DeviceArray) -> None:
+    def accum_on_device(self, keys: DeviceArray, old: DeviceArray, new: DeviceArray, exists: DeviceArray) -> None:
         """Do what accum does."""
-        storage, there = self._storage, self.there
+        storage, device_rows = self._storage, self.device_rows
         if self._by_host:
             self.accum(self.keys_to_host(keys), *self.to_host(old, new, exists))
             return
-        with storage.writing(), there.on(keys, old, new, exists):
+        with storage.writing(), device_rows.on(keys, old, new, exists):
             self._copy_before_change(keys)
-            missing = there.find(keys)
-            rest = [there.take(array, missing.positions) for array in (old, new, exists)]
+            missing = device_rows.find(keys)
+            rest = [device_rows.take(array, missing.positions) for array in (old, new, exists)]
             with storage.changing():
-                there.only(exists)
-                there.add(old, new, storage.step)
+                device_rows.only(exists)
+                device_rows.add(old, new, storage.step)
                 if self._matching is not None:
-                    there.match(self._matching, storage.step)
+                    device_rows.match(self._matching, storage.step)
         self._give_back(keys, old, new, exists)
         if len(missing.keys):
             self.accum(missing.keys, *rest)
 
-    def apply_gradients_there(self, keys: DeviceArray, grads: DeviceArray, *, acknowledge: bool = True) -> None:
+    def apply_gradients_on_device(self, keys: DeviceArray, grads: DeviceArray, *, acknowledge: bool = True) -> None:
         """Do what apply_gradients does. The steps on the device and those on the host have the same number."""
-        storage, there, optimizer = self._storage, self.there, self.optimizer
+        storage, device_rows, optimizer = self._storage, self.device_rows, self.optimizer
         assert optimizer is not None
         if self._by_host:
             self.apply_gradients(self.keys_to_host(keys), *self.to_host(grads), acknowledge=acknowledge)
             return
-        with storage.writing(), there.on(keys, grads):
+        with storage.writing(), device_rows.on(keys, grads):
             self._copy_before_change(keys)
-            missing = there.find(keys)
-            rows = there.take(grads, missing.positions)
+            missing = device_rows.find(keys)
+            rows = device_rows.take(grads, missing.positions)
             number = storage.next_optimizer_step()
             with storage.changing():
-                there.apply(optimizer, grads, storage.step, number)
+                device_rows.apply(optimizer, grads, storage.step, number)
                 if optimizer.counts_steps:
                     storage.count_optimizer_step(number)
         self._give_back(keys, grads)

@@ -38,47 +38,47 @@ class Asked(NamedTuple):
 
 def rows_on(table: Table, device: str) -> DeviceRows:
     """Return the variable's rows on a device that arrays are on. Raises TypeError if they are not there."""
-    there = table.hot_tables.there
-    if there is None or device not in (there.device, SOME_GPU):
+    device_rows = table.hot_tables.device_rows
+    if device_rows is None or device not in (device_rows.device, SOME_GPU):
         devices = table.specification.devices
         where = f"are on {', '.join(devices)}" if devices != ("cpu",) else "are in the host's memory"
         raise TypeError(
             f"the arrays are on {device!r}, and the hot rows of variable {table.name!r} {where}: pass arrays in the "
             f"host's memory (keys.get(), of a tensor keys.cpu()), or make the variable with devices={device!r}"
         )
-    return there
+    return device_rows
 
 
-def keys_there(table: Table, keys: Any) -> DeviceArray:
+def keys_on_device(table: Table, keys: Any) -> DeviceArray:
     """Return keys that device_of says are on a device, of any shape. Raises TypeError, ValueError."""
-    there = rows_on(table, device_of(keys) or SOME_GPU)
-    found = read_array(keys, table.schema.key_dtype, None, "keys", there.imported)
+    device_rows = rows_on(table, device_of(keys) or SOME_GPU)
+    found = read_array(keys, table.schema.key_dtype, None, "keys", device_rows.imported)
     return found.seen_as(np.dtype(np.int64)) if found.dtype == np.uint64 else found
 
 
 def beside(table: Table, keys: DeviceArray, data: Any, dtype: np.dtype[Any], what: str, *width: int) -> DeviceArray:
     """Return an array of keys.shape + width that goes with keys, as (n, *width). Raises TypeError, ValueError."""
-    there, device = table.hot_tables.there, device_of(data)
-    assert there is not None
-    if data is None or device not in (there.device, SOME_GPU):
+    device_rows, device = table.hot_tables.device_rows, device_of(data)
+    assert device_rows is not None
+    if data is None or device not in (device_rows.device, SOME_GPU):
         where = "None" if data is None else f"one on {device!r}" if device else "one in the host's memory"
-        raise TypeError(f"{what} must be an array on {there.device!r}, as keys are, got {where}")
-    found = read_array(data, dtype, (*keys.shape, *width), what, there.imported)
+        raise TypeError(f"{what} must be an array on {device_rows.device!r}, as keys are, got {where}")
+    found = read_array(data, dtype, (*keys.shape, *width), what, device_rows.imported)
     return found.reshaped(keys.size, *width)
 
 
 def asked(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> Asked:
     """Return what a lookup works on. out: an array to fill, or None. Raises TypeError, ValueError."""
-    found, schema = keys_there(table, keys), table.schema
-    there = rows_on(table, SOME_GPU)
+    found, schema = keys_on_device(table, keys), table.schema
+    device_rows = rows_on(table, SOME_GPU)
     shape = *found.shape, schema.dim
-    made = empty_like(keys, shape, schema.value_dtype, there.empty) if out is None else out
+    made = empty_like(keys, shape, schema.value_dtype, device_rows.empty) if out is None else out
     filled = beside(table, found, made, schema.value_dtype, "out", schema.dim)
     if out is not None:
-        read_array(out, schema.value_dtype, shape, "out", there.imported, written=True)
+        read_array(out, schema.value_dtype, shape, "out", device_rows.imported, written=True)
     flags = exists = None
     if return_exists:
-        flags = empty_like(keys, found.shape, np.dtype(np.bool_), there.empty)
+        flags = empty_like(keys, found.shape, np.dtype(np.bool_), device_rows.empty)
         exists = beside(table, found, flags, np.dtype(np.bool_), "exists")
     return Asked(found.reshaped(found.size), filled, exists, made, flags, keys)
 
@@ -86,7 +86,7 @@ def asked(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> 
 def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: bool) -> Any:
     """See Variable.lookup."""
     given = asked(table, keys, out, return_exists=return_exists)
-    table.operations.lookup_there(given.keys, given.out, given.exists, touch=touch)
+    table.operations.lookup_on_device(given.keys, given.out, given.exists, touch=touch)
     table.storage.ahead.looked_up()
     rows = given.made if out is not None else given.rows
     return (rows, in_kind(keys, given.flags)) if return_exists else rows
@@ -94,30 +94,30 @@ def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: boo
 
 def upsert(table: Table, keys: Any, values: Any) -> None:
     """See Variable.upsert."""
-    found, schema = keys_there(table, keys), table.schema
+    found, schema = keys_on_device(table, keys), table.schema
     given = beside(table, found, values, schema.value_dtype, "values", schema.dim)
-    table.operations.upsert_there(found.reshaped(found.size), given)
+    table.operations.upsert_on_device(found.reshaped(found.size), given)
 
 
 def accum(table: Table, keys: Any, old: Any, new: Any, exists: Any) -> None:
     """See Variable.accum."""
-    found, schema = keys_there(table, keys), table.schema
+    found, schema = keys_on_device(table, keys), table.schema
     before = beside(table, found, old, schema.value_dtype, "old_values", schema.dim)
     after = beside(table, found, new, schema.value_dtype, "new_values", schema.dim)
     believed = beside(table, found, exists, np.dtype(np.bool_), "exists")
-    table.operations.accum_there(found.reshaped(found.size), before, after, believed)
+    table.operations.accum_on_device(found.reshaped(found.size), before, after, believed)
 
 
 def gradients(table: Table, keys: Any, grads: Any) -> tuple[DeviceArray, DeviceArray]:
     """Return keys (n,), and their gradients (n, dim). Raises TypeError, ValueError."""
     table.check_trainable()
-    found, schema = keys_there(table, keys), table.schema
+    found, schema = keys_on_device(table, keys), table.schema
     return found.reshaped(found.size), beside(table, found, grads, schema.slot_dtype, "grads", schema.dim)
 
 
 def apply_gradients(table: Table, keys: Any, grads: Any) -> None:
     """See Variable.apply_gradients."""
-    table.operations.apply_gradients_there(*gradients(table, keys, grads))
+    table.operations.apply_gradients_on_device(*gradients(table, keys, grads))
 
 
 def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...], *, touch: bool) -> Any:
@@ -125,37 +125,37 @@ def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...
 
     ids: what the caller gave for the keys (n,), of which they are a copy. shape: of as many entries as there are bags.
     """
-    there, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
-    values = empty_like(ids, (*shape, schema.dim), schema.value_dtype, there.empty)
-    out = read_array(values, schema.value_dtype, None, "values", there.imported)
-    table.operations.pool_there(keys, bags, out.reshaped(bags.bag_count, schema.dim), touch=touch)
+    device_rows, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
+    values = empty_like(ids, (*shape, schema.dim), schema.value_dtype, device_rows.empty)
+    out = read_array(values, schema.value_dtype, None, "values", device_rows.imported)
+    table.operations.pool_on_device(keys, bags, out.reshaped(bags.bag_count, schema.dim), touch=touch)
     return in_kind(ids, values)
 
 
 def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, shape: tuple[int, ...]) -> Any:
     """Return (keys (m,), gradients (m, dim)) from those of pooled rows; see kvemb.pooling.Embeddings.row_gradients."""
-    there, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
-    given = read_array(grads, schema.slot_dtype, shape, "grads", there.imported)
+    device_rows, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
+    given = read_array(grads, schema.slot_dtype, shape, "grads", device_rows.imported)
     distinct = Unique(keys)
     count = len(distinct.keys)
-    found = empty_like(ids, (count,), schema.key_dtype, there.empty)
-    summed = empty_like(ids, (count, schema.dim), schema.slot_dtype, there.empty)
-    of_keys = read_array(found, schema.key_dtype, None, "keys", there.imported)
-    out = read_array(summed, schema.slot_dtype, None, "gradients", there.imported)
-    with table.storage.held(), there.on(out, of_keys, given):
-        there.row_gradients(distinct.sums, bags.of_keys(), bags, given, out)
-        there.spread(of_keys, np.arange(count), table.public(distinct.keys))
+    found = empty_like(ids, (count,), schema.key_dtype, device_rows.empty)
+    summed = empty_like(ids, (count, schema.dim), schema.slot_dtype, device_rows.empty)
+    of_keys = read_array(found, schema.key_dtype, None, "keys", device_rows.imported)
+    out = read_array(summed, schema.slot_dtype, None, "gradients", device_rows.imported)
+    with table.storage.held(), device_rows.on(out, of_keys, given):
+        device_rows.row_gradients(distinct.sums, bags.of_keys(), bags, given, out)
+        device_rows.spread(of_keys, np.arange(count), table.public(distinct.keys))
     return in_kind(ids, found), in_kind(ids, summed)
 
 
 def copied_keys(table: Table, keys: Any) -> tuple[tuple[int, ...], Keys]:
     """Return the shape of keys, and a copy of them in the host's memory (n,)."""
-    found = keys_there(table, keys)
+    found = keys_on_device(table, keys)
     return found.shape, table.operations.keys_to_host(found.reshaped(found.size))
 
 
 def copied(table: Table, data: Any, what: str) -> npt.NDArray[Any]:
     """Return a copy in the host's memory of an array of any dtype. Raises TypeError, ValueError."""
-    there = rows_on(table, device_of(data) or SOME_GPU)
-    found = read_array(data, None, None, what, there.imported)
+    device_rows = rows_on(table, device_of(data) or SOME_GPU)
+    found = read_array(data, None, None, what, device_rows.imported)
     return table.operations.to_host(found)[0]

@@ -119,7 +119,7 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
     """Look up single ids. once: each distinct one is read, and counts as a use, once."""
     table, most = _table(var), most_norm_of(max_norm)
     if device_of(ids) is not None:
-        return _rows_there(var, table, ids, most, touch, once=once)
+        return _rows_on_device(var, table, ids, most, touch, once=once)
     shape, keys = table.flat_and_owned(ids)
     distinct = Unique(keys) if once else None
     wanted = keys if distinct is None else distinct.keys
@@ -139,7 +139,7 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
     return Embeddings(var, keys, bags, values.reshape(*shape, table.schema.dim), exists)
 
 
-def _rows_there(var: Variable, table: Table, ids: Any, most: float, touch: bool, *, once: bool) -> Embeddings:
+def _rows_on_device(var: Variable, table: Table, ids: Any, most: float, touch: bool, *, once: bool) -> Embeddings:
     """The same of ids on a GPU."""
     if once:
         raise TypeError(

@@ -66,9 +66,9 @@ class HotTables:
         return self.tables[: self._devices]
 
     @property
-    def there(self) -> DeviceRows | None:
+    def device_rows(self) -> DeviceRows | None:
         """The rows of the only device, for arrays in its memory; None if there are several, or it is the CPU."""
-        return self.tables[0].there if self._devices == 1 else None
+        return self.tables[0].device_rows if self._devices == 1 else None
 
     @property
     def size(self) -> int:

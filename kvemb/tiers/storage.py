@@ -28,7 +28,7 @@ from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import LAST_KEY, Schema
-from kvemb.stats import DISK, HOST, Place, Stats
+from kvemb.stats import DISK, HOST, Stats, TierSize
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import Entry, TableAccess
 from kvemb.tiers.ahead import ReadsAhead
@@ -402,7 +402,7 @@ class TieredStorage:
         return self.slot_rows + self._leased_for_copies // row_bytes
 
     def end_snapshot(self) -> None:
-        """Forget the snapshot, if there is one."""
+        """Forget the snapshot, if device_rows is one."""
         with self._access.held():
             if self._snapshot is not None:
                 self._snapshot.end()
@@ -500,7 +500,7 @@ class TieredStorage:
     def stats(self) -> Stats:
         """Return the counts so far, a copy, with what is in each tier now. Takes the lock itself."""
         with self._access.held():
-            hot, waiting, places = self.hot_tables.size, self._spill.rows, _places(self.hot_tables)
+            hot, waiting, tiers = self.hot_tables.size, self._spill.rows, _tier_sizes(self.hot_tables)
             disk_bytes = 0 if self.state.closed else self.cold.disk_bytes()
             return replace(
                 self.counts,
@@ -509,14 +509,14 @@ class TieredStorage:
                 rows_waiting=waiting,
                 bytes_hot=self.hot_tables.nbytes,
                 bytes_cold=disk_bytes,
-                places={**places, DISK: Place(max(0, self.size - hot - waiting), 0, disk_bytes)},
+                tiers={**tiers, DISK: TierSize(max(0, self.size - hot - waiting), 0, disk_bytes)},
             )
 
 
-def _places(hot_tables: HotTables) -> dict[str, Place]:
+def _tier_sizes(hot_tables: HotTables) -> dict[str, TierSize]:
     """Return what is hot in each memory, by its name."""
-    found: dict[str, Place] = {}
+    found: dict[str, TierSize] = {}
     for table in hot_tables.tables:
-        name = HOST if table.there is None else table.there.device
-        found[name] = found.get(name, Place()) + Place(table.size, table.capacity_rows, table.nbytes)
+        name = HOST if table.device_rows is None else table.device_rows.device
+        found[name] = found.get(name, TierSize()) + TierSize(table.size, table.capacity_rows, table.nbytes)
     return found

@@ -14,7 +14,7 @@ from kvemb.torch.bags import Bags, Keys, bags_of, keys_of
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_mode, check_names
 from kvemb.torch.pooling import Pooling, Prepared
-from kvemb.torch.weights import Place
+from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
@@ -60,10 +60,10 @@ class EmbeddingBagCollection(RowsModule):
             name: [feature for feature, table in features.items() if table == name] for name in self.tables
         }
 
-    def places(self) -> dict[str, Place]:
+    def destinations(self) -> dict[str, Destination]:
         """Return where a weight of each table goes: of a torch.nn.ModuleDict, or torchrec's collection."""
-        by_table = {f"{name}.weight": Place(variable) for name, variable in self.tables.items()}
-        return by_table | {f"embedding_bags.{name}": place for name, place in by_table.items()}
+        by_table = {f"{name}.weight": Destination(variable) for name, variable in self.tables.items()}
+        return by_table | {f"embedding_bags.{name}": destination for name, destination in by_table.items()}
 
     @torch.compiler.disable
     def forward(self, inputs: Any) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from kvemb.torch.bags import keys_where_they_are
 from kvemb.torch.lookups import Wanted, distinct, divide_gradient
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_names, check_norm, check_padding, clipped
-from kvemb.torch.weights import Place
+from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
@@ -55,9 +55,9 @@ class Embedding(RowsModule):
         """Values in a row."""
         return self.variable.dim
 
-    def places(self) -> dict[str, Place]:
+    def destinations(self) -> dict[str, Destination]:
         """Return where a weight of torch.nn.Embedding goes."""
-        return {"weight": Place(self.variable, self.padding_idx)}
+        return {"weight": Destination(self.variable, self.padding_idx)}
 
     @torch.compiler.disable
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from kvemb.torch.bags import bags_of
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_mode, check_names, check_norm, check_padding
 from kvemb.torch.pooling import Pooling, Prepared
-from kvemb.torch.weights import Place
+from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
@@ -56,9 +56,9 @@ class EmbeddingBag(RowsModule):
         """Values in a row."""
         return self.variable.dim
 
-    def places(self) -> dict[str, Place]:
+    def destinations(self) -> dict[str, Destination]:
         """Return where a weight of torch.nn.EmbeddingBag goes."""
-        return {"weight": Place(self.variable, self.pooling.padding)}
+        return {"weight": Destination(self.variable, self.pooling.padding)}
 
     @torch.compiler.disable
     def forward(

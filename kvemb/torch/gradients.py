@@ -64,7 +64,7 @@ class Pending:
 
     @property
     def owner(self) -> Owner | None:
-        """The optimizer that takes the steps, if there is one, or sets the rates of a fused module."""
+        """The optimizer that takes the steps, if device_rows is one, or sets the rates of a fused module."""
         return None if self._owner is None else self._owner()
 
     @owner.setter
@@ -126,7 +126,7 @@ def merged(gradients: list[Gradient]) -> list[Gradient]:
     done = []
     for variable, keys, values in joined(gradients):
         if isinstance(keys, torch.Tensor):
-            done.append(Gradient(variable, *_summed_there(keys, values)))
+            done.append(Gradient(variable, *_summed_on_device(keys, values)))
             continue
         distinct = Unique(as_keys(keys, variable.key_dtype))
         summed = values.new_zeros(len(distinct.keys), values.shape[1])
@@ -135,7 +135,7 @@ def merged(gradients: list[Gradient]) -> list[Gradient]:
     return done
 
 
-def _summed_there(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _summed_on_device(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same on a GPU, where index_add_ would add in any order: rows of equal keys side by side, then summed."""
     order = torch.argsort(keys, stable=True)
     distinct, counts = torch.unique_consecutive(keys[order], return_counts=True)

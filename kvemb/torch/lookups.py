@@ -40,8 +40,8 @@ def fitting(keys: Keys, variable: Variable) -> Keys:
     """
     if isinstance(keys, np.ndarray):
         return keys
-    there = inside(variable).hot_tables.there
-    if there is None or there.device != device_of(keys):
+    device_rows = inside(variable).hot_tables.device_rows
+    if device_rows is None or device_rows.device != device_of(keys):
         return keys.cpu().numpy()
     name, wanted = str(keys.dtype).removeprefix("torch."), variable.key_dtype
     if not np.can_cast(np.dtype(name), wanted, "safe"):

@@ -15,7 +15,7 @@ from kvemb.defaults import chosen
 from kvemb.store import Store
 from kvemb.torch.gradients import Pending
 from kvemb.torch.lookups import Wanted, fetch
-from kvemb.torch.weights import Place, take_weights
+from kvemb.torch.weights import Destination, take_weights
 from kvemb.variable import Variable
 
 # What the modules of torch.nn have, and programs that are ported read; the message says what to do.
@@ -136,7 +136,7 @@ class RowsModule(torch.nn.Module):
                     f"{found['point']}, before it: restore the checkpoint that belongs to it"
                 )
 
-    def places(self) -> dict[str, Place]:
+    def destinations(self) -> dict[str, Destination]:
         """Return where each weight goes, by its name in the state_dict of torch.nn's module."""
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ def _take_weights(
 ) -> None:
     """Make rows of the weights of torch.nn's modules in a state_dict, which load_state_dict has copied."""
     missing_keys, _, error_msgs = told
-    taken, lacking = take_weights(module.places(), state_dict, prefix, error_msgs)
+    taken, lacking = take_weights(module.destinations(), state_dict, prefix, error_msgs)
     if taken:
         missing_keys += lacking if strict else []
         state_dict[f"{prefix}_extra_state"] = module.get_extra_state()

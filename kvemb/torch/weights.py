@@ -13,7 +13,7 @@ from kvemb.variable import Variable
 _PIECE_ROWS = 65_536
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a weight goes. padding: a key that gets no row."""
 
     variable: Variable
@@ -21,25 +21,25 @@ class Place(NamedTuple):
 
 
 def take_weights(
-    places: dict[str, Place], state_dict: dict[str, Any], prefix: str, error_msgs: list[str]
+    destinations: dict[str, Destination], state_dict: dict[str, Any], prefix: str, error_msgs: list[str]
 ) -> tuple[bool, list[str]]:
     """Move weights out of a state_dict into variables.
 
-    places: by name in the module, which prefix precedes. error_msgs: gets what is wrong with a weight, which is then
-    not written. Returns whether there was a weight, and the names of those that no variable got. Raises what
+    destinations: by name in the module, which prefix precedes. error_msgs: gets what is wrong with a weight, which is
+    then not written. Returns whether there was a weight, and the names of those that no variable got. Raises what
     Variable.upsert raises.
     """
-    given = {name: state_dict.pop(prefix + name) for name in places if prefix + name in state_dict}
+    given = {name: state_dict.pop(prefix + name) for name in destinations if prefix + name in state_dict}
     for name, weight in given.items():
-        if problem := _problem(weight, places[name].variable):
+        if problem := _problem(weight, destinations[name].variable):
             error_msgs.append(f"{prefix}{name} {problem}")
         else:
-            _write(weight, places[name])
-    served = {id(places[name].variable) for name in given}
+            _write(weight, destinations[name])
+    served = {id(destinations[name].variable) for name in given}
     lacking: dict[int, str] = {}
-    for name, place in places.items():
-        if id(place.variable) not in served:
-            lacking.setdefault(id(place.variable), prefix + name)
+    for name, destination in destinations.items():
+        if id(destination.variable) not in served:
+            lacking.setdefault(id(destination.variable), prefix + name)
     return bool(given), list(lacking.values())
 
 
@@ -52,16 +52,16 @@ def _problem(weight: Any, variable: Variable) -> str | None:
     return None
 
 
-def _write(weight: torch.Tensor, place: Place) -> None:
+def _write(weight: torch.Tensor, destination: Destination) -> None:
     """Upsert a weight (n, dim), rounded to the variable's dtype, under the keys 0 to n - 1, but for the padding.
 
     The memory that it takes does not grow with n. Raises what Variable.upsert raises.
     """
-    variable = place.variable
+    variable = destination.variable
     wide = torch.float64 if variable.value_dtype.name == "float64" else torch.float32
     for start in range(0, len(weight), _PIECE_ROWS):
         piece = weight[start : start + _PIECE_ROWS].detach().to("cpu", wide)
         rows = piece.numpy().astype(variable.value_dtype, copy=False)
         keys = np.arange(start, start + len(rows))
-        kept = slice(None) if place.padding is None else keys != place.padding
+        kept = slice(None) if destination.padding is None else keys != destination.padding
         variable.upsert(keys[kept], rows[kept])

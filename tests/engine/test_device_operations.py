@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays_there import ArrayThere, DlpackOnly, there
+from arrays_on_device import ArrayOnDevice, DlpackOnly, there
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
@@ -85,10 +85,10 @@ def test_rows_in_three_tiers(opened: Any) -> None:
     assert below.size > 100
     assert var.size() > device.size + below.size
     assert not np.isin(device.keys(), below.keys()).any()
-    places = var.stats.places
-    assert (places["gpu:0"].rows, places["host"].rows) == (device.size, below.size)
-    assert (places["gpu:0"].cells, places["host"].cells) == (device.capacity_rows, below.capacity_rows)
-    assert sum(place.rows for place in places.values()) + var.stats.rows_waiting >= var.size()
+    tiers = var.stats.tiers
+    assert (tiers["gpu:0"].rows, tiers["host"].rows) == (device.size, below.size)
+    assert (tiers["gpu:0"].cells, tiers["host"].cells) == (device.capacity_rows, below.capacity_rows)
+    assert sum(tier.rows for tier in tiers.values()) + var.stats.rows_waiting >= var.size()
     assert f"{device.size} hot on gpu:0 in " in repr(var)
     assert f", {below.size} in the host's memory in " in repr(var)
     assert_equal(plain, var)
@@ -157,7 +157,7 @@ def test_bags_are_pooled_and_trained_on_the_gpu(
         pooled = kvemb.embedding_lookup_sparse(plain, ids, offsets, weights, combiner)
         on_gpu = None if weights is None else there(weights)
         got = kvemb.embedding_lookup_sparse(var, there(ids), there(offsets), on_gpu, combiner)
-        assert isinstance(got.values, ArrayThere)
+        assert isinstance(got.values, ArrayOnDevice)
         assert got.values.array.tobytes() == pooled.values.tobytes()
         grads = chance.normal(size=pooled.shape).astype(np.float32)
         pooled.apply_gradients(grads)
@@ -193,7 +193,7 @@ def test_rows_of_ids_are_looked_up_trained_and_written_back_on_the_gpu(opened: A
     ("call", "error", "said"),
     [
         (lambda here, var: here.lookup(there([1])), TypeError, "are in the host's memory: pass arrays in the host's"),
-        (lambda here, var: var.lookup(ArrayThere(np.array([1]), gpu=1)), TypeError, "on 'gpu:1', and the hot rows"),
+        (lambda here, var: var.lookup(ArrayOnDevice(np.array([1]), gpu=1)), TypeError, "on 'gpu:1', and the hot rows"),
         (lambda here, var: var.lookup(np.array([1]), out=there(np.ones((1, DIM)))), TypeError, "must be a NumPy"),
         (lambda here, var: var.upsert(there([1]), np.ones((1, DIM))), TypeError, "values must be an array on 'gpu:0'"),
         (lambda here, var: var.upsert([1], there(np.ones((1, DIM)))), TypeError, r"on a GPU; pass values.get\(\)"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays_there import OTHER_STREAM, ArrayThere, there
+from arrays_on_device import OTHER_STREAM, ArrayOnDevice, there
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
@@ -76,7 +76,7 @@ def train(one: kvemb.Variable, other: kvemb.Variable, seed: int, steps: int = 8,
         grads = chance.normal(size=(*keys.shape, DIM)).astype(np.float32)
         rows, exists = one.lookup(keys, True)
         got, flags = other.lookup(there(keys), True)
-        assert isinstance(got, ArrayThere)
+        assert isinstance(got, ArrayOnDevice)
         assert (got.shape, got.dtype, flags.dtype) == (rows.shape, rows.dtype, np.bool_)
         assert got.array.tobytes() == rows.tobytes()
         assert (flags.array == exists).all()

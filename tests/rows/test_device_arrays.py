@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays_there import OTHER_STREAM, ArrayThere, DlpackOnly, there
+from arrays_on_device import OTHER_STREAM, ArrayOnDevice, DlpackOnly, there
 
 from kvemb.rows.device_arrays import DEFAULT_STREAM, DeviceArray, device_of, empty_like, in_kind, read_array
 
@@ -14,7 +14,7 @@ F32 = np.dtype(np.float32)
 
 
 def imported(data: Any) -> Any:
-    return ArrayThere(data.array, stream=data.__dlpack__(stream=1))
+    return ArrayOnDevice(data.array, stream=data.__dlpack__(stream=1))
 
 
 class Interface:
@@ -31,14 +31,14 @@ def read(data: Any, shape: Any = None, dtype: Any = F32, **how: Any) -> DeviceAr
 def test_it_is_known_which_arrays_are_on_a_gpu():
     for here in (np.ones(3), np.float32(1), [1], (), 3, None, "no", np.ones(2).view(np.recarray)):
         assert device_of(here) is None
-    assert device_of(ArrayThere(np.ones(2), gpu=3)) == "gpu:3"
+    assert device_of(ArrayOnDevice(np.ones(2), gpu=3)) == "gpu:3"
     assert device_of(DlpackOnly(np.ones(2))) == "gpu:0"
     assert device_of(Interface(np.ones(2))) == "gpu"
 
 
 def test_an_array_is_read_where_it_is():
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
-    given = ArrayThere(rows)
+    given = ArrayOnDevice(rows)
     found = read(given, (2, 3))
     assert (found.address, found.shape, found.dtype) == (rows.ctypes.data, (2, 3), F32)
     assert (found.stream, found.owner, found.size, found.row_bytes) == (OTHER_STREAM, given, 6, 12)
@@ -63,7 +63,7 @@ def test_the_stream_is_the_default_one_unless_the_array_says_another():
 
 def test_axes_of_one_entry_may_have_any_stride():
     rows = np.arange(8, dtype=np.float32).reshape(4, 2)
-    assert read(ArrayThere(rows[:1])).shape == (1, 2)
+    assert read(ArrayOnDevice(rows[:1])).shape == (1, 2)
     assert read(Interface(rows[:, :1].copy(), strides=(4, 999))).shape == (4, 1)
 
 
@@ -72,8 +72,8 @@ def test_axes_of_one_entry_may_have_any_stride():
     [
         (there([1.0]), {}, TypeError, r"rows must be float32, got float64: .*rows.astype\('float32'\)"),
         (there([1.0], F32), {"shape": (2,)}, ValueError, r"rows must have shape \(2,\), got \(1,\)"),
-        (ArrayThere(np.ones((3, 2), F32)[:, :1]), {}, ValueError, "C-contiguous on a GPU; pass cupy.asc"),
-        (ArrayThere(np.ones((3, 2), F32).T), {}, ValueError, "C-contiguous"),
+        (ArrayOnDevice(np.ones((3, 2), F32)[:, :1]), {}, ValueError, "C-contiguous on a GPU; pass cupy.asc"),
+        (ArrayOnDevice(np.ones((3, 2), F32).T), {}, ValueError, "C-contiguous"),
         (Interface(np.ones(2, F32), data=(64, True)), {"written": True}, ValueError, "read-only"),
     ],
     ids=["dtype", "shape", "part", "turned", "read-only"],
@@ -85,10 +85,10 @@ def test_what_does_not_fit_is_refused(data, how, error, said):
 
 def test_an_answer_is_of_the_library_that_asked():
     def empty(shape: Any, dtype: Any) -> Any:
-        return ArrayThere(np.zeros(shape, dtype))
+        return ArrayOnDevice(np.zeros(shape, dtype))
 
     made = empty_like(DlpackOnly(np.ones(1)), (2, 3), F32, empty)
-    assert type(made) is ArrayThere
+    assert type(made) is ArrayOnDevice
     assert (made.shape, made.dtype) == ((2, 3), F32)
     assert in_kind(there([1]), made) is in_kind(Interface(np.ones(1)), made) is made
     taken = in_kind(DlpackOnly(np.ones(1)), made)

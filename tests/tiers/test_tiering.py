@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays_there import there
+from arrays_on_device import there
 from crashes import copy_of_open
 from cuda_devices import device_of
 from hypothesis import HealthCheck, settings

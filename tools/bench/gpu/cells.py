@@ -68,7 +68,7 @@ class _Filled:
 
     def __init__(self, table: Any, batch: int, calls: int) -> None:
         self._table, self._batch, self._calls = table, batch, calls
-        self._next, draw, there = 0, np.random.default_rng(0), table.there
+        self._next, draw, device_rows = 0, np.random.default_rng(0), table.device_rows
         self.row_bytes = table.schema.dim * 4
         stalled = 0
         while table.size < table.capacity_rows and stalled < 8:  # the last buckets to be full take long
@@ -77,11 +77,11 @@ class _Filled:
             stalled = 0 if table.size > before + table.capacity_rows // 1000 else stalled + 1
         keys = table.keys()
         chosen = [keys[draw.integers(0, len(keys), batch)] for _ in range(calls)]
-        self._keys = [there.array(each) for each in chosen]
+        self._keys = [device_rows.array(each) for each in chosen]
         self._places = [draw.integers(0, len(keys), batch) for _ in range(calls)]
         rows: Floats = np.empty((batch, table.schema.dim), np.float32)
-        self._out, self._source = there.array(rows), there.array(rows)
-        self._positions = there.array(draw.permutation(batch))
+        self._out, self._source = device_rows.array(rows), device_rows.array(rows)
+        self._positions = device_rows.array(draw.permutation(batch))
 
     def _rows(self, count: int) -> Any:
         """Return new rows, whose scores are higher than those before."""
@@ -94,23 +94,23 @@ class _Filled:
 
     def find(self, run: int) -> None:
         """Find each batch."""
-        there = self._table.there
-        out = there.given(self._out)
+        device_rows = self._table.device_rows
+        out = device_rows.given(self._out)
         for keys in self._keys:
-            given = there.given(keys)
-            with there.on(given):
-                if len(there.lookup(given, out, None, None, 0.0).keys):
+            given = device_rows.given(keys)
+            with device_rows.on(given):
+                if len(device_rows.lookup(given, out, None, None, 0.0).keys):
                     raise AssertionError("a key was not found, so the measurement is not valid")
 
     def copy(self, run: int) -> None:
         """Copy as many rows, each from a random place."""
-        cells, there = self._table.cells, self._table.there
-        given, out, chosen = (there.given(each) for each in (self._source, self._out, self._positions))
-        with there.on(given):
+        cells, device_rows = self._table.cells, self._table.device_rows
+        given, out, chosen = (device_rows.given(each) for each in (self._source, self._out, self._positions))
+        with device_rows.on(given):
             for _ in range(self._calls):
                 arguments = given.address, chosen.address, self._batch, self.row_bytes, cells.unit, out.address
                 cells.run_plain("take_rows", 32 * self._batch, *arguments)
-        there.finish()
+        device_rows.finish()
 
     def insert_rates(self, runs: int) -> Iterator[float]:
         """Yield keys a second of each run. New rows are put on the GPU before it."""

@@ -49,9 +49,9 @@ def measure(
 
 def rows_there(var: kvemb.Variable) -> Any:
     """Return the rows of a variable on a GPU, beside which it places arrays."""
-    if (there := var.tables[0].there) is None:
+    if (device_rows := var.tables[0].device_rows) is None:
         raise AssertionError(f"the rows of {var.devices} are not in a GPU's memory")
-    return there
+    return device_rows
 
 
 def _loaded(store: kvemb.Store, name: str, device: str, rows: int, dim: int) -> kvemb.Variable:

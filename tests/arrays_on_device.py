@@ -13,7 +13,7 @@ import numpy as np
 OTHER_STREAM = 4242
 
 
-class ArrayThere:
+class ArrayOnDevice:
     """An array as CuPy's are. stream: on which it may be used."""
 
     def __init__(self, array: Any, *, stream: int = OTHER_STREAM, gpu: int = 0) -> None:
@@ -64,6 +64,6 @@ class DlpackOnly:
         return DlpackOnly(given.array)
 
 
-def there(array: Any, dtype: Any = None, *, stream: int = OTHER_STREAM) -> ArrayThere:
+def there(array: Any, dtype: Any = None, *, stream: int = OTHER_STREAM) -> ArrayOnDevice:
     """Return a copy of an array, as one on the GPU."""
-    return ArrayThere(np.array(array, dtype), stream=stream)
+    return ArrayOnDevice(np.array(array, dtype), stream=stream)
