@@ -28,9 +28,9 @@ class ArrayRows:
     """contracts.DeviceRows. device: its name."""
 
     def __init__(self, cells: Cells, device: str) -> None:
-        self.device, self._cells, self._rooms = device, cells, cells.rooms
-        self._count, self._room = 0, "cells"  # of find(): how many keys, and the room with their cells
-        # The keys of a lookup that found them all, whose cells are in the room "kept", and the moves of rows before it.
+        self.device, self._cells, self._buffers = device, cells, cells.buffers
+        self._count, self._buffer = 0, "cells"  # of find(): how many keys, and the buffer with their cells
+        # The keys of a lookup that found them all, whose cells are in the buffer "kept"; moves of rows before it.
         self._kept: tuple[Any, int] = None, 0
 
     def on(self, *arrays: DeviceArray) -> AbstractContextManager[None]:
@@ -60,7 +60,7 @@ class ArrayRows:
 
     def finish(self) -> None:
         """See contracts.DeviceRows."""
-        self._cells.queue.download(np.empty(1, np.int64), self._rooms.of("count", 8))
+        self._cells.queue.download(np.empty(1, np.int64), self._buffers.of("count", 8))
 
     # Arrays.
 
@@ -75,7 +75,7 @@ class ArrayRows:
         """See contracts.DeviceRows."""
         found = np.empty((len(positions), *array.shape[1:]), array.dtype)
         if found.size:
-            taken = self._rooms.of("taken", found.nbytes)
+            taken = self._buffers.of("taken", found.nbytes)
             self._by_position("take_rows", array.address, positions, array.row_bytes, taken)
             self._cells.queue.download(found, taken)
         return found
@@ -83,10 +83,12 @@ class ArrayRows:
     def spread(self, array: DeviceArray, positions: Positions, rows: npt.NDArray[Any]) -> None:
         """See contracts.DeviceRows."""
         if rows.size:
-            self._by_position("spread_rows", self._rooms.put("taken", rows), positions, array.row_bytes, array.address)
+            self._by_position(
+                "spread_rows", self._buffers.put("taken", rows), positions, array.row_bytes, array.address
+            )
 
     def _by_position(self, kernel: str, given: int, positions: Positions, nbytes: int, to: int) -> None:
-        chosen = self._rooms.put("chosen", positions)
+        chosen = self._buffers.put("chosen", positions)
         threads = WARP * len(positions)
         self._cells.run_plain(kernel, threads, given, chosen, len(positions), nbytes, unit_of(nbytes, given, to), to)
 
@@ -97,8 +99,8 @@ class ArrayRows:
     ) -> Missing:
         """See contracts.DeviceRows."""
         flags = NULL if exists is None else exists.address
-        room = "kept" if keys.unchanging else "cells"
-        missing = self._found(keys, cells=room, out=out.address, exists=flags, rule=rule, now=now)
+        buffer = "kept" if keys.unchanging else "cells"
+        missing = self._found(keys, cells=buffer, out=out.address, exists=flags, rule=rule, now=now)
         if keys.unchanging:
             self._kept = (None if len(missing.keys) else keys.owner), self._cells.moves
         return missing
@@ -113,25 +115,25 @@ class ArrayRows:
         shape, dtype = (keys.size,), np.dtype(np.int64)
         if keys.dtype.itemsize == KEY_BYTES:
             return DeviceArray(keys.address, shape, dtype, keys.stream, keys.owner)
-        room = self._rooms.of("keys", KEY_BYTES * keys.size)
-        self._cells.run_plain("widen_keys", keys.size, keys.address, keys.size, room)
-        return DeviceArray(room, shape, dtype, keys.stream, None)
+        buffer = self._buffers.of("keys", KEY_BYTES * keys.size)
+        self._cells.run_plain("widen_keys", keys.size, keys.address, keys.size, buffer)
+        return DeviceArray(buffer, shape, dtype, keys.stream, None)
 
     def pool(self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.DeviceRows."""
         n = len(keys)
-        count = self._cells.find(self._rooms.put("keys", keys), n, rule=rule, now=now)
+        count = self._cells.find(self._buffers.put("keys", keys), n, rule=rule, now=now)
         missing = self._cells.missing(count)
-        self._cells.pool(self._rooms.of("cells", 8 * n), n, bags, NULL, NULL, out.address)
+        self._cells.pool(self._buffers.of("cells", 8 * n), n, bags, NULL, NULL, out.address)
         return missing
 
     def row_gradients(self, sums: Sums, bag_of: Positions, bags: Bags, grads: DeviceArray, out: DeviceArray) -> None:
         """See contracts.DeviceRows."""
-        rooms, count, dim = self._rooms, len(sums.first), self._cells.schema.dim
-        first, following = rooms.put("first", sums.first), rooms.put("following", sums.following)
-        of_keys = rooms.put("at", bag_of)
+        buffers, count, dim = self._buffers, len(sums.first), self._cells.schema.dim
+        first, following = buffers.put("first", sums.first), buffers.put("following", sums.following)
+        of_keys = buffers.put("at", bag_of)
         weights, divisors = (
-            rooms.put(name, each) if len(each) else NULL
+            buffers.put(name, each) if len(each) else NULL
             for name, each in (("weights", bags.weights), ("divisors", bags.divisors))
         )
         arguments = first, following, of_keys, count, weights, divisors, grads.address, dim, out.address
@@ -144,16 +146,16 @@ class ArrayRows:
         """See contracts.DeviceRows."""
         owner, moves = self._kept
         known = keys.unchanging and keys.owner is owner and moves == self._cells.moves
-        self._count, self._room = keys.size, "kept" if known else "cells"
+        self._count, self._buffer = keys.size, "kept" if known else "cells"
         return _NONE if known else self._found(keys)
 
     @property
     def _found_cells(self) -> int:
-        return self._rooms.of(self._room, 8 * self._count)
+        return self._buffers.of(self._buffer, 8 * self._count)
 
     def only(self, chosen: DeviceArray) -> None:
         """See contracts.DeviceRows."""
-        assert self._room != "kept", "a later step needs all of them"
+        assert self._buffer != "kept", "a later step needs all of them"
         self._cells.run_plain("leave_out", self._count, self._found_cells, self._count, chosen.address)
 
     def assign(self, values: DeviceArray, step: int) -> None:
@@ -168,7 +170,7 @@ class ArrayRows:
         """See contracts.DeviceRows. Entries of a cell are chained in the order of the batch, which a stable sort keeps;
         the first of them does the step.
         """
-        heads, following, sum_at = self._chained(everywhere=formulas.uses_rooms(optimizer.formulas)[0])
+        heads, following, sum_at = self._chained(everywhere=formulas.uses_buffers(optimizer.formulas)[0])
         sums = NULL, following, sum_at
         self._cells.step(optimizer.formulas, optimizer, heads, self._count, grads.address, sums, step, count)
 
@@ -181,8 +183,8 @@ class ArrayRows:
 
         everywhere: every cell has a sum, not only those of several entries.
         """
-        rooms, n = self._rooms, self._count
-        heads, following, sum_at = (rooms.of(name, 8 * n) for name in ("heads", "following", "sum_at"))
+        buffers, n = self._buffers, self._count
+        heads, following, sum_at = (buffers.of(name, 8 * n) for name in ("heads", "following", "sum_at"))
         if n:
             cells = self._found_cells
             order = self._cells.ordered(cells, n)

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvemb.backends.cuda import formulas, source
 from kvemb.backends.cuda.device import Device
-from kvemb.backends.cuda.memory import Chunks, Rooms
+from kvemb.backends.cuda.memory import Buffers, Chunks
 from kvemb.backends.cuda.queue import Queue
 from kvemb.optimizers import Optimizer
 from kvemb.optimizers.formula import Function
@@ -31,7 +31,7 @@ _MOVING = frozenset({"insert", "remove_cells", "clear", "split", "merge"})
 
 class Inserted(NamedTuple):
     """What insert() has done. fresh: how many cells were taken; waiting: rows that found no room; leaving: rows that
-    left, which are in a room at `left` with this pitch, and at left_at the positions of the rows that they left for.
+    left, which are in a buffer at `left` with this pitch, and at left_at the positions of the rows that they left for.
     """
 
     fresh: int
@@ -45,14 +45,14 @@ class Inserted(NamedTuple):
 class Cells:
     """The cells of a table of at most most_buckets buckets; there are none at first.
 
-    unit: how many bytes of an embedding are copied at a time; rooms: buffers for the inputs and outputs of a call.
+    unit: how many bytes of an embedding are copied at a time; buffers: for the inputs and outputs of a call.
     moves: how often rows may have come, left or moved, so that a key's cell may be another.
     """
 
     def __init__(self, device: Device, schema: Schema, most_buckets: int) -> None:
         self.schema, self.queue = schema, Queue(device)
         self.chunks = Chunks(self.queue, schema, most_buckets)
-        self.rooms = Rooms(self.queue)
+        self.buffers = Buffers(self.queue)
         self.value_bytes = schema.dim * schema.value_dtype.itemsize
         self.unit = unit_of(self.value_bytes, schema.row_bytes)
         self.moves = 0
@@ -85,50 +85,50 @@ class Cells:
         rule: ScoreRule | None = None,
         now: float = 0.0,
     ) -> int:
-        """Find n keys, whose cells are then in the room `cells`; return how many are not there.
+        """Find n keys, whose cells are then in the buffer `cells`; return how many are not there.
 
-        Positions of those are in the room "missing", in any order. See the kernel for at, out and exists; rule and now
+        Their positions are in the buffer "missing", in any order. See the kernel for at, out and exists; rule and now
         as in HotTable.lookup.
         """
-        rooms = self.rooms
+        buffers = self.buffers
         if not n:
             return 0
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
-        misses = rooms.zeros("count", 1)
+        misses = buffers.zeros("count", 1)
         self.run(
-            "find", WARP * n, keys, n, at, rooms.of(cells, 8 * n), out, self.value_bytes, self.unit, exists, how,
-            float(now), misses, rooms.of("missing", 8 * n),
+            "find", WARP * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self.unit, exists, how,
+            float(now), misses, buffers.of("missing", 8 * n),
         )  # fmt: skip
-        return int(rooms.get(misses, 1, np.int64)[0])
+        return int(buffers.get(misses, 1, np.int64)[0])
 
     def missing(self, count: int) -> Positions:
         """Return the positions of so many missing keys, ascending."""
         if not count:
             return NO_POSITIONS
-        return np.sort(self.rooms.get(self.rooms.of("missing", 8 * count), count, np.int64))
+        return np.sort(self.buffers.get(self.buffers.of("missing", 8 * count), count, np.int64))
 
     def ordered(self, cells: int, n: int) -> int:
         """Return the address of the positions that sort cells, stably."""
-        order = self.rooms.of("order", 8 * n)
+        order = self.buffers.of("order", 8 * n)
         self.queue.order(cells, n, order)
         return order
 
     def insert(self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool) -> Inserted:
-        """Insert n rows that are in a room (Rooms.for_rows). See the kernel for the rest.
+        """Insert n rows that are in a buffer (Buffers.for_rows). See the kernel for the rest.
 
-        Positions of rows without room are in the room "missing", in any order; there are none if evicting.
+        Positions of rows without room are in the buffer "missing", in any order; there are none if evicting.
         """
-        rooms = self.rooms
-        numbers, order = rooms.of("numbers", 8 * n), rooms.of("order", 8 * n)
-        left, left_pitch = rooms.for_rows("left", self.schema, n if evicting else 0)
-        left_at, counts = rooms.of("left_at", 8 * n), rooms.zeros("count", 3)
-        self.run("bucket_numbers", n, given, n, numbers)  # keys are a room's first column
+        buffers = self.buffers
+        numbers, order = buffers.of("numbers", 8 * n), buffers.of("order", 8 * n)
+        left, left_pitch = buffers.for_rows("left", self.schema, n if evicting else 0)
+        left_at, counts = buffers.of("left_at", 8 * n), buffers.zeros("count", 3)
+        self.run("bucket_numbers", n, given, n, numbers)  # keys are a buffer's first column
         self.queue.order(numbers, n, order)
         self.run(
             "insert", WARP * n, order, numbers, n, given, pitch, int(by_score), int(evicting), int(clean_too),
-            counts, counts + 8, rooms.of("missing", 8 * n), counts + 16, left, left_pitch, left_at,
+            counts, counts + 8, buffers.of("missing", 8 * n), counts + 16, left, left_pitch, left_at,
         )  # fmt: skip
-        fresh, waiting, leaving = rooms.get(counts, 3, np.int64).tolist()
+        fresh, waiting, leaving = buffers.get(counts, 3, np.int64).tolist()
         return Inserted(fresh, waiting, leaving, left, left_pitch, left_at)
 
     # Embeddings of n cells; entries < 0 are skipped.
@@ -148,18 +148,18 @@ class Cells:
 
     def pool(self, cells: int, n: int, bags: Bags, at: int, beside: int, out: int) -> None:
         """Write the pooled rows of bags of n keys to out. at, beside: addresses of kvemb.rows.bags.Beside, or null."""
-        rooms, count, dim = self.rooms, bags.bag_count, self.schema.dim
+        buffers, count, dim = self.buffers, bags.bag_count, self.schema.dim
         program = source.values_source(self.schema)
         weights, divisors = (
-            rooms.put(name, each) if len(each) else NULL
+            buffers.put(name, each) if len(each) else NULL
             for name, each in (("weights", bags.weights), ("divisors", bags.divisors))
         )
         scales = NULL
         if np.isfinite(bags.most_norm) and n:
-            scales = rooms.of("scales", 8 * n)
+            scales = buffers.of("scales", 8 * n)
             clipping = cells, n, at, beside, dim, float(bags.most_norm), weights, scales
             self.queue.run(program, "clip_scales", n, *self.table(), *clipping)
-        offsets = rooms.put("offsets", bags.offsets)
+        offsets = buffers.put("offsets", bags.offsets)
         arguments = cells, at, beside, dim, offsets, count, weights, divisors, scales, out
         self.queue.run(program, "pool", WARP * count, *self.table(), *arguments)
 
@@ -167,7 +167,7 @@ class Cells:
         """Return the addresses of the positions and the rows beside the table, null for none."""
         if beside is None:
             return NULL, NULL
-        return self.rooms.put("at", beside.at), self.rooms.put("old", beside.values)
+        return self.buffers.put("at", beside.at), self.buffers.put("old", beside.values)
 
     def step(
         self,
@@ -185,18 +185,18 @@ class Cells:
         sums: the addresses of first and following (kvemb.rows.hashing.Sums), and of the places where sums go, null for
         the cells' own; first null: row i for cell i; following null: none has a second row.
         """
-        schema, rooms = self.schema, self.rooms
+        schema, buffers = self.schema, self.buffers
         if not n:
             return
         first, following, sum_at = sums
-        copies, wide = formulas.uses_rooms(functions)
+        copies, wide = formulas.uses_buffers(functions)
         row_bytes = schema.dim * schema.slot_dtype.itemsize
         summed = n if copies or not sum_at else n // 2 + 1
         self.queue.run(
             source.step_source(functions, tuple(slot.name for slot in optimizer.slots), schema), "step", WARP * n,
             *self.table(), cells, n, grads, first, following,
-            rooms.of("sums", summed * row_bytes) if copies or following else NULL, sum_at,
-            rooms.of("wide", n * row_bytes) if wide else NULL,
+            buffers.of("sums", summed * row_bytes) if copies or following else NULL, sum_at,
+            buffers.of("wide", n * row_bytes) if wide else NULL,
             schema.dim, step, float(count), *schema.slot_columns[:-1], *self._numbers(functions, optimizer),
         )  # fmt: skip
 
@@ -204,8 +204,8 @@ class Cells:
         """Set the slots of n cells that follow the embedding; see contracts.HotTable."""
         if optimizer.match is not None and n:
             # Every cell has the one gradient there is, of zeros.
-            zeros = self.rooms.zeros("gradient", -(-self.schema.dim * self.schema.slot_dtype.itemsize // 8))
-            first = self.rooms.zeros("first", n)
+            zeros = self.buffers.zeros("gradient", -(-self.schema.dim * self.schema.slot_dtype.itemsize // 8))
+            first = self.buffers.zeros("first", n)
             self.step((optimizer.match,), optimizer, cells, n, zeros, (first, NULL, NULL), step, 0)
 
     def _numbers(self, functions: tuple[Function, ...], optimizer: Optimizer) -> Iterator[Any]:
@@ -214,7 +214,7 @@ class Cells:
             tables = read_formula(function).tables
             for name, number in optimizer.numbers(function, self.schema.slot_dtype).items():
                 if name in tables:
-                    yield from (self.rooms.put_once(f"{name} {place}", number), len(number))
+                    yield from (self.buffers.put_once(f"{name} {place}", number), len(number))
                 else:
                     yield number
 

@@ -145,7 +145,7 @@ def source_of(functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
 
     slots: names of all slots of a row. After the parameters that every one has come each slot's column, and each
     formula's numbers in order; a table is followed by its length. Value and Slot are the dtypes of embeddings and
-    slots; sums_ and wide_ have room for n rows each, if uses_rooms says so. Raises TypeError for a formula that assigns
+    slots; sums_ and wide_ have n rows each, if uses_buffers says so. Raises TypeError for a formula that assigns
     a name twice.
     """
     formulas = [read(function) for function in functions]
@@ -171,8 +171,8 @@ def source_of(functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
     )
 
 
-def uses_rooms(functions: tuple[Function, ...]) -> tuple[bool, bool]:
-    """Return whether a kernel of these formulas always needs its room for sums, and whether it needs that for wide
+def uses_buffers(functions: tuple[Function, ...]) -> tuple[bool, bool]:
+    """Return whether a kernel of these formulas always needs its buffer for sums, and whether it needs that for wide
     embeddings."""
     formulas = [read(function) for function in functions]
     return any("g" in formula.sets for formula in formulas), _is_wide(formulas)

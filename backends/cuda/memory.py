@@ -1,4 +1,4 @@
-"""Device memory of a hot table: the chunks of its buckets, and rooms, buffers for the inputs and outputs of a call.
+"""Device memory of a hot table: the chunks of its buckets, and buffers for the inputs and outputs of a call.
 
 cells.cu describes the layout of a bucket, and of rows outside buckets. Not thread-safe: the table's caller locks.
 """
@@ -67,40 +67,40 @@ def chunk_shift(most_buckets: int) -> int:
     return max(0, (most_buckets - 1).bit_length() - MOST_CHUNKS_BIT)
 
 
-class Rooms:
+class Buffers:
     """Buffers in device memory by name. Each grows to the largest request and is never shrunk."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._kept: dict[str, Any] = {}
-        self._rooms: dict[str, tuple[Memory, int]] = {}
+        self._buffers: dict[str, tuple[Memory, int]] = {}
 
     def of(self, name: str, nbytes: int) -> int:
-        """Return the address of a room of at least nbytes, whose contents are undefined."""
-        memory, size = self._rooms.get(name, (None, 0))
+        """Return the address of a buffer of at least nbytes, whose contents are undefined."""
+        memory, size = self._buffers.get(name, (None, 0))
         if memory is None or size < nbytes:
-            self._rooms.pop(name, None)
+            self._buffers.pop(name, None)
             memory = None  # freed before the next one is made
             size = max(256, nbytes + nbytes // 4 if size else nbytes)
             memory = self._queue.allocate(size)
-            self._rooms[name] = memory, size
+            self._buffers[name] = memory, size
         return memory.address
 
     def put(self, name: str, array: Any) -> int:
-        """Copy an array to a room; return its address."""
+        """Copy an array to a buffer; return its address."""
         address = self.of(name, array.nbytes)
         if array.nbytes:
             self._queue.upload(address, np.ascontiguousarray(array))
         return address
 
     def zeros(self, name: str, count: int) -> int:
-        """Return the address of a room with so many 8-byte zeros."""
+        """Return the address of a buffer with so many 8-byte zeros."""
         address = self.of(name, 8 * count)
         self._queue.zero(address, 8 * count)
         return address
 
     def put_once(self, name: str, array: Any) -> int:
-        """The same as put(), without a copy where the room has the array's numbers already. Only for this room."""
+        """The same as put(), without a copy where the buffer has the array's numbers already. Only for this buffer."""
         if name not in self._kept or not np.array_equal(self._kept[name], array):
             self._kept[name] = array.copy()
             self.put(name, array)
@@ -116,12 +116,12 @@ class Rooms:
     # Rows, as columns with a pitch.
 
     def for_rows(self, name: str, schema: Schema, rows: int) -> tuple[int, int]:
-        """Return the address of a room for so many rows, and their pitch."""
+        """Return the address of a buffer for so many rows, and their pitch."""
         pitch = -(-max(1, rows) // PITCH) * PITCH
         return self.of(name, pitch * RowBlock.bytes_per_row(schema)), pitch
 
     def put_rows(self, name: str, rows: RowBlock) -> tuple[int, int]:
-        """Copy rows to a room; return its address, and their pitch."""
+        """Copy rows to a buffer; return its address, and their pitch."""
         address, pitch = self.for_rows(name, rows.schema, len(rows))
         for column, at in zip(_columns(rows), _places(address, pitch, rows.schema), strict=True):
             if len(rows):
@@ -129,7 +129,7 @@ class Rooms:
         return address, pitch
 
     def get_rows(self, address: int, pitch: int, rows: RowBlock) -> None:
-        """Fill a block, whose columns are contiguous, with the first rows of a room."""
+        """Fill a block, whose columns are contiguous, with the first rows of a buffer."""
         for column, at in zip(_columns(rows), _places(address, pitch, rows.schema), strict=True):
             if len(rows):
                 self._queue.download(column, at)

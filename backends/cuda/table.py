@@ -57,7 +57,7 @@ class CudaTable:
         first = max(1, -(-capacity_rows // CELLS))
         most = max(first, max_capacity_rows // CELLS)
         self._schema, self.cells = schema, Cells(type(self).open_device(name), schema, most)
-        self._chunks, self._rooms, self._queue = self.cells.chunks, self.cells.rooms, self.cells.queue
+        self._chunks, self._buffers, self._queue = self.cells.chunks, self.cells.buffers, self.cells.queue
         self._there = ArrayRows(self.cells, name)
         self._value_bytes, self._unit, self._run = self.cells.value_bytes, self.cells.unit, self.cells.run
         self.size = 0
@@ -115,19 +115,19 @@ class CudaTable:
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
         self._find(keys)
-        found: Positions = self._rooms.get(self._rooms.of("cells", 8 * len(keys)), len(keys), np.int64)
+        found: Positions = self._buffers.get(self._buffers.of("cells", 8 * len(keys)), len(keys), np.int64)
         return found
 
     def _find(
         self, keys: Keys, at: int = NULL, out: int = NULL, rule: ScoreRule | None = None, now: float = 0.0
     ) -> Positions:
-        """Find keys, whose cells are then in the room "cells". Returns the positions of those that are not there."""
-        count = self.cells.find(self._rooms.put("keys", keys), len(keys), at=at, out=out, rule=rule, now=now)
+        """Find keys, whose cells are then in the buffer "cells". Returns the positions of those that are not there."""
+        count = self.cells.find(self._buffers.put("keys", keys), len(keys), at=at, out=out, rule=rule, now=now)
         return self.cells.missing(count)
 
     def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
         """See contracts.HotTable."""
-        found = self._rooms.of("out", self._value_bytes * len(keys))
+        found = self._buffers.of("out", self._value_bytes * len(keys))
         missing = self._find(keys, out=found, rule=rule, now=now)
         self._take_out(found, out, np.delete(np.arange(len(keys)), missing) if len(missing) else None)
         return missing
@@ -148,18 +148,18 @@ class CudaTable:
         self, keys: Keys, bags: Bags, beside: Beside | None, out: Any, rule: ScoreRule | None, now: float
     ) -> Positions:
         """See contracts.HotTable."""
-        pooled, n = self._rooms.of("out", self._value_bytes * bags.bag_count), len(keys)
+        pooled, n = self._buffers.of("out", self._value_bytes * bags.bag_count), len(keys)
         at, values = self.cells.put_beside(beside)
         missing = self._find(keys, at=at, rule=rule, now=now)
-        self.cells.pool(self._rooms.of("cells", 8 * n), n, bags, at, values, pooled)
+        self.cells.pool(self._buffers.of("cells", 8 * n), n, bags, at, values, pooled)
         self._take_out(pooled, out, None)
         return missing
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
         missing = self._find(keys)
-        cells = self._rooms.of("cells", 8 * len(keys))
-        self.cells.assign(cells, self._rooms.put("values", values), len(keys), step)
+        cells = self._buffers.of("cells", 8 * len(keys))
+        self.cells.assign(cells, self._buffers.put("values", values), len(keys), step)
         return missing
 
     def insert(
@@ -201,15 +201,15 @@ class CudaTable:
         """Insert rows. Returns the positions of rows without room (none if evicting), and the rows evicted."""
         if not len(rows):
             return NO_POSITIONS, RowBlock(self._schema, 0)
-        given, pitch = self._rooms.put_rows("rows", rows)
+        given, pitch = self._buffers.put_rows("rows", rows)
         done = self.cells.insert(given, pitch, len(rows), by_score=by_score, clean_too=clean_too, evicting=evicting)
         self.size += done.fresh
         return self.cells.missing(done.waiting), self._take_left(done.leaving, done.left, done.pitch, done.left_at)
 
     def _take_left(self, count: int, left: int, pitch: int, left_at: int) -> RowBlock:
         """Return the rows that left, in the order of what they left for."""
-        rows, at = RowBlock(self._schema, count), self._rooms.get(left_at, count, np.int64)
-        self._rooms.get_rows(left, pitch, rows)
+        rows, at = RowBlock(self._schema, count), self._buffers.get(left_at, count, np.int64)
+        self._buffers.get_rows(left, pitch, rows)
         return rows.select(np.argsort(at))
 
     def keys(self) -> Keys:
@@ -238,38 +238,40 @@ class CudaTable:
 
     def read(self, cells: Positions) -> RowBlock:
         """See contracts.HotTable."""
-        rooms, rows = self._rooms, RowBlock(self._schema, len(cells))
+        buffers, rows = self._buffers, RowBlock(self._schema, len(cells))
         for start in range(0, len(cells), PART_ROWS):
             stop = min(start + PART_ROWS, len(cells))
-            room, pitch = rooms.for_rows("rows", self._schema, stop - start)
+            buffer, pitch = buffers.for_rows("rows", self._schema, stop - start)
             n = stop - start
-            self._run("read_rows", WARP * n, rooms.put("cells", cells[start:stop]), n, room, pitch)
-            rooms.get_rows(room, pitch, rows.part(start, stop))
+            self._run("read_rows", WARP * n, buffers.put("cells", cells[start:stop]), n, buffer, pitch)
+            buffers.get_rows(buffer, pitch, rows.part(start, stop))
         return rows
 
     def put(self, cells: Positions, rows: RowBlock) -> None:
         """See contracts.HotTable."""
         if n := len(cells):
-            given = self._rooms.put_rows("rows", rows)
-            self._run("put_rows", WARP * n, self._rooms.put("cells", cells), n, *given)
+            given = self._buffers.put_rows("rows", rows)
+            self._run("put_rows", WARP * n, self._buffers.put("cells", cells), n, *given)
 
     def gather(self, cells: Positions, out: Any) -> None:
         """See contracts.HotTable."""
         if n := len(cells):
-            found = self._rooms.of("out", self._value_bytes * n)
-            self._run("gather", WARP * n, self._rooms.put("cells", cells), n, found, self._value_bytes, self._unit)
+            found = self._buffers.of("out", self._value_bytes * n)
+            self._run("gather", WARP * n, self._buffers.put("cells", cells), n, found, self._value_bytes, self._unit)
             chosen = np.flatnonzero(cells >= 0)
             self._take_out(found, out, None if len(chosen) == n else chosen)
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:
         """See contracts.HotTable."""
-        rooms = self._rooms
-        self.cells.assign(rooms.put("cells", cells), rooms.put("values", values), len(cells), step)
+        buffers = self._buffers
+        self.cells.assign(buffers.put("cells", cells), buffers.put("values", values), len(cells), step)
 
     def add(self, cells: Positions, old: Any, new: Any, step: int) -> None:
         """See contracts.HotTable."""
-        rooms = self._rooms
-        self.cells.add(rooms.put("cells", cells), rooms.put("old", old), rooms.put("values", new), len(cells), step)
+        buffers = self._buffers
+        self.cells.add(
+            buffers.put("cells", cells), buffers.put("old", old), buffers.put("values", new), len(cells), step
+        )
 
     def apply(
         self,
@@ -281,16 +283,19 @@ class CudaTable:
         count: int = 0,
     ) -> None:
         """See contracts.HotTable."""
-        rooms, first, following = self._rooms, NULL, NULL
+        buffers, first, following = self._buffers, NULL, NULL
         if sums is not None:
-            first = rooms.put("first", sums.first)
-            following = rooms.put("following", sums.following) if (sums.following >= 0).any() else NULL
-        given, places = (rooms.put("cells", cells), len(cells), rooms.put("values", grads)), (first, following, NULL)
+            first = buffers.put("first", sums.first)
+            following = buffers.put("following", sums.following) if (sums.following >= 0).any() else NULL
+        given, places = (
+            (buffers.put("cells", cells), len(cells), buffers.put("values", grads)),
+            (first, following, NULL),
+        )
         self.cells.step(optimizer.formulas, optimizer, *given, places, step, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         """See contracts.HotTable."""
-        self.cells.match(self._rooms.put("cells", cells), len(cells), optimizer, step)
+        self.cells.match(self._buffers.put("cells", cells), len(cells), optimizer, step)
 
     def scores(self, cells: Positions) -> Scores:
         """See contracts.HotTable."""
@@ -304,23 +309,23 @@ class CudaTable:
         """Return the keys (0), scores (1) or flags (2) of cells, which are all in use."""
         n = len(cells)
         outputs = [NULL, NULL, NULL]
-        outputs[number] = self._rooms.of("out", n * np.dtype(dtype).itemsize)
+        outputs[number] = self._buffers.of("out", n * np.dtype(dtype).itemsize)
         if n:
-            self._run("read_columns", n, self._rooms.put("cells", cells), n, *outputs)
-        return self._rooms.get(outputs[number], n, dtype)
+            self._run("read_columns", n, self._buffers.put("cells", cells), n, *outputs)
+        return self._buffers.get(outputs[number], n, dtype)
 
     def set_scores(self, cells: Positions, scores: Scores) -> None:
         """See contracts.HotTable."""
         if n := len(cells):
-            self._run("put_scores", n, self._rooms.put("cells", cells), n, self._rooms.put("values", scores))
+            self._run("put_scores", n, self._buffers.put("cells", cells), n, self._buffers.put("values", scores))
 
     def remove(self, cells: Positions) -> None:
         """See contracts.HotTable."""
         cells = np.unique(cells[cells >= 0])
         if n := len(cells):
-            used = self._rooms.zeros("count", 1)
-            self._run("remove_cells", n, self._rooms.put("cells", cells), n, used)
-            self.size -= int(self._rooms.get(used, 1, np.int64)[0])
+            used = self._buffers.zeros("count", 1)
+            self._run("remove_cells", n, self._buffers.put("cells", cells), n, used)
+            self.size -= int(self._buffers.get(used, 1, np.int64)[0])
 
     def clear(self) -> None:
         """See contracts.HotTable."""
@@ -346,7 +351,7 @@ class CudaTable:
 
     def shrink(self, cells: int, least_rows: int) -> RowBlock:
         """See contracts.HotTable."""
-        chunks, rooms = self._chunks, self._rooms
+        chunks, buffers = self._chunks, self._buffers
         floor = chunks.rounded(max(1, -(-least_rows // CELLS)))
         wanted = max(0, chunks.buckets - -(-cells // CELLS)) >> chunks.shift << chunks.shift
         least = min(max(wanted, floor), chunks.buckets)
@@ -354,11 +359,13 @@ class CudaTable:
         while buckets > least:  # level by level, as in grow()
             last = max(least, 1 << (buckets - 1).bit_length() - 1, buckets - PART_ROWS // CELLS)
             most = (buckets - last) * CELLS
-            room, pitch = rooms.for_rows("left", self._schema, most)
-            counts, left_at = rooms.zeros("count", 2), rooms.of("left_at", 8 * most)
-            self._run("merge", WARP * (buckets - last), last, counts, counts + 8, room, pitch, left_at, buckets=buckets)
-            gone, leaving = rooms.get(counts, 2, np.int64).tolist()
-            left.put(slice(count, count + leaving), self._take_left(leaving, room, pitch, left_at))
+            buffer, pitch = buffers.for_rows("left", self._schema, most)
+            counts, left_at = buffers.zeros("count", 2), buffers.of("left_at", 8 * most)
+            self._run(
+                "merge", WARP * (buckets - last), last, counts, counts + 8, buffer, pitch, left_at, buckets=buckets
+            )
+            gone, leaving = buffers.get(counts, 2, np.int64).tolist()
+            left.put(slice(count, count + leaving), self._take_left(leaving, buffer, pitch, left_at))
             count, buckets, self.size = count + leaving, last, self.size - gone
         chunks.resize(least)
         return left.part(0, count)
@@ -413,7 +420,7 @@ class CudaTable:
     def _change_flags(self, cells: Positions, where: int, *, keep: int, more: int = 0) -> None:
         """Flags of cells that have one of the bits `where` keep the bits `keep` and get the bits `more`."""
         if n := len(cells):
-            self._run("change_flags", n, self._rooms.put("cells", cells), n, where, keep & _ALL_FLAGS, more)
+            self._run("change_flags", n, self._buffers.put("cells", cells), n, where, keep & _ALL_FLAGS, more)
 
     def _all_bytes(self, column: int) -> Iterator[tuple[int, Any]]:
         """Yield the digests or the flags of all cells in parts, each with the bucket that it begins with."""
@@ -425,7 +432,7 @@ class CudaTable:
 
     def _bytes(self, column: int, start: int, stop: int) -> Any:
         count = (stop - start) * CELLS
-        room = self._rooms.of("out", count)
+        buffer = self._buffers.of("out", count)
         if count:
-            self._run("read_bytes", count, start, stop - start, column, room)
-        return self._rooms.get(room, count, np.uint8)
+            self._run("read_bytes", count, start, stop - start, column, buffer)
+        return self._buffers.get(buffer, count, np.uint8)

@@ -7,7 +7,7 @@ import pytest
 from cuda_devices import DEVICES, device_of
 from every_optimizer import EVERY, QUICK, SHAPES, assert_same
 
-from kvemb.backends.cuda.formulas import source_of, uses_rooms
+from kvemb.backends.cuda.formulas import source_of, uses_buffers
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.optimizers import LAMB, SGD, Adagrad, Adam, NAdam, Optimizer, RowWiseAdagrad
 from kvemb.optimizers.arithmetic import Elements
@@ -39,10 +39,10 @@ def test_lanes_wait_for_each_other_around_an_element_that_all_use():
 
 
 def test_rooms_are_for_gradients_that_change_and_for_embeddings_that_are_rounded_once():
-    assert uses_rooms(Adagrad().formulas) == (False, False)
-    assert uses_rooms(SGD(clip_value=1).formulas) == (True, False)
-    assert uses_rooms(SGD(weight_decay=0.1, decoupled=True).formulas) == (False, True)
-    assert uses_rooms(LAMB().formulas) == (True, True)
+    assert uses_buffers(Adagrad().formulas) == (False, False)
+    assert uses_buffers(SGD(clip_value=1).formulas) == (True, False)
+    assert uses_buffers(SGD(weight_decay=0.1, decoupled=True).formulas) == (False, True)
+    assert uses_buffers(LAMB().formulas) == (True, True)
 
 
 def test_a_table_comes_with_its_length():

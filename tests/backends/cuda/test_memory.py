@@ -1,4 +1,4 @@
-"""Chunks of buckets and rooms for a call, in the memory of a device."""
+"""Chunks of buckets and buffers for a call, in the memory of a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from cuda_on_cpu import CpuDevice
 
 from kvemb.backends.cuda.device import Memory
-from kvemb.backends.cuda.memory import Chunks, Rooms, bytes_per_cell, chunk_shift
+from kvemb.backends.cuda.memory import Buffers, Chunks, bytes_per_cell, chunk_shift
 from kvemb.backends.cuda.queue import Queue
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
@@ -64,26 +64,26 @@ def test_chunks_without_memory_for_more_are_as_they_were():
 
 def test_a_room_grows_and_is_kept():
     device = CountingDevice()
-    rooms = Rooms(Queue(device))
-    first = rooms.of("keys", 1000)
-    assert rooms.of("keys", 10) == rooms.put("keys", np.arange(100)) == first
-    rooms.of("keys", 2000)
+    buffers = Buffers(Queue(device))
+    first = buffers.of("keys", 1000)
+    assert buffers.of("keys", 10) == buffers.put("keys", np.arange(100)) == first
+    buffers.of("keys", 2000)
     assert device.sizes == [1000, 2500]
-    assert rooms.get(rooms.put("keys", np.arange(7)), 7, np.int64).tolist() == list(range(7))
-    assert rooms.get(rooms.zeros("count", 3), 3, np.int64).tolist() == [0, 0, 0]
-    assert rooms.put_once("table", np.arange(9)) == rooms.put_once("table", np.arange(9))
-    assert rooms.get(rooms.put_once("table", np.arange(9) + 1), 9, np.int64).tolist() == list(range(1, 10))
-    assert len(rooms.get(rooms.put("none", np.empty(0)), 0, np.float64)) == 0
+    assert buffers.get(buffers.put("keys", np.arange(7)), 7, np.int64).tolist() == list(range(7))
+    assert buffers.get(buffers.zeros("count", 3), 3, np.int64).tolist() == [0, 0, 0]
+    assert buffers.put_once("table", np.arange(9)) == buffers.put_once("table", np.arange(9))
+    assert buffers.get(buffers.put_once("table", np.arange(9) + 1), 9, np.int64).tolist() == list(range(1, 10))
+    assert len(buffers.get(buffers.put("none", np.empty(0)), 0, np.float64)) == 0
 
 
 def test_rows_are_columns_in_a_room():
-    rooms = Rooms(Queue(CpuDevice()))
+    buffers = Buffers(Queue(CpuDevice()))
     rows = RowBlock(SCHEMA, 21)
     rows.keys[:], rows.scores[:], rows.steps[:], rows.flags[:] = np.arange(21), 0.5, 7, 3
     rows.words[:] = np.arange(42).reshape(21, 2)
-    address, pitch = rooms.put_rows("rows", rows)
+    address, pitch = buffers.put_rows("rows", rows)
     assert pitch == 32
     got = RowBlock(SCHEMA, 21)
-    rooms.get_rows(address, pitch, got)
+    buffers.get_rows(address, pitch, got)
     for column in ("keys", "scores", "steps", "flags", "words"):
         np.testing.assert_array_equal(getattr(got, column), getattr(rows, column))

@@ -125,7 +125,7 @@ class _Filled:
             return work
 
         for _ in range(runs):
-            pieces = [cells.rooms.put_rows(f"rows {at}", self._rows(self._batch)) for at in range(self._calls)]
+            pieces = [cells.buffers.put_rows(f"rows {at}", self._rows(self._batch)) for at in range(self._calls)]
             ((taken,),) = take_timed_turns((insert(pieces),), 1)
             yield self._calls * self._batch / taken.wall
         if min(spent) < self._batch // 2:
