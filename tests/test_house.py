@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.tools": ROOT / "tools"}
 
-# The rooms of the core, from the ground up: a module of kvemb/ itself, or a folder. Each imports only what stands
+# The layers of the core, the lowest first: a module of kvemb/ itself, or a folder. Each imports only what stands
 # before it.
-ROOMS = " ".join(
+LAYERS = " ".join(
     [
         "errors checks handle signatures rows optimizers initializers seeding moment restrict options limits",
         "contracts registry stats store_state interrupts parallel meter",
@@ -32,7 +32,7 @@ ROOMS = " ".join(
         "opening scope offline pickling bulk __init__ torch cluster",
     ]
 ).split()
-# A variable says which store it is in: the one name of a room above, for annotations alone (TYPE_CHECKING).
+# A variable says which store it is in: the one name of a layer above, for annotations alone (TYPE_CHECKING).
 UPWARD = [("variable", "kvemb.store")]
 
 MOST_FILES = 26
@@ -54,8 +54,8 @@ def module_of(path: Path) -> str:
     raise ValueError(path)
 
 
-def room_of(module: str) -> str:
-    """The room that a module of the core is in."""
+def layer_of(module: str) -> str:
+    """The layer of a module of the core."""
     return "__init__" if module == "kvemb" else module.split(".")[1]
 
 
@@ -103,20 +103,20 @@ def top(module: str) -> str:
 # Layers.
 
 
-def test_every_room_of_the_core_has_a_floor():
-    assert sorted(ROOMS) == sorted({room_of(module_of(path)) for path in sources("kvemb")})
+def test_every_layer_of_the_core_has_a_floor():
+    assert sorted(LAYERS) == sorted({layer_of(module_of(path)) for path in sources("kvemb")})
 
 
 @pytest.mark.parametrize("path", sources("kvemb"), ids=module_of)
 def test_the_core_imports_only_what_stands_below(path):
-    room = room_of(module_of(path))
-    allowed = ROOMS[: ROOMS.index(room)] if path.parent == ROOT / "kvemb" else ROOMS[: ROOMS.index(room) + 1]
+    layer = layer_of(module_of(path))
+    allowed = LAYERS[: LAYERS.index(layer)] if path.parent == ROOT / "kvemb" else LAYERS[: LAYERS.index(layer) + 1]
     for module, _ in imports(path):
         if top(module) == "kvemb":
-            assert room_of(module) in allowed, f"{path.relative_to(ROOT)} imports {module}"
+            assert layer_of(module) in allowed, f"{path.relative_to(ROOT)} imports {module}"
 
 
-def test_one_module_names_a_type_of_a_room_above():
+def test_one_module_names_a_type_of_a_layer_above():
     assert [(path.stem, module) for path in sources("kvemb") for module in for_annotations(path)] == UPWARD
 
 
@@ -151,13 +151,13 @@ def test_cold_databases_are_opened_in_one_place():
 
 @pytest.mark.parametrize("path", sources("kvemb.backends"), ids=module_of)
 def test_backends_stand_on_contracts_and_know_no_tiers(path):
-    below = ROOMS[: ROOMS.index("registry")]
+    below = LAYERS[: LAYERS.index("registry")]
     for module, _ in imports(path):
         allowed = ("rocks.py", "rocks_options.py")
         assert top(module) != "rocksdict" or path.name in allowed, f"only {allowed} import rocksdict"
         if module.startswith("kvemb.backends"):
             continue
-        assert top(module) != "kvemb" or room_of(module) in below, f"{path.name} imports {module}"
+        assert top(module) != "kvemb" or layer_of(module) in below, f"{path.name} imports {module}"
 
 
 # It kills shards and sends halves of calls, which nothing public does.

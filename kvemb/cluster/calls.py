@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kvemb.cluster.ledger import Stamp
-from kvemb.cluster.transport import Failed, Held, Transport, Unanswered
+from kvemb.cluster.transport import Failed, GateClosed, Transport, Unanswered
 from kvemb.errors import ShardLost
 from kvemb.interrupts import result_of, uninterrupted
 
@@ -120,7 +120,7 @@ class Calls:
         while True:
             try:
                 return self._result(shard, future, name)
-            except Held:
+            except GateClosed:
                 self._wait_at_gate(shard, arguments[0])
             except Failed as error:
                 raise self._lost(f"{self._who(shard)} is lost: {error}") from error

@@ -16,7 +16,7 @@ import numpy as np
 import kvemb
 from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.coordination.coordinator import Joined
+from kvemb.cluster.coordination.coordinator import JoinReply
 from kvemb.cluster.coordination.counting import Clock, Steps
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.messages import Change, Read
@@ -67,7 +67,7 @@ class Cluster:
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
         self._coordinator = Calls(coordinator, lambda _: "the cluster's coordinator", ENDED)
-        joined: Joined = self._coordinator.all("join", kvemb.__version__)[0]
+        joined: JoinReply = self._coordinator.all("join", kvemb.__version__)[0]
         self.session = Session(self._coordinator, joined, self.tables)
         self.router = Router(self.session.calls.transport.shards)
         self._last_call = threading.local()  # session: of the last call of each thread
@@ -117,7 +117,7 @@ class Cluster:
             lost = self.session.calls.lost
             why = "nothing: it was asked to" if lost is None else str(lost).removesuffix(f"; {ADVICE}")
             asked = self.session.generation, why, kvemb.__version__
-            found: tuple[Recovery, Joined] = self._coordinator.all("recover", *asked)[0]
+            found: tuple[Recovery, JoinReply] = self._coordinator.all("recover", *asked)[0]
             self._last_call.session = self.session = Session(self._coordinator, found[1], self.tables)
             self._recovery = found[0]
             return self._recovery

@@ -2,8 +2,8 @@
 closes (kvemb.cluster.coordination.cuts).
 
 Each client numbers its calls. With each it sends the number below which it has all answers, and the shard forgets
-those. While the gate is closed, a call that was not made before is refused with Held, unless it was admitted, and its
-client sends it again. Thread-safe.
+those. While the gate is closed, a call that was not made before is refused with GateClosed, unless it was admitted, and
+its client sends it again. Thread-safe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kvemb.cluster.transport import Held
+from kvemb.cluster.transport import GateClosed
 from kvemb.interrupts import result_of
 
 # The most recent clients are remembered. A client repeats a call within seconds, or never.
@@ -34,7 +34,7 @@ class Stamp(NamedTuple):
     shards: int
 
 
-class Made(NamedTuple):
+class CallsMade(NamedTuple):
     """What a shard has of one client. answered: see Stamp. calls: those from there on, by number; their `shards`."""
 
     answered: int
@@ -99,7 +99,7 @@ class Ledger:
     def using(self, stamp: Stamp | None) -> Iterator[bool]:
         """For a call that reads, and records uses: whether they are to be recorded. Not of one that was begun before.
 
-        stamp: None records no uses. Raises Held.
+        stamp: None records no uses. Raises GateClosed.
         """
         future = None if stamp is None else self._begin(stamp)[0]
         try:
@@ -111,7 +111,7 @@ class Ledger:
     def once(self, stamp: Stamp, work: Callable[[], Any]) -> Any:
         """Make the call, work(), unless it was made before; return what it returned, or raise what it raised.
 
-        Waits for a call that is being made. Returns None for a call whose answer the client has. Raises Held.
+        Waits for a call that is being made. Returns None for a call whose answer the client has. Raises GateClosed.
         """
         mine, future = self._begin(stamp)
         if mine is not None:
@@ -129,7 +129,7 @@ class Ledger:
                 known = client.made.get(stamp.number)
                 return None, None if known is None else known.result
             if not self._lets_in(stamp):
-                raise Held
+                raise GateClosed
             future: Future[Any] = Future()
             client.made[stamp.number] = _Call(future, stamp.shards)
             return future, future
@@ -137,14 +137,14 @@ class Ledger:
     # The gate.
 
     def admits(self, stamp: Stamp) -> bool:
-        """Whether a call that was refused with Held would be made now."""
+        """Whether a call that was refused with GateClosed would be made now."""
         with self._lock:
             return self._lets_in(stamp)
 
     def _lets_in(self, stamp: Stamp) -> bool:
         return self._cut is None or stamp.client == self._cutter or (stamp.client, stamp.number) in self._admitted
 
-    def hold(self, cut: int, cutter: str) -> dict[str, Made]:
+    def hold(self, cut: int, cutter: str) -> dict[str, CallsMade]:
         """Close the gate, wait for calls that are being made, and return all that were made.
 
         cut: larger than that of every cut before. cutter: the client that makes the cut; its calls pass, and are not
@@ -158,7 +158,7 @@ class Ledger:
         wait(running)
         with self._lock:
             return {
-                name: Made(client.answered, {number: call.shards for number, call in client.made.items()})
+                name: CallsMade(client.answered, {number: call.shards for number, call in client.made.items()})
                 for name, client in self._clients.items()
                 if name != cutter
             }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from kvemb.cluster.transport import Failed, Held, Unanswered
+from kvemb.cluster.transport import Failed, GateClosed, Unanswered
 from kvemb.errors import KvembError
 
 # Ray answers with values of up to 100 kB at once, and lets larger ones be fetched from memory that it shares, which
@@ -96,7 +96,7 @@ def cause_of(error: BaseException) -> BaseException:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
-    if isinstance(error, (KvembError, Failed, Held, Unanswered)):
+    if isinstance(error, (KvembError, Failed, GateClosed, Unanswered)):
         return error
     text = " ".join(str(error).split())
     return Unanswered(text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}...")

@@ -23,7 +23,7 @@ from kvemb import bulk, opening
 from kvemb.checks.numeric import as_int
 from kvemb.cluster.manifest import ClusterManifest, ShardEntry, ranges
 from kvemb.cluster.offline import found
-from kvemb.cluster.restoring import Made, made_on, pulled, restored
+from kvemb.cluster.restoring import StoredCalls, made_on, pulled, restored
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.cluster.series import ClusterSeries
 from kvemb.durability import fresh_files, layout, paths
@@ -197,7 +197,7 @@ class _Resharding:
             raise
         return self._pushed(store, made_on(part.made), part.buckets, part.folder)
 
-    def _pushed(self, store: Store, calls: Made, buckets: tuple[int, int], folder: Path) -> ShardEntry:
+    def _pushed(self, store: Store, calls: StoredCalls, buckets: tuple[int, int], folder: Path) -> ShardEntry:
         """Push a shard's store; closes it, and deletes its folder."""
         try:
             checkpoint = store.checkpoint(folder / series_name(self.number), extra={"calls": calls})

@@ -32,8 +32,8 @@ from kvemb.variable import Variable
 # Rows read from a shard at a time.
 BATCH_ROWS = 16_384
 RECEIVED = "received"
-# See kvemb.cluster.ledger.
-Made = dict[str, list[int]]
+# Calls that a checkpoint contains, by client: `answered`, then numbers (kvemb.cluster.ledger).
+StoredCalls = dict[str, list[int]]
 
 
 def restored(
@@ -45,7 +45,7 @@ def restored(
     scratch: Path,
     meter: Meter,
     **how: Any,
-) -> tuple[Store, Made]:
+) -> tuple[Store, StoredCalls]:
     """Make and open the store at path with the rows of these buckets, first and last, as checkpoint `number` has them.
 
     Returns also the calls that made these rows. scratch: a folder for what is pulled. meter: counts rows. how:
@@ -82,9 +82,9 @@ def restored(
     return opening.open(path, **how), made_on(checkpoints)
 
 
-def made_on(checkpoints: list[Checkpoint]) -> Made:
+def made_on(checkpoints: list[Checkpoint]) -> StoredCalls:
     """Return the calls that were made on any of these shards: on one means on all, as a checkpoint has whole calls."""
-    made: Made = {}
+    made: StoredCalls = {}
     for checkpoint in checkpoints:
         for client, (answered, *numbers) in checkpoint.extra.get("calls", {}).items():
             before, *known = made.get(client, [0])

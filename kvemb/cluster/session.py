@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.coordination.coordinator import Joined
+from kvemb.cluster.coordination.coordinator import JoinReply
 from kvemb.cluster.coordination.counting import Clock, Steps
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
@@ -33,7 +33,7 @@ class Opened(NamedTuple):
 class Session:
     """See the module. coordinator: calls of it. joined: what it said. tables: those that the client has open."""
 
-    def __init__(self, coordinator: Calls, joined: Joined, tables: dict[str, Table]) -> None:
+    def __init__(self, coordinator: Calls, joined: JoinReply, tables: dict[str, Table]) -> None:
         self.generation, self._coordinator = joined.generation, coordinator
         self.calls = Calls(joined.transport)
         self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due

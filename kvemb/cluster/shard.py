@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import moment
-from kvemb.cluster.ledger import CallId, Ledger, Made, Stamp
+from kvemb.cluster.ledger import CallId, CallsMade, Ledger, Stamp
 from kvemb.cluster.messages import Change, Columns, Pushed, Read
 from kvemb.cluster.scans import Scans
 from kvemb.cluster.transport import Failed
@@ -215,7 +215,7 @@ class Shard:
 
     # The gate, and a checkpoint over all shards.
 
-    def hold(self, cut: int, cutter: str) -> dict[str, Made]:
+    def hold(self, cut: int, cutter: str) -> dict[str, CallsMade]:
         """Close the gate: Ledger.hold."""
         return self._ledger.hold(cut, cutter)
 

@@ -10,7 +10,7 @@ class Unanswered(Exception):
     """No answer came; the call may have been made or not. It may be sent again if the shard knows repeated calls."""
 
 
-class Held(Exception):
+class GateClosed(Exception):
     """A cut is being made, and the shard has not made the call: it is to be sent again."""
 
 

@@ -29,7 +29,7 @@ from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.starting import Asked, start
 from kvemb.cluster.local import Here, LocalTransport, failed, made_here
 from kvemb.cluster.messages import Change
-from kvemb.cluster.transport import Held, Unanswered
+from kvemb.cluster.transport import GateClosed, Unanswered
 from kvemb.handle import inside
 from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, gradients, table_of
 
@@ -149,7 +149,7 @@ def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
     with calls.stamped(parts) as stamp:
         sent = keys[parts[shard]], gradients(columns - 1, columns)[parts[shard]]
         change = Change(token, "apply_gradients", sent, clock.now(None))
-        with suppress(Held):  # then no shard has it
+        with suppress(GateClosed):  # then no shard has it
             calls.transport.call(shard, "change", stamp, [change]).result()
     return False
 

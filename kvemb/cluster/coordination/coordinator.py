@@ -39,7 +39,7 @@ StepsByToken = dict[str, Steps]
 _logger = logging.getLogger("kvemb")
 
 
-class Joined(NamedTuple):
+class JoinReply(NamedTuple):
     """What a client needs for its calls. generation: counts recoveries. transport: to the shards.
 
     opened: the variables that are open: by name the token, and the steps.
@@ -95,7 +95,7 @@ class Coordinator:
 
     # Clients.
 
-    def join(self, version: str) -> Joined:
+    def join(self, version: str) -> JoinReply:
         """Return what a client begins with. version: its kvemb's. Raises BackendUnavailable for another one."""
         if version != kvemb.__version__:
             raise BackendUnavailable(
@@ -103,7 +103,7 @@ class Coordinator:
             )
         with self._alone:
             opened = {name: (known.token, known.total.steps()) for name, known in self._opened.items()}
-            return Joined(self._generation, self.calls.transport, opened)
+            return JoinReply(self._generation, self.calls.transport, opened)
 
     def exchange(self, generation: int, client: str, own: StepsByToken) -> tuple[StepsByToken, str | None]:
         """Take over a client's counts; return those of the others, and why the client must stop, None if it may go on.
@@ -247,7 +247,7 @@ class Coordinator:
         """Return the number of the checkpoint that it would go back to."""
         return None if self._checkpointing is None else self._checkpointing.last
 
-    def recover(self, generation: int, lost: str, version: str) -> tuple[Recovery, Joined]:
+    def recover(self, generation: int, lost: str, version: str) -> tuple[Recovery, JoinReply]:
         """Go back to the last checkpoint, with new shards, unless that was done since; returns the last recovery.
 
         generation: of the client, which calls the shards that are to go. lost: why, as the client knows it. version:

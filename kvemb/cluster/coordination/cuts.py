@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.ledger import CallId, Made
+from kvemb.cluster.ledger import CallId, CallsMade
 from kvemb.errors import ShardLost
 
 # How long a cut waits for the rest of a call.
@@ -52,7 +52,7 @@ def cut(calls: Calls, number: int, absent_seconds: float = ABSENT_SECONDS) -> It
             calls.all("release", number)
 
 
-def _complete(calls: Calls, number: int, made: list[dict[str, Made]], absent_seconds: float) -> None:
+def _complete(calls: Calls, number: int, made: list[dict[str, CallsMade]], absent_seconds: float) -> None:
     """Let in the rest of calls that some shards have made and others have not. made: of each shard, by client."""
     waiting = missing(made)
     deadline = time.monotonic() + absent_seconds
@@ -69,7 +69,7 @@ def _complete(calls: Calls, number: int, made: list[dict[str, Made]], absent_sec
             raise lost
 
 
-def missing(made: list[dict[str, Made]]) -> dict[int, list[CallId]]:
+def missing(made: list[dict[str, CallsMade]]) -> dict[int, list[CallId]]:
     """Return for each shard that lacks some the calls that other shards have. made: of each shard, by client."""
     answered: dict[str, int] = {}
     having: dict[CallId, int] = {}

@@ -12,7 +12,7 @@ import pytest
 
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.coordination.cuts import cut, missing
-from kvemb.cluster.ledger import Ledger, Made
+from kvemb.cluster.ledger import CallsMade, Ledger
 from kvemb.errors import ShardLost
 
 SHARDS = 3
@@ -55,15 +55,15 @@ class Threads:
 
 def test_what_is_missing_is_what_some_have_made_and_the_client_waits_for():
     made = [
-        {"a": Made(2, {2: 0b011, 3: 0b111}), "b": Made(0, {0: 0b101})},
-        {"a": Made(0, {1: 0b010, 3: 0b111})},
-        {"a": Made(3, {3: 0b111}), "b": Made(0, {0: 0b101})},
+        {"a": CallsMade(2, {2: 0b011, 3: 0b111}), "b": CallsMade(0, {0: 0b101})},
+        {"a": CallsMade(0, {1: 0b010, 3: 0b111})},
+        {"a": CallsMade(3, {3: 0b111}), "b": CallsMade(0, {0: 0b101})},
     ]
     assert missing(made) == {}, "2 is answered, as shard 2 knows; 3 is everywhere"
     del made[1]["a"].calls[3]
     assert missing(made) == {1: [("a", 3)]}
-    assert missing([{"a": Made(0, {0: 0b110})}, {}, {}]) == {1: [("a", 0)], 2: [("a", 0)]}
-    assert missing([{"a": Made(0, {0: 0})}, {}, {}]) == {}, "of a checkpoint"
+    assert missing([{"a": CallsMade(0, {0: 0b110})}, {}, {}]) == {1: [("a", 0)], 2: [("a", 0)]}
+    assert missing([{"a": CallsMade(0, {0: 0})}, {}, {}]) == {}, "of a checkpoint"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -114,7 +114,7 @@ def test_the_rest_of_a_call_that_is_late_is_waited_for_and_nothing_else_is_let_i
             time.sleep(0.02)
             assert not inside.is_set()
             refused = way.call(2, "note", later, "later").exception()
-            assert type(refused).__name__ == "Held"
+            assert type(refused).__name__ == "GateClosed"
             assert way.call(2, "admits", stamp).result()
             way.call(2, "note", stamp, "first").result()
             assert inside.wait(10)
