@@ -33,11 +33,6 @@ class DefaultStore(StoreHandle[Inside]):
 
     state: StoreState
 
-    @property
-    def shared(self) -> bool:
-        """Whether other processes may change the same rows at the same time: only those of a cluster on Ray."""
-        return False
-
     @abstractmethod
     def close(self) -> None:
         """Close it. Idempotent."""

@@ -57,7 +57,7 @@ class Step(NamedTuple):
 class Cluster:
     """A client of shards that are one table. coordinator: calls of it. path: what messages call the cluster.
 
-    shared: whether other processes can be clients of the same cluster.
+    shared: whether other processes can be clients of the same cluster: it is on Ray, and has a url.
     """
 
     def __init__(self, coordinator: Transport, path: str, *, shared: bool = False) -> None:

@@ -73,11 +73,6 @@ class Store(DefaultStore[Cluster]):
         """The number of the last checkpoint, 0 if there is none."""
         return self.last_checkpoint or 0
 
-    @property
-    def shared(self) -> bool:
-        """Whether other processes can be clients of this cluster: it is on Ray, and has a url."""
-        return self._inside.shared
-
     # Its variables.
 
     @method_of(Arguments)

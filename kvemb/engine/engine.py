@@ -46,9 +46,10 @@ class Engine:
     manifest they were opened with. view: what a read-only store shows, closed with it. tables: the open ones, by name.
     collections: by name. spiller: the one thread that writes to the database. Only a store that may be written has
     points, changes, log (None unless every write is durable) and checkpointer. hot_rows: how many rows of each variable
-    were hot when the durable point was made, if warm.
+    were hot when the durable point was made, if warm. shared: whether other processes may train it at the same time.
     """
 
+    shared = False
     points: Points
     changes: ChangeLog
     checkpointer: Checkpointer

@@ -12,6 +12,7 @@ import torch
 
 from kvemb.checks.brief import brief
 from kvemb.defaults import chosen
+from kvemb.handle import inside
 from kvemb.store import Store
 from kvemb.torch.gradients import Pending
 from kvemb.torch.lookups import Wanted, fetch
@@ -86,7 +87,7 @@ class RowsModule(torch.nn.Module):
     def _check_can_train(self) -> None:
         distributed = torch.distributed
         several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-        if several and not all(each.resource_handle[0].shared for each in self.variables if each.trainable):
+        if several and not all(inside(each.resource_handle[0]).shared for each in self.variables if each.trainable):
             raise RuntimeError(
                 f"{type(self).__name__} cannot be trained by {distributed.get_world_size()} processes of "
                 "torch.distributed (DDP): each would train a store of its own, and they would drift apart; train in "

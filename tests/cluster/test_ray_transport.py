@@ -163,7 +163,7 @@ def client(ray, url, what):
 
 def test_other_processes_are_clients_and_one_that_is_killed_stops_nobody(ray, tmp_path):
     with kvemb.cluster.open(tmp_path / "series", shards=2, **HOW) as cluster:
-        assert cluster.shared
+        assert inside(cluster).shared
         table = cluster.get_variable("table", dim=2)
         output, _ = client(ray, tmp_path / "series", "end").communicate(timeout=100)
         assert output.split() == ["connected", "1"]

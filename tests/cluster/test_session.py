@@ -179,7 +179,7 @@ def test_futures_and_checkpoints_are_for_every_client(two, tmp_path):
     assert second.checkpoint(keep=1).number == 1
     assert first.last_checkpoint == second.last_checkpoint == second.point == 1
     assert second.id == first.id == str(tmp_path / "series")
-    assert not first.shared, "its shards are in this process"
+    assert not inside(first).shared, "its shards are in this process"
 
 
 def test_a_client_that_ends_leaves_the_cluster_and_its_end_is_the_cluster_s(open_cluster, tmp_path):

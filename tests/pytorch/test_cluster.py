@@ -9,6 +9,7 @@ import torch
 import kvemb
 import kvemb.cluster
 import kvemb.torch as kt
+from kvemb.handle import inside
 from kvemb.optimizers import Adagrad, Adam
 
 SHARDS = 3
@@ -139,7 +140,7 @@ def test_several_processes_train_a_cluster_that_they_share(cluster, store, monke
     for module in (mine, theirs):
         with pytest.raises(RuntimeError, match=r"train in one process, or over a cluster: rank 0 calls"):
             module(torch.tensor([1]))
-    monkeypatch.setattr(kvemb.cluster.Store, "shared", True)
+    monkeypatch.setattr(inside(cluster), "shared", True)
     assert theirs(torch.tensor([1])).shape == (1, 4)
     with pytest.raises(RuntimeError, match=r"cannot be trained by 2 processes"):
         mine(torch.tensor([1]))

@@ -44,7 +44,7 @@ def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int,
         sides = _steps(bags, ours, ids), _steps(peer, theirs, ids)
         take_timed_turns(sides, 1)  # warm up
         taken = take_timed_turns(sides, runs)
-        if bags.variable.stats.places[device].rows < rows:
+        if bags.variable.stats.tiers[device].rows < rows:
             raise AssertionError("some rows were not hot on the GPU, so the measurement is not valid")
         sample = ids[0].reshape(-1)[:4096]
         torch.testing.assert_close(bags.variable.lookup(sample), peer.weight.detach()[sample], rtol=1e-3, atol=1e-4)
