@@ -28,8 +28,8 @@ LEAST, MOST = -(2**63), 2**63 - 1
 OPTIMIZERS: list[Optimizer] = [Adagrad(0.1, clip_norm=1.0), Adam(0.1), LAMB(0.1), SGD(0.1, weight_decay=0.1)]
 SHAPES = [("float32", 5), ("float32", 33), ("float64", 2), ("float16", 3)]
 VERBS = [
-    *["insert"] * 4, "lookup", "lookup_on_device", "count", "pool", "upsert", "assign", "add", "apply", "apply_on_device",
-    "change_on_device",
+    *["insert"] * 4, "lookup", "lookup_on_device", "count", "pool", "upsert", "assign", "add", "apply",
+    "apply_on_device", "change_on_device",
     "set_scores", "remove", "grow", "shrink", "mark", "take", "release", "written", "dirty",
 ]  # fmt: skip
 
