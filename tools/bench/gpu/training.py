@@ -35,7 +35,8 @@ def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int,
     with scratch(folder) as path, kvemb.open(path / "store") as store:
         rule = kvemb.optimizers.Adam(RATE, bias_correction="global")
         bags = kt.EmbeddingBag("rows", dim=dim, mode="sum", store=store, devices=device, optimizer=rule, init_size=rows)
-        weight = torch.empty(rows, dim, device=gpu).uniform_(-0.1, 0.1)
+        chance = torch.Generator(gpu).manual_seed(1)
+        weight = torch.empty(rows, dim, device=gpu).uniform_(-0.1, 0.1, generator=chance)
         for start in range(0, rows, 1 << 20):
             keys = torch.arange(start, min(start + (1 << 20), rows), device=gpu)
             bags.variable.upsert(keys, weight[keys])
@@ -47,7 +48,10 @@ def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int,
         if bags.variable.stats.tiers[device].rows < rows:
             raise AssertionError("some rows were not hot on the GPU, so the measurement is not valid")
         sample = ids[0].reshape(-1)[:4096]
-        torch.testing.assert_close(bags.variable.lookup(sample), peer.weight.detach()[sample], rtol=1e-3, atol=1e-4)
+        mine, other = bags.variable.lookup(sample), peer.weight.detach()[sample]
+        # As a whole: of a sum near zero, rounding decides the sign, and so the step that Adam takes.
+        if (mine - other).norm() > 1e-3 * other.norm():
+            raise AssertionError("the rows differ from PyTorch's after the same steps")
     rates, others = ([steps * batch / each.wall for each in side] for side in taken)
     what = f"training step, all hot, dim {dim}, {batch:,} ids"
     yield compare(what, "ids/s", rates, "torch.nn.EmbeddingBag, SparseAdam", others, LEAST_RATIO)
