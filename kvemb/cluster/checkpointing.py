@@ -66,7 +66,6 @@ class Checkpointing:
         with self._saving:
             calls = shards.calls  # of these shards alone: a recovery makes others
             number = self._tried = max(self.series.next_number(), self._tried + 1)
-            calls.all("prepare")
             with shards.alone():
                 created = time.time()
                 calls.all_once("snapshot", number, shards.steps())

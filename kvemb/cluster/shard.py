@@ -29,7 +29,6 @@ from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, ReadOnly
 from kvemb.handle import inside
-from kvemb.interrupts import result_of
 from kvemb.moment import Moment
 from kvemb.offline.series import CheckpointManager
 from kvemb.offline.transfer import Remote
@@ -230,16 +229,6 @@ class Shard:
     def release(self, cut: int) -> None:
         """Open the gate: Ledger.release."""
         self._ledger.release(cut)
-
-    def prepare(self) -> None:
-        """Write what waits to be written, so that a snapshot that follows is short."""
-        engine = inside(self._store)
-        with engine.lock:
-            engine.checkpointer.wait()
-            for table in engine.tables.values():
-                if (writing := table.storage.start_spill()) is not None:
-                    result_of(writing)
-            engine.database.flush()
 
     def snapshot(self, stamp: Stamp, number: int, steps: dict[str, tuple[int, int]]) -> None:
         """Begin a checkpoint of the rows as they are now. steps: of each variable's token, and of its optimizer."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -353,16 +353,6 @@ class TieredStorage:
         self._locator.forget(None)
 
     # For a checkpoint (kvemb.durability.checkpointer). They take the lock themselves, unless they say otherwise.
-
-    def start_spill(self) -> Future[Keys] | None:
-        """Begin to write what waits to be spilled; returns what to wait for, so that a snapshot that follows is short.
-
-        Raises Closed, ReadOnly, Poisoned.
-        """
-        with self._access.held():
-            self.state.check_writable()
-            with self.changing():
-                return self._spill.start_write()
 
     def prepare_snapshot(self) -> None:
         """Free memory that waits for spilled rows: rows are copied there. REQUIRES: held(). Raises Poisoned."""
