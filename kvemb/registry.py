@@ -11,7 +11,7 @@ from kvemb.errors import BackendUnavailable
 # The class of hot tables of each kind of device. Another one may be added.
 hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable", "gpu": "kvemb.backends.cuda.table:CudaTable"}
 _ROWS = "kvemb.backends.cpu_rows:CpuRows"
-_OF_CLUSTER = {"restore": "kvemb.cluster.opening:restore", "verify": "kvemb.cluster.offline:verify"}
+_OF_CLUSTER = {"restore": "kvemb.cluster.opening:restore", "verify": "kvemb.cluster.durability.offline:verify"}
 _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
 
 

@@ -378,9 +378,13 @@ TESTED_BY = {
         for name in ("cluster", "messages", "operations", "scans", "shard", "storage", "variable")
     },
     **{f"kvemb/cluster/{name}.py": "cluster/test_calls.py" for name in ("local", "transport")},
-    **{f"kvemb/cluster/{name}.py": "cluster/test_checkpointing.py" for name in ("making", "restoring", "series")},
+    "kvemb/cluster/making.py": "cluster/durability/test_checkpointing.py",
+    **{
+        f"kvemb/cluster/durability/{name}.py": "cluster/durability/test_checkpointing.py"
+        for name in ("restoring", "series")
+    },
     "kvemb/tiers/constraining.py": "test_variable_scope.py",
-    "kvemb/cluster/offline.py": "tools/commands/test_cluster.py",
+    "kvemb/cluster/durability/offline.py": "tools/commands/test_cluster.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "test_initializers.py",
     "kvemb/restrict": "test_restrict.py",

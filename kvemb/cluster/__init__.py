@@ -10,11 +10,11 @@ process opens a cluster; others connect to it (coordination).
         users = store.get_variable("users", dim=32, optimizer=kvemb.optimizers.Adagrad())
 """
 
-from kvemb.cluster.checkpointing import Checkpoint
 from kvemb.cluster.coordination.recovery import Recovery
-from kvemb.cluster.offline import is_series, latest, verify
+from kvemb.cluster.durability.checkpointing import Checkpoint
+from kvemb.cluster.durability.offline import is_series, latest, verify
+from kvemb.cluster.durability.resharding import reshard
 from kvemb.cluster.opening import connect, open, restore
-from kvemb.cluster.resharding import reshard
 from kvemb.cluster.store import Store
 from kvemb.cluster.variable import Variable
 

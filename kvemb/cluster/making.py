@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kvemb import opening
-from kvemb.cluster.manifest import ClusterManifest, ranges
-from kvemb.cluster.restoring import restored
-from kvemb.cluster.series import ClusterSeries
+from kvemb.cluster.durability.manifest import ClusterManifest, ranges
+from kvemb.cluster.durability.restoring import restored
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.shard import Shard
 from kvemb.meter import Meter
 

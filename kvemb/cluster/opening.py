@@ -19,11 +19,11 @@ from kvemb.cluster import ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.starting import Asked, start
+from kvemb.cluster.durability.manifest import ClusterManifest
+from kvemb.cluster.durability.restoring import restored
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.local import Here, made_here
-from kvemb.cluster.manifest import ClusterManifest
-from kvemb.cluster.restoring import restored
 from kvemb.cluster.router import BUCKETS
-from kvemb.cluster.series import ClusterSeries
 from kvemb.cluster.store import Store
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.errors import BackendUnavailable, CheckpointNotFound

@@ -13,9 +13,9 @@ from kvemb import many_tables
 from kvemb.catalog import VariableMap, agreed_optimizer, stored_arguments, variable_of
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_SERIES
-from kvemb.cluster.checkpointing import Checkpoint
 from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.cluster.coordination.recovery import Recovery
+from kvemb.cluster.durability.checkpointing import Checkpoint
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable
 from kvemb.defaults import DefaultStore

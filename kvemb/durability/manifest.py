@@ -23,7 +23,7 @@ from kvemb.rows.schema import Schema, SlotShape, dtype_of
 FORMAT = 5  # on disk; do not renumber. 4 is an object at a URL that is no manifest (kvemb.offline.chain)
 # Formats that can be read. In format 2 a slot is a name, and as wide as the embedding; before 5, nothing is attached.
 READABLE = (2, 3, FORMAT)
-# Of a cluster's manifest (kvemb.cluster.manifest), which names manifests of this module.
+# Of a cluster's manifest (kvemb.cluster.durability.manifest), which names manifests of this module.
 CLUSTER_FORMAT = 6
 NAME = "manifest.json"
 MOST_CHARACTERS = 256 << 20  # of a manifest: a million files

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import kvemb
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.checkpointing import Checkpoint, Checkpointing
 from kvemb.cluster.coordination import restricting
 from kvemb.cluster.coordination.counting import Steps, Total
 from kvemb.cluster.coordination.cuts import ABSENT_SECONDS, cut
 from kvemb.cluster.coordination.recovery import Recovery
+from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing
 from kvemb.cluster.ledger import Ledger, Stamp
 from kvemb.cluster.making import Plan
 from kvemb.cluster.messages import Change

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvemb.cluster.checkpointing import Checkpointing
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.cuts import ABSENT_SECONDS
+from kvemb.cluster.durability.checkpointing import Checkpointing
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.making import Plan
-from kvemb.cluster.series import ClusterSeries
 from kvemb.cluster.transport import Transport
 from kvemb.meter import Meter, Progress
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kvemb import bulk, opening
-from kvemb.cluster.manifest import ClusterManifest, ShardEntry
+from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.router import buckets_of
-from kvemb.cluster.series import ClusterSeries
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.errors import Corruption

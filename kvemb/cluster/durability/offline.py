@@ -9,8 +9,8 @@ from typing import Any
 
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_SERIES
-from kvemb.cluster.manifest import ClusterManifest
-from kvemb.cluster.series import ClusterSeries
+from kvemb.cluster.durability.manifest import ClusterManifest
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.durability import paths
 from kvemb.durability.layout import series_name
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat

@@ -9,7 +9,7 @@ import kvemb
 import kvemb.cluster
 from kvemb import bulk
 from kvemb.cluster import resharding
-from kvemb.cluster.series import ClusterSeries
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.errors import ColdStoreError, Corruption
 from kvemb.limits import Limits
 from kvemb.offline import loading

@@ -13,7 +13,7 @@ from faulty import FaultyCluster
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster.series import ClusterSeries
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.contracts import Memory
 from kvemb.errors import (
     CheckpointNotFound,

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.coordination.lease import Lease
-from kvemb.cluster.manifest import ClusterManifest, ShardEntry, joined, ranges
+from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, joined, ranges
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.messages import Pushed
-from kvemb.cluster.series import ClusterSeries
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import VariableEntry
 

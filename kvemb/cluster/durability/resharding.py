@@ -21,11 +21,11 @@ from typing import Any
 
 from kvemb import bulk, opening
 from kvemb.checks.numeric import as_int
-from kvemb.cluster.manifest import ClusterManifest, ShardEntry, ranges
-from kvemb.cluster.offline import found
-from kvemb.cluster.restoring import StoredCalls, made_on, pulled, restored
+from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, ranges
+from kvemb.cluster.durability.offline import found
+from kvemb.cluster.durability.restoring import StoredCalls, made_on, pulled, restored
+from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.router import BUCKETS, Router
-from kvemb.cluster.series import ClusterSeries
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name

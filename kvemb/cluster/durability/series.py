@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvemb.cluster import manifest
 from kvemb.cluster.coordination import lease
 from kvemb.cluster.coordination.lease import Lease
-from kvemb.cluster.manifest import ClusterManifest
+from kvemb.cluster.durability import manifest
+from kvemb.cluster.durability.manifest import ClusterManifest
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile

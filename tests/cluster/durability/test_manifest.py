@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvemb.cluster.manifest import ClusterManifest, ShardEntry, joined, parse, ranges, text_of
+from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, joined, parse, ranges, text_of
 from kvemb.durability.manifest import VariableEntry, checksum_of
 from kvemb.errors import Corruption, UnsupportedFormat
 
