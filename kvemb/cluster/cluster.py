@@ -239,7 +239,7 @@ def _fill(part: Wanted, grouped: Grouped, answers: dict[int, Any]) -> None:
 def summed(grouped: Grouped, grads: Values) -> Values:
     """Return the sum of each distinct key's gradients, in order: as the optimizer's step sums them."""
     if not grouped.repeated:
-        return grads if len(grouped.parts) < 2 else grads[grouped.order]
+        return grads if len(grouped.parts) < 2 else grads[grouped.sums.first]
     out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
-    registry.row_kernels().row_gradients(grouped.sums, grouped.order, np.empty(0, grads.dtype), grads, out)
+    registry.row_kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
     return out

@@ -1,25 +1,17 @@
-"""Answers of Ray's actors to calls: fetched by the thread that asks, large ones in pieces; and their errors."""
+"""Answers of Ray's actors to calls: fetched by the thread that asks; and their errors."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from kvemb.cluster.pieces import joined
 from kvemb.cluster.transport import Failed, GateClosed, Unanswered
 from kvemb.errors import KvembError
 
-# Ray answers with values of up to 100 kB at once, and lets larger ones be fetched from memory that it shares, which
-# takes longer. All values of one answer may have 10 MB.
-PIECE_BYTES, MOST_IN_PIECES = 90_000, 8_000_000
 # Ray's messages go on to advice on its own set-up.
 _MOST_TEXT = 120
-
-
-def pieces_of(nbytes: int) -> int:
-    """Return in how many pieces an answer of so many bytes comes; 0: whole."""
-    return -(-nbytes // PIECE_BYTES) if PIECE_BYTES < nbytes <= MOST_IN_PIECES else 0
 
 
 class Answer(Future[Any]):
@@ -68,27 +60,6 @@ class Answer(Future[Any]):
             fn(self)
 
         self._last.future().add_done_callback(arrived)
-
-
-def joined(pieces: list[bytes]) -> Any:
-    """Return the result that in_pieces() took apart."""
-    described, sizes = pickle.loads(pieces[0])
-    whole, at, buffers = memoryview(b"".join(pieces[1:])), 0, []
-    for size in sizes:
-        buffers.append(whole[at : at + size])
-        at += size
-    return pickle.loads(described, buffers=buffers)
-
-
-def in_pieces(result: Any, count: int) -> tuple[bytes, ...]:
-    """Return a result as a description, then `count` pieces of its arrays' bytes; joined() undoes it."""
-    buffers: list[pickle.PickleBuffer] = []
-    described = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
-    raw = [buffer.raw() for buffer in buffers]
-    whole = raw[0] if len(raw) == 1 else memoryview(b"".join(raw))
-    size = -(-len(whole) // count)
-    pieces = [bytes(whole[at * size : (at + 1) * size]) for at in range(count)]
-    return (pickle.dumps((described, [len(each) for each in raw])), *pieces)
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -23,7 +23,8 @@ from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.local import failed
 from kvemb.cluster.making import Plan
-from kvemb.cluster.ray_answers import Answer, cause_of, in_pieces, pieces_of
+from kvemb.cluster.pieces import MOST_BYTES, PIECE_BYTES, Apart, joined, pieces_of
+from kvemb.cluster.ray_answers import Answer, cause_of
 from kvemb.errors import BackendUnavailable, Locked
 from kvemb.meter import Meter, Progress
 
@@ -33,6 +34,8 @@ CONCURRENT_CALLS, CONCURRENT_CLIENTS = 8, 64
 # How long the end of a cluster waits for shards that delete their files.
 CLOSE_SECONDS = 20
 _PINGS = "pings"
+# The calls that have many rows, and no function of the user's, which plain pickling does not take.
+_IN_PIECES = ("lookup", "change")
 # How often the progress of the opening is asked for.
 _PROGRESS_SECONDS = 0.2
 
@@ -98,9 +101,13 @@ class ShardActor:
         """Call a method of the shard."""
         return self._shard.call(name, _writable(arguments))
 
-    def call_in_pieces(self, count: int, name: str, arguments: tuple[Any, ...]) -> tuple[bytes, ...]:
-        """The same; returns the result in pieces."""
-        return in_pieces(self.call(name, arguments), count)
+    def call_in_pieces(self, answers: int, *pieces: bytes) -> Any:
+        """The same of a name and arguments in pieces (kvemb.cluster.pieces).
+
+        answers: in how many pieces the result is returned, beside its description; 0: as it is.
+        """
+        result = self.call(*joined(pieces))
+        return Apart(result).pieces(answers) if answers else result
 
 
 class CoordinatorActor:
@@ -166,9 +173,11 @@ class RayTransport:
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
         actor = self.actors[shard]
-        if name == "lookup" and (count := pieces_of(sum(read.nbytes for read in arguments[1]))):
-            call = actor.call_in_pieces.options(num_returns=1 + count)
-            return self._answer(lambda: call.remote(count, name, arguments))
+        if name in _IN_PIECES and (apart := Apart((name, arguments))).nbytes <= MOST_BYTES:
+            answers = pieces_of(sum(read.nbytes for read in arguments[1])) if name == "lookup" else 0
+            pieces = apart.pieces(-(-apart.nbytes // PIECE_BYTES))
+            call = actor.call_in_pieces.options(num_returns=1 + answers) if answers else actor.call_in_pieces
+            return self._answer(lambda: call.remote(answers, *pieces))
         return self._answer(lambda: actor.call.remote(name, arguments))
 
     def ping(self, shard: int) -> Future[Any]:

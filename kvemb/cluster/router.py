@@ -7,7 +7,7 @@ buckets would fill unevenly if all keys of a shard shared some bits of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -56,25 +56,20 @@ class Split(NamedTuple):
 class Grouped:
     """The distinct keys of a batch, those of each shard together; a shard's are in order of first occurrence.
 
-    keys (m,), inverse (n,), counts (m,), last (m,), repeated: as in kvemb.rows.hashing.Unique. parts: for each shard
-    with any, its number and where its keys are in `keys`. sums: the occurrences of each key, as positions in `order`
-    (n,), which has their positions in the batch.
+    keys (m,), inverse (n,), counts (m,), sums, repeated: as in kvemb.rows.hashing.Unique. parts: for each shard with
+    any, its number and where its keys are in `keys`.
     """
 
-    def __init__(self, batch: Keys, split: Split) -> None:
-        order = split.order
-        distinct = Unique(batch if len(split.parts) < 2 else batch[order])
-        self.keys, self.counts, self.repeated = distinct.keys, distinct.counts, distinct.repeated
-        self.order, self.sums, self.last = order, distinct.sums, order[distinct.last]
-        self.inverse = distinct.inverse
-        if len(split.parts) > 1:
-            self.inverse = np.empty(len(batch), np.int64)
-            self.inverse[order] = distinct.inverse
-        ends = np.searchsorted(distinct.sums.first, [where.stop for _, where in split.parts]).tolist()
-        begins = [0, *ends][:-1]
-        self.parts = [
-            (shard, slice(begin, end)) for (shard, _), begin, end in zip(split.parts, begins, ends, strict=True)
-        ]
+    def __init__(self, batch: Keys, split: Callable[[Keys], Split]) -> None:
+        distinct = Unique(batch)
+        order, self.parts = split(distinct.keys)
+        self.keys, self.counts, self.sums = distinct.keys, distinct.counts, distinct.sums
+        self.inverse, self.repeated = distinct.inverse, distinct.repeated
+        if len(self.parts) > 1:
+            self.keys, self.counts, self.sums = self.keys[order], self.counts[order], self.sums.of(order)
+            position = np.empty(len(order), np.int64)
+            position[order] = np.arange(len(order))
+            self.inverse = position[self.inverse]
 
 
 class Router:
@@ -108,7 +103,7 @@ class Router:
         keep = LEAST_KEPT_KEYS <= len(keys) <= MOST_KEPT_KEYS
         if keep:
             keys = keys.copy()  # the caller may change them, and the grouping may have them as they are
-        grouped = Grouped(keys, self.split(keys))
+        grouped = Grouped(keys, self.split)
         if keep:
             self._latest.appendleft((keys, grouped))
         return grouped

@@ -277,13 +277,7 @@ class Shard:
 
 
 def _looked_up(table: Table, read: Read, exists: bool, touch: bool) -> tuple[Values, Mask | None]:
-    keys, counts, first = read.keys, read.counts, None
-    if touch and counts is not None:
-        # Each use counts, so the store sees each occurrence.
-        keys, first = np.repeat(keys, counts), np.cumsum(counts) - counts
-    rows = np.empty((len(keys), table.schema.dim), table.schema.value_dtype)
-    there = np.empty(len(keys), np.bool_) if exists else None
-    table.operations.lookup(keys, rows, there, touch=touch)
-    if first is None:
-        return rows, there
-    return rows[first], None if there is None else there[first]
+    rows = np.empty((len(read.keys), table.schema.dim), table.schema.value_dtype)
+    there = np.empty(len(read.keys), np.bool_) if exists else None
+    table.operations.lookup(read.keys, rows, there, touch=touch, counts=read.counts if touch else None)
+    return rows, there

@@ -52,10 +52,14 @@ def of_one_point(read: Read) -> Read:
 
 
 class Missed(NamedTuple):
-    """What a lookup did not find hot: positions in its keys, and the time of the use; None: uses are not recorded."""
+    """What a lookup did not find hot: positions in its keys, and the time of the use; None: uses are not recorded.
+
+    counts: uses of the key at each position, if the lookup was told them.
+    """
 
     positions: Positions
     now: float | None
+    counts: Positions | None = None
 
 
 class TableReads:
@@ -71,9 +75,15 @@ class TableReads:
         return (slice(start, start + size) for start in range(0, count, size))
 
     @of_one_point
-    def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
-        """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
-        missed = self.lookup_hot(keys, out, exists, touch=touch)
+    def lookup(
+        self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
+    ) -> None:
+        """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given.
+
+        counts (n,): how often each key is used, at least once; the keys are then distinct. None: each occurrence is one
+        use.
+        """
+        missed = self.lookup_hot(keys, out, exists, touch=touch, counts=counts)
         if missed is not None:
             self.lookup_cold(keys, missed, out, exists)
         self._storage.ahead.looked_up()
@@ -81,11 +91,16 @@ class TableReads:
     # Its parts, for a call on several variables. REQUIRES: repeated if storage.shown changed meanwhile; and at the end,
     # storage.ahead.looked_up().
 
-    def lookup_hot(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> Missed | None:
+    def lookup_hot(
+        self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
+    ) -> Missed | None:
         """Fill in the rows that are hot, and record their uses; returns what is left for lookup_cold, if anything."""
-        missed = self._recorded(
-            keys, touch, lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
-        )
+
+        def read(owners: Owners, rule: ScoreRule | None, now: float) -> Positions:
+            return self._hot_tables.lookup(keys, owners, out, rule, now)
+
+        with self._storage.reading():
+            missed = self._record(keys, touch, read, counts)
         if exists is not None:
             exists[:] = True
         return missed
@@ -110,18 +125,37 @@ class TableReads:
         with self._storage.reading():
             return self._record(keys, touch, read)
 
-    def _record(self, keys: Keys, touch: bool, read: _Read) -> Missed | None:
-        """The same under the lock."""
+    def _record(self, keys: Keys, touch: bool, read: _Read, counts: Positions | None = None) -> Missed | None:
+        """The same under the lock. counts: see lookup."""
         storage, owners = self._storage, self._hot_tables.owners(keys)
         rule, now = self._begin_use(touch)
         if rule is not None:
             storage.copy_before_change(keys, owners)
         missing = read(owners, rule, now)
-        if rule is ScoreRule.CUSTOM:
+        uses, missed = len(keys), len(missing)
+        if counts is not None:
+            if rule is not None:
+                self._use_counted(keys, owners, counts, missing, rule, now)
+            uses, missed = int(counts.sum()), int(counts[missing].sum())
+        elif rule is ScoreRule.CUSTOM:
             self._scoring.use_hot(np.delete(keys, missing), now)
-        storage.counts.hits += len(keys) - len(missing)
-        storage.counts.misses += len(missing)
-        return Missed(missing, None if rule is None else now) if len(missing) else None
+        storage.counts.hits += uses - missed
+        storage.counts.misses += missed
+        if len(missing) == 0:
+            return None
+        return Missed(missing, None if rule is None else now, None if counts is None else counts[missing])
+
+    def _use_counted(
+        self, keys: Keys, owners: Owners, counts: Positions, missing: Positions, rule: ScoreRule, now: float
+    ) -> None:
+        """Record the uses of distinct hot keys that the table did not record: it counts one of each, if it can."""
+        if rule is ScoreRule.LAST_USE:
+            return
+        more = counts.copy() if rule is ScoreRule.CUSTOM else counts - 1
+        more[missing] = 0
+        used = np.flatnonzero(more)
+        owners = self._hot_tables.part(owners, used)
+        self._scoring.use_cells(self._hot_tables.find(keys[used], owners), owners, more[used], now)
 
     def _begin_use(self, touch: bool) -> tuple[ScoreRule | None, float]:
         """Return how the uses of a call are recorded, None: not at all; and their time."""
@@ -134,8 +168,9 @@ class TableReads:
     def lookup_cold(self, keys: Keys, missed: Missed, out: Values, exists: Mask | None) -> None:
         """Fill in what lookup_hot did not find."""
         missing, distinct = missed.positions, Unique(keys[missed.positions])
+        counts = distinct.counts if missed.counts is None else missed.counts
         for chunk in self._chunks(len(distinct.keys)):
-            values, there = self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], missed.now)
+            values, there = self._look_up_chunk(distinct.keys[chunk], counts[chunk], missed.now)
             positions, source = missing, distinct.inverse
             if len(values) < len(distinct.keys):
                 chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))

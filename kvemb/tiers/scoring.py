@@ -60,15 +60,16 @@ class Scoring:
             at.rows.flags[there] |= DIRTY
         if len(at.cold) < len(at.keys):
             hot = at.hot
-            self._use_cells(at.cells[hot], at.owners_of(hot), counts[hot], now)
+            self.use_cells(at.cells[hot], at.owners_of(hot), counts[hot], now)
 
     def use_hot(self, keys: Keys, now: float) -> None:
         """Record one use of each occurrence of keys that are hot."""
         distinct = Unique(keys)
         owners = self._hot_tables.owners(distinct.keys)
-        self._use_cells(self._hot_tables.find(distinct.keys, owners), owners, distinct.counts, now)
+        self.use_cells(self._hot_tables.find(distinct.keys, owners), owners, distinct.counts, now)
 
-    def _use_cells(self, cells: Positions, owners: Owners, counts: Positions, now: float) -> None:
+    def use_cells(self, cells: Positions, owners: Owners, counts: Positions, now: float) -> None:
+        """Record counts (n,) uses of the rows in distinct cells."""
         if len(cells):
             scores = self._used(self._hot_tables.scores(cells, owners), counts, now)
             self._hot_tables.set_scores(cells, owners, scores)
