@@ -69,6 +69,10 @@ class CountingDevice(CpuDevice):
         self._work(stream)
         super().order(numbers, count, out, stream)
 
+    def sort(self, numbers: int, count: int, stream: int) -> None:
+        self._work(stream)
+        super().sort(numbers, count, stream)
+
     def load(self, source: str) -> Program:
         run = super().load(source)
 

@@ -17,12 +17,31 @@ from cuda_on_cpu import CpuDevice
 from kvemb.backends.cuda.device import Program
 
 FAULTS = {
-    "two warps take one bucket": ("if (head && numbers[order[head - 1]] == number) continue;", ""),
-    "of equal scores any row leaves": ("(score == other_score && key < other_key)", "false"),
-    "a full bucket evicts whatever the score": ("least = {score, key, slot};\n  }\n  return", "}\n  return"),
-    "a lane reads what another lane writes": ("(int)lane_number() == owner &&", "(int)lane_number() == 0 &&"),
+    "two warps take one bucket": ("if (head && (u32)(entries[head - 1] >> 32) == number) continue;", ""),
+    "of equal scores any row leaves": ("if (!more && !(having & (having - 1)))", "if (true)"),
+    "of a lane's equal scores the first leaves": ("&& keys(bucket)[next] < key)", "&& false)"),
+    "of equal scores any is merged": ("(score == other_score && key < other_key)", "false"),
+    "a full bucket evicts whatever the score": ("    least = score < least ? score : least;", ""),
+    "a new row's score counts from the next call": ("held.set(slot, score);", ""),
+    "a lane reads what another lane writes": ("(int)lane == victim.slot / 4 ? keys(to)", "lane == 0 ? keys(to)"),
+    "a row leaves with the next one's score": (
+        "leaving.scores()[place] = old_score;",
+        "leaving.scores()[place] = score;",
+    ),
+    "a row takes the marks of its neighbours": ("marks = (marks & ~(255u << shift)) |", "marks ="),
+    "of a long row the beginning is exchanged": ("if ((at += 32) < words)", "if ((at += words) < words)"),
     "a new row's digest is forgotten": ("mine = (mine & ~(255u << shift)) | digest_of", "mine = mine | 0 * digest_of"),
     "a digest may be 0": ("return digest ? digest : 1;", "return digest;"),
+    "a tile takes another one's answer": (">> tile_start() & ((1u << TILE) - 1)", "& 255u"),
+    "digests of some cells are not compared": ("& 0x80402010u", "& 0u"),
+    "a cell with the key's digest is taken for the key's": ("[candidate] == key", "[candidate] * 0 == 0"),
+    "of a cell's digests alike the first alone is tried": ("candidates &= candidates - 1)", "candidates = 0)"),
+    "a warp's missing keys take one place": (
+        "missing[place + __popc(lost & ((1u << lane_number()) - 1))]",
+        "missing[place]",
+    ),
+    "a tile finds what is behind the keys": ("const bool given = i < n,", "const bool given = true,"),
+    "of a long row every other unit is copied": ("if (next < count) ((Unit*)to)[next] = second;", ""),
     "uses of one row at once are lost": ("} while (seen != expected);", "} while (false);"),
     "a use takes the marks off": ("(u8)(relaxed_load(&flags(bucket)[slot]) | DIRTY)", "DIRTY"),
     "of equal keys any is set": ("(p + 1 < n && cells[order[p + 1]] == cells[i])", "false"),
@@ -37,12 +56,12 @@ FAULTS = {
         "heads[i] = more ? -1 : cells[i];",
     ),
     "an array's rows go to their own places": (
-        "from + i * bytes, bytes, unit);",
-        "from + chosen[i] * 0, bytes, unit);",
+        "from + i * bytes, (u32)bytes,",
+        "from + chosen[i] * 0, (u32)bytes,",
     ),
     "what is left out is changed": ("if (!without[i]) cells[i] = -1;", ""),
     "an array's keys are told to exist": ("exists[i] = slot >= 0;", "exists[i] = true;"),
-    "clean rows that were asked for are forgotten": ("(clean_too || flags(bucket)", "(flags(bucket)"),
+    "clean rows that were asked for are forgotten": ("(clean_too || marks", "(marks"),
     "bags are summed backwards": ("const Wide element = wide(row[j]);", "const Wide element = -wide(row[j]);"),
 }
 

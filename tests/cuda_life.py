@@ -77,6 +77,9 @@ class Life:
             self.step += 1
             getattr(self, f"_{deck.pop()}")()
             self.check()
+        for _ in range(4):
+            self._crowd()
+            self.check()
 
     def check(self) -> None:
         """Assert that the table is its model."""
@@ -88,6 +91,14 @@ class Life:
         cells = self.table.find(self.rows.keys)
         assert ((cells >= 0) == self.hot).all()
         assert (cells[expected] // BUCKET).tolist() == [self._bucket(row) for row in expected.tolist()]
+
+    def _crowd(self) -> None:
+        """Merge buckets into one, in which of equal scores the smallest keys leave."""
+        for _ in range(2):
+            self._grow()
+            self._insert()
+        self._score(np.flatnonzero(self.hot), np.ones(self.hot.sum()))
+        self._give_back(self.table.capacity_rows, 1)
 
     # What happens in between. Each verb does it to both.
 
@@ -323,7 +334,9 @@ class Life:
 
     def _set_scores(self) -> None:
         rows = self._distinct(int(self.random.integers(1, 60)), hot=True)
-        scores = self.random.normal(size=len(rows))
+        self._score(rows, self.random.normal(size=len(rows)))
+
+    def _score(self, rows: Any, scores: Any) -> None:
         self.table.set_scores(self._cells(rows), scores)
         self.rows.scores[rows] = scores
         self.rows.flags[rows] |= DIRTY
@@ -340,7 +353,9 @@ class Life:
             self.table.grow()
 
     def _shrink(self) -> None:
-        cells, least = int(self.random.integers(1, 4 * BUCKET)), int(self.random.integers(1, 2 * BUCKET))
+        self._give_back(int(self.random.integers(1, 4 * BUCKET)), int(self.random.integers(1, 2 * BUCKET)))
+
+    def _give_back(self, cells: int, least: int) -> None:
         wanted = max(self.buckets - -(-cells // BUCKET), -(-least // BUCKET), 1)
         left: list[int] = []
         while self.buckets > wanted:

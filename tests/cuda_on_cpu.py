@@ -34,7 +34,7 @@ DEVICE_BYTES = 1 << 18
 FILLING, GUARD_BYTES = 0xCD, 64
 FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-Wall")
 TSAN_FLAGS = ("-O1", "-g", "-fsanitize=thread")
-_KERNEL = re.compile(r"^(?:STEP_)?KERNEL (\w+)\(", re.MULTILINE)
+_KERNEL = re.compile(r"^(?:\w+_)?KERNEL (\w+)\(", re.MULTILINE)
 _ENTRY = """
 extern "C" const char* run_{name}(unsigned blocks, unsigned threads, uint64_t seed, void** arguments) {{
   return cpu::launch(blocks, threads, seed, [](void* given) {{ cpu::call({name}, (void**)given); }}, arguments);
@@ -111,6 +111,9 @@ class CpuDevice:
     def order(self, numbers: int, count: int, out: int, stream: int) -> None:
         given, result = (np.frombuffer((ctypes.c_int64 * count).from_address(at), np.int64) for at in (numbers, out))
         result[:] = np.argsort(given, kind="stable")
+
+    def sort(self, numbers: int, count: int, stream: int) -> None:
+        np.frombuffer((ctypes.c_int64 * count).from_address(numbers), np.int64).sort()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return ArrayOnDevice(np.full(shape, -7).astype(dtype))

@@ -4,13 +4,13 @@
 // Copies rows of `bytes` bytes, in units of `unit`: those at the positions `chosen` of `from`, to the n rows of `to`.
 KERNEL take_rows(const u8* from, const i64* chosen, i64 n, i64 bytes, i64 unit, u8* to) {
   for (i64 i = first_warp(); i < n; i += all_warps())
-    copy_bytes(to + i * bytes, from + chosen[i] * bytes, bytes, unit);
+    copy_bytes(to + i * bytes, from + chosen[i] * bytes, (u32)bytes, (u32)unit);
 }
 
 // The reverse: row i of the n rows of `from` to the position chosen[i] of `to`. Positions are distinct.
 KERNEL spread_rows(const u8* from, const i64* chosen, i64 n, i64 bytes, i64 unit, u8* to) {
   for (i64 i = first_warp(); i < n; i += all_warps())
-    copy_bytes(to + chosen[i] * bytes, from + i * bytes, bytes, unit);
+    copy_bytes(to + chosen[i] * bytes, from + i * bytes, (u32)bytes, (u32)unit);
 }
 
 // Makes keys of 8 bytes out of those of 4.

@@ -16,7 +16,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 const int CELLS = 128;
-const u32 ALL = 0xffffffffu;
+#define ALL 0xffffffffu
 const u8 DIRTY = 1;
 
 const i64 FLAGS_AT = CELLS;
@@ -25,9 +25,11 @@ const i64 SCORES_AT = KEYS_AT + 8 * CELLS;
 const i64 STEPS_AT = SCORES_AT + 8 * CELLS;
 const i64 ROWS_AT = STEPS_AT + 8 * CELLS;
 
-// Blocks of 256 threads, three of which fit a processor at once, or two of an optimizer's: with the registers that this
-// leaves, nothing is spilled.
+// Blocks of 256 threads, three of which fit a processor at once, or two of an optimizer's, four of insert, six of find:
+// with the registers that this leaves, nothing is spilled.
 #define KERNEL extern "C" __global__ void __launch_bounds__(256, 3)
+#define FIND_KERNEL extern "C" __global__ void __launch_bounds__(256, 6)
+#define INSERT_KERNEL extern "C" __global__ void __launch_bounds__(256, 4)
 #define STEP_KERNEL extern "C" __global__ void __launch_bounds__(256, 2)
 
 #ifndef CUDA_ON_CPU
@@ -106,35 +108,28 @@ __device__ inline i64 split_from(i64 bucket) {
   return bucket - top;
 }
 
-// A warp finds a key in its bucket: the slot, or -1. All lanes get it.
-__device__ inline int slot_of(u8* bucket, i64 key, u64 h) {
-  const u32 lane = lane_number();
-  u32 match = __vcmpeq4(((const u32*)digests(bucket))[lane], digest_of(h) * 0x01010101u);
-  int slot = -1;
-  while (match && slot < 0) {
-    const int byte = (__ffs(match) - 1) / 8;
-    match &= ~(255u << 8 * byte);
-    if (keys(bucket)[lane * 4 + byte] == key) slot = (int)lane * 4 + byte;
+// So many lanes of a warp, each with the same neighbours, copy bytes between places that are multiples of `unit` bytes (1,
+// 2, 4, 8, 16), as is their number. Lane l copies the units l, l + LANES and so on, so a lane reads from a row what it
+// alone wrote there with the same unit. Two units are on their way before the first is stored.
+template <int LANES, class Unit> __device__ inline void copy_units(u8* to, const u8* from, u32 count) {
+#pragma unroll 1
+  for (u32 at = lane_number() % LANES; at < count; at += 2 * LANES) {
+    const u32 next = at + LANES;
+    const Unit first = ((const Unit*)from)[at], second = ((const Unit*)from)[next < count ? next : at];
+    ((Unit*)to)[at] = first;
+    if (next < count) ((Unit*)to)[next] = second;
   }
-  const u32 found = __ballot_sync(ALL, slot >= 0);
-  return found ? __shfl_sync(ALL, slot, __ffs(found) - 1) : -1;
 }
 
-// A warp copies bytes between places that are multiples of `unit` bytes (1, 2, 4, 8, 16), as is their number. Lane l
-// copies the units l, l + 32 and so on, so a lane reads from a row what it alone wrote there with the same unit.
-template <class Unit> __device__ inline void copy_units(u8* to, const u8* from, i64 bytes) {
-  for (i64 at = lane_number(); at < bytes / (i64)sizeof(Unit); at += 32) ((Unit*)to)[at] = ((const Unit*)from)[at];
-}
-
-__device__ inline void copy_bytes(u8* to, const u8* from, i64 bytes, i64 unit) {
-  if (unit == 16) copy_units<uint4>(to, from, bytes);
-  else if (unit == 8) copy_units<u64>(to, from, bytes);
-  else if (unit == 4) copy_units<u32>(to, from, bytes);
-  else if (unit == 2) copy_units<unsigned short>(to, from, bytes);
-  else copy_units<u8>(to, from, bytes);
+template <int LANES = 32> __device__ inline void copy_bytes(u8* to, const u8* from, u32 bytes, u32 unit) {
+  if (unit == 16) copy_units<LANES, uint4>(to, from, bytes / 16);
+  else if (unit == 8) copy_units<LANES, u64>(to, from, bytes / 8);
+  else if (unit == 4) copy_units<LANES, u32>(to, from, bytes / 4);
+  else if (unit == 2) copy_units<LANES, unsigned short>(to, from, bytes / 2);
+  else copy_units<LANES, u8>(to, from, bytes);
 }
 
 // A warp copies a whole row. Rows of an even number of words begin at multiples of 16 bytes.
 __device__ inline void copy_row(u64* to, const u64* from, i64 words) {
-  copy_bytes((u8*)to, (const u8*)from, 8 * words, words & 1 ? 8 : 16);
+  copy_bytes((u8*)to, (const u8*)from, 8 * (u32)words, words & 1 ? 8 : 16);
 }

@@ -25,7 +25,8 @@ from kvemb.rows.schema import Schema
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 NULL = 0
-WARP = 32
+# Lanes that work on one thing; of find, on one key.
+WARP, TILE = 32, 8
 _MOVING = frozenset({"insert", "remove_cells", "clear", "split", "merge"})
 
 
@@ -96,7 +97,7 @@ class Cells:
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         misses = buffers.zeros("count", 1)
         self.run(
-            "find", WARP * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self.unit, exists, how,
+            "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self.unit, exists, how,
             float(now), misses, buffers.of("missing", 8 * n),
         )  # fmt: skip
         return int(buffers.get(misses, 1, np.int64)[0])
@@ -119,13 +120,13 @@ class Cells:
         Positions of rows without room are in the buffer "missing", in any order; there are none if evicting.
         """
         buffers = self.buffers
-        numbers, order = buffers.of("numbers", 8 * n), buffers.of("order", 8 * n)
+        entries = buffers.of("entries", 8 * n)
         left, left_pitch = buffers.for_rows("left", self.schema, n if evicting else 0)
         left_at, counts = buffers.of("left_at", 8 * n), buffers.zeros("count", 3)
-        self.run("bucket_numbers", n, given, n, numbers)  # keys are a buffer's first column
-        self.queue.order(numbers, n, order)
+        self.run("bucket_entries", n, given, n, entries)  # keys are a buffer's first column
+        self.queue.sort(entries, n)
         self.run(
-            "insert", WARP * n, order, numbers, n, given, pitch, int(by_score), int(evicting), int(clean_too),
+            "insert", WARP * n, entries, n, given, pitch, int(by_score), int(evicting), int(clean_too),
             counts, counts + 8, buffers.of("missing", 8 * n), counts + 16, left, left_pitch, left_at,
         )  # fmt: skip
         fresh, waiting, leaving = buffers.get(counts, 3, np.int64).tolist()

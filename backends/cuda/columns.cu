@@ -45,7 +45,7 @@ KERNEL gather(
   for (i64 i = first_warp(); i < n; i += all_warps()) {
     if (cells[i] < 0) continue;
     const Cell cell = cell_at(table, cells[i]);
-    copy_bytes(out + i * bytes, (const u8*)table.row(cell.bucket, cell.slot), bytes, unit);
+    copy_bytes(out + i * bytes, (const u8*)table.row(cell.bucket, cell.slot), (u32)bytes, (u32)unit);
   }
 }
 
@@ -57,7 +57,7 @@ KERNEL assign(
     const i64 i = order[p];
     if (cells[i] < 0 || (p + 1 < n && cells[order[p + 1]] == cells[i])) continue;
     const Cell cell = cell_at(table, cells[i]);
-    copy_bytes((u8*)table.row(cell.bucket, cell.slot), given + i * bytes, bytes, unit);
+    copy_bytes((u8*)table.row(cell.bucket, cell.slot), given + i * bytes, (u32)bytes, (u32)unit);
     if (lane_number()) continue;
     steps(cell.bucket)[cell.slot] = step;
     flags(cell.bucket)[cell.slot] |= DIRTY;

@@ -19,8 +19,9 @@ from kvemb.errors import BackendUnavailable
 from kvemb.options import format_bytes
 
 THREADS = 256
-# The most threads in a launch; kernels loop over the rest. 16 for each lane of the largest GPU today.
-MOST_THREADS = 1 << 20
+# The most threads in a launch; kernels loop over the rest. Some 15 to 20 times as many as a large GPU runs at once, so
+# that it is idle for little of a launch's end.
+MOST_THREADS = 1 << 22
 DEFAULT_STREAM, THREAD_STREAM = 1, 2
 
 
@@ -80,6 +81,9 @@ class Device(Protocol):
 
     def order(self, numbers: int, count: int, out: int, stream: int) -> None:
         """Write the positions that sort int64 numbers, stably, to out, int64 too. Both are addresses."""
+
+    def sort(self, numbers: int, count: int, stream: int) -> None:
+        """Sort int64 numbers at an address, in place."""
 
     def load(self, source: str) -> Program:
         """Compile CUDA C, or return what was compiled before: run(stream, name, threads, *arguments)."""
@@ -184,6 +188,11 @@ class CupyDevice:
         """See Device. CuPy's argsort is stable."""
         with self._device, self._stream(stream):
             self._view(out, count)[...] = self._cupy.argsort(self._view(numbers, count))
+
+    def sort(self, numbers: int, count: int, stream: int) -> None:
+        """See Device."""
+        with self._device, self._stream(stream):
+            self._view(numbers, count).sort()
 
     def load(self, source: str) -> Program:
         """See Device."""

@@ -15,32 +15,53 @@ __device__ inline int empty_slot(u32 mine) {
   return lane * 4 + (__ffs(__shfl_sync(ALL, empty, lane)) - 1) / 8;
 }
 
+// 16 bytes, which one load brings.
+struct alignas(16) Two {
+  double first, second;
+};
+
+// The scores of a bucket's cells, 4 in each lane. A score is set by the lane that has it.
+struct Scores {
+  double held[4];
+
+  __device__ static Scores of(u8* bucket) {
+    const Two *from = (const Two*)scores(bucket) + 2 * lane_number(), low = from[0], high = from[1];
+    return {{low.first, low.second, high.first, high.second}};
+  }
+  __device__ void set(int slot, double score) {
+    for (int k = 0; k < 4; k++)
+      if ((int)lane_number() * 4 + k == slot) held[k] = score;
+  }
+};
+
 struct Victim {
   double score;
-  i64 key;
   int slot;
 };
 
-__device__ inline bool goes_before(double score, i64 key, double other_score, i64 other_key) {
-  return score < other_score || (score == other_score && key < other_key);
-}
-
-// The row of a full bucket with the lowest score, of equal scores the smallest key.
-__device__ inline Victim lowest_score(u8* bucket) {
+// The row of a full bucket with the lowest score, of equal scores the smallest key. Keys are read only of equal scores.
+__device__ inline Victim lowest_score(u8* bucket, const Scores& scores) {
   const int first = (int)lane_number() * 4;
-  Victim least = {scores(bucket)[first], keys(bucket)[first], first};
-  for (int slot = first + 1; slot < first + 4; slot++) {
-    const double score = scores(bucket)[slot];
-    const i64 key = keys(bucket)[slot];
-    if (goes_before(score, key, least.score, least.key)) least = {score, key, slot};
-  }
+  double least = scores.held[0];
+  for (int k = 1; k < 4; k++) least = scores.held[k] < least ? scores.held[k] : least;
   for (int other = 16; other; other >>= 1) {
-    const double score = __shfl_xor_sync(ALL, least.score, other);
-    const i64 key = __shfl_xor_sync(ALL, least.key, other);
-    const int slot = __shfl_xor_sync(ALL, least.slot, other);
-    if (goes_before(score, key, least.score, least.key)) least = {score, key, slot};
+    const double score = __shfl_xor_sync(ALL, least, other);
+    least = score < least ? score : least;
   }
-  return least;
+  u32 equal = 0;  // a bit for each of the lane's cells
+  for (int k = 0; k < 4; k++) equal |= (u32)(scores.held[k] == least) << k;
+  const u32 having = __ballot_sync(ALL, equal != 0), more = __ballot_sync(ALL, (equal & (equal - 1)) != 0);
+  int slot = equal ? first + __ffs(equal) - 1 : -1;
+  if (!more && !(having & (having - 1))) return {least, __shfl_sync(ALL, slot, __ffs(having) - 1)};
+  i64 key = slot < 0 ? 0 : keys(bucket)[slot];
+  for (int next = slot + 1; slot >= 0 && next < first + 4; next++)
+    if (equal >> (next - first) & 1 && keys(bucket)[next] < key) key = keys(bucket)[slot = next];
+  for (int other = 16; other; other >>= 1) {
+    const i64 their_key = __shfl_xor_sync(ALL, key, other);
+    const int their_slot = __shfl_xor_sync(ALL, slot, other);
+    if (their_slot >= 0 && (slot < 0 || their_key < key)) key = their_key, slot = their_slot;
+  }
+  return {least, slot};
 }
 
 // Hands out the row in a slot, for the row at `for_position` of a batch, if it is dirty, or in any case with clean_too.
@@ -61,50 +82,94 @@ __device__ inline void hand_out(
   if (place >= 0) copy_row(leaving.rows.row(place), table.row(bucket, slot), table.words);
 }
 
-// Inserts n rows, sorted by bucket with `order`, whose keys are distinct and not in the table. If a bucket is full and
-// `evicting` is set, the lowest score leaves, unless by_score keeps a clean newcomer out; clean_too: clean rows that
-// leave are handed out too. If a bucket is full without `evicting`, the position of the row goes to pending[0] to
+// Sets entries to what sorts n keys by bucket, and those of a bucket by their place in the batch: both, in one number.
+// There are fewer than 2^31 buckets, as 2^31 have more memory than any GPU, and fewer than 2^32 keys in a batch.
+KERNEL bucket_entries(
+    TABLE_PARAMETERS, const i64* wanted, i64 n, i64* entries) {
+  for (i64 i = first_thread(); i < n; i += all_threads()) entries[i] = bucket_of(mix(wanted[i]), buckets) << 32 | i;
+}
+
+// Inserts n rows, whose keys are distinct and not in the table, by sorted entries: a warp a bucket. If a bucket is full and `evicting` is
+// set, the lowest score leaves, unless by_score keeps a clean newcomer out; clean_too: clean rows that leave are handed
+// out too. If a bucket is full without `evicting`, the position of the row goes to pending[0] to
 // pending[*pending_count - 1], in any order. fresh: how many cells were taken.
-KERNEL insert(
-    TABLE_PARAMETERS, const i64* order, const i64* numbers, i64 n, u8* given, i64 pitch, i64 by_score, i64 evicting,
-    i64 clean_too, u64* fresh, u64* pending_count, i64* pending, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {
+//
+// By arithmetic for an H200, a full table of 64 M cells, rows of 64 floats and a batch of 1 M, 2.3 to a bucket:
+// - Bytes a key: sorting 8 + 8 passes of 16 + 8 = 144; of its bucket 665 (1,280 read and 256 written, once for 2.3);
+//   the new row 384 read and 352 written; the row that leaves 320 read and 289 written: 2,160 with the key itself. 60% of
+//   4.8 TB/s are 1.3 billion keys a second; with the starts of 12 kernels, 1.2.
+// - Waits: a bucket takes 2.2 us (entry, columns, rows), and 1.3 for each further key; with 64 registers 32 warps fit a
+//   processor: 2.3 billion. The count of rows that leave is one place, which takes 1.6 billion additions a second.
+INSERT_KERNEL insert(
+    TABLE_PARAMETERS, const i64* entries, i64 n, u8* given, i64 pitch, i64 by_score, i64 evicting, i64 clean_too,
+    u64* fresh, u64* pending_count, i64* pending, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {
   const Table table = TABLE;
-  const Rows rows = {given, pitch, words};
-  const Leaving leaving = {left, {left_rows, left_pitch, words}, left_at};
+  const Rows rows = {given, pitch, words}, leaving = {left_rows, left_pitch, words};
   const u32 lane = lane_number();
-  for (i64 head = first_warp(); head < n; head += all_warps()) {
-    const i64 number = numbers[order[head]];
-    if (head && numbers[order[head - 1]] == number) continue;
+  for (u32 head = (u32)first_warp(); head < n; head += (u32)all_warps()) {
+    const u32 number = (u32)(entries[head] >> 32);
+    if (head && (u32)(entries[head - 1] >> 32) == number) continue;
     u8* bucket = table.bucket(number);
-    u32 mine = ((const u32*)digests(bucket))[lane];
-    u64 taken = 0;
-    for (i64 p = head; p < n; p++) {
-      const i64 i = order[p];
-      if (numbers[i] != number) break;
+    // Of the lane's 4 cells. Scores are read before they are needed, so that they come with the digests.
+    u32 mine = ((const u32*)digests(bucket))[lane], marks = ((const u32*)flags(bucket))[lane];
+    Scores held = {};
+    if (evicting) held = Scores::of(bucket);
+    u32 taken = 0;
+    for (u32 p = head; p < n && (u32)(entries[p] >> 32) == number; p++) {
+      const u32 i = (u32)entries[p];
+      const double score = rows.scores()[i];
+      const u8 flag = rows.flags()[i];
       int slot = empty_slot(mine);
+      bool leaves = false;
+      double old_score = 0;
       if (slot >= 0) {
         taken++;
       } else if (!evicting) {
         if (lane == 0) pending[atomicAdd(pending_count, (u64)1)] = i;
         continue;
       } else {
-        const Victim victim = lowest_score(bucket);
-        if (by_score && !(rows.flags()[i] & DIRTY) && victim.score >= rows.scores()[i]) continue;
-        slot = victim.slot;
-        hand_out(table, bucket, slot, i, clean_too != 0, leaving);
+        const Victim victim = lowest_score(bucket, held);
+        if (by_score && !(flag & DIRTY) && victim.score >= score) continue;
+        slot = victim.slot, old_score = victim.score;
+        leaves = true;
       }
-      copy_row(table.row(bucket, slot), rows.row(i), words);
-      if ((int)lane == slot / 4) {
-        keys(bucket)[slot] = rows.keys()[i];
-        scores(bucket)[slot] = rows.scores()[i];
-        steps(bucket)[slot] = rows.steps()[i];
-        flags(bucket)[slot] = rows.flags()[i];
-        const int shift = 8 * (slot & 3);
-        mine = (mine & ~(255u << shift)) | digest_of(mix(rows.keys()[i])) << shift;
+      u64* row = table.row(bucket, slot);
+      const u64* newer = rows.row(i);
+      // All that comes from memory is on its way before the first of it is needed.
+      u64 out = 0, in = 0;
+      if (lane < words) out = row[lane], in = newer[lane];
+      const int shift = 8 * (slot & 3), owner = slot / 4;
+      i64 place = -1, key = 0, step = 0, old_key = 0, old_step = 0;
+      if ((int)lane == owner) {
+        key = rows.keys()[i], step = rows.steps()[i];
+        old_key = keys(bucket)[slot], old_step = steps(bucket)[slot];
+        if (leaves && (clean_too || marks >> shift & DIRTY)) place = (i64)atomicAdd(left, (u64)1);
+      }
+      const i64 to = __shfl_sync(ALL, place, owner);
+      for (u32 at = lane; at < words;) {
+        if (to >= 0) leaving.row(to)[at] = out;
+        row[at] = in;
+        if ((at += 32) < words) out = row[at], in = newer[at];
+      }
+      if (place >= 0) {
+        leaving.keys()[place] = old_key;
+        leaving.scores()[place] = old_score;
+        leaving.steps()[place] = old_step;
+        leaving.flags()[place] = (u8)(marks >> shift);
+        left_at[place] = i;
+      }
+      if ((int)lane == owner) {
+        keys(bucket)[slot] = key;
+        scores(bucket)[slot] = score;
+        steps(bucket)[slot] = step;
+        mine = (mine & ~(255u << shift)) | digest_of(mix(key)) << shift;
+        marks = (marks & ~(255u << shift)) | (u32)flag << shift;
+        held.set(slot, score);
       }
     }
     ((u32*)digests(bucket))[lane] = mine;
-    if (lane == 0 && taken) atomicAdd(fresh, taken);
+    ((u32*)flags(bucket))[lane] = marks;
+    if (lane == 0 && taken) atomicAdd(fresh, (u64)taken);
   }
 }
 
@@ -139,6 +204,10 @@ KERNEL split(TABLE_PARAMETERS, i64 first) {
   }
 }
 
+__device__ inline bool goes_before(double score, i64 key, double other_score, i64 other_key) {
+  return score < other_score || (score == other_score && key < other_key);
+}
+
 // Empties the buckets from `last` on into those that they were split from, none of which is among them. A row for which
 // there is no room leaves, or the lowest score there if that is lower. gone: how many left, clean ones included.
 KERNEL merge(
@@ -150,16 +219,19 @@ KERNEL merge(
     u8 *from = table.bucket(number), *to = table.bucket(split_from(number));
     const u32 theirs = ((const u32*)digests(from))[lane];
     u32 mine = ((const u32*)digests(to))[lane];
+    Scores held = Scores::of(to);
     u64 leave = 0;
     for (int source = 0; source < CELLS; source++) {
       const u32 digest = __shfl_sync(ALL, theirs, source / 4) >> 8 * (source & 3) & 255;
       if (!digest) continue;
       int slot = empty_slot(mine);
       const i64 position = number * CELLS + source;
+      const double score = scores(from)[source];
       if (slot < 0) {
         leave++;
-        const Victim victim = lowest_score(to);
-        if (goes_before(scores(from)[source], keys(from)[source], victim.score, victim.key)) {
+        const Victim victim = lowest_score(to, held);
+        const i64 key = (int)lane == victim.slot / 4 ? keys(to)[victim.slot] : 0;
+        if (goes_before(score, keys(from)[source], victim.score, __shfl_sync(ALL, key, victim.slot / 4))) {
           hand_out(table, from, source, position, false, leaving);
           continue;
         }
@@ -169,12 +241,13 @@ KERNEL merge(
       copy_row(table.row(to, slot), table.row(from, source), words);
       if ((int)lane == slot / 4) {
         keys(to)[slot] = keys(from)[source];
-        scores(to)[slot] = scores(from)[source];
+        scores(to)[slot] = score;
         steps(to)[slot] = steps(from)[source];
         flags(to)[slot] = flags(from)[source];
         const int shift = 8 * (slot & 3);
         mine = (mine & ~(255u << shift)) | digest << shift;
       }
+      held.set(slot, score);
     }
     ((u32*)digests(to))[lane] = mine;
     if (lane == 0 && leave) atomicAdd(gone, leave);

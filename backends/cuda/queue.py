@@ -80,6 +80,10 @@ class Queue:
         """See Device."""
         self.device.order(numbers, count, out, self._here())
 
+    def sort(self, numbers: int, count: int) -> None:
+        """See Device."""
+        self.device.sort(numbers, count, self._here())
+
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous array to the device. The caller may change it afterwards."""
         stream, left = self._here(), array.reshape(-1).view(np.uint8)

@@ -90,6 +90,14 @@ def test_numbers_are_sorted_stably(device):
     assert got.tolist() == np.argsort(numbers, kind="stable").tolist()
 
 
+def test_numbers_are_sorted_in_place(device):
+    numbers = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, 5000)
+    memory = device.allocate(numbers.nbytes, 1)
+    device.upload(memory.address, numbers, 1)
+    device.sort(memory.address, len(numbers), 1)
+    assert downloaded(device, memory.address, len(numbers)).tolist() == sorted(numbers.tolist())
+
+
 def test_a_kernel_gets_its_arguments(device):
     memory = device.allocate(1600, 1)
     device.upload(memory.address, np.arange(100), 1)

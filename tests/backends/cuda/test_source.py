@@ -12,7 +12,7 @@ from kvemb.backends.cuda.source import OPTIONS, step_source, table_source, value
 from kvemb.optimizers import KINDS, NAdam, Optimizer
 from kvemb.rows.schema import Schema, dtype_of
 
-KERNELS = r"^(?:STEP_)?KERNEL "
+KERNELS = r"^(?:\w+_)?KERNEL "
 
 
 def schema_of(name: str, optimizer: Optimizer | None = None) -> Schema:
@@ -50,7 +50,8 @@ def test_kernels_of_the_table_leave_room_for_three_blocks_and_are_short():
     for architecture in ARCHITECTURES:
         occupancies = {name: used.occupancy() for name, used in used_by(table_source(), architecture).items()}
         assert min(occupancies.values()) >= 3 * 256 / 2048, occupancies
-        assert occupancies["find"] >= 0.5
+        assert occupancies["find"] >= 0.75
+        assert occupancies["insert"] >= 0.5
 
 
 @pytest.mark.slow
