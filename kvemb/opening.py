@@ -53,19 +53,6 @@ def open(
     limits: how much one internal step processes at a time (kvemb.limits).
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
-    return _opened(path, memory_budget, device_memory, bool(read_only), bool(follow), durability, limits, bool(warm))
-
-
-def _opened(
-    path: str | os.PathLike[str],
-    memory_budget: int | str,
-    device_memory: int | str | None,
-    read_only: bool,
-    follow: bool,
-    durability: str,
-    limits: Limits,
-    warm: bool = False,
-) -> Store:
     place = paths.local(path)
     if follow and layout.is_checkpoint(place):
         raise ValueError(f"{path} is a checkpoint, which never changes; follow the store, or use read_only=True")
@@ -75,11 +62,11 @@ def _opened(
         place,
         memory_budget=memory_budget,
         device_memory=device_memory,
-        read_only=read_only or follow,
-        follow=follow,
+        read_only=bool(read_only or follow),
+        follow=bool(follow),
         durability=durability,
         limits=limits,
-        warm=warm,
+        warm=bool(warm),
     )
     return Store(engine)
 
@@ -117,7 +104,14 @@ def restore(
         _logger.info("restoring %s, the newest checkpoint of %s", source, given)
     install(source, place, variables)
     try:
-        return _opened(place, memory_budget, device_memory, False, False, durability, limits, bool(warm))
+        return open(
+            place,
+            memory_budget=memory_budget,
+            device_memory=device_memory,
+            warm=warm,
+            durability=durability,
+            limits=limits,
+        )
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise

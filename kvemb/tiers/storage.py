@@ -392,7 +392,7 @@ class TieredStorage:
         return self.slot_rows + self._leased_for_copies // row_bytes
 
     def end_snapshot(self) -> None:
-        """Forget the snapshot, if device_rows is one."""
+        """Forget the snapshot, if there is one."""
         with self._access.held():
             if self._snapshot is not None:
                 self._snapshot.end()

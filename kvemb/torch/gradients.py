@@ -64,7 +64,7 @@ class Pending:
 
     @property
     def owner(self) -> Owner | None:
-        """The optimizer that takes the steps, if device_rows is one, or sets the rates of a fused module."""
+        """The optimizer that takes the steps, or sets the rates of a fused module; None: there is none."""
         return None if self._owner is None else self._owner()
 
     @owner.setter
