@@ -53,7 +53,7 @@ def opened(store: Handle[Engine], name: str) -> Variable:
         return open_stored(store, name, engine.described.variables[name])
 
 
-def got(store: Handle[Engine], asked: Arguments) -> Variable:
+def get_or_make(store: Handle[Engine], asked: Arguments) -> Variable:
     """Return the variable of this full name: open, stored, or new. REQUIRES: the engine's lock. See get_variable."""
     known = inside(store).tables.get(check_name(asked.name))
     if known is None:

@@ -1,7 +1,7 @@
-"""The moment of a call that this thread runs for another process, which counts the steps: a shard of a cluster's.
+"""The step and the time of a call that a shard makes for a client of a cluster: the client counts and has the clock.
 
-A variable counts its own steps otherwise, and asks the clock. The moment belongs to the thread, so that no method needs
-an argument for it.
+A variable of an ordinary store counts its own steps and asks the clock. The moment belongs to the thread, so that no
+method needs an argument for it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Moment(NamedTuple):
 
 
 _moment: ContextVar[Moment | None] = ContextVar("kvemb_moment", default=None)
-# Of the call that this thread runs; None: it is its own.
-given = _moment.get
+# Return the moment that a client gave the call this thread makes; None: the variable counts and asks the clock itself.
+current_moment = _moment.get
 
 
 @contextmanager

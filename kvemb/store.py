@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, overload
 import numpy.typing as npt
 
 from kvemb import many_tables
-from kvemb.catalog import VariableMap, got, lines_of, opened
+from kvemb.catalog import VariableMap, get_or_make, lines_of, opened
 from kvemb.defaults import DefaultStore
 from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
@@ -25,10 +25,11 @@ from kvemb.engine.arguments import Arguments
 from kvemb.engine.assembly import GraphKeys
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
+from kvemb.engine.refreshing import refresh
 from kvemb.errors import Corruption
 from kvemb.limits import Limits
 from kvemb.options import format_bytes
-from kvemb.replica import apply_delta, refresh
+from kvemb.replica import apply_delta
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -116,7 +117,7 @@ class Store(DefaultStore[Engine]):
         self.state.check_here()
         with self._inside.lock:
             self.state.check_open()
-            return cast(Variable, get_in_scope(asked, self._inside, partial(got, self)))
+            return cast(Variable, get_in_scope(asked, self._inside, partial(get_or_make, self)))
 
     def drop_variable(self, name: str) -> None:
         """Drop a variable with all its rows, durably; its memory and its disk space are freed.

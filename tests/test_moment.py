@@ -14,13 +14,13 @@ from kvemb.moment import Moment
 def test_the_moment_belongs_to_the_block_and_to_its_thread():
     seen = []
     with moment.at(Moment(3, 1.5)):
-        thread = threading.Thread(target=lambda: seen.append(moment.given()))
+        thread = threading.Thread(target=lambda: seen.append(moment.current_moment()))
         thread.start()
         thread.join()
         with moment.at(Moment(4, 2.0)):
-            seen.append(moment.given())
-        seen.append(moment.given())
-    assert [*seen, moment.given()] == [None, Moment(4, 2.0), Moment(3, 1.5), None]
+            seen.append(moment.current_moment())
+        seen.append(moment.current_moment())
+    assert [*seen, moment.current_moment()] == [None, Moment(4, 2.0), Moment(3, 1.5), None]
 
 
 def test_uses_are_counted_and_scored_at_the_moment(store):

@@ -12,12 +12,13 @@ from typing import Any
 from kvemb.checks.brief import brief
 from kvemb.errors import UnsupportedFormat
 from kvemb.restrict.admission import Admission
-from kvemb.restrict.built_in import FrequencyRestrictPolicy, TimestampRestrictPolicy
 from kvemb.restrict.epochs import EpochFrequencyRestrictPolicy, EpochTimestampRestrictPolicy
+from kvemb.restrict.frequency import FrequencyRestrictPolicy
 from kvemb.restrict.missing import MissingPolicy
 from kvemb.restrict.norm import NormRestrictPolicy
 from kvemb.restrict.policy import Counts, RestrictPolicy, ScoredRows, ScoreRule, Scores, check_clock
 from kvemb.restrict.time_to_live import TimeToLiveRestrictPolicy
+from kvemb.restrict.timestamp import TimestampRestrictPolicy
 
 __all__ = [
     "Admission",

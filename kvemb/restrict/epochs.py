@@ -12,7 +12,7 @@ import numpy as np
 
 from kvemb.checks.numeric import as_int
 from kvemb.handle import inside
-from kvemb.moment import given
+from kvemb.moment import current_moment
 from kvemb.restrict.policy import Counts, RestrictPolicy, Scores
 
 # A float64 holds integers of 53 bits: 21 of the epoch, 32 of the rest.
@@ -28,7 +28,7 @@ class _Epochs(RestrictPolicy):
     @property
     def epoch(self) -> int:
         """The epoch of uses from now on; 0 when a variable is opened."""
-        moment = given()
+        moment = current_moment()
         return self._epoch if moment is None else moment.epoch
 
     def set_epoch(self, epoch: int) -> None:

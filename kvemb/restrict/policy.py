@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_ROWS
 from kvemb.handle import Handle, inside
-from kvemb.moment import given
+from kvemb.moment import current_moment
 
 Scores = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -82,7 +82,7 @@ class RestrictPolicy:
         """Return the time of a use made in this step: the step, or the seconds since 1970."""
         if self.clock == "steps":
             return float(step)
-        moment = given()
+        moment = current_moment()
         return time.time() if moment is None else moment.seconds
 
     def checked_score(self, old_score: Scores, count: Counts, now: float) -> Scores:

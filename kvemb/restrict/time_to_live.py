@@ -6,8 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from kvemb.checks.numeric import as_number
-from kvemb.restrict.built_in import TimestampRestrictPolicy
 from kvemb.restrict.policy import ScoreRule
+from kvemb.restrict.timestamp import TimestampRestrictPolicy
 
 
 @dataclass(frozen=True)

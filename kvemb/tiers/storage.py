@@ -23,7 +23,7 @@ from kvemb.contracts import ColdStore, Recorder, WriteLog
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
-from kvemb.moment import given
+from kvemb.moment import current_moment
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.hashing import Keys
@@ -149,7 +149,7 @@ class TieredStorage:
 
     def _begin_writing(self) -> None:
         self.state.check_writable()
-        if (moment := given()) is not None:
+        if (moment := current_moment()) is not None:
             self.step = max(self.step, moment.step)
         with self.changing():
             self._spill.poll()
@@ -279,12 +279,12 @@ class TieredStorage:
 
     def count_use(self) -> None:
         """Count one more call that records uses. A step never goes back, whatever the moment of the call is."""
-        moment = given()
+        moment = current_moment()
         self.step = self.step + 1 if moment is None else max(self.step, moment.step)
 
     def next_optimizer_step(self) -> int:
         """Return the number of the optimizer's step that is being taken."""
-        moment = given()
+        moment = current_moment()
         return self.optimizer_steps + 1 if moment is None else moment.optimizer_step
 
     def count_optimizer_step(self, number: int) -> None:

@@ -1,0 +1,96 @@
+"""A reader moves to a newer durable point of the store that it follows: all its variables at once.
+
+Hot rows stay hot, and those that changed are read again before the move. Lookups go on meanwhile; one during which the
+reader moves begins again (kvemb.tiers.reads, of_one_point).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+
+from kvemb.contracts import ColdDatabase
+from kvemb.durability import changes, layout
+from kvemb.durability.keyfile import distinct, read_keys
+from kvemb.durability.manifest import Manifest
+from kvemb.durability.points import reading
+from kvemb.engine.dropping import end, is_one_with
+from kvemb.engine.engine import Engine
+from kvemb.engine.specification import stored_optimizer
+from kvemb.engine.table import Table
+from kvemb.errors import Corruption, StoreNotFound
+from kvemb.rows.codec import unordered_keys
+from kvemb.tiers.storage import Renewed
+
+# Rows of a refresh that are read at a time.
+READ_ROWS = 256
+
+
+def refresh(engine: Engine) -> bool:
+    """Show the last durable point of the store that this one follows. See Store.refresh."""
+    engine.state.check_here()
+    with engine.lock:
+        engine.state.check_open()
+        if not engine.follows:
+            raise ValueError(f"{engine.path} was not opened with follow=True; it shows what it showed at first")
+        with ExitStack() as view:
+            database, described = view.enter_context(reading(engine.path, engine.open_database))
+            if described.id == engine.described.id:
+                return False
+            if described.store != engine.described.store:
+                raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
+            for table in _show(engine, database, described):
+                end(engine, table)
+            engine.database, engine.described = database, described
+            before, engine.view = engine.view, view.pop_all()
+        before.close()
+        return True
+
+
+def _show(engine: Engine, database: ColdDatabase, described: Manifest) -> list[Table]:
+    """Let every open table show its rows in this point, which is open; return those whose variable it lacks."""
+    renewed = {name: _renewed(engine, database, described, table) for name, table in engine.tables.items()}
+    # Without a record of drops that reaches back, every variable may be another one.
+    dropped = changes.dropped_after(engine.described.changes, described.changes)
+    gone: list[Table] = []
+    with ExitStack() as paused:
+        for table in engine.tables.values():
+            paused.enter_context(table.storage.closing())
+        for name, table in engine.tables.items():
+            if dropped is None or name in dropped or not is_one_with(table, described.variables.get(name)):
+                gone.append(table)
+                continue
+            entry, changed = described.variables[name], renewed[name]
+            cold = database.attach(name, entry.schema) if changed is None else changed.cold
+            table.storage.show(cold, entry.rows, entry.step, entry.optimizer_steps, changed)
+            table.operations.optimizer = stored_optimizer(entry)
+    return gone
+
+
+def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> Renewed | None:
+    """Return what changed from the point that is shown to this one, which is open, with the new rows of what is hot.
+
+    None if it is not known, or no less than what is hot: then nothing is gained by keeping any.
+    """
+    files = changes.files_between(engine.described.changes, described.changes, table.name)
+    if files is None or (entry := described.variables.get(table.name)) is None:
+        return None
+    most, count = table.hot_tables.size, 0
+    found = [np.empty(0, np.uint64)]
+    try:
+        for file in files:
+            for ordered in read_keys(layout.point(engine.path, described.point) / layout.CHANGES / file):
+                found.append(ordered)
+                if (count := count + len(ordered)) > most:
+                    return None
+    except (FileNotFoundError, Corruption):  # the point has been replaced, or its rows are sound and this file is not
+        return None
+    keys = unordered_keys(distinct(np.concatenate(found)), table.schema)
+    table.hot_tables.devices_of(keys)  # a partitioner that raises does so before anything is done
+    cold = database.attach(table.name, entry.schema)
+    with table.storage.held():
+        hot = keys[table.hot_tables.find(keys, table.hot_tables.owners(keys)) >= 0][: engine.limits.scan_rows]
+    # A few at a time: lookups go on meanwhile, and reading holds the GIL for a part of its time.
+    blocks = [cold.read(hot[at : at + READ_ROWS])[0] for at in range(0, len(hot), READ_ROWS)]
+    return Renewed(cold, keys, blocks)

@@ -1,0 +1,67 @@
+"""A reader that follows a store on the same machine, by its durable points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from deltas import fill
+from histories import DIM
+
+import kvemb
+from kvemb.errors import Closed, ReadOnly, StoreNotFound
+
+
+def test_a_follower_shows_the_point_it_was_opened_on_until_it_is_refreshed(open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    table = fill(trainer, [1, 2, 3], 1)
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    seen = follower.variables["table"]
+    assert seen.lookup([1, 2, 3])[:, 0].tolist() == [1, 1, 1]
+    assert not follower.refresh()
+    table.remove([1])
+    fill(trainer, [2, 4], 2)
+    fill(trainer, [7], 7, "new")
+    assert not follower.refresh(), "what is not durable does not show"
+    trainer.flush()
+    scan = seen.export_batches(1)
+    next(scan)
+    assert seen.export()[0].tolist() == [1, 2, 3]
+    assert follower.refresh()
+    assert seen.export()[0].tolist() == [2, 3, 4]
+    assert seen.size() == 3
+    assert seen.lookup([1, 2, 3, 4])[:, 0].tolist() == [0, 2, 1, 2]
+    assert follower.variables["new"].lookup([7])[0, 0] == 7
+    with pytest.raises(Closed):
+        list(scan)
+    with pytest.raises(ReadOnly):
+        seen.upsert([1], np.ones((1, DIM), np.float32))
+    follower.close()
+    with pytest.raises(Closed):
+        follower.refresh()
+
+
+def test_another_store_in_the_place_of_the_followed_one_is_refused(open_store, tmp_path):
+    open_store(tmp_path / "store").close()
+    follower = open_store(tmp_path / "store", follow=True)
+    (tmp_path / "store").rename(tmp_path / "old")
+    open_store(tmp_path / "store").close()
+    with pytest.raises(StoreNotFound, match="another store"):
+        follower.refresh()
+    assert len(follower.variables) == 0
+
+
+def test_a_damaged_point_is_an_error_and_the_follower_stays_where_it_is(open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    fill(trainer, [1], 1)
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    fill(trainer, [2], 1)
+    trainer.close()
+    (file,) = (tmp_path / "store").glob("points/*/rows/MANIFEST*")
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-1])
+    with pytest.raises(kvemb.errors.Corruption, match=str(file)):
+        follower.refresh()
+    assert follower.variables["table"].export()[0].tolist() == [1]
+    file.write_bytes(sound)
