@@ -163,7 +163,13 @@ def parts_to_read(
     """Return each variable's part of a lookup. out: the arrays that some of them fill. Raises as checked does."""
     if out is None:
         return checked(store, wanted, to_read, variables)
-    return checked(store, _with_arrays(wanted, out), lambda table, given: to_read(table, *given), variables)
+    parts = checked(store, _with_arrays(wanted, out), lambda table, given: to_read(table, *given), variables)
+    filled = [byte_bounds(array) for array in out.values() if isinstance(array, np.ndarray) and array.size]
+    for part in parts.values():
+        begin, end = byte_bounds(part.keys)
+        if len(part.keys) and any(begin < last and first < end for first, last in filled):
+            raise ValueError(f"out must not share memory with the keys of {part.table.name!r}, read while it is filled")
+    return parts
 
 
 def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:

@@ -255,3 +255,12 @@ def test_a_variable_that_is_in_use_is_waited_for(store, tables):
     waiting.join()
     assert [row.tolist()[0][0] for row in found[0].values()] == [14, 21, 28]
     assert [table.stats.hits + table.stats.misses for table in tables] == [1, 1, 1]
+
+
+def test_an_array_to_fill_apart_from_all_keys(store, tables):
+    """It was filled with one variable's rows while another's keys were still read from it: these were wrong rows."""
+    memory = np.arange(8, dtype=np.int64)
+    out = memory.view(np.float32)[:8].reshape(4, 2)
+    with pytest.raises(ValueError, match="out must not share memory with the keys of 'b'"):
+        store.lookup({"a": np.arange(4), "b": memory[:4]}, out={"a": out})
+    store.lookup({"a": np.arange(4), "b": memory[4:]}, out={"a": out})
