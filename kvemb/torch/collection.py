@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvemb.checks.brief import brief
+from kvemb.rows.bags import bounds_of
 from kvemb.store import Store
 from kvemb.torch.bags import Bags, Keys, bags_of, keys_of
 from kvemb.torch.module import RowsModule, variable_of
@@ -129,7 +130,10 @@ def _jagged(inputs: Any) -> dict[str, tuple[torch.Tensor, ...]]:
     count = (len(offsets) - 1) // max(1, len(names))
     if len(offsets) != count * len(names) + 1:
         raise ValueError(f"{len(offsets)} offsets are not those of {len(names)} features, of as many bags each")
-    bounds, parts = offsets[::count].tolist() if count else [0] * (len(names) + 1), {}
+    if len(set(names)) < len(names):
+        raise ValueError(f"a feature is there twice: {', '.join(map(str, names))}")
+    ends = bounds_of(keys_of(offsets, "offsets"), len(values), last_included=True, what="values")
+    bounds, parts = ends[::count].tolist() if count else [0] * (len(names) + 1), {}
     for at, name in enumerate(names):
         begin, end = bounds[at], bounds[at + 1]
         own = (values[begin:end], offsets[at * count : (at + 1) * count] - begin)

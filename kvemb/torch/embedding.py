@@ -68,7 +68,7 @@ class Embedding(RowsModule):
         Store.lookup raises.
         """
         keys = keys_where_they_are(ids).reshape(-1)
-        if self.scale_grad_by_freq and self.training:
+        if self.scale_grad_by_freq and torch.is_grad_enabled():
             out = self._scaled_by_frequency(keys)
         else:
             (out,) = self.rows([Wanted(self.variable, keys, self.padding_idx)])

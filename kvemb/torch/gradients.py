@@ -53,9 +53,10 @@ class Pending:
         self._backwards = 0
 
     def add(self, gradients: list[Gradient]) -> None:
-        """Take what one backward brought: keep it, or if fused take the step. Raises what step does."""
+        """Take what one backward brought: keep it, or if fused take the step. Raises what check_step, take_step do."""
         if self.fused:
-            step(gradients, [self])
+            check_step(gradients, [self])
+            take_step(gradients)
             return
         self.waiting += gradients
         self._backwards += 1
@@ -79,11 +80,10 @@ class Pending:
         return Pending, (self.fused, self.check_finite)
 
 
-def step(gradients: list[Gradient], pendings: Iterable[Pending]) -> None:
-    """Take one optimizer step on each variable. All is checked first, and waits no longer when it begins.
+def check_step(gradients: list[Gradient], pendings: Iterable[Pending]) -> None:
+    """Check what a step is given, and set the rates it takes. pendings: of the modules that the gradients come from.
 
-    Raises ValueError for gradients that are not finite where a module has check_finite; what Store.apply_gradients
-    raises.
+    Raises ValueError for gradients that are not finite where a module has check_finite; what Owner.before_step raises.
     """
     pendings = list(pendings)
     if any(pending.check_finite for pending in pendings):
@@ -92,8 +92,14 @@ def step(gradients: list[Gradient], pendings: Iterable[Pending]) -> None:
     variables = list({id(gradient.variable): gradient.variable for gradient in gradients}.values())
     for owner in {id(owner): owner for pending in pendings if (owner := pending.owner) is not None}.values():
         owner.before_step(variables)
-    for pending in pendings:
-        pending.clear()
+
+
+def take_step(gradients: list[Gradient]) -> None:
+    """Take one optimizer step on each variable. REQUIRES: check_step; the gradients wait no longer, so that one that
+    fails is not taken a second time.
+
+    Raises what Store.apply_gradients raises.
+    """
     by_store: dict[int, tuple[Store, dict[Variable, tuple[object, object]]]] = {}
     for variable, keys, values in joined(gradients):
         store = variable.resource_handle[0]

@@ -49,6 +49,12 @@ def fitting(keys: Keys, variable: Variable) -> Keys:
     return keys.to(getattr(torch, wanted.name)).contiguous()
 
 
+def possible(padding: int | None, keys: Keys) -> int | None:
+    """Return a padding key; None if there is none, or keys of this dtype cannot be it."""
+    limits = np.iinfo(keys.dtype) if isinstance(keys, np.ndarray) else torch.iinfo(keys.dtype)
+    return padding if padding is not None and limits.min <= padding <= limits.max else None
+
+
 class Sink(Protocol):
     """Where gradients go."""
 
@@ -78,7 +84,8 @@ def fetch(wanted: list[Wanted], sink: Sink | None, *, touch: bool) -> list[torch
 
 def _kept(wanted: Wanted, trained: bool) -> tuple[Keys, torch.Tensor | None]:
     """Return the keys to look up, and where their rows belong; None: everywhere. trained: they wait for a step."""
-    here = None if wanted.padding is None else wanted.keys != wanted.padding
+    padding = possible(wanted.padding, wanted.keys)
+    here = None if padding is None else wanted.keys != padding
     if here is None or here.all():
         # A copy: whoever gave them may put the next batch in their place.
         return _copy(wanted.keys) if trained else wanted.keys, None

@@ -17,7 +17,7 @@ import torch
 
 from kvemb.checks.brief import brief
 from kvemb.optimizers import Optimizer as Rule
-from kvemb.torch.gradients import Gradient, merged, step
+from kvemb.torch.gradients import Gradient, check_step, merged, take_step
 from kvemb.torch.module import RowsModule
 from kvemb.variable import Variable
 
@@ -115,8 +115,9 @@ class Optimizer(torch.optim.Optimizer):
         ]
         gradients += [gradient for module in self._modules for gradient in module.pending.waiting]
         if gradients:
-            step(gradients, [module.pending for module in self._modules])
-        self.zero_grad()
+            check_step(gradients, [module.pending for module in self._modules])
+            self.zero_grad()
+            take_step(gradients)
         return loss
 
     def before_step(self, variables: list[Variable]) -> None:
@@ -148,6 +149,10 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the groups with their rates. Slots are in the rows, which checkpoints of the store have."""
         return {"state": {}, "param_groups": [{**group, "params": []} for group in self._groups]}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Raise TypeError: copies would take steps that are this one's."""
+        raise TypeError("a kvemb.torch.Optimizer is not copied or pickled: save state_dict(), make Optimizer(model)")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the groups of state_dict(). Forgets what waits. Raises ValueError for other variables."""

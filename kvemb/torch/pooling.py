@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvemb.torch.bags import Bags, Keys, joined_keys
-from kvemb.torch.lookups import Wanted, distinct, divide_gradient, fitting
+from kvemb.torch.lookups import Wanted, distinct, divide_gradient, fitting, possible
 from kvemb.torch.options import clipped
 from kvemb.variable import Variable
 
@@ -41,13 +41,14 @@ class Prepared:
             self.wanted = [Wanted(variable, each.keys) for each in bags]
             return
         keys = joined_keys([fitting(each.keys, variable) for each in bags])
-        if how.padding is not None:
+        padding = possible(how.padding, keys)
+        if padding is not None:
             # First of all: so it is known where it is among the distinct keys, and it is there even if no bag has it.
-            keys = joined_keys([padding_beside(keys, how.padding), keys])
+            keys = joined_keys([padding_beside(keys, padding), keys])
         found = distinct(keys, variable)
-        self.wanted, self._counts = [Wanted(variable, found.keys, how.padding)], found.counts
-        self._padding = None if how.padding is None else int(found.inverse[0])
-        parts = found.inverse[1:] if how.padding is not None else found.inverse
+        self.wanted, self._counts = [Wanted(variable, found.keys, padding)], found.counts
+        self._padding = None if padding is None else int(found.inverse[0])
+        parts = found.inverse if padding is None else found.inverse[1:]
         self._inverse = list(parts.split([len(each.keys) for each in bags]))
 
     def finish(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:

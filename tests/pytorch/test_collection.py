@@ -166,3 +166,19 @@ def test_bad_batches_are_refused_before_anything_is_looked_up(tables, given, err
 def test_a_variable_is_one_table(tables):
     with pytest.raises(ValueError, match="given as two tables"):
         kt.EmbeddingBagCollection({"a": tables["item"], "b": tables["item"]})
+
+
+@pytest.mark.parametrize(
+    ("names", "offsets", "message"),
+    [
+        (["clicked", "clicked"], [0, 1, 3], "there twice: clicked, clicked"),
+        (["clicked", "shown"], [1, 2, 3], "offsets must begin with 0, got 1"),
+        (["clicked", "shown"], [0, 3, 1], "offsets must not descend, got 3 and then 1"),
+        (["clicked", "shown"], [0, 1, 2], "the last of offsets must be 3, the number of values"),
+    ],
+)
+def test_offsets_of_a_jagged_tensor_that_leave_ids_out_are_refused(tables, names, offsets, message):
+    given = Jagged(batch(1, ones=True), False)
+    given._keys, given._values, given._offsets = names, torch.arange(3), torch.tensor(offsets)
+    with pytest.raises(ValueError, match=message):
+        kt.EmbeddingBagCollection({"item": tables["item"]}, {"clicked": "item"})(given)

@@ -34,6 +34,7 @@ OPTIONS = st.fixed_dictionaries(
         "scale_grad_by_freq": st.booleans(),
         "fused": st.booleans(),
         "adagrad": st.booleans(),
+        "evaluating": st.booleans(),
     }
 )
 IDS = st.lists(st.integers(0, KEYS - 1), max_size=30)
@@ -42,6 +43,7 @@ IDS = st.lists(st.integers(0, KEYS - 1), max_size=30)
 @given(batches=st.lists(IDS, min_size=1, max_size=4), options=OPTIONS)
 @settings(max_examples=25, deadline=None)
 def test_training_equals_torch(tmp_path_factory, batches, options):
+    evaluating = options.pop("evaluating")
     fused, adagrad = options.pop("fused"), options.pop("adagrad")
     theirs = torch.nn.Embedding(KEYS, DIM, **options)
     parameters = theirs.parameters()
@@ -50,7 +52,7 @@ def test_training_equals_torch(tmp_path_factory, batches, options):
         rule = Adagrad(0.5, 0.0, 1e-10) if adagrad else SGD(0.5)
         variable = store.get_variable("t", dim=DIM, optimizer=rule, hot_rows=16)
         variable.upsert(np.arange(KEYS), theirs.weight.detach().numpy().copy())
-        ours = kt.Embedding(variable, fused=fused, **options)
+        ours = kt.Embedding(variable, fused=fused, **options).train(not evaluating)
         our_optimizer = kt.Optimizer(ours)
         for batch in batches:
             ids = torch.tensor(batch, dtype=torch.int64)

@@ -140,6 +140,16 @@ def test_padding_is_never_looked_up_or_made(store):
     assert module.variable.stats.hits + module.variable.stats.misses == 1
 
 
+@pytest.mark.parametrize("padding", [-1, 300, 2**40])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_a_padding_key_that_ids_of_a_small_dtype_cannot_be(store, dtype, padding):
+    bags = kt.EmbeddingBag("b", 2, padding_idx=padding, mode="sum", store=store, initializer=1.0)
+    rows = kt.Embedding(bags.variable, padding_idx=padding)
+    ids = torch.tensor([[44, 5]], dtype=dtype)
+    assert bags(ids).tolist() == [[2.0, 2.0]]
+    assert rows(ids).tolist() == [[[1.0, 1.0]] * 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

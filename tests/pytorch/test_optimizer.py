@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -275,3 +276,31 @@ def test_rows_that_leave_for_disk_between_steps_train_as_hot_ones(open_store, tm
     np.testing.assert_array_equal(tables[0][0], tables[1][0])
     np.testing.assert_array_equal(tables[0][1], tables[1][1])
     np.testing.assert_array_equal(tables[0][2]["accumulator"], tables[1][2]["accumulator"])
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_step_that_failed_is_not_taken_by_the_next_one(loaded, monkeypatch, looked_at):
+    variable = loaded(torch.ones(5, 1))
+    module = kt.Embedding(variable)
+    optimizer = kt.Optimizer(module)
+    module(torch.tensor([1])).sum().backward()
+    if looked_at:  # by a schedule, or to clip
+        assert len(optimizer.leaves) == 1
+
+    def fail(*given: object) -> None:
+        raise kvemb.KvembError("a shard was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kvemb.Store, "apply_gradients", fail)
+        with pytest.raises(kvemb.KvembError, match="lost"):
+            optimizer.step()
+    module(torch.tensor([2])).sum().backward()
+    optimizer.step()
+    assert variable.lookup([1, 2])[:, 0].tolist() == [1.0, 0.5]
+
+
+def test_copies_are_refused(loaded):
+    optimizer = kt.Optimizer(kt.Embedding(loaded(torch.ones(5, 1))))
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"not copied or pickled: save state_dict\(\)"):
+            attempt(optimizer)
