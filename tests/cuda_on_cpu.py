@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,12 @@ class Guarded:
         )
 
 
+class Moment:
+    """An event: when it was recorded last."""
+
+    at = 0.0
+
+
 class CpuDevice:
     """Device on the CPU: work is done when it is given to a stream. seed: of the order in which threads run, which
     every launch continues from. launches: how many there were of each kernel."""
@@ -84,11 +91,17 @@ class CpuDevice:
     def stream(self) -> int:
         return next(self._streams)
 
-    def event(self) -> Any:
-        return object()
+    def bytes_per_second(self) -> float:
+        return 1e10
+
+    def event(self, *, timed: bool = False) -> Any:
+        return Moment()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return end.at - start.at  # type: ignore[no-any-return]
 
     def record(self, event: Any, stream: int) -> None:
-        pass
+        event.at = time.perf_counter()
 
     def wait(self, stream: int, event: Any) -> None:
         pass

@@ -74,7 +74,14 @@ class Cells:
 
     # Finding.
 
-    def find(
+    def find(self, keys: int, n: int, **how: Any) -> int:
+        """Find n keys, whose cells are then in the buffer `cells`; return how many are not there.
+
+        Their positions are in the buffer "missing", in any order. how: see start_find.
+        """
+        return int(self.buffers.get(self.start_find(keys, n, **how), 1, np.int64)[0]) if n else 0
+
+    def start_find(
         self,
         keys: int,
         n: int,
@@ -86,21 +93,18 @@ class Cells:
         rule: ScoreRule | None = None,
         now: float = 0.0,
     ) -> int:
-        """Find n keys, whose cells are then in the buffer `cells`; return how many are not there.
+        """Begin to find n keys; return the address of the number of those that are not there.
 
-        Their positions are in the buffer "missing", in any order. See the kernel for at, out and exists; rule and now
-        as in HotTable.lookup.
+        See the kernel for at, out and exists; rule and now as in HotTable.lookup.
         """
         buffers = self.buffers
-        if not n:
-            return 0
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         misses = buffers.zeros("count", 1)
         self.run(
             "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self.unit, exists, how,
             float(now), misses, buffers.of("missing", 8 * n),
         )  # fmt: skip
-        return int(buffers.get(misses, 1, np.int64)[0])
+        return misses
 
     def missing(self, count: int) -> Positions:
         """Return the positions of so many missing keys, ascending."""
@@ -114,11 +118,19 @@ class Cells:
         self.queue.order(cells, n, order)
         return order
 
-    def insert(self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool) -> Inserted:
-        """Insert n rows that are in a buffer (Buffers.for_rows). See the kernel for the rest.
+    def insert(self, given: int, pitch: int, n: int, **how: bool) -> Inserted:
+        """Insert n rows that are in a buffer (Buffers.for_rows). how: see start_insert.
 
         Positions of rows without room are in the buffer "missing", in any order; there are none if evicting.
         """
+        counts, *left = self.start_insert(given, pitch, n, **how)
+        fresh, waiting, leaving = self.buffers.get(counts, 3, np.int64).tolist()
+        return Inserted(fresh, waiting, leaving, *left)
+
+    def start_insert(
+        self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool
+    ) -> tuple[int, int, int, int]:
+        """Begin to insert rows; return the address of what Inserted counts, and its last three. See the kernel."""
         buffers = self.buffers
         entries = buffers.of("entries", 8 * n)
         left, left_pitch = buffers.for_rows("left", self.schema, n if evicting else 0)
@@ -129,8 +141,7 @@ class Cells:
             "insert", WARP * n, entries, n, given, pitch, int(by_score), int(evicting), int(clean_too),
             counts, counts + 8, buffers.of("missing", 8 * n), counts + 16, left, left_pitch, left_at,
         )  # fmt: skip
-        fresh, waiting, leaving = buffers.get(counts, 3, np.int64).tolist()
-        return Inserted(fresh, waiting, leaving, left, left_pitch, left_at)
+        return counts, left, left_pitch, left_at
 
     # Embeddings of n cells; entries < 0 are skipped.
 

@@ -58,8 +58,14 @@ class Device(Protocol):
     def stream(self) -> int:
         """Make a stream, which is kept as long as the device."""
 
-    def event(self) -> Any:
-        """Make an event."""
+    def bytes_per_second(self) -> float:
+        """Return what its memory can move at most, by its clock; 0 if the driver does not say."""
+
+    def event(self, *, timed: bool = False) -> Any:
+        """Make an event; of a timed one seconds() can tell."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Wait on the host for `end`; return the seconds that the device took from one timed event to the other."""
 
     def record(self, event: Any, stream: int) -> None:
         """Let the event stand for the work that the stream has now."""
@@ -148,10 +154,23 @@ class CupyDevice:
         self._streams[made.ptr] = made
         return int(made.ptr)
 
-    def event(self) -> Any:
+    def bytes_per_second(self) -> float:
+        """See Device. Memory moves data twice in a tick."""
+        kilohertz, bits = (
+            self._runtime.deviceGetAttribute(attribute, self._device.id)
+            for attribute in (self._runtime.cudaDevAttrMemoryClockRate, self._runtime.cudaDevAttrGlobalMemoryBusWidth)
+        )
+        return float(2.0 * 1000 * kilohertz * bits / 8)
+
+    def event(self, *, timed: bool = False) -> Any:
         """See Device."""
         with self._device:
-            return self._cupy.cuda.Event(disable_timing=True)
+            return self._cupy.cuda.Event(disable_timing=not timed)
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """See Device."""
+        end.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(start, end)) / 1000
 
     def record(self, event: Any, stream: int) -> None:
         """See Device."""

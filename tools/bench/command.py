@@ -83,32 +83,43 @@ def gpu(
     rows: Rows = 1_000_000,
     dim: Dims = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All that has a bar, and rows of 8, 32, 64 and 128 numbers, not of 64 alone.")
+        bool,
+        typer.Option("--all", help="All parts, and calls with rows of 8, 32, 64 and 128 numbers, not 64 alone."),
     ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="This part, one --only each: calls (if none is given), find, insert, training, tiers."),
+    ] = None,
     batch: Batch = 65_536,
     batches: Batches = 10,
     runs: Runs = 9,
-    cells: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="With --all: of a full table.")] = 1 << 26,
-    keys: Annotated[int, typer.Option(min=16, max=MOST_BATCH, help="With --all: of its calls; ids of a step.")] = 1
-    << 20,
-    train_rows: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="With --all: beside PyTorch.")] = 10_000_000,
-    train_dim: Annotated[int, typer.Option(min=1, max=MOST_DIM, help="With --all: numbers in a row.")] = 128,
+    cells: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="find, insert: of a full table.")] = 1 << 26,
+    keys: Annotated[
+        int, typer.Option(min=16, max=MOST_BATCH, help="find, insert: of a call; training: ids of a step.")
+    ] = 1 << 20,
+    train_rows: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="training: rows.")] = 10_000_000,
+    train_dim: Annotated[int, typer.Option(min=1, max=MOST_DIM, help="training, tiers: numbers in a row.")] = 128,
     device_mib: Annotated[
-        int, typer.Option(min=4, max=MOST_MIB, help="With --all: of the GPU, for a table of 10 times as much.")
+        int, typer.Option(min=4, max=MOST_MIB, help="tiers: of the GPU, for a table of 10 times as much.")
     ] = 1024,
     device: Annotated[str, typer.Option(help="The GPU: gpu:0, gpu:1 ...")] = "gpu:0",
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Look up, upsert, train and pool rows that are hot on a GPU, beside the same on the CPU; --all: and all the bars.
+    """Measure what a GPU gives, in parts, of which four have bars: those of an H200, 0.7 of them of an H100.
 
-    The bars are those of an H200, 0.7 of them of an H100. Training beside PyTorch needs its build for CUDA.
+    calls: lookup, upsert, training and pooling of hot rows beside the same on the CPU. find, insert: keys a second in a
+    full table. training: a step beside PyTorch's on the same GPU, if its build for CUDA is installed. tiers: training a
+    table of 10 times a GPU's memory beside the same with hot rows on the CPU.
     """
-    from kvemb.tools.bench.gpu.run import Full, run
+    from kvemb.tools.bench.gpu.run import PARTS, Sizes, run
 
+    if unknown := set(only or ()) - set(PARTS):
+        raise typer.BadParameter(f"{unknown.pop()!r} is none of {', '.join(PARTS)}", param_hint="--only")
     dims = dim or ([8, 32, 64, 128] if every else [64])
-    full = Full(cells, keys, train_rows, train_dim, device_mib) if every else None
-    run(rows, dims, batch, batches, runs, device, folder, full).show(json)
+    sizes = Sizes(cells, keys, train_rows, train_dim, device_mib)
+    parts = PARTS if every else only or ["calls"]
+    run(rows, dims, batch, batches, runs, device, folder, parts, sizes).show(json)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_on_cpu import CpuDevice, CudaOnCpuTable
 from typer.testing import CliRunner
 
 from kvemb import registry
@@ -71,7 +72,7 @@ FACTS = {
     "lookup": {"compile_s"},
     "upsert": {"compile_s"},
     "pool": {"compile_s"},
-    "gpu": {"compile_s"},
+    "gpu": {"compile_s", "gpu", "bytes_per_second"},
     "small": {"compile_s", "cold_read_us", "cpu_us"},
     "cluster": {"compile_s"},
     "torch": {"fbgemm", "compile_s", "torch", "torch_threads", "rows_compared"},
@@ -152,21 +153,54 @@ def test_without_pytorch_its_command_says_what_to_install(tmp_path: Path, monkey
         run_torch(100, 4, 10, 1, 1, tmp_path)
 
 
+NEEDS_CXX = pytest.mark.skipif("gpu" not in TINY, reason="needs g++, which runs the GPU's kernels here")
+GPU_SIZES = ["--cells", "512", "--keys", "64", "--train-rows", "100", "--train-dim", "1024", "--device-mib", "4"]
+RATES = [
+    "find with rows, dim 64, uniform keys",
+    "bytes moved by that find (688 a key)",
+    "bytes moved by a copy of rows by number (512 a row)",
+    "the same find, with the host's wait for each call",
+    "the same find, keys by a Zipf law, 1.05",
+    "the same find, 60% of keys from the last batch, the better of two calls",
+    "insert and evict, dim 64",
+    "bytes moved by that insert (about 1593 a key)",
+    "the same insert, with the host's wait for each call",
+    "the same insert, the better of two calls",
+]
+
+
 @pytest.mark.slow
-@pytest.mark.skipif("gpu" not in TINY, reason="needs g++, which runs the GPU's kernels here")
+@NEEDS_CXX
 def test_all_of_gpu_has_every_bar(tmp_path: Path) -> None:
-    sizes = ["--cells", "512", "--keys", "64", "--train-rows", "100", "--train-dim", "1024", "--device-mib", "4"]
-    report = json.loads(run("gpu", tmp_path, "--all", *sizes, "--json"))
+    report = json.loads(run("gpu", tmp_path, "--all", *GPU_SIZES, "--json"))
     names = [line["name"] for line in report["lines"][8:]]
-    assert [name.partition(",")[0] for name in names if "step" not in name] == [
-        "find with rows",
-        "bytes moved by that find (720 a key)",
-        "insert and evict",
-        "training",
-    ]
+    assert names[: len(RATES)] == RATES
+    assert all("step" in name for name in names[len(RATES) : -1])  # beside PyTorch, where it has a GPU
+    assert names[-1].startswith("training, table of 10 times 4 MiB")
     assert report["lines"][-1]["bar"] == "ratio ≥ 3"
     assert report["facts"]["gpu"] == "this machine's CPU"
     assert report["facts"]["load"] > 0.95
+
+
+class _Hopper(CpuDevice):
+    def name(self) -> str:
+        return "NVIDIA H100 80GB HBM3"
+
+
+@NEEDS_CXX
+def test_parts_of_gpu_are_measured_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: _Hopper()))
+    for part, bar, count in (("find", "≥ 2.8 billion on an H100", 6), ("insert", "≥ 0.7 billion on an H100", 4)):
+        report = json.loads(run("gpu", tmp_path, "--only", part, *GPU_SIZES, "--json"))
+        assert len(report["lines"]) == count
+        first, moved = report["lines"][:2]
+        assert (first["bar"], first["met"]) == (bar, False)
+        share = first["ours"]["median"] * (688 if part == "find" else 1593) / report["facts"]["bytes_per_second"]
+        assert moved["ratio"]["median"] == pytest.approx(share)
+        assert report["settings"]["parts"] == [part]
+    refused = RUNNER.invoke(app, ["gpu", "--only", "losses"])
+    assert refused.exit_code == 2
+    assert "'losses' is none of calls, find, insert" in refused.output
 
 
 def test_without_a_gpu_its_command_says_what_to_install(tmp_path: Path) -> None:

@@ -1,132 +1,158 @@
-"""A hot table alone, in one GPU's memory, full: keys found with their rows, and rows inserted for which others leave.
+"""A hot table alone, full, in one GPU's memory: batches of its keys to find, and new rows for which others leave.
 
-What is timed is what HierarchicalKV's benchmark times: keys and rows are on the GPU before the call, results stay
-there, and the host waits at the end of each call. Beside the rows that a find moves stands a plain copy on that GPU.
+Keys and rows are on the GPU before a call, and results stay there. A call takes two times: the GPU's, by CUDA events
+around calls that the host does not wait for; and the host's, which waits at the end of each call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import kvemb
-from kvemb.tools.bench.data import Floats, Ids, ids_of
-from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
-from kvemb.tools.bench.results import Line, Spread
+from kvemb.tools.bench.data import Floats, Ids, Zipf, ids_of
+from kvemb.tools.bench.measure import scratch
 
-# What a GPU must reach, in billions of keys a second, found and inserted, with rows of 64 numbers.
-BARS = {"H200": (4.0, 1.0), "H100": (2.8, 0.7)}
-BAR_DIM = 64
-# Rows that the table is filled with at a time.
-FILL_ROWS = 1 << 20
-# Bytes that finding one key moves, but for its row: the bucket's digests and its chunk's address, a sector of 32 bytes
-# with the key, the key given, and its cell.
-FOUND_BYTES = 128 + 32 + 32 + 8 + 8
+EXPONENT = 1.05
+# HierarchicalKV's benchmark looks for keys of the last batch that was inserted, and for other keys, that are not there.
+# The share of the former:
+HIERARCHICAL_HITS = 0.6
+# Calls that insert hardly any more rows than leave, until a table counts as full: the last buckets take long.
+STALLED = 8
+UNIFORM, ZIPF, HIERARCHICAL = "uniform keys", f"keys by a Zipf law, {EXPONENT}", "60% of keys from the last batch"
 
 
-def measure(device: str, cells: int, dim: int, batch: int, calls: int, runs: int) -> tuple[list[Line], dict[str, Any]]:
-    """Return lines and facts. cells: of the table; batch: keys of a call; calls: of each kind in a run."""
-    with scratch(None) as path, kvemb.open(path / "store") as store:
-        probe: Any = store.get_variable("probe", dim=dim, devices=device, hot_rows=1).tables[0]
-        cells = -(-cells // probe.cells_per_bucket) * probe.cells_per_bucket
-        table = type(probe)(probe.schema, cells, cells, device=device)
-        bench = _Filled(table, batch, calls)
-    found, copied = take_timed_turns((bench.find, bench.copy), runs)
-    name = table.cells.queue.device.name()
-    rates = [calls * batch / each.wall for each in found]
-    moved = FOUND_BYTES + 2 * bench.row_bytes
-    copying = [calls * batch * 2 * bench.row_bytes / each.wall for each in copied]
-    lines = [
-        _barred(f"find with rows, dim {dim}", rates, name, 0, dim),
-        Line(
-            f"bytes moved by that find ({moved} a key)",
-            "bytes/s",
-            Spread.of(rate * moved for rate in rates),
-            "rows copied by number",
-            Spread.of(copying),
-            Spread.of(rate * moved / copy for rate, copy in zip(rates, copying, strict=True)),
-        ),
-        _barred(f"insert and evict, dim {dim}", list(bench.insert_rates(runs)), name, 1, dim),
-    ]
-    return lines, {"gpu": name, "load": table.size / table.capacity_rows, "cells": table.capacity_rows}
+class FullTable:
+    """A table of so many cells, all in use, and `calls` batches of each kind of keys, and of new rows.
 
+    Rows have ascending scores, so those that came first leave first.
+    """
 
-def _barred(name: str, rates: list[float], gpu: str, which: int, dim: int) -> Line:
-    line = Line(name, "keys/s", Spread.of(rates))
-    for model, bars in BARS.items():
-        if model in gpu and dim == BAR_DIM:
-            bar = bars[which] * 1e9
-            return replace(line, bar=f"≥ {bars[which]:g} billion on an {model}", met=line.ours.median >= bar)
-    return line
+    def __init__(self, device: str, cells: int, dim: int, batch: int, calls: int) -> None:
+        with scratch(None) as path, kvemb.open(path / "store") as store:
+            probe: Any = store.get_variable("probe", dim=dim, devices=device, hot_rows=1).tables[0]
+            cells = -(-cells // probe.cells_per_bucket) * probe.cells_per_bucket
+            self._table = type(probe)(probe.schema, cells, cells, device=device)
+        self.batch, self.calls, self.row_bytes = batch, calls, self._table.schema.row_bytes
+        self._cells, self._there = self._table.cells, self._table.device_rows
+        self.device = self._cells.queue.device
+        self._next, self._draw = 0, np.random.default_rng(0)
+        self._pieces = [self._piece(f"new rows {at}") for at in range(calls)]
+        self._fill()
+        rows: Floats = np.zeros((batch, dim), np.float32)
+        self._out, self._source = self._there.array(rows), self._there.array(rows)
+        self._positions = self._there.array(self._draw.permutation(batch))
+        self._keys = {name: [self._there.array(each) for each in of] for name, of in self._batches().items()}
 
+    @property
+    def buckets(self) -> int:
+        """How many buckets the table has."""
+        return int(self._table.capacity_rows // self._table.cells_per_bucket)
 
-class _Filled:
-    """A full table, and batches of its keys."""
+    @property
+    def load(self) -> float:
+        """The share of cells that are in use."""
+        return float(self._table.size / self._table.capacity_rows)
 
-    def __init__(self, table: Any, batch: int, calls: int) -> None:
-        self._table, self._batch, self._calls = table, batch, calls
-        self._next, draw, device_rows = 0, np.random.default_rng(0), table.device_rows
-        self.row_bytes = table.schema.dim * 4
-        stalled = 0
-        while table.size < table.capacity_rows and stalled < 8:  # the last buckets to be full take long
-            before = table.size
-            table.insert(self._rows(min(FILL_ROWS, table.capacity_rows)))
-            stalled = 0 if table.size > before + table.capacity_rows // 1000 else stalled + 1
-        keys = table.keys()
-        chosen = [keys[draw.integers(0, len(keys), batch)] for _ in range(calls)]
-        self._keys = [device_rows.array(each) for each in chosen]
-        self._places = [draw.integers(0, len(keys), batch) for _ in range(calls)]
-        rows: Floats = np.empty((batch, table.schema.dim), np.float32)
-        self._out, self._source = device_rows.array(rows), device_rows.array(rows)
-        self._positions = device_rows.array(draw.permutation(batch))
+    # Making it.
 
-    def _rows(self, count: int) -> Any:
-        """Return new rows, whose scores are higher than those before."""
+    def _piece(self, name: str) -> tuple[int, int]:
+        """Return the address of a batch of rows, all zeros, and their pitch."""
         none = self._table.read(np.empty(0, np.int64))
-        rows = type(none)(self._table.schema, count)
-        numbers: Ids = np.arange(self._next, self._next + count, dtype=np.int64)
-        rows.keys[:], rows.scores[:] = ids_of(numbers), numbers
-        self._next += count
-        return rows
+        address, pitch = self._cells.buffers.put_rows(name, type(none)(self._table.schema, self.batch))
+        return int(address), int(pitch)
 
-    def find(self, run: int) -> None:
-        """Find each batch."""
-        device_rows = self._table.device_rows
-        out = device_rows.given(self._out)
-        for keys in self._keys:
-            given = device_rows.given(keys)
-            with device_rows.on(given):
-                if len(device_rows.lookup(given, out, None, None, 0.0).keys):
-                    raise AssertionError("a key was not found, so the measurement is not valid")
+    def _renew(self, piece: tuple[int, int]) -> None:
+        """Make a batch one of new keys, whose scores are higher than those before: the first two columns of rows."""
+        numbers: Ids = np.arange(self._next, self._next + self.batch, dtype=np.int64)
+        address, pitch = piece
+        self._cells.queue.upload(address, ids_of(numbers))
+        self._cells.queue.upload(address + 8 * pitch, numbers.astype(np.float64))
+        self._next += self.batch
 
-    def copy(self, run: int) -> None:
-        """Copy as many rows, each from a random place."""
-        cells, device_rows = self._table.cells, self._table.device_rows
-        given, out, chosen = (device_rows.given(each) for each in (self._source, self._out, self._positions))
-        with device_rows.on(given):
-            for _ in range(self._calls):
-                arguments = given.address, chosen.address, self._batch, self.row_bytes, cells.unit, out.address
-                cells.run_plain("take_rows", 32 * self._batch, *arguments)
-        device_rows.finish()
+    def _fill(self) -> None:
+        table, stalled = self._table, 0
+        while table.size < table.capacity_rows and stalled < STALLED:
+            self._renew(self._pieces[0])
+            done = self._cells.insert(*self._pieces[0], self.batch, by_score=False, clean_too=False, evicting=True)
+            table.size += done.fresh
+            stalled = 0 if done.fresh > self.batch // 64 else stalled + 1
 
-    def insert_rates(self, runs: int) -> Iterator[float]:
-        """Yield keys a second of each run. New rows are put on the GPU before it."""
-        cells, spent = self._table.cells, []
+    def _batches(self) -> dict[str, list[Ids]]:
+        """Return batches of keys by name."""
+        keys, draw = self._table.keys(), self._draw
+        zipf = Zipf(len(keys), EXPONENT, seed=1)
+        last, others = np.arange(self._next - self.batch, self._next), np.arange(self._next, self._next + self.batch)
+        found: dict[str, list[Ids]] = {UNIFORM: [], ZIPF: [], HIERARCHICAL: []}
+        for _ in range(self.calls):
+            found[UNIFORM].append(keys[draw.integers(0, len(keys), self.batch)])
+            # Ranks are spread over the table: neighbours in popularity must not be neighbours in a bucket.
+            spread = ids_of(zipf.sample(self.batch)).view(np.uint64) % np.uint64(len(keys))
+            found[ZIPF].append(keys[spread.astype(np.int64)])
+            hits = draw.random(self.batch) < HIERARCHICAL_HITS
+            found[HIERARCHICAL].append(ids_of(np.where(hits, draw.permutation(last), others)))
+        return found
 
-        def insert(pieces: list[tuple[int, int]]) -> Work:
-            def work(run: int) -> None:
-                for address, pitch in pieces:
-                    done = cells.insert(address, pitch, self._batch, by_score=False, clean_too=True, evicting=True)
-                    spent.append(done.leaving)
+    # Timing.
 
-            return work
+    def on_gpu(self, work: Callable[[], None]) -> float:
+        """Return the seconds that the GPU takes for work that is started and not waited for."""
+        device, given = self.device, self._there.given(self._out)
+        start, end = device.event(timed=True), device.event(timed=True)
+        with self._there.on(given):
+            device.record(start, given.stream)
+            work()
+            device.record(end, given.stream)
+        return float(device.seconds(start, end))
 
-        for _ in range(runs):
-            pieces = [cells.buffers.put_rows(f"rows {at}", self._rows(self._batch)) for at in range(self._calls)]
-            ((taken,),) = take_timed_turns((insert(pieces),), 1)
-            yield self._calls * self._batch / taken.wall
-        if min(spent) < self._batch // 2:
-            raise AssertionError("the table was not full, so the measurement is not valid")
+    def start_finds(self, keys: str) -> None:
+        """Start to find each batch of a kind of keys, with their rows."""
+        out = self._there.given(self._out).address
+        for batch in self._keys[keys]:
+            self._cells.start_find(self._there.given(batch).address, self.batch, out=out)
+
+    def find_seconds(self, keys: str) -> list[float]:
+        """Return the seconds of each call, the wait included."""
+        out, taken = self._there.given(self._out).address, []
+        for batch in self._keys[keys]:
+            given, start = self._there.given(batch), time.perf_counter()
+            with self._there.on(given):
+                misses = self._cells.find(given.address, self.batch, out=out)
+            taken.append(time.perf_counter() - start)
+            hits = HIERARCHICAL_HITS if keys == HIERARCHICAL else 1.0
+            if abs(1 - hits - misses / self.batch) > 0.2 * (1 - hits):
+                raise AssertionError(f"{misses} keys were not found, so the measurement is not valid")
+        return taken
+
+    def start_copies(self) -> None:
+        """Start to copy as many rows, each from a random place."""
+        given, out, chosen = (self._there.given(each) for each in (self._source, self._out, self._positions))
+        for _ in range(self.calls):
+            arguments = given.address, chosen.address, self.batch, self.row_bytes, self._cells.unit, out.address
+            self._cells.run_plain("take_rows", 32 * self.batch, *arguments)
+
+    def renew(self) -> None:
+        """Put new rows on the GPU for the next calls that insert."""
+        for piece in self._pieces:
+            self._renew(piece)
+        self._there.finish()
+
+    def start_inserts(self) -> None:
+        """Start to insert each batch of new rows, for which others leave."""
+        for address, pitch in self._pieces:
+            self._cells.start_insert(address, pitch, self.batch, by_score=False, clean_too=True, evicting=True)
+
+    def insert_seconds(self) -> list[float]:
+        """Return the seconds of each call, the wait included."""
+        taken = []
+        for address, pitch in self._pieces:
+            start = time.perf_counter()
+            done = self._cells.insert(address, pitch, self.batch, by_score=False, clean_too=True, evicting=True)
+            taken.append(time.perf_counter() - start)
+            self._table.size += done.fresh
+            if done.leaving < self.batch // 2:
+                raise AssertionError("the table was not full, so the measurement is not valid")
+        return taken

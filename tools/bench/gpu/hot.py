@@ -7,6 +7,7 @@ both variables hold the same rows, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def measure(
 ) -> Iterator[Line]:
     """Yield the lines of `runs` runs of `batches` calls of each kind. Raises BackendUnavailable without the device."""
     budget = 4 * rows * (12 * dim + 64) + (256 << 20)
-    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget) as store:
+    with scratch(folder) as path, unsaved(path / "store", memory_budget=budget) as store:
         there, across = (_loaded(store, name, device, rows, dim) for name in ("there", "across"))
         here = _loaded(store, "here", "cpu", rows, dim)
         on_gpu, draw = rows_there(there), np.random.default_rng(dim)
@@ -52,6 +53,23 @@ def rows_there(var: kvemb.Variable) -> Any:
     if (device_rows := var.tables[0].device_rows) is None:
         raise AssertionError(f"the rows of {var.devices} are not in a GPU's memory")
     return device_rows
+
+
+def gpu_of(var: kvemb.Variable) -> Any:
+    """Return the device (kvemb.backends.cuda.device) of a variable on one GPU."""
+    rows_there(var)
+    table: Any = var.tables[0]
+    return table.cells.queue.device
+
+
+@contextmanager
+def unsaved(path: Path, **options: Any) -> Iterator[kvemb.Store]:
+    """Open a store whose rows need not reach the disk when it is closed: it is deleted afterwards."""
+    store = kvemb.open(path, **options)
+    try:
+        yield store
+    finally:
+        store.close(flush=False)
 
 
 def _loaded(store: kvemb.Store, name: str, device: str, rows: int, dim: int) -> kvemb.Variable:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import kvemb
-from kvemb.tools.bench.gpu import cells, hot, tiers, training
+from kvemb.tools.bench.gpu import hot, rates, tiers, training
+from kvemb.tools.bench.gpu.cells import FullTable
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Report
+from kvemb.tools.bench.results import Line, Report
 
 # The most steps of a run of training.
 MOST_STEPS = 5
+# What there is to measure, in this order. All but the first have bars.
+PARTS = ("calls", "find", "insert", "training", "tiers")
 
 
 @dataclass(frozen=True)
-class Full:
-    """What --all measures. cells: of a full table; keys: of its calls, and ids of a training step; train_rows: beside
+class Sizes:
+    """Of what has a bar. cells: of a full table; keys: of its calls, and ids of a training step; train_rows: beside
     PyTorch; train_dim: numbers in a row, of what is trained; device_mib: of the GPU, for a table of ten times as much.
     """
 
@@ -35,26 +39,40 @@ def run(
     runs: int,
     device: str,
     folder: Path | None,
-    full: Full | None = None,
+    parts: Iterable[str],
+    sizes: Sizes,
 ) -> Report:
-    """Time `runs` runs of `batches` calls of each kind for each dim; with full, then all that has a bar.
-
-    Raises BackendUnavailable without the device.
+    """Time `runs` runs of `batches` calls of each kind. dims: of the part "calls". Raises BackendUnavailable without
+    the device.
     """
+    chosen, steps = [part for part in PARTS if part in set(parts)], min(batches, MOST_STEPS)
     settings = {"rows": rows, "dims": dims, "batch": batch, "batches": batches, "runs": runs, "device": device}
-    report = Report("gpu", {**settings, **({} if full is None else asdict(full))})
+    report = Report("gpu", {**settings, **({} if chosen == ["calls"] else asdict(sizes)), "parts": chosen})
     with scratch(folder) as path, kvemb.open(path / "store") as store:
-        store.get_variable("probe", dim=1, devices=device, hot_rows=1)
+        probe = store.get_variable("probe", dim=1, devices=device, hot_rows=1)
+        there = hot.gpu_of(probe)
+        report.facts |= {"gpu": there.name(), "bytes_per_second": there.bytes_per_second()}
     report.facts["compile_s"] = compile_seconds(dims[0])
-    for dim in dims:
-        report.lines += hot.measure(rows, dim, batch, batches, runs, device, folder)
-    if full is not None:
-        steps = min(batches, MOST_STEPS)
-        lines, facts = cells.measure(device, full.cells, cells.BAR_DIM, full.keys, batches, runs)
-        report.lines += lines
-        report.facts |= facts
-        beside = list(training.measure(device, full.train_rows, full.train_dim, full.keys, steps, runs, folder))
+    if "calls" in chosen:
+        for dim in dims:
+            report.lines += hot.measure(rows, dim, batch, batches, runs, device, folder)
+    if {"find", "insert"} & set(chosen):
+        report.lines += _on_full_table(chosen, device, sizes, batches, runs, report.facts)
+    if "training" in chosen:
+        beside = list(training.measure(device, sizes.train_rows, sizes.train_dim, sizes.keys, steps, runs, folder))
         report.facts["pytorch"] = "measured" if beside else "not measured: PyTorch with a GPU is not installed"
         report.lines += beside
-        report.lines += tiers.measure(device, full.device_mib, full.train_dim, batch, steps, runs, folder)
+    if "tiers" in chosen:
+        report.lines += tiers.measure(device, sizes.device_mib, sizes.train_dim, batch, steps, runs, folder)
     return report
+
+
+def _on_full_table(
+    parts: list[str], device: str, sizes: Sizes, calls: int, runs: int, facts: dict[str, object]
+) -> Iterator[Line]:
+    table = FullTable(device, sizes.cells, rates.BAR_DIM, sizes.keys, calls)
+    facts["load"] = table.load
+    if "find" in parts:
+        yield from rates.find(table, runs)
+    if "insert" in parts:
+        yield from rates.insert(table, runs)

@@ -13,7 +13,7 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.gpu.hot import rows_there
+from kvemb.tools.bench.gpu.hot import rows_there, unsaved
 from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
 from kvemb.tools.bench.results import Line, compare
 
@@ -29,8 +29,8 @@ def measure(
     rows, budget = 10 * (device_mib << 20) // row_bytes, f"{max(16, 5 * device_mib)}MiB"
     with (
         scratch(folder) as path,
-        kvemb.open(path / "gpu", memory_budget=budget, device_memory=device_mib << 20) as upper,
-        kvemb.open(path / "cpu", memory_budget=budget) as lower,
+        unsaved(path / "gpu", memory_budget=budget, device_memory=device_mib << 20) as upper,
+        unsaved(path / "cpu", memory_budget=budget) as lower,
     ):
         there, here = _loaded(upper, device, rows, dim), _loaded(lower, "cpu", rows, dim)
         zipf, draw = Zipf(rows, EXPONENT, seed=1), np.random.default_rng(2)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import kvemb
+from kvemb.tools.bench.gpu.hot import unsaved
 from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
 from kvemb.tools.bench.results import Line, compare
 
@@ -32,7 +33,7 @@ def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int,
 
     draw = np.random.default_rng(1)
     ids = [torch.from_numpy(draw.integers(0, rows, (batch // BAG, BAG))).to(gpu) for _ in range(steps)]
-    with scratch(folder) as path, kvemb.open(path / "store") as store:
+    with scratch(folder) as path, unsaved(path / "store") as store:
         rule = kvemb.optimizers.Adam(RATE, bias_correction="global")
         bags = kt.EmbeddingBag("rows", dim=dim, mode="sum", store=store, devices=device, optimizer=rule, init_size=rows)
         chance = torch.Generator(gpu).manual_seed(1)

@@ -1,0 +1,95 @@
+"""What a full table in a GPU's memory must reach: keys found with their rows, and rows inserted for which others leave.
+
+The bars are for the GPU's own time and keys drawn uniformly. Beside them are the bytes that this moves, as a share of
+what the GPU's memory can; keys by a Zipf law; and the method of HierarchicalKV's benchmark: the better of two calls,
+with the host's wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import exp
+
+from kvemb.tools.bench.gpu.cells import HIERARCHICAL, UNIFORM, ZIPF, FullTable
+from kvemb.tools.bench.results import Line, Spread
+
+# What a GPU must reach, in billions of keys a second, found and inserted, with rows of 64 numbers.
+BARS = {"H200": (4.0, 1.0), "H100": (2.8, 0.7)}
+BAR_DIM = 64
+SECTOR = 32
+# Bytes that finding one key moves, but for its row, read and written: the key given, its bucket's digests, the sector
+# with the cell's key, the cell's number.
+FOUND_BYTES = 8 + 128 + SECTOR + 8
+# Bytes that inserting one row moves, but for its words. Sorting a number by radix in 8 passes, and the key: 152. The
+# row: sectors of its key, score, step and flags read, and of the first three written. The row that leaves: sectors of
+# its key and step read, 33 bytes written.
+INSERTED_BYTES = 152 + 7 * SECTOR + 2 * SECTOR + 33
+# And once for each bucket: digests, flags and scores read, digests and flags written.
+BUCKET_BYTES = 1280 + 256
+
+
+def find(table: FullTable, runs: int) -> Iterator[Line]:
+    """Yield the lines of keys found. table: of float32."""
+    for keys in (UNIFORM, ZIPF, HIERARCHICAL):
+        table.find_seconds(keys)  # warm up
+    size, name = table.calls * table.batch, "find with rows, dim"
+    moved, copied = FOUND_BYTES + 2 * table.row_bytes, 2 * table.row_bytes
+    rates, copies = [], []
+    for _ in range(runs):
+        rates.append(size / table.on_gpu(lambda: table.start_finds(UNIFORM)))
+        copies.append(size / table.on_gpu(table.start_copies))
+    yield _barred(f"{name} {table.row_bytes // 4}, {UNIFORM}", rates, table, 0)
+    yield _moving(f"bytes moved by that find ({moved} a key)", [rate * moved for rate in rates], table)
+    yield _moving(
+        f"bytes moved by a copy of rows by number ({copied} a row)", [rate * copied for rate in copies], table
+    )
+    waited = [size / sum(table.find_seconds(UNIFORM)) for _ in range(runs)]
+    yield Line("the same find, with the host's wait for each call", "keys/s", Spread.of(waited))
+    popular = [size / table.on_gpu(lambda: table.start_finds(ZIPF)) for _ in range(runs)]
+    yield Line(f"the same find, {ZIPF}", "keys/s", Spread.of(popular))
+    theirs = [_better_of_two(table.find_seconds(HIERARCHICAL), table) for _ in range(runs)]
+    yield Line(f"the same find, {HIERARCHICAL}, the better of two calls", "keys/s", Spread.of(theirs))
+
+
+def insert(table: FullTable, runs: int) -> Iterator[Line]:
+    """Yield the lines of rows inserted."""
+    table.insert_seconds()  # warm up
+    size, name = table.calls * table.batch, "insert and evict, dim"
+    buckets = table.buckets * (1 - exp(-table.batch / table.buckets))  # that a batch has rows for
+    moved = round(INSERTED_BYTES + 4 * table.row_bytes + BUCKET_BYTES * buckets / table.batch)
+    rates, waited, theirs = [], [], []
+    for _ in range(runs):
+        table.renew()
+        rates.append(size / table.on_gpu(table.start_inserts))
+        table.renew()
+        taken = table.insert_seconds()
+        waited.append(size / sum(taken))
+        theirs.append(_better_of_two(taken, table))
+    yield _barred(f"{name} {table.row_bytes // 4}", rates, table, 1)
+    yield _moving(f"bytes moved by that insert (about {moved} a key)", [rate * moved for rate in rates], table)
+    yield Line("the same insert, with the host's wait for each call", "keys/s", Spread.of(waited))
+    yield Line("the same insert, the better of two calls", "keys/s", Spread.of(theirs))
+
+
+def _barred(name: str, rates: Sequence[float], table: FullTable, which: int) -> Line:
+    line = Line(name, "keys/s", Spread.of(rates))
+    if table.row_bytes == 4 * BAR_DIM:
+        for model in set(table.device.name().split()) & set(BARS):
+            bar = BARS[model][which]
+            return replace(line, bar=f"≥ {bar:g} billion on an {model}", met=line.ours.median >= bar * 1e9)
+    return line
+
+
+def _moving(name: str, rates: Sequence[float], table: FullTable) -> Line:
+    """Return a line of bytes a second, beside what the GPU's memory can move."""
+    line, most = Line(name, "bytes/s", Spread.of(rates)), table.device.bytes_per_second()
+    if not most:
+        return line
+    share = Spread.of(rate / most for rate in rates)
+    return replace(line, peer_name="the bandwidth of the GPU's memory", peer=Spread.of([most]), ratio=share)
+
+
+def _better_of_two(taken: Sequence[float], table: FullTable) -> float:
+    """Return the keys a second of the faster of the first two calls."""
+    return table.batch / min(taken[:2])
