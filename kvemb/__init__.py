@@ -25,10 +25,11 @@ from kvemb.initializers import (
     Zeros,
 )
 from kvemb.offline.pushing import Transfer
+from kvemb.offline.restoring import restore
 from kvemb.offline.salvage import Repair, Saved, repair
 from kvemb.offline.series import CheckpointManager
 from kvemb.offline.verification import Verification, verify
-from kvemb.opening import default_store, open, restore
+from kvemb.opening import default_store, open
 from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.pooling import (
     Embeddings,

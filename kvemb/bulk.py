@@ -21,6 +21,7 @@ from kvemb.durability.scratch import scratch
 from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
 from kvemb.offline.loading import Loaded, Rows, load
+from kvemb.offline.places import Place
 from kvemb.restrict import MissingPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import key_at, order_key
@@ -30,6 +31,7 @@ from kvemb.variable import Variable
 
 __all__ = [
     "Loaded",
+    "Place",
     "Rows",
     "compact",
     "described",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import shutil
 import tempfile
@@ -13,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, cast
 
-from kvemb import registry
 from kvemb.defaults import DEFAULTS
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
@@ -23,8 +21,6 @@ from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.options import parse_budget, parse_device_memory
 from kvemb.store import Store
-
-_logger = logging.getLogger("kvemb")
 
 
 def open(
@@ -72,8 +68,8 @@ def open(
 
 
 def restore(
-    checkpoint: str | os.PathLike[str],
-    path: str | os.PathLike[str],
+    checkpoint: Path,
+    path: Path,
     *,
     memory_budget: int | str = "1GiB",
     device_memory: int | str | None = None,
@@ -82,30 +78,13 @@ def restore(
     durability: Literal["checkpoint", "write"] = "checkpoint",
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Make a new store at path from a checkpoint, and open it. The checkpoint never changes.
-
-    checkpoint: a checkpoint, or the root of a series: then the newest one, which the logger "kvemb" names. Of a
-    cluster's series, the rows of all shards are read and loaded; kvemb.cluster.restore takes URLs, too. variables:
-    take only these. warm: load the rows that were hot when the checkpoint was made, for each variable when it is
-    opened; otherwise rows become hot as they are used. Devices may differ. durability, limits: as for open.
-
-    Makes hard links on one filesystem, copies across two. Raises CheckpointNotFound, FileExistsError, KeyError for a
-    name, and what open does.
-    """
+    """Make a new store at path from a checkpoint on this machine, and open it: kvemb.restore."""
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
-    given, place = paths.local(checkpoint, "checkpoint"), paths.local(path)
-    if paths.is_cluster_series(given):
-        if warm:
-            raise ValueError(f"warm must be False, as {given} is of a cluster: no row of it is hot in a single store")
-        how = {"device_memory": device_memory, "variables": variables, "durability": durability, "limits": limits}
-        return cast(Store, registry.of_cluster("restore")(given, place, memory_budget=memory_budget, **how))
-    if (source := paths.newest_of(given)) != given:
-        _logger.info("restoring %s, the newest checkpoint of %s", source, given)
-    install(source, place, variables)
+    install(checkpoint, path, variables)
     try:
         return open(
-            place,
+            path,
             memory_budget=memory_budget,
             device_memory=device_memory,
             warm=warm,
@@ -113,7 +92,7 @@ def restore(
             limits=limits,
         )
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
         raise
 
 

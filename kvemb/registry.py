@@ -11,7 +11,10 @@ from kvemb.errors import BackendUnavailable
 # The class of hot tables of each kind of device. Another one may be added.
 hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable", "gpu": "kvemb.backends.cuda.table:CudaTable"}
 _ROWS = "kvemb.backends.cpu_rows:CpuRows"
-_OF_CLUSTER = {"restore": "kvemb.cluster.opening:restore", "verify": "kvemb.cluster.durability.offline:verify"}
+_OF_CLUSTER = {
+    "source": "kvemb.cluster.durability.restoring:ClusterRemote",
+    "verify": "kvemb.cluster.durability.offline:verify",
+}
 _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
 
 
@@ -36,7 +39,7 @@ def cold_backend(name: str) -> Any:
 
 
 def of_cluster(name: str) -> Any:
-    """Return the function that does for a cluster what kvemb.restore or kvemb.verify does, which stand below it."""
+    """Return what reads a cluster's checkpoints: as a series that is pulled from, and kvemb.cluster.verify."""
     return _load(_OF_CLUSTER[name])
 
 

@@ -193,15 +193,15 @@ class Store(DefaultStore[Engine]):
     @overload
     def checkpoint(
         self, path: str | os.PathLike[str], *, block: Literal[False], files: Files = None, extra: Extra = None
-    ) -> PendingCheckpoint: ...
+    ) -> PendingCheckpoint[Checkpoint]: ...
     @overload
     def checkpoint(
         self, path: str | os.PathLike[str], *, block: bool, files: Files = None, extra: Extra = None
-    ) -> Checkpoint | PendingCheckpoint: ...
+    ) -> Checkpoint | PendingCheckpoint[Checkpoint]: ...
 
     def checkpoint(
         self, path: str | os.PathLike[str], *, block: bool = True, files: Files = None, extra: Extra = None
-    ) -> Checkpoint | PendingCheckpoint:
+    ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
         """Write a checkpoint of every variable (except those with checkpoint=False) to a new directory.
 
         It holds the state at this call, is complete or absent, and is independent of the store. Only rows that changed

@@ -84,13 +84,15 @@ def diff(
 ) -> list[Difference]:
     """Compare all variables of two checkpoints or stores, or one of them; returns a Difference for each.
 
+    a, b: places (kvemb.bulk.Place): also a series, whose newest is taken, or SERIES/00000042, at a URL, of a cluster.
+
     top: how many of the rows that moved most to name. out: a new Parquet file for the rows that differ, with columns
     key, change ("added", "removed", "changed"), before, after and l2; it takes one variable. batch_rows: rows that are
-    compared at a time. progress(done, total): rows.
+    compared at a time. progress(done, total): bytes, while a checkpoint is pulled, and rows.
 
     Raises BadInput if a variable is in only one of them or its schema differs; FileExistsError.
     """
-    with readable(a) as first, readable(b) as second:
+    with readable(a, progress) as first, readable(b, progress, since=first) as second:
         points = kvemb.Checkpoint.at(first), kvemb.Checkpoint.at(second)
         return _compared((a, b), *points, variable, top, batch_rows, progress, out=out)
 

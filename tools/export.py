@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -17,7 +18,7 @@ from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, B
 from kvemb.tools.formats.known import Format, format_of
 from kvemb.tools.limits import MOST_JOBS, MOST_PARTS
 from kvemb.tools.numbers import dtype_of, rounded, unit, widen
-from kvemb.tools.reading import Progress, opened, rows_of, selected, with_progress
+from kvemb.tools.reading import Progress, opened, readable, rows_of, selected, with_progress
 from kvemb.tools.where import Where, parse_where
 
 BATCH_ROWS = 65_536
@@ -75,6 +76,7 @@ def export(
 ) -> Exported:
     """Write a variable of a checkpoint or store at path to out, in key order. Memory does not grow with the table.
 
+    path: a place (kvemb.bulk.Place): also a series, whose newest is taken, or SERIES/00000042, at a URL, of a cluster.
     out: a new file or folder, a URL that fsspec reaches, or an open binary file, such as a pipe. format: a name in
     formats.known.FORMATS; None: by the ending of out. where: conditions, all of which must hold. since: an earlier
     checkpoint of the same store, if path is a checkpoint too: only rows that changed since are written, and the keys
@@ -82,7 +84,7 @@ def export(
     to multiply by. normalize: scale each row to norm 1. with_slots, with_scores: columns for the optimizer's slots,
     and for score and step of the last change. partitions: number of files, one for each key range, in a folder. jobs:
     number of processes that write them. batch_rows: rows that are read and written at a time. progress(done, total):
-    rows.
+    bytes, while a checkpoint is pulled, and rows.
 
     Raises BadInput, FileExistsError, and what opening path raises; then out is not created.
     """
@@ -98,15 +100,18 @@ def export(
     for what, number, most in (("--partitions", partitions, MOST_PARTS), ("--jobs", jobs, MOST_JOBS)):
         if not 1 <= number <= most:
             raise WrongUsage(f"{what} must be at least 1 and at most {most:,}")
-    with opened(path, variable) as source:
+    with ExitStack() as stack:
+        earlier = None if since is None else stack.enter_context(readable(since, progress))
+        here = stack.enter_context(readable(path, progress, since=earlier))
+        source = stack.enter_context(opened(here, variable, named=path))
         table = table_of(source, options)
         if normalize and table.value.dtype.kind in "iu" and dtype != "int8":
             raise BadInput(f"--normalize needs floats, the values are {table.value.dtype.name}; add --dtype float16")
         table = widened(table, kind)
         kind.check(table)
         lost = _left_out(source, table)
-        if since is not None:
-            return _export_changes(path, source, target, kind, table, options, since, progress)
+        if earlier is not None:
+            return _export_changes(here, source, target, kind, table, options, earlier, progress)
         if not isinstance(target, str):
             if not kind.pipe:
                 raise BadInput(f"{kind.name} cannot be written to a pipe; name a file")
@@ -116,7 +121,7 @@ def export(
         if partitions > 1 or jobs > 1:
             from kvemb.tools.export_parts import export_parts
 
-            rows = export_parts(path, source, target, kind, table, options, max(partitions, jobs), jobs, progress)
+            rows = export_parts(here, source, target, kind, table, options, max(partitions, jobs), jobs, progress)
             return Exported(rows, 0, target, kind.name, source.name, lost)
         with atomic_directory(target, folder=kind.folder) as made:
             rows = write(made, kind, table, source, options, progress)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 import kvemb
-import kvemb.cluster
 from kvemb import bulk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import unit
@@ -32,13 +31,14 @@ class VariableInfo:
 
 @dataclass
 class Info:
-    """What is at a path. kind: "checkpoint", "store", or what a cluster's is. id, parent, created: of the checkpoint or
-    the durable point. recording_calls: the most calls that recorded uses, such as lookups, of any variable. files:
-    bytes of every file. attached: bytes of the files that were saved with the rows, by name. extra: the values that
-    were.
+    """What is at a place. path: of the checkpoint, or its URL. newest: whether it is the newest of a series that was
+    given. kind: "checkpoint", "store", or what a cluster's is. id, parent, created: of the checkpoint or the durable
+    point. recording_calls: the most calls that recorded uses, such as lookups, of any variable. files: bytes of every
+    file. attached: bytes of the files that were saved with the rows, by name. extra: the values that were.
     """
 
-    path: Path
+    path: Path | str
+    newest: bool
     kind: str
     id: str
     parent: str | None
@@ -58,33 +58,18 @@ class Info:
 def info(path: str | os.PathLike[str]) -> Info:
     """Return what is in a checkpoint, or in a store as of its last durable point. Reads no rows.
 
-    Raises StoreNotFound, Corruption, UnsupportedFormat.
+    path: a place (kvemb.bulk.Place): also a series, whose newest is taken, or SERIES/00000042, at a URL, of a cluster.
+    Raises StoreNotFound, Corruption, UnsupportedFormat; CheckpointNotFound, TransferError.
     """
-    if kvemb.cluster.is_series(path):
-        return _info_of_cluster(Path(path))
-    point = kvemb.Checkpoint.at(path)
-    kind = "checkpoint" if Path(point.path) == Path(path) else "store"
+    place = bulk.Place(path)
+    found = place.described()
     variables = [
         VariableInfo(name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)})
-        for name, entry in sorted(point.variables.items())
+        for name, entry in sorted(found.variables.items())
     ]
-    files = {name: entry.bytes for name, entry in sorted(point.inventory.items())}
-    attached = {name: files[f"files/{name}"] for name in point.files}
-    calls = max((entry.step for entry in point.variables.values()), default=0)
-    described = (point.id, point.parent, point.created, calls, variables, files, attached, point.extra)
-    return Info(Path(path), kind, *described)
-
-
-def _info_of_cluster(path: Path) -> Info:
-    number, point = kvemb.cluster.latest(path)
-    variables = [
-        VariableInfo(name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)})
-        for name, entry in sorted(point.variables.items())
-    ]
-    files = {each.relative_to(path).as_posix(): each.stat().st_size for each in sorted(path.glob("shards/*/files/*/*"))}
-    calls = max((entry.step for entry in point.variables.values()), default=0)
-    kind = f"checkpoint {number} of a cluster of {len(point.shards)} shards"
-    return Info(path, kind, point.id, None, point.created, calls, variables, files, {}, {})
+    calls = max((entry.step for entry in found.variables.values()), default=0)
+    described = (found.id, found.parent, found.created, calls, variables, found.files, found.attached, found.extra)
+    return Info(place.here or place.name, place.newest, found.kind, *described)
 
 
 def _as_json(entry: Any) -> dict[str, Any]:
@@ -115,7 +100,7 @@ def peek(
     neighbours: how many nearest other rows, by cosine, to find for each; an exact search over all finite rows.
     Raises BadInput.
     """
-    with opened(path, variable, "peek") as source:
+    with opened(path, variable, "peek", progress=progress) as source:
         if keys:
             found = [_row(source, key) for key in keys]
             missing = [key for key, row in zip(keys, found, strict=True) if row is None]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 import kvemb
-import kvemb.cluster
 from kvemb import bulk
 from kvemb.tools.failures import BadInput, WrongUsage
 
@@ -21,31 +20,37 @@ Progress = Callable[[int, int], None]
 BUDGET = "32MiB"
 
 
-def newest(path: Path) -> Path:
-    """Return the newest checkpoint if path is a series, otherwise path. Raises Corruption."""
-    found = kvemb.CheckpointManager(path).latest()
-    return path if found is None else found.path
-
-
 @contextmanager
-def opened(path: str | os.PathLike[str], variable: str | None, command: str | None = None) -> Iterator[kvemb.Variable]:
-    """Open a checkpoint or a store for reading, and yield one of its variables: the one named, or the only one.
+def opened(
+    path: str | os.PathLike[str],
+    variable: str | None,
+    command: str | None = None,
+    *,
+    progress: Progress | None = None,
+    named: object = None,
+) -> Iterator[kvemb.Variable]:
+    """Open a checkpoint or a store for reading, wherever it is, and yield one of its variables: the one named, or the
+    only one.
 
     command: the command that runs, if it takes the variable as an argument; None if it takes --variable.
+    progress: see readable. named: what messages call the path; None: as it is.
     """
-    with readable(path) as place, kvemb.open(place, read_only=True, memory_budget=BUDGET) as store:
-        yield store.variables[chosen(path, list(store.variables), variable, command)]
+    with readable(path, progress) as place, kvemb.open(place, read_only=True, memory_budget=BUDGET) as store:
+        yield store.variables[chosen(named or path, list(store.variables), variable, command)]
 
 
 @contextmanager
-def readable(path: str | os.PathLike[str]) -> Iterator[str | os.PathLike[str]]:
-    """Yield a checkpoint or a store with what is at a path: the path; a temporary store of a cluster's checkpoint."""
-    if not kvemb.cluster.is_series(path):
-        yield path
-        return
-    with bulk.scratch("kvemb-cluster-") as folder:
-        kvemb.cluster.restore(path, folder / "store", memory_budget=BUDGET).close()
-        yield folder / "store"
+def readable(
+    path: str | os.PathLike[str], progress: Progress | None = None, *, since: Path | None = None
+) -> Iterator[Path]:
+    """Yield a checkpoint or a store on this machine with what is at a place (kvemb.bulk.Place): pulled, if need be.
+
+    progress(done, total): called with the bytes that are pulled, and with the rows of a cluster's shards. since: an
+    earlier checkpoint that is here: only what changed since is pulled, if that is known.
+    """
+    have = [] if since is None else [kvemb.Checkpoint.at(since)]
+    with bulk.Place(path).readable(have=have, progress=progress) as place:
+        yield place
 
 
 def chosen(

@@ -39,6 +39,11 @@ _FRAME = 7
 _WHOLE_CELLS = 24
 _WORDS = re.compile(r"^\s*\S+|\S+")
 
+# What commands that read a checkpoint say of their argument.
+PLACE = (
+    "A checkpoint; a store, which is read as of its last durable point; or a series, local, at a URL or of a cluster: "
+    "its newest checkpoint, or SERIES/00000042."
+)
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Summary = dict[str, object]

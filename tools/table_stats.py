@@ -57,7 +57,7 @@ class TableStats:
 
 def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress: Progress | None = None) -> TableStats:
     """Return the statistics of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
-    with opened(path, variable, "stats") as source:
+    with opened(path, variable, "stats", progress=progress) as source:
         found = TableStats(source.name, source.size(), int(bulk.described(source)["step"]))
         edges = _first_pass(source, found, progress)
         found.norms, found.scores, found.ages = _second_pass(source, found, edges, progress)

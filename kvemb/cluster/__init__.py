@@ -14,6 +14,7 @@ from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint
 from kvemb.cluster.durability.offline import is_series, latest, verify
 from kvemb.cluster.durability.resharding import reshard
+from kvemb.cluster.durability.restoring import pull_files
 from kvemb.cluster.opening import connect, open, restore
 from kvemb.cluster.store import Store
 from kvemb.cluster.variable import Variable
@@ -27,6 +28,7 @@ __all__ = [
     "is_series",
     "latest",
     "open",
+    "pull_files",
     "reshard",
     "restore",
     "verify",

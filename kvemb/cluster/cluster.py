@@ -16,14 +16,16 @@ import numpy as np
 import kvemb
 from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.coordination.coordinator import JoinReply
 from kvemb.cluster.coordination.counting import Clock, Steps
 from kvemb.cluster.coordination.recovery import Recovery
-from kvemb.cluster.messages import Change, Read
+from kvemb.cluster.durability.checkpointing import Asked, Checkpoint
+from kvemb.cluster.messages import Change, JoinReply, Read
 from kvemb.cluster.router import Grouped, Router
 from kvemb.cluster.session import Session
 from kvemb.cluster.transport import Transport
 from kvemb.contracts import Mask, Values
+from kvemb.durability.attachments import Attachments
+from kvemb.durability.checkpointer import PendingCheckpoint, Writing
 from kvemb.engine.table import Table
 from kvemb.errors import KvembError, ShardLost
 from kvemb.moment import Moment
@@ -73,6 +75,9 @@ class Cluster:
         self._last_call = threading.local()  # session: of the last call of each thread
         self._recovery: Recovery | None = None
         self._started = ThreadPoolExecutor(MOST_STARTED, thread_name_prefix="kvemb-started")
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="kvemb-written")
+        self._checkpointing = threading.RLock()
+        self._pending: PendingCheckpoint[Checkpoint] | None = None
 
     def begun(self) -> Session:
         """Begin a call: return what it knows of the cluster. Raises Closed, ShardLost."""
@@ -120,7 +125,30 @@ class Cluster:
             found: tuple[Recovery, JoinReply] = self._coordinator.all("recover", *asked)[0]
             self._last_call.session = self.session = Session(self._coordinator, found[1], self.tables)
             self._recovery = found[0]
+            self._pending = None  # how it ended shows in what the cluster went back to
             return self._recovery
+
+    # Checkpoints.
+
+    def checkpoint(self, keep: int | None, attachments: Attachments) -> PendingCheckpoint[Checkpoint]:
+        """Begin a checkpoint, once the last one that was begun here is complete. Raises as Store.checkpoint()."""
+        with self._checkpointing:
+            self.settle()
+            session = self.begun()
+            with session.attached(attachments) as files:
+                asked = Asked(keep, attachments.extra, files)
+                given = session.generation, session.client, session.own(), asked
+                number: int = session.ask_once("checkpoint", *given)
+            written = Writing[Checkpoint](self._waiting.submit(session.ask, "written", number))
+            self._pending = PendingCheckpoint(written)
+            return self._pending
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that this client began last. Raises its error, unless a caller got it already."""
+        pending = self._pending
+        if pending is not None and not pending.reported:
+            pending.result()
+        self._pending = None  # only now: after Ctrl-C above it is still being written
 
     # Rows of several variables, in one call of each shard.
 
@@ -204,6 +232,7 @@ class Cluster:
         if self.state.gone:
             return
         self._started.shutdown(wait=True)
+        self._waiting.shutdown(wait=True)
         with suppress(KvembError):  # of a lost cluster
             self.session.exchange()
         self.state.close()

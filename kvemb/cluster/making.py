@@ -10,8 +10,8 @@ from typing import Any
 
 from kvemb import opening
 from kvemb.cluster.durability.manifest import ClusterManifest, ranges
-from kvemb.cluster.durability.restoring import restored
-from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.restoring import ClusterRemote, restored
+from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.shard import Shard
 from kvemb.meter import Meter
 
@@ -33,7 +33,7 @@ class Plan:
     def make(self, number: int, folder: Path, meter: Meter) -> Shard:
         """Make a shard, with its files in a folder that it deletes when it is closed. meter: counts rows loaded."""
         calls, end = None, partial(shutil.rmtree, folder, ignore_errors=True)
-        series = None if self.url is None else ClusterSeries(self.url, self.options)
+        series = None if self.url is None else ClusterRemote(self.url, self.options)
         if series is None or self.checkpoint is None:
             store = opening.open(folder / "store", **self.how)
         else:
@@ -42,4 +42,4 @@ class Plan:
             store, calls = restored(series, at, described, buckets, folder / "store", kept, meter, **self.how)
         if series is None:
             return Shard(store, end)
-        return Shard(store, end, series.of_shard(store.id), folder / "checkpoints", calls)
+        return Shard(store, end, ShardCheckpoints(store, series.of_shard(store.id), folder / "checkpoints"), calls)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from kvemb.cluster.coordination.counting import Steps
+from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
 from kvemb.moment import Moment
 from kvemb.rows.block import RowBlock
@@ -18,6 +20,17 @@ Columns = tuple[npt.NDArray[Any], ...]
 def columns_of(block: RowBlock) -> Columns:
     """Return the arrays that RowBlock.of takes."""
     return block.keys, block.scores, block.steps, block.flags, block.words
+
+
+class JoinReply(NamedTuple):
+    """What a client needs for its calls. generation: counts recoveries. transport: to the shards.
+
+    opened: the variables that are open: by name the token, and the steps.
+    """
+
+    generation: int
+    transport: Transport
+    opened: dict[str, tuple[str, Steps]]
 
 
 class Read(NamedTuple):
@@ -43,12 +56,12 @@ class Change(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """A shard's part of a checkpoint, at the URL. store: the identity of its store. id: of its checkpoint.
+    """A shard's part of a checkpoint, at the URL. store: the identity of its store. nbytes: bytes sent.
 
-    nbytes: bytes sent.
+    files: the names of those saved beside the rows, which the first shard has.
     """
 
     store: str
-    id: str
     variables: dict[str, VariableEntry]
     nbytes: int
+    files: tuple[str, ...]

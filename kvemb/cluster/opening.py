@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Collection, Mapping
@@ -14,22 +13,23 @@ from weakref import WeakValueDictionary
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
-from kvemb.checks.ranges import MOST_SECONDS, MOST_SERIES
+from kvemb.checks.ranges import MOST_SECONDS
 from kvemb.cluster import ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.starting import Asked, start
-from kvemb.cluster.durability.manifest import ClusterManifest
-from kvemb.cluster.durability.restoring import restored
+from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.local import Here, made_here
 from kvemb.cluster.router import BUCKETS
 from kvemb.cluster.store import Store
-from kvemb.durability import fresh_files, layout, paths
-from kvemb.errors import BackendUnavailable, CheckpointNotFound
+from kvemb.durability import paths
+from kvemb.durability.layout import series_name
+from kvemb.errors import BackendUnavailable
 from kvemb.limits import Limits
-from kvemb.meter import Meter, Progress
-from kvemb.options import parse_budget, parse_device_memory
+from kvemb.meter import Progress
+from kvemb.offline import restoring
+from kvemb.options import parse_budget
 from kvemb.store import Store as OneStore
 
 
@@ -132,6 +132,7 @@ def restore(
     memory_budget: int | str = "1GiB",
     device_memory: int | str | None = None,
     variables: Collection[str] | None = None,
+    warm: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -139,39 +140,11 @@ def restore(
 ) -> OneStore:
     """Make a new store of one machine at path from a checkpoint of a cluster, and open it.
 
-    url: of the cluster. number: of the checkpoint; None: the newest. variables: take only these. memory_budget,
-    device_memory, durability, limits: as for kvemb.open. options: fsspec's for the url. progress(done, total): called
-    with rows.
-    The rows of several shards are read in key order and loaded, in memory that does not grow with the table. The
-    shards' files are copied to a temporary folder beside path.
-    Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError, Corruption, ColdStoreError;
-    TypeError, ValueError.
+    url: of the cluster. number: of the checkpoint; None: the newest. Otherwise as kvemb.restore, which takes clusters'
+    checkpoints, too. Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError, Corruption,
+    ColdStoreError; TypeError, ValueError.
     """
-    parse_budget(memory_budget)
-    parse_device_memory(device_memory)
-    series, place = ClusterSeries(url, options), paths.local(path).absolute()
-    number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise FileExistsError(f"{place} exists and is not empty; name a new directory to restore to")
-    layout.check_outside_stores(place, "new store")
-    found = series.newest() if number is None else (number, series.read(number))
-    if found is None:
-        raise CheckpointNotFound(f"there is no checkpoint of a cluster at {url}")
-    described = found[1].only(variables, str(url))
-    how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory}
-    how |= {"durability": durability, "limits": limits}
-    with layout.as_cold_store_error(f"write to {place.parent}"):
-        fresh_files.make_directory(place.parent)
-        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-    try:
-        meter = Meter(_rows(described), progress)
-        return restored(series, found[0], described, (0, BUCKETS - 1), place, folder, meter, **how)[0]
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _rows(described: ClusterManifest) -> int:
-    return sum(entry.rows for entry in described.variables.values())
+    at, _ = found(ClusterSeries(url, options), number)
+    how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "warm": warm}
+    how |= {"variables": variables, "durability": durability, "options": options, "progress": progress}
+    return restoring.restore(f"{paths.url_text(url)}/{series_name(at)}", path, limits=limits, **how)

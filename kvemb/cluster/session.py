@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.coordination.coordinator import JoinReply
 from kvemb.cluster.coordination.counting import Clock, Steps
+from kvemb.cluster.messages import JoinReply
+from kvemb.durability.attachments import Attachments
+from kvemb.durability.scratch import scratch
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 
 # How often a client that makes calls tells the coordinator its counts, and hears whether a shard is lost.
 EXCHANGE_SECONDS = 0.25
+# Of a file that is sent to a shard at a time.
+PIECE_BYTES = 8 << 20
 
 
 class Opened(NamedTuple):
@@ -93,6 +99,35 @@ class Session:
         except ShardLost as error:
             self.calls.lose(error)
             raise
+
+    @contextmanager
+    def attached(self, attachments: Attachments) -> Iterator[str | None]:
+        """Send files to the first shard, for a checkpoint that is begun in the block; yields their name there.
+
+        None: there are none. In pieces, so that memory does not grow with them. Raises what writing them raises.
+        """
+        if not attachments.names:
+            yield None
+            return
+        files = uuid.uuid4().hex
+        with scratch("kvemb-attached-") as folder:
+            attachments.write(folder / "files")
+            try:
+                for name in attachments.names:
+                    self._send(files, name, folder / "files" / name)
+                yield files
+            finally:
+                if self.calls.lost is None:
+                    self.calls.each("detach", {0: (files,)})
+
+    def _send(self, files: str, name: str, path: Path) -> None:
+        at = 0
+        with open(path, "rb") as file:
+            while (piece := file.read(PIECE_BYTES)) or at == 0:
+                self.calls.each("attach", {0: (files, name, at, piece)})
+                if not piece:
+                    return
+                at += len(piece)
 
     def own(self) -> dict[str, Steps]:
         """Return this client's counts, by token."""

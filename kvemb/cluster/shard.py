@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb import moment
+from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.ledger import CallId, CallsMade, Ledger, Stamp
 from kvemb.cluster.messages import Change, Columns, Pushed, Read
 from kvemb.cluster.scans import Scans
 from kvemb.cluster.transport import Failed
 from kvemb.contracts import Mask, Values
-from kvemb.durability import fresh_files
-from kvemb.durability.checkpointer import PendingCheckpoint
-from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, ReadOnly
 from kvemb.handle import inside
 from kvemb.moment import Moment
-from kvemb.offline.series import CheckpointManager
-from kvemb.offline.transfer import Remote
 from kvemb.optimizers import Optimizer
 from kvemb.rows.hashing import Keys
 from kvemb.stats import Stats
@@ -39,30 +34,24 @@ from kvemb.store import Store
 from kvemb.tiers.restricting import Restriction
 from kvemb.tiers.selection import Limit
 
-# Checkpoints kept on the shard's node; the next one shares their files.
-KEPT = 2
-
 
 class Shard:
     """A store as a part of a table. release: called when it is closed.
 
-    series: where its checkpoints are pushed; None: it makes none. folder: of the checkpoints on this machine. made: the
-    calls that the rows of the store already have (Ledger.to_json).
+    checkpoints: None: it makes none. made: the calls that the rows of the store already have (Ledger.to_json).
     """
 
     def __init__(
         self,
         store: Store,
         release: Callable[[], None],
-        series: Remote | None = None,
-        folder: Path | None = None,
+        checkpoints: ShardCheckpoints | None = None,
         made: dict[str, list[int]] | None = None,
     ) -> None:
-        self._store, self._release, self._series, self._folder = store, release, series, folder
+        self._store, self._release, self._checkpoints = store, release, checkpoints
         self._ledger = Ledger()
         self._ledger.add(made or {})
         self._opened: dict[str, Table] = {}  # by token
-        self._pending: dict[int, PendingCheckpoint] = {}
         self._scans = Scans()
         self._ranked: dict[str, Restriction] = {}
         self._ranking = threading.Lock()  # a call that arrives twice must not read a spool at the same time
@@ -230,31 +219,36 @@ class Shard:
         """Open the gate: Ledger.release."""
         self._ledger.release(cut)
 
-    def snapshot(self, stamp: Stamp, number: int, steps: dict[str, tuple[int, int]]) -> None:
-        """Begin a checkpoint of the rows as they are now. steps: of each variable's token, and of its optimizer."""
+    def attach(self, files: str, name: str, at: int, piece: bytes) -> None:
+        """Take a piece of a file that a checkpoint is to have beside the rows: ShardCheckpoints.attach."""
+        self._saved().attach(files, name, at, piece)
+
+    def detach(self, files: str) -> None:
+        """Delete these files: ShardCheckpoints.detach."""
+        self._saved().detach(files)
+
+    def snapshot(
+        self, stamp: Stamp, number: int, checkpoint: str, steps: dict[str, tuple[int, int]], files: str | None
+    ) -> None:
+        """Begin a checkpoint of the rows as they are now: ShardCheckpoints.begin.
+
+        steps: of each variable's token, and of its optimizer.
+        """
 
         def begin() -> None:
-            assert self._folder is not None
             for token, counts in steps.items():
                 self._table(token).storage.advance(*counts)
-            extra = {"calls": self._ledger.to_json()}
-            self._pending[number] = self._store.checkpoint(self._folder / series_name(number), block=False, extra=extra)
+            self._saved().begin(number, checkpoint, {"calls": self._ledger.to_json()}, files)
 
         self._ledger.once(stamp, begin)
 
     def push(self, stamp: Stamp, number: int) -> Pushed:
-        """Complete a checkpoint, and send it to the URL. Older ones are deleted here."""
+        """Complete a checkpoint, and send it to the URL: ShardCheckpoints.push."""
+        return self._ledger.once(stamp, lambda: self._saved().push(number))  # type: ignore[no-any-return]
 
-        def push() -> Pushed:
-            assert self._folder is not None
-            assert self._series is not None
-            checkpoint = self._pending.pop(number).result()
-            sent = self._series.push(checkpoint, number)
-            for old in CheckpointManager(self._folder).numbers()[:-KEPT]:
-                fresh_files.remove(self._folder / series_name(old))
-            return Pushed(self._store.id, checkpoint.id, dict(checkpoint.variables), sent.nbytes)
-
-        return self._ledger.once(stamp, push)  # type: ignore[no-any-return]
+    def _saved(self) -> ShardCheckpoints:
+        assert self._checkpoints is not None
+        return self._checkpoints
 
     # The whole of it.
 

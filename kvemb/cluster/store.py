@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
-from typing import Any, NoReturn, cast
+from contextlib import ExitStack, suppress
+from typing import Any, Literal, NoReturn, cast, overload
 
 import numpy.typing as npt
 
@@ -17,14 +17,15 @@ from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint
 from kvemb.cluster.storage import ClusterStorage
-from kvemb.cluster.variable import Variable
+from kvemb.cluster.variable import Variable, arguments_of
 from kvemb.defaults import DefaultStore
-from kvemb.durability.attachments import Attachments, Extra
+from kvemb.durability.attachments import Attachments, Extra, Files
+from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.arguments import Arguments
 from kvemb.engine.assembly import GraphKeys, collections_of
 from kvemb.engine.engine import Engine
-from kvemb.engine.specification import Specification, check_name, specify
+from kvemb.engine.specification import check_name, specify
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
@@ -100,7 +101,7 @@ class Store(DefaultStore[Cluster]):
             self._inside.forget(known)
         specification = specify(asked, entry)
         variable = Variable(self, specification)
-        self._inside.add(inside(variable), *session.ask_once("open_variable", asked.name, _of_shards(specification)))
+        self._inside.add(inside(variable), *session.ask_once("open_variable", asked.name, arguments_of(specification)))
         for collection in collections_of(asked, specification):
             self._inside.collect(collection, variable)
         if asked.regularizer is not None and (loss := asked.regularizer(variable)) is not None:
@@ -187,23 +188,42 @@ class Store(DefaultStore[Cluster]):
         """Raise Corruption with what is wrong on the first shard where something is: kvemb.Store.check."""
         self._inside.begun().calls.all("check", bool(deep))
 
-    def checkpoint(self, *, keep: int | None = None, extra: Extra = None) -> Checkpoint:
+    @overload
+    def checkpoint(
+        self, *, keep: int | None = None, block: Literal[True] = True, files: Files = None, extra: Extra = None
+    ) -> Checkpoint: ...
+    @overload
+    def checkpoint(
+        self, *, keep: int | None = None, block: Literal[False], files: Files = None, extra: Extra = None
+    ) -> PendingCheckpoint[Checkpoint]: ...
+    @overload
+    def checkpoint(
+        self, *, keep: int | None = None, block: bool, files: Files = None, extra: Extra = None
+    ) -> Checkpoint | PendingCheckpoint[Checkpoint]: ...
+
+    def checkpoint(
+        self, *, keep: int | None = None, block: bool = True, files: Files = None, extra: Extra = None
+    ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
         """Write the next checkpoint of the series at the cluster's url, and return it once it is complete.
 
         It has every call on all shards or on none: calls wait while the shards take their snapshots. Then each shard
         sends what changed since its last checkpoint, beside later calls. The checkpoint exists once all have done so.
-        keep: how many of the newest are kept at the url; None: all. One is written at a time: a second call waits.
-        extra: a dict of JSON values that belongs to the rows: Checkpoint.extra, kvemb.cluster.latest(url)[1].extra.
+        With block=False returns a PendingCheckpoint once the snapshots are taken; result() waits for it. If it fails,
+        result() or this client's next flush(), checkpoint() or close() raises the error. One is written at a time: a
+        second call, of any client, waits for the first.
+
+        keep: how many of the newest are kept at the url; None: all. files, extra: what belongs to the rows, such as
+        dense parameters, as for kvemb.Store.checkpoint; a function that writes a file is called in this process, before
+        the snapshots. kvemb.cluster.latest(url)[1].extra has the values, kvemb.cluster.pull_files copies the files.
         Variables with checkpoint=False, and those in memory alone, are left out. Raises ValueError if the cluster was
-        opened without a url; TypeError, ValueError for keep and extra; TransferError, after which the next checkpoint
-        tries again; ColdStoreError, Poisoned, ShardLost, Closed.
+        opened without a url; TypeError, ValueError for keep, files and extra, and what a function raises;
+        TransferError, after which the next checkpoint tries again; ColdStoreError, Poisoned, ShardLost, Closed.
         """
         if not self._series:
             raise ValueError("the cluster was opened without a url, where its checkpoints would be; open it with one")
         kept = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES)
-        attached = Attachments(extra=extra).extra
-        session = self._inside.begun()
-        return session.ask_once("checkpoint", session.client, session.own(), kept, attached)  # type: ignore[no-any-return]
+        pending = self._inside.checkpoint(kept, Attachments(files, extra))
+        return pending.result() if block else pending
 
     def flush(self) -> None:
         """Write a checkpoint; the next process that opens the cluster begins with it. Raises as checkpoint()."""
@@ -228,10 +248,16 @@ class Store(DefaultStore[Cluster]):
         files in scratch; other clients' calls raise ShardLost from then on. Idempotent.
 
         No checkpoint is written with flush=False, without a url, or when a shard is lost; later changes are then lost.
-        If the checkpoint fails, its error is raised, and the cluster stays open.
+        If the checkpoint fails, its error is raised, and the cluster stays open. That of an earlier one with
+        block=False, if nobody got it yet, is raised once the cluster is closed.
         """
         if self.state.gone:
             return
+        with ExitStack() as last:
+            last.callback(self._close, flush)
+            self._inside.settle()
+
+    def _close(self, flush: bool) -> None:
         if self._owner and flush and self._series and self._inside.session.calls.lost is None:
             self.checkpoint()
         with suppress(ShardLost, Closed):
@@ -271,25 +297,3 @@ class Store(DefaultStore[Cluster]):
 
 def _storage(table: Table) -> ClusterStorage:
     return cast(ClusterStorage, table.storage)
-
-
-def _of_shards(specification: Specification) -> dict[str, Any]:
-    """Return the arguments by which each shard makes its variable: nothing is left out, so all make the same."""
-    return {
-        "key_dtype": specification.schema.key_dtype.name,
-        "value_dtype": specification.schema.value_dtype.name,
-        "dim": specification.schema.dim,
-        "devices": list(specification.devices),
-        "partitioner": specification.partitioner,
-        "initializer": specification.initializer,
-        "trainable": specification.trainable,
-        "checkpoint": specification.checkpointed,
-        "init_size": specification.first_rows,
-        "kv_creator": specification.creator,
-        "restrict_policy": specification.policy,
-        "bp_v2": specification.bp_v2,
-        "optimizer": specification.optimizer,
-        "hot_rows": specification.hot_rows,
-        "admission": specification.admission,
-        "constraint": specification.constraint,
-    }

@@ -71,3 +71,25 @@ def _table(cluster: Cluster, specification: Specification, variable: Variable) -
     table = Table(specification, policy, hot_tables, cast(Any, storage), cast(Any, operations), variable)
     storage.table = operations.table = table
     return table
+
+
+def arguments_of(specification: Specification) -> dict[str, Any]:
+    """Return the arguments by which each shard makes its variable: nothing is left out, so all make the same."""
+    return {
+        "key_dtype": specification.schema.key_dtype.name,
+        "value_dtype": specification.schema.value_dtype.name,
+        "dim": specification.schema.dim,
+        "devices": list(specification.devices),
+        "partitioner": specification.partitioner,
+        "initializer": specification.initializer,
+        "trainable": specification.trainable,
+        "checkpoint": specification.checkpointed,
+        "init_size": specification.first_rows,
+        "kv_creator": specification.creator,
+        "restrict_policy": specification.policy,
+        "bp_v2": specification.bp_v2,
+        "optimizer": specification.optimizer,
+        "hot_rows": specification.hot_rows,
+        "admission": specification.admission,
+        "constraint": specification.constraint,
+    }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvemb.checks.brief import brief
-from kvemb.durability import layout
+from kvemb.durability import fresh_files, layout
 from kvemb.durability.manifest import ATTACHED, Manifest
 from kvemb.errors import Corruption
 
@@ -30,11 +30,14 @@ _COPY_BYTES = 8 << 20
 class Attachments:
     """What a call attaches to a checkpoint, checked. Raises TypeError, ValueError; FileNotFoundError for a path.
 
-    files: by name, the content. extra: a dict that JSON can hold.
+    files: by name, the content. extra: a dict that JSON can hold. id: the checkpoint's identity; None: a random one.
+    linked: paths are of files that never change, so that they are linked, not copied.
     """
 
-    def __init__(self, files: Files = None, extra: Extra = None) -> None:
-        self.extra = _checked_extra(extra)
+    def __init__(
+        self, files: Files = None, extra: Extra = None, *, id: str | None = None, linked: bool = False
+    ) -> None:
+        self.extra, self.id, self._linked = _checked_extra(extra), id, linked
         if files is not None and not isinstance(files, Mapping):
             raise TypeError(f"files must be a dict from names to contents, got {brief(files)}")
         self._files = dict(files or {})
@@ -54,11 +57,19 @@ class Attachments:
                     f"files[{name!r}] must be bytes, a path, or a function that writes to a file, got {brief(content)}"
                 )
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the files."""
+        return list(self._files)
+
     def write(self, folder: Path) -> None:
         """Write the files to a new folder, unsynced, if there are any. Raises what a writer raises, and OSError."""
         if self._files:
             folder.mkdir()
         for name, content in self._files.items():
+            if self._linked and isinstance(content, (str, os.PathLike)):
+                fresh_files.link_or_copy(Path(content), folder / name)
+                continue
             with open(folder / name, "xb") as file:
                 if isinstance(content, (bytes, bytearray, memoryview)):
                     file.write(content)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from kvemb.checks.numeric import as_number
 from kvemb.checks.ranges import MOST_SECONDS
@@ -25,18 +26,20 @@ from kvemb.handle import Handle
 from kvemb.interrupts import result_of, uninterrupted
 from kvemb.store_state import StoreState
 
+Written = TypeVar("Written")
 
-class Writing:
+
+class Writing(Generic[Written]):
     """A durable point that is being written, and the checkpoint made of it, if any.
 
     reported: whether its failure was raised to a caller.
     """
 
-    def __init__(self, future: Future[Checkpoint | None]) -> None:
+    def __init__(self, future: Future[Written | None]) -> None:
         self.future = future
         self.reported = False
 
-    def wait(self, timeout: float | None = None) -> Checkpoint | None:
+    def wait(self, timeout: float | None = None) -> Written | None:
         """Wait until it is complete. Raises its error; TimeoutError after timeout seconds."""
         try:
             return result_of(self.future, timeout)
@@ -45,8 +48,8 @@ class Writing:
             raise
 
 
-class PendingCheckpoint(Handle[Writing]):
-    """A checkpoint that is being written."""
+class PendingCheckpoint(Handle[Writing[Written]], Generic[Written]):
+    """A checkpoint that is being written: a kvemb.Checkpoint, or of a cluster a kvemb.cluster.Checkpoint."""
 
     def done(self) -> bool:
         """Whether it is complete or has failed."""
@@ -57,7 +60,7 @@ class PendingCheckpoint(Handle[Writing]):
         """Whether its failure was raised to a caller."""
         return self._inside.reported
 
-    def result(self, timeout: float | None = None) -> Checkpoint:
+    def result(self, timeout: float | None = None) -> Written:
         """Wait until it is complete, and return it. Raises its error; TimeoutError after timeout seconds."""
         checkpoint = self._inside.wait(None if timeout is None else as_number(timeout, "timeout", 0, MOST_SECONDS))
         assert checkpoint is not None
@@ -68,8 +71,7 @@ class PendingCheckpoint(Handle[Writing]):
             return "<kvemb.PendingCheckpoint being written>"
         if (error := self._inside.future.exception()) is not None:
             return f"<kvemb.PendingCheckpoint failed: {error}>"
-        done = self._inside.future.result()
-        return f"<kvemb.PendingCheckpoint complete: {done and done.path}>"
+        return f"<kvemb.PendingCheckpoint complete: {self._inside.future.result()!r}>"
 
 
 class Checkpointer:
@@ -87,7 +89,7 @@ class Checkpointer:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
-        self._last: Writing | None = None
+        self._last: Writing[Checkpoint] | None = None
         self._attaching = False
 
     def wait(self) -> None:
@@ -104,7 +106,7 @@ class Checkpointer:
         closing: Callable[[], None] | None = None,
         without: Collection[str] = (),
         attached: Attachments | None = None,
-    ) -> Writing:
+    ) -> Writing[Checkpoint]:
         """Take a snapshot, and start to write a durable point and, if target is given, a checkpoint there.
 
         closing: given if this is the store's last point; called when the snapshot is taken, under all variables' locks.

@@ -22,7 +22,7 @@ from kvemb.durability.readable import Readable
 from kvemb.errors import CheckpointNotFound
 from kvemb.limits import DEFAULT
 from kvemb.rows.block import RowBlock
-from kvemb.rows.codec import order_keys, unordered_keys
+from kvemb.rows.codec import Ordered, order_keys, unordered_keys
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema, public_keys
 
@@ -91,6 +91,16 @@ def differences(
                 removed = keys[existed & ~exists]
             if len(changed) or len(removed):
                 yield _change(name, schema, changed, removed)
+
+
+def differing(old: RowBlock, new: RowBlock, schema: Schema) -> Ordered:
+    """Return the keys of two blocks in key order, ascending, whose rows differ or are in one of them alone."""
+    was, now = order_keys(old.keys, schema), order_keys(new.keys, schema)
+    both = np.union1d(was, now)
+    exists, existed = np.isin(both, now), np.isin(both, was)
+    changed = exists.copy()
+    changed[exists] = ~_unchanged(new, exists, old, existed)
+    return both[changed | ~exists]
 
 
 def _schema(readable: Readable, name: str) -> Schema | None:

@@ -24,7 +24,7 @@ FORMAT = 5  # on disk; do not renumber. 4 is an object at a URL that is no manif
 # Formats that can be read. In format 2 a slot is a name, and as wide as the embedding; before 5, nothing is attached.
 READABLE = (2, 3, FORMAT)
 # Of a cluster's manifest (kvemb.cluster.durability.manifest), which names manifests of this module.
-CLUSTER_FORMAT = 6
+CLUSTER_FORMAT = 7
 NAME = "manifest.json"
 MOST_CHARACTERS = 256 << 20  # of a manifest: a million files
 # The only paths that a manifest may list, so that pulling, restoring and opening a checkpoint never overwrite a file

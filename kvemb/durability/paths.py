@@ -24,7 +24,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 def local(path: str | os.PathLike[str], what: str = "path") -> Path:
     """Return a local path. what: its name in errors. Raises TypeError; ValueError for a URL."""
-    text = _text(path, what)
+    text = text_of(path, what)
     if _URL.match(text):
         raise ValueError(
             f"{what} must be a local directory, got the URL {text!r}; kvemb pull copies a checkpoint from a URL, "
@@ -35,14 +35,15 @@ def local(path: str | os.PathLike[str], what: str = "path") -> Path:
 
 def url_text(url: str | os.PathLike[str]) -> str:
     """Return a URL or path as str, without a slash at its end. Raises TypeError, ValueError."""
-    text = _text(url, "url")
+    text = text_of(url, "url")
     if _URL.match(text) and "://" not in text:
         raise ValueError(f"url {text!r} has one slash after its colon; give it as a str with two, not as a Path")
     bare = text.rstrip("/")
     return bare if bare and not bare.endswith(":") else text
 
 
-def _text(given: str | os.PathLike[str], what: str) -> str:
+def text_of(given: str | os.PathLike[str], what: str) -> str:
+    """Return a path or URL as str. what: its name in errors. Raises TypeError, ValueError."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(text := os.fspath(given), str):
         raise TypeError(f"{what} must be a str or a path, got {given!r}")
     if not text or "\0" in text:

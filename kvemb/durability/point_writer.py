@@ -106,7 +106,8 @@ class PointWriter:
                 self._rotate(state)
                 entries = {part.name: part.entry() for part in self._parts}
                 self._described = self._points.describe(self._number, entries, self._without)
-                self._described = replace(self._described, extra=self._attached.extra)
+                identity = self._attached.id or self._described.id
+                self._described = replace(self._described, id=identity, extra=self._attached.extra)
                 for part in self._parts:
                     part.storage.prepare_snapshot()
                 for number, part in enumerate(self._parts):

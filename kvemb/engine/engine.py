@@ -20,6 +20,7 @@ from kvemb.durability import cold_databases, inventory, journal_segments, layout
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
+from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import Checkpointer, Writing
 from kvemb.durability.hotset import read_hot
 from kvemb.durability.journal import Journal
@@ -196,7 +197,7 @@ class Engine:
         closing: Callable[[], None] | None = None,
         without: Collection[str] = (),
         attached: Attachments | None = None,
-    ) -> Writing:
+    ) -> Writing[Checkpoint]:
         """Begin to write a durable point, with what is attached, and a checkpoint to target; see Checkpointer.start."""
         self.state.check_here()
         with self.lock:

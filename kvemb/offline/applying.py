@@ -5,7 +5,7 @@ All deltas are merged first: however many there are, each variable gets one more
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from kvemb.contracts import ColdDatabase, SortedFile
@@ -42,6 +42,25 @@ def apply(rows: Path, described: Manifest, deltas: list[DeltaFile], scratch: Pat
             _take_in(database, name, entry, blocks, scratch)
     finally:
         database.close()
+    _tidy(rows)
+
+
+def write_rows(
+    rows: Path, variables: Mapping[str, VariableEntry], blocks: Callable[[str], Iterator[RowBlock]], scratch: Path
+) -> None:
+    """Make a new RocksDB directory of variables. blocks(name): the rows of one, in key order. scratch: as above."""
+    rows.mkdir()
+    database = cold_databases.to_sort_in(rows)
+    try:
+        for name, entry in variables.items():
+            database.create(name, entry.schema, RocksDBCreator.from_json(entry.creator))
+            _take_in(database, name, entry, blocks(name), scratch)
+    finally:
+        database.close()
+    _tidy(rows)
+
+
+def _tidy(rows: Path) -> None:
     for left in (*rows.glob("LOG*"), rows / "LOCK"):
         left.unlink(missing_ok=True)
 

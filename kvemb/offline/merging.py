@@ -13,16 +13,22 @@ from kvemb.rows.schema import Schema
 
 def merged(streams: list[Iterator[RowBlock]], schema: Schema, window: int) -> Iterator[RowBlock]:
     """Yield the rows of all streams in key order, of equal keys that of the last stream. window: rows held of each."""
-    waiting = [_Head(stream, schema) for stream in streams]
-    while waiting:
-        for head in waiting:
+    return (_last_of_each(parts, schema) for parts in aligned(streams, schema, window))
+
+
+def aligned(streams: list[Iterator[RowBlock]], schema: Schema, window: int) -> Iterator[list[RowBlock]]:
+    """Yield the rows of all streams in key order, a part of each stream at a time; all parts end at the same key.
+
+    window: rows held of each.
+    """
+    heads = [_Head(stream, schema) for stream in streams]
+    while True:
+        for head in heads:
             head.fill(window)
-        waiting = [head for head in waiting if len(head.ordered)]
-        if not waiting:
+        if not any(len(head.ordered) for head in heads):
             return
-        ends = [int(head.ordered[-1]) for head in waiting if not head.ended]
-        parts = [head.take(min(ends) if ends else None) for head in waiting]
-        yield _last_of_each(parts, schema)
+        ends = [int(head.ordered[-1]) for head in heads if not head.ended]
+        yield [head.take(min(ends) if ends else None) for head in heads]
 
 
 class _Head:
@@ -59,6 +65,7 @@ class _Head:
 
 def _last_of_each(parts: list[RowBlock], schema: Schema) -> RowBlock:
     """Return the rows in key order, of equal keys that of the last part."""
+    parts = [part for part in parts if len(part)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     rows = RowBlock.joined(parts, schema)

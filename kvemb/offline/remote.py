@@ -12,18 +12,39 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
+from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.offline import chain, streams
 from kvemb.offline.chain import Pushed
 
 CHECKPOINTS, FILES = "checkpoints", "files"
+SHARDS = "shards"  # of a cluster's checkpoints: the series of each shard
 # fsspec's protocols of object stores: buckets, with flat names in them.
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "oci", "cos", "tos"})
 _MANIFEST = re.compile(rf"(?:.*/)?{CHECKPOINTS}/([0-9]{{8,18}})\.json")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a checkpoint has, wherever it is. kind: "checkpoint", "store", or what a cluster's is.
+
+    id, parent, created: as of a kvemb.Checkpoint. variables: by name. files: bytes of all files that it needs, by name.
+    attached: bytes of the files that were saved with the rows, by name. extra: the values that were.
+    """
+
+    kind: str
+    id: str
+    parent: str | None
+    created: float
+    variables: Mapping[str, VariableEntry]
+    files: dict[str, int]
+    attached: dict[str, int]
+    extra: dict[str, Any]
 
 
 class RemoteCheckpoints:
@@ -84,6 +105,26 @@ class RemoteCheckpoints:
     def id_of(self, number: int) -> str:
         """The id of a checkpoint at the URL. Raises CheckpointNotFound, Corruption, TransferError."""
         return self._read(number)[1].described.id
+
+    def nbytes(self, number: int) -> int:
+        """The bytes that a checkpoint at the URL needs. Raises as id_of does."""
+        return sum(entry.bytes for entry in self._read(number)[1].files.values())
+
+    def described(self, number: int) -> Described:
+        """What a checkpoint at the URL has. Raises as id_of does."""
+        pushed = self._read(number)[1]
+        found = pushed.described
+        files = {name: entry.bytes for name, entry in found.files.items()}
+        files |= {f"the delta of checkpoint {series_name(delta.number)}": delta.bytes for delta in pushed.deltas}
+        attached = {name.partition("/")[2]: files[name] for name in sorted(found.attached)}
+        how = found.variables, dict(sorted(files.items())), attached, found.extra
+        return Described("checkpoint", found.id, found.parent, found.created, *how)
+
+    @property
+    def is_of_cluster(self) -> bool:
+        """Whether a cluster writes its checkpoints to the URL (kvemb.cluster). Raises TransferError."""
+        with self._translated("list"):
+            return bool(self._files.isdir(f"{self._root}/{SHARDS}"))
 
     def _found(self, folder: str) -> dict[str, Any]:
         """Return the files of a folder by path, with their metadata; empty if there is no folder."""

@@ -25,7 +25,7 @@ def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Sto
     if newest is None:
         arguments.pop("warm", None)
         return opening.open(path, **arguments), None
-    return opening.restore(newest, path, **{"warm": True, **arguments}), newest
+    return opening.restore(newest.path, path, **{"warm": True, **arguments}), newest
 
 
 def _delete(store: Path) -> None:

@@ -11,10 +11,10 @@ from kvemb.durability.checkpointer import Writing
 from kvemb.errors import KvembError
 
 
-class Saving(Writing):
+class Saving(Writing[Checkpoint]):
     """A checkpoint of a series that is being written. When it completes, those beyond `keep` are deleted."""
 
-    def __init__(self, writing: Writing, drop_old: Callable[[], None]) -> None:
+    def __init__(self, writing: Writing[Checkpoint], drop_old: Callable[[], None]) -> None:
         self._writing, self._drop_old = writing, drop_old
         super().__init__(writing.future)
         self.future.add_done_callback(self._complete)

@@ -29,13 +29,11 @@ from kvemb.durability.lock_file import LockFile
 from kvemb.errors import CheckpointNotFound
 from kvemb.handle import inside
 from kvemb.meter import Progress
+from kvemb.offline.places import chosen, source_at
 from kvemb.offline.resuming import resume
 from kvemb.offline.saving import Saving
 from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.store import Store
-
-# The most numbers of checkpoints that a message lists.
-_MOST_LISTED = 10
 
 
 class CheckpointManager:
@@ -55,7 +53,7 @@ class CheckpointManager:
         self.root, self.every = paths.local(root, "root"), seconds
         self.keep = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES)
         self._lock: LockFile | None = None
-        self._pending: PendingCheckpoint | None = None
+        self._pending: PendingCheckpoint[Checkpoint] | None = None
         self._dropping = threading.Lock()
         self._begun: float | None = None
 
@@ -89,15 +87,15 @@ class CheckpointManager:
     @overload
     def save(
         self, store: Store, *, block: Literal[False], files: Files = None, extra: Extra = None
-    ) -> PendingCheckpoint: ...
+    ) -> PendingCheckpoint[Checkpoint]: ...
     @overload
     def save(
         self, store: Store, *, block: bool, files: Files = None, extra: Extra = None
-    ) -> Checkpoint | PendingCheckpoint: ...
+    ) -> Checkpoint | PendingCheckpoint[Checkpoint]: ...
 
     def save(
         self, store: Store, *, block: bool = True, files: Files = None, extra: Extra = None
-    ) -> Checkpoint | PendingCheckpoint:
+    ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
         """Write the next checkpoint of the series, as Store.checkpoint does, and delete those beyond `keep`.
 
         files, extra: what belongs to it beside the rows, such as a model's dense parameters; see Store.checkpoint. With
@@ -116,7 +114,7 @@ class CheckpointManager:
 
     def save_if_due(
         self, store: Store, *, block: bool = False, files: Files = None, extra: Extra = None
-    ) -> Checkpoint | PendingCheckpoint | None:
+    ) -> Checkpoint | PendingCheckpoint[Checkpoint] | None:
         """Save if `every` seconds passed since any process began the last checkpoint; else return None.
 
         Raises ValueError if the manager has no `every`, and what save raises.
@@ -193,7 +191,7 @@ class CheckpointManager:
             raise CheckpointNotFound(
                 f"{self.root} is a store, not a series of checkpoints; save a checkpoint in a series, and push that"
             )
-        number = self._number(number, self.numbers(), str(self.root))
+        number = chosen(number, self.numbers(), str(self.root))
         remote = Remote(url, options)
         how = {"verify": bool(verify), "whole": bool(whole)}
         done = remote.push(Checkpoint(self.path(number)), number, **how, jobs=jobs, progress=progress)
@@ -213,7 +211,9 @@ class CheckpointManager:
         """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
 
         What was pushed as a delta is made whole, from the nearest checkpoint of the series that leads to it, else from
-        the base. Its rows and its id are as pushed, its table files are its own.
+        the base. Its rows and its id are as pushed, its table files are its own. Of a cluster, the shards' checkpoints
+        are made one, which says what changed since the newest earlier one that this series has: so a replica is
+        brought to it by Store.apply_delta.
         Files that a local checkpoint of the series has, with the right size, are not transferred; the others are
         checked against their checksums, and no more of one is read than its size. A checkpoint that is in the series
         already is returned as it is. Raises Locked, CheckpointNotFound, TransferError; FileExistsError if another
@@ -222,9 +222,9 @@ class CheckpointManager:
         """
         jobs = as_int(jobs, "jobs", 1, MOST_JOBS)
         number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
-        remote = Remote(url, options)
+        remote = source_at(url, options)
         paths.check_series_root(self.root)
-        number = self._number(number, remote.numbers(), str(url))
+        number = chosen(number, remote.numbers(), str(url))
         self._hold()
         if number in self.numbers():
             local = Checkpoint(self.path(number))
@@ -250,17 +250,6 @@ class CheckpointManager:
         numbers = self.numbers()
         span = f"{len(numbers)} checkpoints, the newest {series_name(numbers[-1])}" if numbers else "no checkpoint yet"
         return f"<kvemb.CheckpointManager {self.root}: {span}>"
-
-    @staticmethod
-    def _number(number: int | None, existing: builtins.list[int], where: str) -> int:
-        if number is None and existing:
-            return existing[-1]
-        if number is None or number not in existing:
-            known = ", ".join(map(str, existing[-_MOST_LISTED:])) or "none"
-            known = f"{len(existing):,}, the newest {known}" if len(existing) > _MOST_LISTED else known
-            wanted = "" if number is None else f" {number}"
-            raise CheckpointNotFound(f"there is no checkpoint{wanted} in {where}; it has {known}")
-        return number
 
     def _hold(self) -> None:
         """Take the series' lock, and delete the temporary directories that a crash left."""

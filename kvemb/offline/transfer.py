@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kvemb.durability import fresh_files, inventory, layout, manifest
@@ -55,6 +55,35 @@ class Remote(Pushing):
         local = {entry.sha256: path for path, entry in candidates if _has_size(path, entry)}
         wanted = [*named.values(), *(delta.file for delta in todo)]
         entries = {entry.sha256: entry for entry in wanted if entry.sha256 not in local}
+        self._receive(pushed, number, entries, received, jobs, progress)
+        with atomic_directory(target) as folder:
+            if begin is not None:
+                layout.unpack(begin.path, folder, [])
+            for name, entry in named.items():
+                (folder / name).parent.mkdir(exist_ok=True)
+                source = local.get(entry.sha256, received / entry.sha256)
+                if pushed.base is not None and not inventory.is_checked_on_read(name):
+                    shutil.copyfile(source, folder / name)  # RocksDB will open it for writing
+                else:
+                    fresh_files.link_or_copy(source, folder / name)
+            if pushed.base is None:
+                fresh_files.write_new(folder / manifest.NAME, text.encode())
+            else:
+                deltas = [self._opened(pushed, delta, number, received) for delta in todo]
+                apply(folder / layout.ROWS, described, deltas, received)
+                complete(folder, described, None if begin is None else begin.path)
+        fresh_files.remove(received)
+
+    def _receive(
+        self,
+        pushed: Pushed,
+        number: int,
+        entries: Mapping[str, FileEntry],
+        received: Path,
+        jobs: int = JOBS,
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy files that a checkpoint needs to a folder, by checksum, unless an earlier call has done so."""
         if not received.is_dir() or received.is_symlink():
             fresh_files.remove(received)
         fresh_files.make_directory(received)
@@ -80,23 +109,21 @@ class Remote(Pushing):
 
         with self._translated("read", resumable=True):
             streams.move_all(receive, missing, jobs)
+
+    def pull_attached(self, number: int, target: Path) -> dict[str, Path]:
+        """Copy the files that a checkpoint has beside the rows to a new folder; returns their paths, by name.
+
+        Raises as pull() does.
+        """
+        pushed = self._read(number)[1]
+        entries = {name.partition("/")[2]: pushed.described.files[name] for name in pushed.described.attached}
         with atomic_directory(target) as folder:
-            if begin is not None:
-                layout.unpack(begin.path, folder, [])
-            for name, entry in named.items():
-                (folder / name).parent.mkdir(exist_ok=True)
-                source = local.get(entry.sha256, received / entry.sha256)
-                if pushed.base is not None and not inventory.is_checked_on_read(name):
-                    shutil.copyfile(source, folder / name)  # RocksDB will open it for writing
-                else:
-                    fresh_files.link_or_copy(source, folder / name)
-            if pushed.base is None:
-                fresh_files.write_new(folder / manifest.NAME, text.encode())
-            else:
-                deltas = [self._opened(pushed, delta, number, received) for delta in todo]
-                apply(folder / layout.ROWS, described, deltas, received)
-                complete(folder, described, None if begin is None else begin.path)
-        fresh_files.remove(received)
+            received = folder / layout.PULLED
+            self._receive(pushed, number, {entry.sha256: entry for entry in entries.values()}, received)
+            for name, entry in entries.items():
+                fresh_files.link_or_copy(received / entry.sha256, folder / name)
+            fresh_files.remove(received)
+        return {name: target / name for name in sorted(entries)}
 
     def _opened(self, pushed: Pushed, delta: Delta, number: int, received: Path) -> DeltaFile:
         """Open a delta that was received. Raises Corruption unless it leads from the one before it to its own end."""

@@ -52,16 +52,18 @@ def verify(
     Checks every file's name and size, the manifest, and the checksums of all files except tables and key files;
     deep: reads everything, and checks all checksums, records and keys, their order and their counts.
     progress(done, total): called with bytes as they are read. Memory does not grow with the table. Changes nothing.
-    At a URL, or in a directory, to which checkpoints were pushed, all of them are checked: what each consists of, and
-    the files that it needs, deltas included; deep: every byte of them. So it is in a directory of a cluster's
-    checkpoints; at a URL, kvemb.cluster.verify checks them. options: fsspec's for the filesystem.
+    At a URL, or in a directory, to which checkpoints were pushed, by a series or by a cluster's shards, all of them are
+    checked: what each consists of, and the files that it needs, deltas included; deep: every byte of them. options:
+    fsspec's for the filesystem. Of a series on this machine, the newest checkpoint is checked.
     Raises StoreNotFound if path is neither, Locked, UnsupportedFormat; CheckpointNotFound, TransferError for a URL.
     """
-    if not paths.is_url(path) and paths.is_cluster_series(paths.local(path)):
-        return cast(Verification, registry.of_cluster("verify")(path, deep=deep, options=options, progress=progress))
-    if paths.is_url(path) or is_pushed(paths.local(path)):
-        return _verify_remote(str(path), bool(deep), options, progress)
-    path = paths.local(path)
+    if paths.is_url(path) or is_pushed(paths.local(path)) or paths.is_cluster_series(paths.local(path)):
+        remote = RemoteChecking(path, options)
+        if remote.is_of_cluster:
+            how = {"deep": deep, "options": options, "progress": progress}
+            return cast(Verification, registry.of_cluster("verify")(path, **how))
+        return _verify_remote(str(path), remote, bool(deep), progress)
+    path = paths.newest_of(paths.local(path))
     found = Verification(path, bool(deep))
     if layout.is_checkpoint(path):
         _verify_checkpoint(path, found, progress)
@@ -77,8 +79,8 @@ def verify(
     return found
 
 
-def _verify_remote(url: str, deep: bool, options: Mapping[str, Any] | None, progress: Progress | None) -> Verification:
-    checked = RemoteChecking(url, options).check(deep=deep, progress=progress)
+def _verify_remote(url: str, remote: RemoteChecking, deep: bool, progress: Progress | None) -> Verification:
+    checked = remote.check(deep=deep, progress=progress)
     found = Verification(url, deep, checked.findings, files=checked.files, nbytes=checked.nbytes)
     if checked.described:
         newest = max(checked.described)

@@ -45,7 +45,7 @@ def test_a_pending_checkpoint_says_how_far_it_is():
     pending = PendingCheckpoint(Writing(future))
     assert (pending.done(), repr(pending)) == (False, "<kvemb.PendingCheckpoint being written>")
     future.set_result(Made)
-    assert (pending.done(), repr(pending)) == (True, "<kvemb.PendingCheckpoint complete: made>")
+    assert (pending.done(), repr(pending)) == (True, f"<kvemb.PendingCheckpoint complete: {Made!r}>")
     assert pending.result() is Made
     assert not pending.reported
     failed: Future[Any] = Future()

@@ -104,7 +104,7 @@ def test_a_save_behind_tells_how_far_it_is(monkeypatch, store, tmp_path):
         assert repr(pending) == "<kvemb.PendingCheckpoint being written>"
         going.set()
         saved = pending.result()
-        assert repr(pending) == f"<kvemb.PendingCheckpoint complete: {saved.path}>"
+        assert repr(pending) == f"<kvemb.PendingCheckpoint complete: {saved!r}>"
     failing = store.checkpoint(tmp_path / "broken", block=False)
     with pytest.raises(FileExistsError):
         failing.result()

@@ -12,13 +12,9 @@ import typer
 
 from kvemb.tools import inspect, table_stats
 from kvemb.tools.limits import MOST_STORED_ROWS
-from kvemb.tools.reading import newest
-from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
+from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path, size
 
-PointPath = Annotated[
-    Path,
-    typer.Argument(parser=local_path, help="A checkpoint, or a store, which is read as of its last durable point."),
-]
+Place = Annotated[str, typer.Argument(help=PLACE)]
 Variable = Annotated[str | None, typer.Argument(help="The variable; required if there are several.")]
 # How many numbers of a row are shown.
 SHOWN = 6
@@ -27,12 +23,12 @@ SHOWN_CHARACTERS = 100
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-def info(path: PointPath, as_json: AsJson = False) -> None:
+def info(path: Place, as_json: AsJson = False) -> None:
     """Show what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, files, parent, calls.
 
     Example: kvemb info checkpoints/00000042
     """
-    found = inspect.info(path)
+    found = _info(path)
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created))
     tables = sum(nbytes for name, nbytes in found.files.items() if name.endswith(".sst"))
     lines = [
@@ -54,6 +50,13 @@ def info(path: PointPath, as_json: AsJson = False) -> None:
     Screen(False, as_json).close(f"kvemb info {path}", lines, summary)
 
 
+def _info(path: str) -> inspect.Info:
+    found = inspect.info(path)
+    if found.newest:
+        typer.echo(f"{found.path}, the newest checkpoint of {path}:", err=True)
+    return found
+
+
 def _short(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 4] + " ..."
 
@@ -65,24 +68,15 @@ def _brief(described: dict[str, Any]) -> str:
 
 
 def ls(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            parser=local_path, help="A checkpoint, a store, or a series, whose newest checkpoint is listed."
-        ),
-    ],
+    path: Place,
     files: Annotated[bool, typer.Option("--files", help="List files instead of variables.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List variables with their rows, or with --files the files with their bytes, one per line.
 
-    Given a series, list those of its newest checkpoint, which is named on stderr.
-
     Example: kvemb ls store --files
     """
-    if (source := newest(path)) != path:
-        typer.echo(f"{source}, the newest checkpoint of {path}:", err=True)
-    found = inspect.info(source)
+    found = _info(path)
     screen = Screen(False, as_json)
     listed = found.files if files else {each.name: each.rows for each in found.variables}
     if as_json:
@@ -93,7 +87,7 @@ def ls(
 
 
 def peek(
-    path: PointPath,
+    path: Place,
     variable: Variable = None,
     keys: Annotated[
         list[int] | None, typer.Argument(min=-(2**63), max=2**64 - 1, help="Keys; without them, the first rows.")
@@ -131,7 +125,7 @@ def peek(
         raise typer.Exit(1)
 
 
-def stats(path: PointPath, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
+def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Show statistics of a variable: norms, means, dead rows, duplicates, NaNs, scores, ages.
 
     Example: kvemb stats checkpoints/00000042 users
@@ -165,8 +159,8 @@ def _histogram(found: table_stats.Histogram) -> str:
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(parser=local_path, help="A checkpoint, or a store.")],
-    b: Annotated[Path, typer.Argument(parser=local_path, help="Another one.")],
+    a: Place,
+    b: Annotated[str, typer.Argument(help="Another one.")],
     variable: Annotated[str | None, typer.Option(help="Compare only this variable.")] = None,
     top: Annotated[
         int, typer.Option(min=0, max=MOST_STORED_ROWS, help="How many of the rows that moved most to name.")

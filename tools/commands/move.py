@@ -12,17 +12,14 @@ import typer
 from kvemb.tools.destinations import PIPE
 from kvemb.tools.formats.known import FORMATS, names
 from kvemb.tools.limits import MOST_JOBS, MOST_PARTS
-from kvemb.tools.screen import AsJson, Quiet, Screen, local_path
+from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path
 
 _FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
 Variable = Annotated[str | None, typer.Option(help="The variable; required if there are several.")]
 
 
 def export(
-    path: Annotated[
-        Path,
-        typer.Argument(parser=local_path, help="A checkpoint, or a store, which is read as of its last durable point."),
-    ],
+    path: Annotated[str, typer.Argument(help=PLACE)],
     out: Annotated[str, typer.Argument(help="A new file or folder, a URL, or - for a pipe.")],
     variable: Variable = None,
     format: Annotated[str | None, typer.Option(help=f"{names(written=True)}; default: by the ending of OUT.")] = None,
@@ -30,7 +27,7 @@ def export(
         list[str] | None, typer.Option(help="A condition, such as 'score >= 3 and key in 0..999'.")
     ] = None,
     since: Annotated[
-        Path | None, typer.Option(parser=local_path, help="An earlier checkpoint: export only rows that changed since.")
+        str | None, typer.Option(help="An earlier checkpoint: export only rows that changed since.")
     ] = None,
     dtype: Annotated[
         Literal["float16", "bfloat16", "int8"] | None, typer.Option(help="Another dtype for the values.")

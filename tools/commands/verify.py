@@ -18,7 +18,11 @@ LISTED_GAPS = 5
 
 def verify(
     path: Annotated[
-        str, typer.Argument(help="A checkpoint, a store that no process has open for writing, or a URL of push.")
+        str,
+        typer.Argument(
+            help="A checkpoint; a store that no process has open for writing; a local series, whose newest is checked; "
+            "or where a push or a cluster writes, at a URL or in a directory, of which all are checked."
+        ),
     ],
     deep: Annotated[bool, typer.Option("--deep", help="Read every file, record and key.")] = False,
     quiet: Quiet = False,

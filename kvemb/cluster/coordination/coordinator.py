@@ -22,10 +22,10 @@ from kvemb.cluster.coordination import restricting
 from kvemb.cluster.coordination.counting import Steps, Total
 from kvemb.cluster.coordination.cuts import ABSENT_SECONDS, cut
 from kvemb.cluster.coordination.recovery import Recovery
-from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing
+from kvemb.cluster.durability.checkpointing import Asked, Checkpoint, Checkpointing
 from kvemb.cluster.ledger import Ledger, Stamp
 from kvemb.cluster.making import Plan
-from kvemb.cluster.messages import Change
+from kvemb.cluster.messages import Change, JoinReply
 from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import BackendUnavailable, Closed, ShardLost
@@ -37,17 +37,6 @@ Make = Callable[[Plan], Transport]
 # A variable's steps, by its token.
 StepsByToken = dict[str, Steps]
 _logger = logging.getLogger("kvemb")
-
-
-class JoinReply(NamedTuple):
-    """What a client needs for its calls. generation: counts recoveries. transport: to the shards.
-
-    opened: the variables that are open: by name the token, and the steps.
-    """
-
-    generation: int
-    transport: Transport
-    opened: dict[str, tuple[str, Steps]]
 
 
 class _Open(NamedTuple):
@@ -227,17 +216,25 @@ class Coordinator:
 
     # Checkpoints.
 
-    def checkpoint(
-        self, stamp: Stamp, client: str, own: StepsByToken, keep: int | None, extra: dict[str, Any]
-    ) -> Checkpoint:
-        """Write a checkpoint: Checkpointing.save. client, own: see exchange."""
+    def checkpoint(self, stamp: Stamp, generation: int, client: str, own: StepsByToken, asked: Asked) -> int:
+        """Begin a checkpoint, which has all calls until now; returns its number: Checkpointing.start.
 
-        def save() -> Checkpoint:
+        generation, client, own: see exchange. Raises ShardLost to a client that does not know of a recovery.
+        """
+
+        def start() -> int:
             assert self._checkpointing is not None
-            self.exchange(self._generation, client, own)
-            return self._checkpointing.save(self, keep, extra)
+            _, lost = self.exchange(generation, client, own)
+            if lost is not None:
+                raise ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}")
+            return self._checkpointing.start(self, asked)
 
-        return self._ledger.once(stamp, save)  # type: ignore[no-any-return]
+        return self._ledger.once(stamp, start)  # type: ignore[no-any-return]
+
+    def written(self, number: int) -> Checkpoint:
+        """Wait for a checkpoint that was begun, and return it. Raises what it failed with."""
+        assert self._checkpointing is not None
+        return self._checkpointing.result(number)
 
     def steps(self) -> dict[str, tuple[int, int]]:
         """Return the steps of each open variable, by its token. REQUIRES: alone()."""
@@ -288,6 +285,8 @@ class Coordinator:
                 return
             self.closed = True
             try:
+                if self._checkpointing is not None:
+                    self._checkpointing.wait()
                 self.calls.transport.close()
             finally:
                 if self._checkpointing is not None:

@@ -1,6 +1,7 @@
 """Checkpoints of a cluster: one cut through all shards, each of which pushes its own; then the manifest. Thread-safe.
 
-The cut holds back calls while every shard takes its snapshot, in memory; what follows runs beside later calls.
+The cut holds back calls while every shard takes its snapshot, in memory; what follows runs beside later calls, on a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -8,17 +9,23 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.coordination.lease import Lease
-from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, joined, ranges
+from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, following, joined, ranges
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.messages import Pushed
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import VariableEntry
+from kvemb.interrupts import result_of, uninterrupted
+
+# Checkpoints whose outcome is remembered for clients that have not asked for it yet.
+MOST_REMEMBERED = 256
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,8 @@ class Checkpoint:
     """A checkpoint of a cluster that is complete. number: in its series. id: 32 hexadecimal digits.
 
     created: when the cut was made, in seconds since 1970. variables: by name, with the rows of all shards.
-    nbytes: bytes sent to the URL for it. extra: what was saved beside the rows.
+    nbytes: bytes sent to the URL for it. extra: what was saved beside the rows. files: the names of the files that
+    were, which kvemb.cluster.pull_files copies.
     """
 
     number: int
@@ -35,6 +43,7 @@ class Checkpoint:
     variables: dict[str, VariableEntry]
     nbytes: int
     extra: dict[str, Any]
+    files: tuple[str, ...] = ()
 
 
 class Shards(Protocol):
@@ -49,6 +58,27 @@ class Shards(Protocol):
         """Return the steps of each open variable, by its token."""
 
 
+class Asked(NamedTuple):
+    """What is asked of a checkpoint. keep: how many are kept; None: all. extra: values beside the rows.
+
+    files: the name under which the first shard has received files for it (Shard.attach); None: there are none.
+    """
+
+    keep: int | None
+    extra: dict[str, Any]
+    files: str | None
+
+
+class _Snapshot(NamedTuple):
+    """A checkpoint whose cut is made. calls: of the shards that have it."""
+
+    calls: Calls
+    number: int
+    id: str
+    created: float
+    asked: Asked
+
+
 class Checkpointing:
     """The series that one cluster writes. lock: of a directory, or the lease of a URL, held until close().
 
@@ -58,42 +88,74 @@ class Checkpointing:
     def __init__(self, series: ClusterSeries, lock: LockFile | Lease) -> None:
         self.series = series
         self.last: int | None = None
-        self._lock, self._saving = lock, threading.Lock()
+        self._lock, self._starting = lock, threading.Lock()
+        self._before: ClusterManifest | None = None
         self._tried = 0  # the last number begun; shards have files of it even if it failed
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
+        self._writing: OrderedDict[int, Future[Checkpoint]] = OrderedDict()
 
-    def save(self, shards: Shards, keep: int | None, extra: dict[str, Any]) -> Checkpoint:
-        """Write the next checkpoint; see Store.checkpoint."""
-        with self._saving:
+    def start(self, shards: Shards, asked: Asked) -> int:
+        """Make the cut of the next checkpoint, and let it be written in the background; returns its number.
+
+        One is written at a time: waits for the one before. Raises what a snapshot raises.
+        """
+        with self._starting:
+            self.wait()
             calls = shards.calls  # of these shards alone: a recovery makes others
             number = self._tried = max(self.series.next_number(), self._tried + 1)
             with shards.alone():
-                created = time.time()
-                calls.all_once("snapshot", number, shards.steps())
-            parts: list[Pushed] = calls.all_once("push", number)
-            buckets = ranges(len(parts))
-            described = ClusterManifest(
-                uuid.uuid4().hex,
-                created,
-                {name: joined([part.variables[name] for part in parts]) for name in parts[0].variables},
-                tuple(ShardEntry(*range, part.store, part.id) for range, part in zip(buckets, parts, strict=True)),
-                extra,
-            )
-            if isinstance(self._lock, Lease):
-                self._lock.check()
-            self.series.publish(number, described)
-            self.last = number
-            if keep is not None:
-                self.series.keep_newest(keep)
-            nbytes = sum(part.nbytes for part in parts)
-            return Checkpoint(number, described.id, created, described.variables, nbytes, extra)
+                snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), asked)
+                numbers, steps = range(calls.transport.shards), shards.steps()
+                with calls.stamped(numbers) as stamp:
+                    given = (stamp, number, snapshot.id, steps)
+                    calls.each("snapshot", {shard: (*given, None if shard else asked.files) for shard in numbers})
+            with uninterrupted():  # a snapshot that nobody writes would never end
+                self._writing[number] = self._background.submit(self._write, snapshot)
+            if len(self._writing) > MOST_REMEMBERED:
+                self._writing.popitem(last=False)
+            return number
+
+    def result(self, number: int) -> Checkpoint:
+        """Wait until a checkpoint that was started here is complete, and return it. Raises what it failed with."""
+        return result_of(self._writing[number])
+
+    def wait(self) -> None:
+        """Wait until none is being written. A failure is told by result()."""
+        wait(list(self._writing.values()))
+
+    def _write(self, snapshot: _Snapshot) -> Checkpoint:
+        number, asked = snapshot.number, snapshot.asked
+        parts: list[Pushed] = snapshot.calls.all_once("push", number)
+        buckets = ranges(len(parts))
+        shards = tuple(ShardEntry(*range, part.store) for range, part in zip(buckets, parts, strict=True))
+        described = ClusterManifest(
+            snapshot.id,
+            self._before.store if self._before is not None else uuid.uuid4().hex,
+            snapshot.created,
+            {name: joined([part.variables[name] for part in parts]) for name in parts[0].variables},
+            shards,
+            following(self._before, shards),
+            asked.extra,
+        )
+        if isinstance(self._lock, Lease):
+            self._lock.check()
+        self.series.publish(number, described)
+        self.last, self._before = number, described
+        if asked.keep is not None:
+            self.series.keep_newest(asked.keep)
+        nbytes = sum(part.nbytes for part in parts)
+        how = (number, described.id, described.created, described.variables, nbytes, asked.extra)
+        return Checkpoint(*how, parts[0].files)
 
     def settled(self) -> tuple[int, ClusterManifest] | None:
         """Return the newest checkpoint, once the one that is being written is complete or has failed; None: no one."""
-        with self._saving:
+        with self._starting:
+            self.wait()
             newest = self.series.newest()
-            self.last = newest[0] if newest else None
+            self.last, self._before = newest if newest else (None, None)
             return newest
 
     def close(self) -> None:
-        """Release the directory or the URL. Idempotent."""
+        """Wait until none is being written, and release the directory or the URL. Idempotent."""
+        self._background.shutdown(wait=True)
         self._lock.close()

@@ -6,6 +6,7 @@ values.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Collection
@@ -22,12 +23,14 @@ from kvemb.durability.manifest_fields import is_name
 from kvemb.errors import Corruption, UnsupportedFormat
 
 FORMAT = manifest.CLUSTER_FORMAT  # on disk
+# As many epochs of changes as a store keeps.
+MOST_FOLLOWED = 256
 _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """A shard's part. store: the identity of its store, which names its folder. id: of its checkpoint.
+    """A shard's part. store: the identity of its store, which names its folder.
 
     first, last: its buckets, the last one included.
     """
@@ -35,33 +38,48 @@ class ShardEntry:
     first: int
     last: int
     store: str
-    id: str
 
 
 @dataclass(frozen=True)
 class ClusterManifest:
-    """A checkpoint of a cluster. id: its identity. created: seconds since 1970. variables: of all shards together.
+    """A checkpoint of a cluster. id: its identity. store: that of the table, as of a single store, which all
+    checkpoints keep.
 
-    shards: in the order of their buckets; each bucket is in exactly one. extra: what the caller saved beside the rows.
+    created: seconds since 1970. variables: of all shards together. shards: in the order of their buckets; each bucket
+    is in exactly one. follows: the ids of the checkpoints before it that the same shards made, the oldest first. extra:
+    what the caller saved beside the rows.
     """
 
     id: str
+    store: str
     created: float
     variables: dict[str, VariableEntry]
     shards: tuple[ShardEntry, ...]
+    follows: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def only(self, names: Collection[str] | None, where: str) -> ClusterManifest:
-        """Return it with only these variables; None: all. where: its name in the KeyError for a missing one."""
-        wanted = set(self.variables if names is None else names)
-        if strange := sorted(wanted - set(self.variables)):
-            known = ", ".join(sorted(self.variables))
-            raise KeyError(f"the checkpoint at {where} has no variable {strange[0]!r}; it has {known}")
-        return replace(self, variables={name: self.variables[name] for name in wanted})
+    def id_of(self, shard: ShardEntry) -> str:
+        """Return the identity of a shard's checkpoint in this one."""
+        return id_of_part(self.id, shard.store)
 
     def overlapping(self, first: int, last: int) -> list[ShardEntry]:
         """Return the shards that have any of these buckets."""
         return [shard for shard in self.shards if shard.first <= last and shard.last >= first]
+
+
+def id_of_part(checkpoint: str, store: str) -> str:
+    """Return the identity of a shard's checkpoint. checkpoint: that of the cluster's. store: that of the shard's store.
+
+    It is a function of both, so that what a shard knows to have changed since its checkpoint is known of the cluster's.
+    """
+    return hashlib.sha256(f"{checkpoint}{store}".encode()).hexdigest()[:32]
+
+
+def following(before: ClusterManifest | None, shards: tuple[ShardEntry, ...]) -> tuple[str, ...]:
+    """Return what a checkpoint follows that comes after another, None: the first, given its shards."""
+    if before is None or before.shards != shards:
+        return ()
+    return (*before.follows, before.id)[-MOST_FOLLOWED:]
 
 
 def joined(entries: Collection[VariableEntry]) -> VariableEntry:
@@ -86,10 +104,12 @@ def text_of(described: ClusterManifest) -> bytes:
     data = {
         "format": FORMAT,
         "id": described.id,
+        "store": described.store,
         "created": described.created,
         "buckets": BUCKETS,
         "variables": {name: asdict(entry) for name, entry in sorted(described.variables.items())},
         "shards": [asdict(shard) for shard in described.shards],
+        "follows": list(described.follows),
         **({"extra": described.extra} if described.extra else {}),
     }
     data = json.loads(json.dumps(data))
@@ -115,9 +135,11 @@ def parse(text: str, where: str) -> ClusterManifest:
                 raise ValueError(f"variables must have names that lead nowhere else, got {brief(name)}")
         described = ClusterManifest(
             fields.text("id", *_ID),
+            fields.text("store", *_ID),
             fields.number("created", 0, END_OF_TIME),
             {name: entry_of(named.take(name), name) for name in named.names()},
             tuple(_shard(Fields(each, f"shards[{at}]")) for at, each in enumerate(fields.elements("shards"))),
+            tuple(fields.texts("follows", *_ID)),
         )
         if fields.has("extra"):
             fields.fields("extra")
@@ -133,7 +155,7 @@ def parse(text: str, where: str) -> ClusterManifest:
 
 def _shard(fields: Fields) -> ShardEntry:
     first, last = fields.integer("first", 0, BUCKETS - 1), fields.integer("last", 0, BUCKETS - 1)
-    entry = ShardEntry(first, last, fields.text("store", *_ID), fields.text("id", *_ID))
+    entry = ShardEntry(first, last, fields.text("store", *_ID))
     fields.done()
     return entry
 

@@ -69,7 +69,7 @@ def verify(
             continue
         report.rows = {name: entry.rows for name, entry in described.variables.items()}
         for shard in described.shards:
-            needed[shard.store][number] = shard.id
+            needed[shard.store][number] = described.id_of(shard)
     for store, wanted in needed.items():
         place = series.place_of_shard(store)
         try:

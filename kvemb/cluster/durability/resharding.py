@@ -21,12 +21,14 @@ from typing import Any
 
 from kvemb import bulk, opening
 from kvemb.checks.numeric import as_int
-from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, ranges
+from kvemb.cluster.durability.gathering import Part
+from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part, ranges
 from kvemb.cluster.durability.offline import found
-from kvemb.cluster.durability.restoring import StoredCalls, made_on, pulled, restored
+from kvemb.cluster.durability.restoring import ClusterRemote, StoredCalls, made_on, restored
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability.attachments import Attachments
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.handle import inside
@@ -64,7 +66,7 @@ def reshard(
     ValueError; what kvemb.cluster.restore and CheckpointManager.push raise.
     """
     count = as_int(shards, "shards", 1, BUCKETS)
-    source, target = ClusterSeries(url, options), ClusterSeries(out, options)
+    source, target = ClusterRemote(url, options), ClusterSeries(out, options)
     at, described = found(source, number)
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
     with ExitStack() as undo:
@@ -77,7 +79,8 @@ def reshard(
         meter = Meter(sum(entry.rows for entry in described.variables.values()), progress)
         work = _Resharding(source, at, described, target, target.next_number(), folder, meter, limits)
         made = work.copied() if count == len(described.shards) else work.divided(count)
-        target.publish(work.number, replace(described, id=uuid.uuid4().hex, created=time.time(), shards=tuple(made)))
+        parts: dict[str, Any] = {"shards": tuple(made), "follows": ()}
+        target.publish(work.number, replace(described, id=work.id, created=time.time(), **parts))
         return work.number
 
 
@@ -89,7 +92,7 @@ class _NewShard:
 
     def __init__(self, folder: Path, buckets: tuple[int, int], limits: Limits) -> None:
         self.folder, self.buckets = folder, buckets
-        self.made: list[Checkpoint] = []
+        self.made: list[Part] = []
         self._limits = limits
         self._sorters: dict[str, Sorter] = {}
 
@@ -116,11 +119,14 @@ class _NewShard:
 
 
 class _Resharding:
-    """One checkpoint, written again as `number` of another series. folder: for files. meter: counts rows."""
+    """One checkpoint, written again as `number` of another series. folder: for files. meter: counts rows.
+
+    id: of the new one.
+    """
 
     def __init__(
         self,
-        source: ClusterSeries,
+        source: ClusterRemote,
         at: int,
         described: ClusterManifest,
         target: ClusterSeries,
@@ -129,7 +135,7 @@ class _Resharding:
         meter: Meter,
         limits: Limits,
     ) -> None:
-        self._limits = limits
+        self._limits, self.id = limits, uuid.uuid4().hex
         self._source, self._at, self._described, self._target = source, at, described, target
         self.number, self._folder, self._meter = number, folder, meter
         self._like: dict[str, dict[str, Any]] = {}
@@ -143,7 +149,9 @@ class _Resharding:
                 self._source, self._at, self._described, buckets, here / "store", here / "received", self._meter,
                 memory_budget=BUDGET,
             )  # fmt: skip
-            made.append(self._pushed(store, calls, buckets, here))
+            made.append(
+                self._pushed(store, calls, buckets, here, here / "received" / series_name(self._at) / layout.FILES)
+            )
         return made
 
     def divided(self, count: int) -> list[ShardEntry]:
@@ -155,22 +163,32 @@ class _Resharding:
         with ThreadPoolExecutor(1) as pulling, ThreadPoolExecutor(1) as loading:
             coming = pulling.submit(self._pulled, old[0])
             for at, shard in enumerate(old):
-                checkpoint, before = result_of(coming), len(waiting)
+                part, before = result_of(coming), len(waiting)
                 if at + 1 < len(old):
                     coming = pulling.submit(self._pulled, old[at + 1])
-                self._divide(shard, checkpoint, router, parts)
-                shutil.rmtree(checkpoint.path)
+                if at == 0:
+                    self._keep_attached(part[1])
+                self._divide(part, router, parts)
+                shutil.rmtree(part[1].path)
                 for done in waiting[:before]:  # so that the disk has the rows of few shards at a time
                     result_of(done)
                 ready = [part for part in parts[before:] if part.buckets[1] <= shard.last]
                 waiting += [loading.submit(self._loaded, part) for part in ready]
             return [result_of(done) for done in waiting]
 
-    def _pulled(self, shard: ShardEntry) -> Checkpoint:
-        return pulled(self._source, self._at, shard, self._folder / f"old-{shard.store}")
+    def _pulled(self, shard: ShardEntry) -> Part:
+        (part,) = self._source.pulled(self._at, self._described, [shard], self._folder / "old")
+        return part
 
-    def _divide(self, old: ShardEntry, checkpoint: Checkpoint, router: Router, parts: list[_NewShard]) -> None:
+    def _keep_attached(self, first: Checkpoint) -> None:
+        """Keep the files that the first old shard has beside the rows."""
+        for name, path in first.files.items():
+            (self._folder / "attached").mkdir(exist_ok=True)
+            fresh_files.link_or_copy(path, self._folder / "attached" / name)
+
+    def _divide(self, part: Part, router: Router, parts: list[_NewShard]) -> None:
         """Read an old shard, and add its rows to the new ones."""
+        old, checkpoint = part
         given: Any = {"memory_budget": MIN_BUDGET_BYTES, "read_only": True}
         with opening.open(checkpoint, **given) as store:
             for name in sorted(self._described.variables):
@@ -180,9 +198,9 @@ class _Resharding:
                     rows = block.select(split.order)
                     for shard, where in split.parts:
                         parts[shard].sorter(name, store).add(rows.part(where.start, where.stop))
-        for part in parts:
-            if part.buckets[0] <= old.last and part.buckets[1] >= old.first:
-                part.made.append(checkpoint)
+        for new in parts:
+            if new.buckets[0] <= old.last and new.buckets[1] >= old.first:
+                new.made.append(part)
 
     def _loaded(self, part: _NewShard) -> ShardEntry:
         """Make a new shard, and push it."""
@@ -195,15 +213,19 @@ class _Resharding:
         except BaseException:
             store.close(flush=False)
             raise
-        return self._pushed(store, made_on(part.made), part.buckets, part.folder)
+        return self._pushed(store, made_on(part.made), part.buckets, part.folder, self._folder / "attached")
 
-    def _pushed(self, store: Store, calls: StoredCalls, buckets: tuple[int, int], folder: Path) -> ShardEntry:
-        """Push a shard's store; closes it, and deletes its folder."""
+    def _pushed(
+        self, store: Store, calls: StoredCalls, buckets: tuple[int, int], folder: Path, attached: Path
+    ) -> ShardEntry:
+        """Push a shard's store; closes it, and deletes its folder. attached: the files that the first shard gets."""
+        files = {path.name: path for path in attached.iterdir()} if buckets[0] == 0 and attached.is_dir() else {}
         try:
-            checkpoint = store.checkpoint(folder / series_name(self.number), extra={"calls": calls})
-            assert isinstance(checkpoint, Checkpoint)
+            given = Attachments(files, {"calls": calls}, id=id_of_part(self.id, store.id), linked=True)
+            checkpoint = inside(store).start(folder / series_name(self.number), attached=given).wait()
+            assert checkpoint is not None
             self._target.of_shard(store.id).push(checkpoint, self.number)
-            return ShardEntry(*buckets, store.id, checkpoint.id)
+            return ShardEntry(*buckets, store.id)
         finally:
             store.close(flush=False)
             shutil.rmtree(folder, ignore_errors=True)

@@ -24,10 +24,8 @@ from kvemb.durability.manifest import MOST_CHARACTERS
 from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.offline import streams
 from kvemb.offline.pushing import Pushing
-from kvemb.offline.remote import CHECKPOINTS
+from kvemb.offline.remote import CHECKPOINTS, SHARDS
 from kvemb.offline.transfer import Remote
-
-SHARDS = "shards"
 
 
 class ClusterSeries(Pushing):

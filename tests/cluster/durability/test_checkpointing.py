@@ -15,6 +15,7 @@ import kvemb
 import kvemb.cluster
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.contracts import Memory
+from kvemb.engine.engine import Engine
 from kvemb.errors import (
     CheckpointNotFound,
     ColdStoreError,
@@ -26,7 +27,6 @@ from kvemb.errors import (
 )
 from kvemb.handle import inside
 from kvemb.offline.transfer import Remote
-from kvemb.store import Store
 from kvemb.tools.stress.lockstep import LockstepChecker, check_same
 from kvemb.tools.stress.model import Model
 
@@ -188,8 +188,8 @@ def test_what_is_missing_is_told(open_cluster, cluster, tmp_path):
     with pytest.raises(FileExistsError, match="is not empty"):
         kvemb.cluster.restore(tmp_path / "series", tmp_path / "full")
     refused = pytest.raises(UnsupportedFormat, match=r"of a cluster; use kvemb\.restore")
-    with kvemb.CheckpointManager(tmp_path / "pulled") as pulled, refused:
-        pulled.pull(tmp_path / "series")
+    with refused:
+        Remote(tmp_path / "series").id_of(1)
 
 
 def test_damage_is_named_and_nothing_is_left(open_cluster, tmp_path):
@@ -224,8 +224,6 @@ def test_restore_makes_one_store_of_chosen_variables(open_cluster, tmp_path):
             kvemb.restore(series, tmp_path / "other", variables=["none"])
         kvemb.cluster.restore(series, tmp_path / f"all-{shards}", progress=lambda *rows: told.append(rows)).close()
         assert told[-1] == (18, 18)
-    with pytest.raises(ValueError, match="warm"):
-        kvemb.restore(series, tmp_path / "warm", warm=True)
     with pytest.raises(TypeError, match=r"checkpoint must be|is a URL"):
         kvemb.restore(3, tmp_path / "warm")
 
@@ -276,7 +274,7 @@ def test_when_no_shard_could_send_or_one_could_take_no_snapshot_the_next_is_whol
                 cluster.checkpoint()
     train(twin, 1)
     with monkeypatch.context() as broken:
-        broken.setattr(Store, "checkpoint", failing(Store.checkpoint, ColdStoreError("full"), times=1))
+        broken.setattr(Engine, "start", failing(Engine.start, ColdStoreError("full"), times=1))
         with pytest.raises(ColdStoreError, match="full"):
             cluster.checkpoint()
     train(twin, 2)

@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, joined, parse, ranges, text_of
+from kvemb.cluster.durability.manifest import (
+    ClusterManifest,
+    ShardEntry,
+    following,
+    id_of_part,
+    joined,
+    parse,
+    ranges,
+    text_of,
+)
 from kvemb.durability.manifest import VariableEntry, checksum_of
 from kvemb.errors import Corruption, UnsupportedFormat
 
@@ -21,8 +30,9 @@ def entry(rows=3, step=5, optimizer_steps=0):
 
 
 def described(shards=3, **variables):
-    parts = tuple(ShardEntry(*each, os.urandom(16).hex(), os.urandom(16).hex()) for each in ranges(shards))
-    return ClusterManifest(os.urandom(16).hex(), 12.5, variables or {"towers/users": entry()}, parts)
+    parts = tuple(ShardEntry(*each, os.urandom(16).hex()) for each in ranges(shards))
+    ids = [os.urandom(16).hex() for _ in range(4)]
+    return ClusterManifest(*ids[:2], 12.5, variables or {"towers/users": entry()}, parts, tuple(ids[2:]))
 
 
 def changed(text, change):
@@ -54,16 +64,22 @@ def test_shards_are_found_by_their_buckets():
     assert made.overlapping(3072, 3072) == [made.shards[3]]
 
 
-def test_variables_are_chosen_by_name():
-    made = described(users=entry(), items=entry())
-    assert list(made.only(["items"], "there").variables) == ["items"]
-    assert made.only(None, "there").variables.keys() == {"users", "items"}
-    with pytest.raises(KeyError, match="the checkpoint at there has no variable 'none'; it has items, users"):
-        made.only(["none"], "there")
+def test_a_checkpoint_follows_those_of_the_same_shards():
+    first = described()
+    assert following(None, first.shards) == ()
+    assert following(first, described().shards) == ()
+    assert following(first, first.shards) == (*first.follows, first.id)
+    many = replace(first, follows=tuple(f"{number:032x}" for number in range(256)))
+    assert following(many, first.shards) == (*many.follows[1:], first.id)
+
+
+def test_the_identity_of_a_shards_checkpoint_is_as_specified():
+    assert id_of_part("a" * 32, "b" * 32) == "fdd2a64d014f2c406d2ece67c23212a9"
 
 
 CHANGES = {
     "extra": lambda data: data.update(extra=[1]),
+    "follows must be": lambda data: data.update(follows=["../x"]),
     "buckets": lambda data: data.update(buckets=8192),
     "shards must end": lambda data: data["shards"].pop(),
     r"shards\[0\] must begin": lambda data: data["shards"].reverse(),
@@ -89,5 +105,5 @@ def test_damage_is_seen():
     for damaged in (text[:-20], text.replace("12.5", "12.6"), "[]", "", "{}"):
         with pytest.raises((Corruption, UnsupportedFormat), match="here"):
             parse(damaged, "here")
-    with pytest.raises(UnsupportedFormat, match="must be of a cluster's format 6, got 7"):
-        parse(changed(text, lambda data: data.update(format=7)), "here")
+    with pytest.raises(UnsupportedFormat, match="must be of a cluster's format 7, got 6"):
+        parse(changed(text, lambda data: data.update(format=6)), "here")

@@ -8,7 +8,8 @@ import pytest
 import kvemb
 import kvemb.cluster
 from kvemb import bulk
-from kvemb.cluster import resharding
+from kvemb.cluster.durability import resharding
+from kvemb.cluster.durability.restoring import ClusterRemote
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.errors import ColdStoreError, Corruption
 from kvemb.limits import Limits
@@ -84,12 +85,12 @@ def test_each_old_shard_is_pulled_once(open_cluster, tmp_path, monkeypatch):
     make(open_cluster, tmp_path / "series", 4)
     pulls = []
 
-    def pulled(series, number, shard, folder):
-        pulls.append(shard.first)
-        return actual(series, number, shard, folder)
+    def pulled(series, number, described, shards, folder):
+        pulls.extend(shard.first for shard in shards)
+        return actual(series, number, described, shards, folder)
 
-    actual = resharding.pulled
-    monkeypatch.setattr(resharding, "pulled", pulled)
+    actual = ClusterRemote.pulled
+    monkeypatch.setattr(ClusterRemote, "pulled", pulled)
     kvemb.cluster.reshard(tmp_path / "series", tmp_path / "out", shards=7, scratch=tmp_path / "reshard")
     assert pulls == [0, 1024, 2048, 3072]
 

@@ -1,0 +1,70 @@
+"""The checkpoints of one shard: a series in a folder of its node, of which each is pushed to the cluster's URL.
+
+Not thread-safe, but for attach() and detach().
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from kvemb.cluster.durability.manifest import id_of_part
+from kvemb.cluster.messages import Pushed
+from kvemb.durability import fresh_files, layout
+from kvemb.durability.attachments import Attachments
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.checkpointer import Writing
+from kvemb.durability.layout import series_name
+from kvemb.handle import inside
+from kvemb.offline.series import CheckpointManager
+from kvemb.offline.transfer import Remote
+from kvemb.store import Store
+
+# Checkpoints kept on the shard's node; the next one shares their files.
+KEPT = 2
+
+
+class ShardCheckpoints:
+    """See the module. store: the shard's. series: at the URL. folder: of the checkpoints on this machine."""
+
+    def __init__(self, store: Store, series: Remote, folder: Path) -> None:
+        self._store, self._series, self._folder = store, series, folder
+        self._pending: dict[int, Writing[Checkpoint]] = {}
+
+    def attach(self, files: str, name: str, at: int, piece: bytes) -> None:
+        """Take a piece of a file that a checkpoint is to have beside the rows, from position `at` on.
+
+        files: a name for all files of that checkpoint. Repeating it changes nothing. Raises ColdStoreError.
+        """
+        folder = self._attached(files)
+        with layout.as_cold_store_error(f"write to {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+                file.seek(at)
+                file.write(piece)
+
+    def detach(self, files: str) -> None:
+        """Delete these files. A checkpoint that has them keeps them."""
+        fresh_files.remove(self._attached(files))
+
+    def _attached(self, files: str) -> Path:
+        return self._folder.with_name("attached") / files
+
+    def begin(self, number: int, checkpoint: str, extra: dict[str, Any], files: str | None) -> None:
+        """Take the snapshot of a checkpoint. checkpoint: the identity of the cluster's.
+
+        files: those that attach() took; None: none. Raises what Store.checkpoint raises.
+        """
+        received = {} if files is None else {path.name: path for path in self._attached(files).iterdir()}
+        attached = Attachments(received, extra, id=id_of_part(checkpoint, self._store.id), linked=True)
+        self._pending[number] = inside(self._store).start(self._folder / series_name(number), attached=attached)
+
+    def push(self, number: int) -> Pushed:
+        """Complete a checkpoint, and send it to the URL. Older ones are deleted here. Raises TransferError."""
+        checkpoint = self._pending.pop(number).wait()
+        assert checkpoint is not None
+        sent = self._series.push(checkpoint, number)
+        for old in CheckpointManager(self._folder).numbers()[:-KEPT]:
+            fresh_files.remove(self._folder / series_name(old))
+        return Pushed(self._store.id, dict(checkpoint.variables), sent.nbytes, tuple(checkpoint.files))

@@ -1,0 +1,143 @@
+"""Checkpoints wherever they are: on this machine, pushed to a directory or a URL, or of a cluster.
+
+A place is a checkpoint; a store, which is read as of its last durable point; or a series, of which the newest
+checkpoint is meant, or SERIES/00000042. A series is local (kvemb.CheckpointManager), or what was pushed to a directory
+or a URL, or the checkpoints of a cluster. What is not a checkpoint here is pulled to a scratch folder before its rows
+are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from kvemb import registry
+from kvemb.durability import layout, paths
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.layout import series_name
+from kvemb.durability.scratch import scratch
+from kvemb.errors import CheckpointNotFound
+from kvemb.meter import Progress
+from kvemb.offline.remote import Described
+from kvemb.offline.remote_checking import is_pushed
+from kvemb.offline.transfer import JOBS, Remote
+
+# The most numbers of checkpoints that a message lists.
+_MOST_LISTED = 10
+_NUMBERED = re.compile(r"(.*[^/])/+([0-9]{8,18})/*", re.DOTALL)
+
+
+class Source(Protocol):
+    """A series that checkpoints are pulled from: kvemb.offline.transfer.Remote, or that of a cluster."""
+
+    def numbers(self) -> list[int]:
+        """The numbers of its checkpoints, ascending. Raises TransferError."""
+
+    def id_of(self, number: int) -> str:
+        """The id of a checkpoint. Raises CheckpointNotFound, Corruption, TransferError."""
+
+    def described(self, number: int) -> Described:
+        """What a checkpoint has. Raises as id_of does."""
+
+    def pull(
+        self,
+        number: int,
+        target: Path,
+        have: Iterable[Checkpoint],
+        received: Path,
+        *,
+        jobs: int = JOBS,
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy a checkpoint to a new local directory: Remote.pull."""
+
+
+def source_at(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Source:
+    """Return the series at a URL or in a directory, pushed or of a cluster. options: fsspec's.
+
+    Raises BackendUnavailable, TransferError, TypeError, ValueError.
+    """
+    remote = Remote(url, options)
+    return cast(Source, registry.of_cluster("source")(url, options)) if remote.is_of_cluster else remote
+
+
+def chosen(number: int | None, existing: list[int], where: str) -> int:
+    """Return the number of a checkpoint that there is; None: the newest. Raises CheckpointNotFound."""
+    if number is None and existing:
+        return existing[-1]
+    if number is None or number not in existing:
+        known = ", ".join(map(str, existing[-_MOST_LISTED:])) or "none"
+        known = f"{len(existing):,}, the newest {known}" if len(existing) > _MOST_LISTED else known
+        wanted = "" if number is None else f" {number}"
+        raise CheckpointNotFound(f"there is no checkpoint{wanted} in {where}; it has {known}")
+    return number
+
+
+class Place:
+    """A place that was given. here: a checkpoint or a store on this machine, or what else is there; None: it is to be
+    pulled. name: of the checkpoint, for messages. newest: whether a series was given, and this is its newest.
+
+    what: the argument's name in errors. Raises CheckpointNotFound; what source_at raises.
+    """
+
+    def __init__(
+        self, given: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, what: str = "path"
+    ) -> None:
+        self._source: Source | None = None
+        self.here: Path | None = None
+        root, number = paths.text_of(given, what), None
+        if (numbered := _NUMBERED.fullmatch(root)) is not None and (paths.is_url(root) or not os.path.exists(root)):
+            above, number = numbered[1], int(numbered[2])
+            root, number = (above, number) if _is_elsewhere(above) else (root, None)
+        if _is_elsewhere(root):
+            self._source = source_at(root, options)
+            self.newest = number is None
+            self._number: int = chosen(number, self._source.numbers(), root)
+            self.name = f"{paths.url_text(root)}/{series_name(self._number)}"
+        else:
+            self.here = paths.newest_of(paths.local(given, what))
+            self.newest = self.here != Path(given)
+            self.name = str(self.here)
+
+    def described(self) -> Described:
+        """Return what the checkpoint has. Raises StoreNotFound, Corruption, UnsupportedFormat; TransferError."""
+        if self._source is not None:
+            return self._source.described(self._number)
+        assert self.here is not None
+        found = Checkpoint.at(self.here)
+        files = {name: entry.bytes for name, entry in sorted(found.inventory.items())}
+        attached = {name: files[f"{layout.FILES}/{name}"] for name in found.files}
+        kind = "checkpoint" if layout.is_checkpoint(self.here) else "store"
+        return Described(kind, found.id, found.parent, found.created, found.variables, files, attached, found.extra)
+
+    @contextmanager
+    def readable(
+        self,
+        *,
+        have: Iterable[Checkpoint] = (),
+        within: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Path]:
+        """Yield the local path of the checkpoint, or of the store. What is elsewhere is pulled, and deleted afterwards.
+
+        have: earlier checkpoints that are here; only what changed since is transferred, and what changed is known.
+        within: where the scratch folder is made; None: the system's temporary directory. progress(done, total): called
+        with the bytes that are transferred; then, of a cluster, with rows. Raises what CheckpointManager.pull raises.
+        """
+        if self._source is None:
+            assert self.here is not None
+            yield self.here
+            return
+        with scratch(".kvemb-pull-", within) as folder:
+            target = folder / series_name(self._number)
+            self._source.pull(self._number, target, have, folder / layout.PULLED, progress=progress)
+            yield target
+
+
+def _is_elsewhere(root: str) -> bool:
+    """Whether checkpoints are to be pulled from there."""
+    return paths.is_url(root) or is_pushed(Path(root))

@@ -1,0 +1,175 @@
+"""Checkpoints in the background, and files beside the rows: as a single store's, for every client of a cluster."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvemb
+import kvemb.cluster
+from kvemb.errors import TransferError
+from kvemb.offline.transfer import Remote
+
+ONES = np.ones((3, 1), np.float32)
+
+
+@pytest.fixture
+def cluster(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    cluster.get_variable("table", dim=1).upsert([1, 2, 3], ONES)
+    return cluster
+
+
+@contextmanager
+def held(monkeypatch, error=None):
+    """Let the shards' pushes wait until the end of the block, or until the yielded event is set; then fail."""
+    push, release, entered = Remote.push, threading.Event(), threading.Event()
+
+    def waits(*given, **named):
+        entered.set()
+        assert release.wait(20)
+        if error is not None:
+            raise error
+        return push(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Remote, "push", waits)
+        try:
+            yield release, entered
+        finally:
+            release.set()
+            assert entered.wait(20)
+
+
+def values_at(tmp_path, number):
+    with kvemb.restore(tmp_path / "series" / f"{number:08d}", tmp_path / f"at-{number}") as store:
+        return store.variables["table"].lookup([1, 2, 3])[:, 0].tolist()
+
+
+def test_it_has_the_state_of_its_call_and_others_go_on(cluster, tmp_path, monkeypatch):
+    with held(monkeypatch) as (release, _):
+        pending = cluster.checkpoint(block=False, extra={"step": 1})
+        cluster.variables["table"].upsert([1, 2, 3], 5 * ONES)
+        assert cluster.variables["table"].lookup([1]).tolist() == [[5]]
+        assert not pending.done()
+        assert repr(pending) == "<kvemb.PendingCheckpoint being written>"
+        with pytest.raises(TimeoutError):
+            pending.result(timeout=0.01)
+        assert cluster.last_checkpoint is None
+        release.set()
+        done = pending.result()
+    assert pending.result() is done
+    assert (done.number, done.extra, done.variables["table"].rows) == (1, {"step": 1}, 3)
+    assert repr(pending).startswith("<kvemb.PendingCheckpoint complete: Checkpoint(number=1")
+    assert cluster.last_checkpoint == 1
+    assert values_at(tmp_path, 1) == [1, 1, 1]
+    assert kvemb.cluster.latest(tmp_path / "series")[1].extra == {"step": 1}
+
+
+def test_a_second_one_waits_for_the_first_whoever_began_it(cluster, tmp_path, monkeypatch):
+    other, second = kvemb.cluster.connect(tmp_path / "series", transport="local"), []
+    with held(monkeypatch) as (release, _):
+        first = cluster.checkpoint(block=False)
+        waiting = threading.Thread(target=lambda: second.append(other.checkpoint(block=False)))
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        release.set()
+        waiting.join()
+    assert [first.result().number, second[0].result().number] == [1, 2]
+    other.close()
+
+
+@pytest.mark.parametrize("told_by", ["result", "checkpoint", "flush", "close"])
+def test_a_failure_is_told_once(open_cluster, cluster, tmp_path, monkeypatch, told_by):
+    with held(monkeypatch, TransferError("unreachable")):
+        pending = cluster.checkpoint(block=False)
+    with pytest.raises(TransferError, match="unreachable"):
+        {"result": pending.result, "checkpoint": cluster.checkpoint, "flush": cluster.flush, "close": cluster.close}[
+            told_by
+        ]()
+    if told_by == "close":
+        assert cluster.state.closed, "as a store"
+        cluster = open_cluster(url=tmp_path / "series", shards=None)
+        assert cluster.variables["table"].size() == 3, "its last checkpoint was written"
+    assert pending.reported
+    assert repr(pending) == "<kvemb.PendingCheckpoint failed: unreachable>"
+    assert cluster.checkpoint().variables["table"].rows == 3
+
+
+def test_another_client_does_not_hear_of_it(cluster, tmp_path, monkeypatch):
+    other = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    with held(monkeypatch, TransferError("unreachable")):
+        pending = cluster.checkpoint(block=False)
+    number = other.checkpoint().number
+    with pytest.raises(TransferError):
+        pending.result()
+    assert other.last_checkpoint == number
+    other.close()
+
+
+@pytest.mark.parametrize("error", [None, TransferError("unreachable")], ids=["complete", "failed"])
+def test_recovery_while_one_is_written_goes_back_to_what_is_complete(cluster, tmp_path, monkeypatch, error):
+    first, back = cluster.checkpoint().number, []
+    cluster.variables["table"].upsert([1, 2, 3], 5 * ONES)
+    with held(monkeypatch, error) as (release, entered):
+        pending = cluster.checkpoint(block=False)
+        cluster.variables["table"].upsert([1, 2, 3], 7 * ONES)
+        assert entered.wait(20)
+        recovering = threading.Thread(target=lambda: back.append(cluster.recover()))
+        recovering.start()
+        recovering.join(0.05)
+        release.set()
+        recovering.join()
+    expected = (first, 1) if error is not None else (first + 1, 5)
+    assert back[0].number == expected[0]
+    assert cluster.variables["table"].lookup([1, 2, 3])[:, 0].tolist() == [expected[1]] * 3
+    with pytest.raises((TransferError, kvemb.errors.ShardLost)) if error else pytest.MonkeyPatch.context():
+        assert pending.result().number == first + 1
+    later = cluster.checkpoint()  # the failure was told by where the cluster went back to
+    assert values_at(tmp_path, later.number) == [expected[1]] * 3
+
+
+def test_files_are_beside_the_rows_of_one_checkpoint(cluster, tmp_path):
+    large = np.random.default_rng(0).bytes((8 << 20) + 77)
+    (tmp_path / "path").write_bytes(large)
+    files = {"bytes": b"dense", "empty": b"", "large": tmp_path / "path", "made": lambda file: file.write(b"written")}
+    other = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    saved = other.checkpoint(files=files, block=False).result()
+    other.close()
+    assert sorted(saved.files) == sorted(files)
+    assert cluster.checkpoint().files == ()
+    assert not list((tmp_path / "scratch").rglob("attached/*")), "what was received is deleted"
+    found = kvemb.cluster.pull_files(tmp_path / "series", tmp_path / "dense", number=1)
+    expected = {"bytes": b"dense", "empty": b"", "large": large, "made": b"written"}
+    assert {name: path.read_bytes() for name, path in found.items()} == expected
+    assert sorted(path.name for path in (tmp_path / "dense").iterdir()) == sorted(files)
+    assert kvemb.cluster.pull_files(tmp_path / "series", tmp_path / "none") == {}
+    with pytest.raises(FileExistsError):
+        kvemb.cluster.pull_files(tmp_path / "series", tmp_path / "none")
+    for shards in (1, 2):
+        out = tmp_path / f"out-{shards}"
+        kvemb.cluster.reshard(tmp_path / "series", out, shards=shards, number=1)
+        again = kvemb.cluster.pull_files(out, tmp_path / f"again-{shards}")
+        assert {name: path.read_bytes() for name, path in again.items()} == expected
+    with kvemb.restore(tmp_path / "series" / "00000001", tmp_path / "store"):
+        point = kvemb.Checkpoint.at(tmp_path / "store")
+        assert {name: path.read_bytes() for name, path in point.files.items()} == expected
+
+
+def test_files_that_cannot_be_written_leave_nothing(cluster, tmp_path):
+    def fails(file):
+        file.write(b"part")
+        raise RuntimeError("out of ideas")
+
+    wrong = [({"a/b": b""}, ValueError), ({"a": tmp_path / "none"}, FileNotFoundError), ({"a": 3}, TypeError)]
+    for files, error in [*wrong, ({"fine": b"", "bad": fails}, RuntimeError)]:
+        with pytest.raises(error):
+            cluster.checkpoint(files=files)
+    assert not list((tmp_path / "scratch").rglob("attached/*"))
+    assert not Path(tmp_path / "series" / "checkpoints").exists()
+    assert cluster.checkpoint(files={"fine": b"1"}).files == ("fine",)
