@@ -78,6 +78,6 @@ class Embedding(RowsModule):
     def _scaled_by_frequency(self, keys: Any) -> torch.Tensor:
         """Return the rows of keys; the gradient of one is divided by how often it occurs."""
         found = distinct(keys, self.variable)
-        (rows,) = self.rows([Wanted(self.variable, found.keys, self.padding_idx)])
+        (rows,) = self.rows([Wanted(self.variable, found.keys, self.padding_idx, given=False)])
         divide_gradient(rows, found.counts)
         return torch.nn.functional.embedding(found.inverse, rows)

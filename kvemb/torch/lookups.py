@@ -26,11 +26,15 @@ _WIDE = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.f
 
 
 class Wanted(NamedTuple):
-    """Rows of a variable. keys (n,). padding: the key whose rows are zeros, are not looked up, and get no gradient."""
+    """Rows of a variable. keys (n,). padding: the key whose rows are zeros, are not looked up, and get no gradient.
+
+    given: whether they are given to a user as they are, so that the memory of their gradients may be another tensor's.
+    """
 
     variable: Variable
     keys: Keys
     padding: int | None = None
+    given: bool = True
 
 
 def fitting(keys: Keys, variable: Variable) -> Keys:
@@ -56,7 +60,9 @@ def possible(padding: int | None, keys: Keys) -> int | None:
 
 
 class Sink(Protocol):
-    """Where gradients go."""
+    """Where gradients go. fused: it keeps none of them."""
+
+    fused: bool
 
     def add(self, gradients: list[Gradient]) -> None:
         """Take what one backward brought."""
@@ -78,7 +84,7 @@ def fetch(wanted: list[Wanted], sink: Sink | None, *, touch: bool) -> list[torch
             rows[at] = whole
     if not trained:
         return rows
-    sources = [(each.variable, keys, positions) for each, (keys, positions) in zip(wanted, kept, strict=True)]
+    sources = [(each, keys, positions) for each, (keys, positions) in zip(wanted, kept, strict=True)]
     return list(_Rows.apply(_ANCHOR, rows, sources, sink))
 
 
@@ -151,13 +157,24 @@ class _Rows(torch.autograd.Function):
         """Give the gradients of those that were used to the sink."""
         (_,) = ctx.saved_tensors
         found = [
-            Gradient(variable, keys, grad.detach() if at is None else grad.detach()[at])
-            for grad, (variable, keys, at) in zip(grads, ctx.sources, strict=True)
-            if grad is not None and variable.trainable and len(keys)
+            Gradient(wanted.variable, keys, _own(grad, at, shared=wanted.given and not ctx.sink.fused))
+            for grad, (wanted, keys, at) in zip(grads, ctx.sources, strict=True)
+            if grad is not None and wanted.variable.trainable and len(keys)
         ]
         if found:
             ctx.sink.add(found)
         return None, None, None, None
+
+
+def _own(grad: torch.Tensor, positions: torch.Tensor | None, *, shared: bool) -> torch.Tensor:
+    """Return a gradient, or its rows at some positions, as they will be at the step.
+
+    shared: a copy, as autograd may make this memory a parameter's `grad` too, which is then changed in place, and it
+    may be an array that the caller of backward() fills again.
+    """
+    if positions is not None:
+        return grad.detach()[positions]
+    return grad.detach().clone() if shared else grad.detach()
 
 
 class Distinct(NamedTuple):

@@ -46,7 +46,7 @@ class Prepared:
             # First of all: so it is known where it is among the distinct keys, and it is there even if no bag has it.
             keys = joined_keys([padding_beside(keys, padding), keys])
         found = distinct(keys, variable)
-        self.wanted, self._counts = [Wanted(variable, found.keys, padding)], found.counts
+        self.wanted, self._counts = [Wanted(variable, found.keys, padding, given=False)], found.counts
         self._padding = None if padding is None else int(found.inverse[0])
         parts = found.inverse if padding is None else found.inverse[1:]
         self._inverse = list(parts.split([len(each.keys) for each in bags]))

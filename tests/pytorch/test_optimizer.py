@@ -58,6 +58,23 @@ def test_gradients_accumulate_over_backwards(loaded):
         pair.check()
 
 
+@pytest.mark.parametrize("bags", [False, True])
+def test_gradients_that_wait_are_not_memory_of_others(loaded, bags):
+    """Autograd gives the gradient of a sum to both terms; as a parameter's grad it is changed in place."""
+    variable = loaded(torch.zeros(4, 2), optimizer=SGD(1.0))
+    rows = kt.EmbeddingBag(variable, mode="sum") if bags else kt.Embedding(variable)
+    ids = torch.tensor([[1], [2], [3]]) if bags else torch.tensor([1, 2, 3])
+    optimizer, beside = kt.Optimizer(rows), torch.nn.Parameter(torch.zeros(6))
+    for _ in range(2):
+        ((beside.view(3, 2) + rows(ids)) * torch.full((3, 2), 2.0)).sum().backward()
+    given = torch.ones(3, 2)
+    rows(ids).backward(given)
+    beside.grad.zero_()
+    given.zero_()
+    optimizer.step()
+    assert variable.lookup([1, 2, 3]).tolist() == [[-5.0, -5.0]] * 3
+
+
 def test_a_global_norm_is_clipped_as_of_dense_parameters(loaded):
     pair = Pair(loaded)
     for accumulated in (1, 2):
