@@ -11,9 +11,9 @@ import numpy as np
 
 from kvemb.contracts import Gap, Mask
 from kvemb.rows.block import REMOVED, RowBlock
-from kvemb.rows.codec import decode_records, decode_rows, encode_keys, encode_records
+from kvemb.rows.codec import LAST_KEY, decode_records, decode_rows, encode_keys, encode_records
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import LAST_KEY, Schema
+from kvemb.rows.schema import Schema
 
 
 class MemoryStore:

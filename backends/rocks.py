@@ -34,9 +34,9 @@ from kvemb.errors import ColdStoreError
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import REMOVED, RowBlock
-from kvemb.rows.codec import decode_records, encode_keys, encode_records, order_keys
+from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import LAST_KEY, Schema
+from kvemb.rows.schema import Schema
 
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002

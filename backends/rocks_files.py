@@ -12,8 +12,8 @@ import numpy as np
 
 from kvemb.backends.rocks_scan import translated
 from kvemb.rows.block import REMOVED, RowBlock
-from kvemb.rows.codec import encode_keys, encode_records
-from kvemb.rows.schema import LAST_KEY, Schema
+from kvemb.rows.codec import LAST_KEY, encode_keys, encode_records
+from kvemb.rows.schema import Schema
 
 # One table file in RocksDB's listing: its size, and its first and last key in hexadecimal.
 _FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]*)' seq:\d+, type:\d+ \.\. '([0-9A-F]*)' seq")

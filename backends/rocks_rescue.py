@@ -12,8 +12,8 @@ from typing import Any
 
 from kvemb.contracts import Gap
 from kvemb.rows.block import RowBlock
-from kvemb.rows.codec import decode_rows
-from kvemb.rows.schema import LAST_KEY, Schema
+from kvemb.rows.codec import LAST_KEY, decode_rows
+from kvemb.rows.schema import Schema
 
 
 def rescue(family: Any, schema: Schema, batch_rows: int) -> Iterator[RowBlock | Gap]:

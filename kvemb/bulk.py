@@ -24,8 +24,8 @@ from kvemb.offline.loading import Loaded, Rows, load
 from kvemb.offline.places import Place
 from kvemb.restrict import MissingPolicy
 from kvemb.rows.block import RowBlock
-from kvemb.rows.codec import key_at, order_key
-from kvemb.rows.schema import LAST_KEY, as_keys, as_values, public_keys
+from kvemb.rows.codec import LAST_KEY, key_at, order_key
+from kvemb.rows.host_arrays import as_keys, as_values, public_keys
 from kvemb.store import Store
 from kvemb.variable import Variable
 

@@ -25,7 +25,7 @@ from kvemb.interrupts import uninterrupted
 from kvemb.parallel import MOST_THREADS, cores, run_each
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import rows_to_fill
+from kvemb.rows.host_arrays import rows_to_fill
 from kvemb.tiers.reads import Missed
 from kvemb.variable import Variable
 

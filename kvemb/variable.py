@@ -34,7 +34,7 @@ from kvemb.options import format_bytes
 from kvemb.restrict import RestrictPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.rows.device_arrays import device_of
-from kvemb.rows.schema import as_values, public_keys, rows_to_fill
+from kvemb.rows.host_arrays import as_values, public_keys, rows_to_fill
 from kvemb.rows.tensors import plain
 from kvemb.signatures import method_of
 from kvemb.stats import Stats

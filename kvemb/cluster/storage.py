@@ -13,7 +13,7 @@ from kvemb.engine.table import Table
 from kvemb.errors import Closed
 from kvemb.offline.merging import merged
 from kvemb.rows.block import RowBlock
-from kvemb.rows.schema import LAST_KEY
+from kvemb.rows.codec import LAST_KEY
 from kvemb.stats import Stats
 
 

@@ -1,6 +1,6 @@
 """What tiering asks of a hot table and of a cold store. Backends implement these; policies and tiers know nothing else.
 
-Keys are int64 (n,) everywhere (schema.as_keys).
+Keys are int64 (n,) everywhere (rows.host_arrays.as_keys).
 """
 
 from kvemb.contracts.cold import ColdDatabase, ColdStore, Family, Gap, Mask, Recorder, SortedFile, WriteLog

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.rows.block import RowBlock
-from kvemb.rows.codec import Ordered
+from kvemb.rows.codec import LAST_KEY, Ordered
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import LAST_KEY, Schema
+from kvemb.rows.schema import Schema
 
 Mask = npt.NDArray[np.bool_]
 

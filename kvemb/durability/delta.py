@@ -24,7 +24,8 @@ from kvemb.limits import DEFAULT
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import Ordered, order_keys, unordered_keys
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import Schema, public_keys
+from kvemb.rows.host_arrays import public_keys
+from kvemb.rows.schema import Schema
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from kvemb.errors import Closed
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import RestrictPolicy, Scores
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import Schema, as_keys, as_values, public_keys
+from kvemb.rows.host_arrays import as_keys, as_values, public_keys
+from kvemb.rows.schema import Schema
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.storage import TieredStorage

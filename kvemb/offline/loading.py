@@ -21,7 +21,7 @@ from kvemb.handle import inside
 from kvemb.offline.sorter import Sorter
 from kvemb.offline.table_files import TableFiles
 from kvemb.rows.block import RowBlock
-from kvemb.rows.schema import as_keys, as_values, public_keys
+from kvemb.rows.host_arrays import as_keys, as_values, public_keys
 from kvemb.variable import Variable
 
 

@@ -13,7 +13,8 @@ from kvemb.checks.numeric import as_number
 from kvemb.engine.table import Table
 from kvemb.rows.bags import Bags, bounds_of
 from kvemb.rows.hashing import Keys, Positions
-from kvemb.rows.schema import Schema, as_keys, as_values
+from kvemb.rows.host_arrays import as_keys, as_values
+from kvemb.rows.schema import Schema
 from kvemb.rows.tensors import plain
 
 COMBINERS = ("mean", "sum", "sqrtn")

@@ -17,7 +17,7 @@ from kvemb.engine import on_device
 from kvemb.handle import inside
 from kvemb.rows.bags import Bags
 from kvemb.rows.hashing import Keys, Unique
-from kvemb.rows.schema import as_values
+from kvemb.rows.host_arrays import as_values
 from kvemb.variable import Variable
 
 

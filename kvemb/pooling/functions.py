@@ -34,7 +34,7 @@ from kvemb.pooling.arguments import (
 from kvemb.pooling.embeddings import Embeddings
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
-from kvemb.rows.schema import as_keys
+from kvemb.rows.host_arrays import as_keys
 from kvemb.variable import Variable
 
 Combiner = Literal["mean", "sum", "sqrtn"]

@@ -18,6 +18,8 @@ from kvemb.rows.block import MEMORY_FLAGS, RowBlock
 from kvemb.rows.schema import Schema
 
 KEY_BYTES = 8
+# The largest key, as order_keys gives it.
+LAST_KEY = 2**64 - 1
 _SIGN = np.uint64(1 << 63)
 
 # Keys as order_keys gives them.

@@ -10,19 +10,13 @@ import numbers
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-
-from kvemb.checks.brief import brief
-from kvemb.rows.tensors import plain
 
 KEY_DTYPES = ("int64", "int32", "uint64")
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 WORD_BYTES = 8
-_INT64 = np.dtype(np.int64)
-LAST_KEY = 2**64 - 1  # of codec.order_keys
 
 
 def key_dtype(spec: Any) -> np.dtype[Any]:
@@ -118,116 +112,3 @@ class Schema:
     def row_bytes(self) -> int:
         """Bytes a row takes, in a cell and in a record alike."""
         return self.row_words * WORD_BYTES
-
-
-def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
-    """Return keys as the int64 the tiers work on: any shape, a copy only where the dtype differs.
-
-    uint64 keys keep their bits, so large ones appear negative. Raises TypeError for a dtype that would lose
-    information.
-    """
-    if type(keys) is np.ndarray and keys.dtype == dtype == _INT64 and keys.flags.c_contiguous:
-        return keys
-    array = _checked_array(keys, dtype, "keys")
-    if dtype == np.uint64:
-        return np.ascontiguousarray(array).view(np.int64).reshape(array.shape)
-    return np.ascontiguousarray(array, dtype=np.int64).reshape(array.shape)
-
-
-def as_values(
-    values: npt.ArrayLike,
-    dtype: np.dtype[Any],
-    expected: tuple[int, ...],
-    what: str = "values",
-    shape: str = "keys.shape + (dim,)",
-) -> npt.NDArray[Any]:
-    """Return values of the expected shape, (*keys.shape, dim), as a contiguous (n, dim).
-
-    what, shape: how messages call the values and the shape. Raises TypeError or ValueError.
-    """
-    plainly = type(values) is np.ndarray and values.dtype == dtype
-    array = cast(npt.NDArray[Any], values) if plainly else _checked_array(values, dtype, what)
-    if array.shape != expected:
-        raise ValueError(f"{what} must have shape {shape} = {expected}, got {array.shape}")
-    return np.ascontiguousarray(array).reshape(-1, expected[-1])
-
-
-def rows_to_fill(
-    out: npt.NDArray[Any] | None, dtype: np.dtype[Any], expected: tuple[int, ...], keys: npt.NDArray[np.int64]
-) -> npt.NDArray[Any]:
-    """Return where the rows of keys go, (n, dim): a new array, or a view of what the caller gave.
-
-    expected: its shape, keys.shape + (dim,); keys: flat (n,).
-    Raises TypeError for anything but an array of this dtype; ValueError for another shape, one that is not contiguous
-    or not writable, or that shares memory with keys.
-    """
-    if out is None:
-        return np.empty((len(keys), expected[-1]), dtype)
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}; of a CPU tensor give out.numpy()")
-    if out.dtype != dtype:
-        raise TypeError(f"out must be {dtype.name}, got {out.dtype}; make it with np.empty(shape, {dtype.name!r})")
-    if out.shape != expected:
-        raise ValueError(f"out must have shape keys.shape + (dim,) = {expected}, got {out.shape}")
-    if not out.flags.c_contiguous or not out.flags.writeable:
-        wrong = "is not C-contiguous" if not out.flags.c_contiguous else "is read-only"
-        raise ValueError(f"out must be a C-contiguous array that may be written, and this one {wrong}")
-    if np.may_share_memory(out, keys):
-        raise ValueError("out must not share memory with keys, which are read while it is filled")
-    return out.reshape(-1, expected[-1])
-
-
-def public_keys(keys: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return keys (n,), as the tiers hold them, in the key dtype."""
-    return keys.view(np.uint64) if dtype == np.uint64 else keys.astype(dtype)
-
-
-def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    if data is None:
-        hint = f"give an array of {dtype.name}"
-        if what == "grads":
-            hint = "did backward() run, and does the looked-up tensor require gradients?"
-        raise TypeError(f"{what} is None: {hint}")
-    typed = isinstance(data, (np.ndarray, np.generic))
-    data = plain(data, dtype, what)
-    array = np.asarray(data) if typed else _from_python(data, dtype, what)
-    if array.size and not np.can_cast(array.dtype, dtype, "safe"):
-        advice = f"convert with {what}.astype({dtype.name!r})"
-        if array.dtype.kind not in "biuf":
-            advice = "number them, or hash them to integers"
-        elif what == "keys" and array.dtype == np.uint64:
-            advice = "make the variable with key_dtype='uint64'"
-        raise TypeError(f"{what} must be {dtype.name}, got {array.dtype.name}, which would lose information; {advice}")
-    return array.astype(dtype) if array.dtype != dtype else array
-
-
-def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    """Convert lists and numbers. Python's own numbers take the dtype they are stored in, where their kind fits."""
-    try:
-        array = np.asarray(data)
-    except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # the last two are PyTorch's, in lists
-        kind = type(data).__name__
-        raise ValueError(f"{what} must be a rectangular array of {dtype.name}, got {kind}: {error}") from error
-    if array.size == 0:
-        return array.astype(dtype)
-    whole = array.dtype.kind in "iu"
-    if array.dtype.kind in "fO" and dtype.kind in "iu":
-        # NumPy has no integer dtype for what [1, 2**63] holds together.
-        exact = np.asarray(data, object)
-        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in exact.flat)
-        array = exact if whole else array
-    if whole and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            fits = f"{dtype.name} ({limits.min} to {limits.max})"
-            least, most = brief(int(array.min())), brief(int(array.max()))
-            raise TypeError(f"{what} must fit {fits}, got {least if least == most else f'{least} to {most}'}")
-        return array.astype(dtype)
-    if array.dtype.kind in "iuf" and dtype.kind not in "iu" and not hasattr(data, "dtype"):
-        with np.errstate(over="ignore"):
-            stored = array.astype(dtype)
-        lost = np.isinf(stored.astype(np.float64)) & np.isfinite(array)
-        if lost.any():
-            raise ValueError(f"{what} must fit {dtype.name}, got {array[lost].flat[0]:g}")
-        return stored
-    return array

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvemb.contracts import RowKernels, Values
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Positions
-from kvemb.rows.schema import as_values
+from kvemb.rows.host_arrays import as_values
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.locate import Located
 

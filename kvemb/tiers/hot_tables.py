@@ -19,7 +19,7 @@ from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
-from kvemb.rows.schema import public_keys
+from kvemb.rows.host_arrays import public_keys
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.host_tier import HostTier
 from kvemb.tiers.hot_shares import HotShares

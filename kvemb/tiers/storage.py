@@ -25,9 +25,9 @@ from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
 from kvemb.moment import current_moment
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
-from kvemb.rows.codec import Ordered, order_keys
+from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import LAST_KEY, Schema
+from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, HOST, Stats, TierSize
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import Entry, TableAccess

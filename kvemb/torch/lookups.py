@@ -14,7 +14,7 @@ import torch
 from kvemb.handle import inside
 from kvemb.rows.device_arrays import Unchanging, device_of
 from kvemb.rows.hashing import Unique
-from kvemb.rows.schema import as_keys, public_keys
+from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.store import Store
 from kvemb.torch.bags import Keys, joined_keys
 from kvemb.torch.gradients import Gradient

@@ -11,8 +11,7 @@ from kvemb.backends.rocks_files import splits
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator
-from kvemb.rows.codec import order_keys
-from kvemb.rows.schema import LAST_KEY
+from kvemb.rows.codec import LAST_KEY, order_keys
 from tests.backends.test_cold_store import all_rows, assert_same, database, rows_of, schema_of
 
 

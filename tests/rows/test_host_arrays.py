@@ -1,0 +1,105 @@
+"""Keys and values that callers give: what converts to them, exactly, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kvemb.rows.host_arrays import as_keys, as_values
+from kvemb.rows.schema import VALUE_DTYPES, dtype_of
+
+INT64, UINT64, INT32 = (np.dtype(name) for name in ("int64", "uint64", "int32"))
+
+
+# Keys.
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [3, [1, 2], [[1, 2], [3, 4]], (), [], [[]], np.int8(3), np.arange(3, dtype=np.int32), range(4), np.empty((0, 5))],
+    ids=repr,
+)
+@pytest.mark.parametrize("dtype", [INT64, UINT64, INT32], ids=str)
+def test_keys_keep_their_shape(keys, dtype):
+    if dtype == UINT64 and isinstance(keys, (np.ndarray, np.generic)) and np.size(keys):
+        keys = keys.astype(np.uint8)
+    got = as_keys(keys, dtype)
+    assert got.dtype == np.int64
+    assert got.shape == np.shape(keys)
+    assert got.tolist() == np.asarray(keys).astype(np.int64).tolist()
+
+
+def test_unsigned_keys_keep_their_bits():
+    assert as_keys([0, 2**63, 2**64 - 1], UINT64).tolist() == [0, -(2**63), -1]
+    assert as_keys([[1], [2**63]], UINT64).tolist() == [[1], [-(2**63)]]
+    assert as_keys(np.uint64(2**64 - 1), UINT64).tolist() == -1
+    assert as_keys(np.uint64(5), UINT64).shape == ()
+
+
+def test_any_layout_of_memory_is_accepted():
+    keys = np.arange(24).reshape(4, 6)
+    repeated = np.broadcast_to(keys[0], (3, 6))
+    for view in (keys.T, keys[::2, ::-3], np.asfortranarray(keys), keys.astype(">i8"), repeated):
+        got = as_keys(view, INT64)
+        assert got.flags.c_contiguous
+        assert got.tolist() == view.tolist()
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype"),
+    [
+        *(([1.0], INT64), ([1.5], INT64), (np.array([1.0]), INT64), (np.array([1], np.uint64), INT64)),
+        *((np.array([1]), INT32), (np.array([1]), UINT64), ([2**63], INT64), ([2**31], INT32), ([-1], UINT64)),
+        *((["a"], INT64), ([None], INT64), ([b"ab"], INT64), ([2**64], UINT64), (1j, INT64), ({1, 2}, INT64)),
+        *((np.array([1], "M8[s]"), INT64), (np.array([1], "m8[s]"), INT64), ([-1, 2**63], INT64)),
+    ],
+    ids=repr,
+)
+def test_keys_that_would_lose_information_are_refused(keys, dtype):
+    with pytest.raises(TypeError, match=f"keys must (be|fit) {dtype.name}"):
+        as_keys(keys, dtype)
+
+
+def test_ragged_lists_are_refused():
+    with pytest.raises(ValueError, match="keys must be a rectangular array"):
+        as_keys([[1], [2, 3]], INT64)
+
+
+# Values.
+
+
+def test_values_are_of_one_shape_exactly():
+    float32 = np.dtype(np.float32)
+    assert as_values([1, 2.5], float32, (2,)).tolist() == [[1.0, 2.5]]
+    assert as_values(np.zeros((2, 3, 4), np.float32), float32, (2, 3, 4)).shape == (6, 4)
+    assert as_values(np.zeros((0, 4)), float32, (0, 4)).shape == (0, 4)
+    for shape in [(), (2,), (1, 3), (3, 2), (2, 3, 1), (6,)]:
+        with pytest.raises(ValueError, match=r"grads must have shape keys.shape \+ \(dim,\) = \(2, 3\)"):
+            as_values(np.zeros(shape, np.float32), float32, (2, 3), "grads")
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        *((np.zeros(2), "float32"), (np.zeros(2, np.float32), "float16"), (np.zeros(2, np.int32), "float32")),
+        *((np.zeros(2, np.float32), "int32"), ([0.5, 1.0], "int8"), ([1, 200], "int8"), ([1j, 0], "float32")),
+        *((["a", "b"], "float32"), ([None, 1.0], "float32"), (np.zeros(2, np.int64), "int32")),
+    ],
+    ids=repr,
+)
+def test_values_that_would_lose_information_are_refused(values, name):
+    with pytest.raises(TypeError, match=r"values must (be|fit)"):
+        as_values(values, dtype_of(name), (2,))
+
+
+@pytest.mark.parametrize("name", VALUE_DTYPES)
+def test_pythons_numbers_take_the_dtype_they_are_stored_in(name):
+    if name == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    dtype = dtype_of(name)
+    assert as_values([1, 2, 3], dtype, (3,)).tolist() == [[1, 2, 3]]
+    if dtype.kind not in "iu":
+        got = as_values([0.1, math.nan, -math.inf], dtype, (3,))
+        assert got.tobytes() == np.array([[0.1, math.nan, -math.inf]]).astype(dtype).tobytes()
