@@ -16,10 +16,11 @@ import numpy.typing as npt
 from kvemb.backends import cpu_bags, cpu_insert, cpu_probe
 from kvemb.backends.cpu_formulas import take_step
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.backends.cpu_threads import cores, in_parts, part_count
+from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
 from kvemb.contracts import HOST, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
+from kvemb.parallel import cores
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, ReservedBlock, RowBlock
@@ -342,11 +343,8 @@ class CpuTable:
         self._flags_now()[:] &= ~SNAPSHOT_FLAGS
 
     def _in_ranges(self, count: int, work: Callable[[int, int], None]) -> None:
-        """Run work(start, stop) for ranges that together are 0 to count, on all cores if that is worth it."""
-        if self._worth_threads(count):
-            in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
-        else:
-            work(0, count)
+        """Run work(start, stop) for ranges that together are 0 to count, over threads if that is worth it."""
+        in_ranges(count, work, spread=self._worth_threads(count))
 
     def _worth_threads(self, keys: int) -> bool:
         return keys >= self._parallel_keys and cores() > 1

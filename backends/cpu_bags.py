@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.cpu_probe import FAR, LAST_USE, LINE_BYTES, NEAR, RING, cell_of, first_bucket, likely_cell, rings
-from kvemb.backends.cpu_threads import cores, in_parts, part_count
-from kvemb.backends.intrinsics import atomic_add, item_bytes, load, prefetch, store
+from kvemb.backends.cpu_probe import FAR, LAST_USE, NEAR, RING, cell_of, first_bucket, likely_cell, rings
+from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
+from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, item_bytes, load, prefetch, store
 from kvemb.limits import DEFAULT
+from kvemb.parallel import cores
 from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hash_kernels import inlined, kernel, mix
@@ -200,10 +201,7 @@ def row_gradients(sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: 
     def work(start: int, stop: int) -> None:
         _row_gradients(sums.first, sums.following, bag_of, weights, grads, start, stop, out, dim)
 
-    if len(bag_of) >= DEFAULT.hot_parallel_keys and cores() > 1:
-        in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
-    else:
-        work(0, count)
+    in_ranges(count, work, spread=len(bag_of) >= DEFAULT.hot_parallel_keys and cores() > 1)
 
 
 @kernel

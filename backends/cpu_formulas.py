@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.cpu_arithmetic import sum_of_squares
-from kvemb.backends.intrinsics import item_bytes, load, prefetch, store
+from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
 from kvemb.optimizers import Optimizer, arithmetic
 from kvemb.optimizers.base import STEPS
 from kvemb.optimizers.formula import FUNCTIONS, Formula, Function, parsing, read
@@ -27,8 +27,8 @@ from kvemb.rows.compiled import compiled
 from kvemb.rows.hash_kernels import source_stamp
 from kvemb.rows.hashing import Positions, Sums
 
+# Rows that are prefetched before their turn.
 AHEAD = 12
-LINE_BYTES = 64
 
 # Names of its own begin with an underscore; a formula's do not.
 _KERNEL = """

@@ -18,7 +18,7 @@ AHEAD = 16
 LINE_CELLS = 8  # keys or scores in a cache line
 # With at most this many empty cells in its first bucket, a key also considers its second bucket.
 NEARLY_FULL = 3
-# Of the cells, one in so many stays empty where a row would have to move for the next one.
+# When only one cell in FEW is empty, no row moves to make room: the search for the last empty cells takes too long.
 FEW = 32
 
 
@@ -145,12 +145,13 @@ def insert(
     """Insert the rows n_* from position start on; evicted dirty rows are written to o_* from position out on, and
     clean ones with clean_too.
 
-    used: cells in use. dense: from so many on it stops at the first row whose buckets are both full, and below it where
-    that row would evict another; -1: it never stops. Returns (where it stopped, the end of o_*, cells in use).
+    used: cells in use. dense: insertion stops before the first row that would evict another, and once this many cells
+    are in use before the first one whose two buckets are full. -1: it never stops, but evicts. Returns (where it
+    stopped, the end of o_*, cells in use).
     """
     n = len(n_keys)
     row_of = keys, scores, steps, flags, words
-    few = buckets * CELLS // FEW  # cells that stay empty, because a search for the last ones takes too long
+    few = buckets * CELLS // FEW
     for i in range(start, n):
         if i + AHEAD < n:
             h = mix(n_keys[i + AHEAD])

@@ -1,12 +1,15 @@
 """The CPU hot table's layout and its probing kernels: find, lookup, upsert. cpu_insert has the kernels that move rows.
 
 Layout: `buckets` of 16 cells. A key is in its first bucket (high half of its hash) or, if that was nearly full and the
-second one had more room, in its second bucket (low half). The number of a bucket is the half's low bits, as many as the
-highest bucket has, without the top one where there is no such bucket (linear hashing: Litwin, VLDB 1980). So another
-bucket splits one that is there, and the last bucket merges into one that stays. One byte a cell holds 0 (empty) or a
-digest of the hash, so every int64 is usable as a key; `tags` is a view of these bytes as words of eight. All kernels
-release the GIL; the caller holds the variable's lock, and may split a batch over threads only as a kernel's docstring
-says.
+second one had more room, in its second bucket (low half). A bucket's number is the low bits of the half, as many as the
+largest bucket number has; where there is no bucket of that number, the top bit is dropped (linear hashing: Litwin, VLDB
+1980). So a bucket that is added takes its rows from one other bucket, and the last bucket can be merged into that one.
+One byte a cell holds 0 (empty) or a digest of the hash, so every int64 is usable as a key; `tags` is a view of these
+bytes as words of eight. All kernels release the GIL; the caller holds the variable's lock, and may split a batch over
+threads only as a kernel's docstring says.
+
+Arguments of kernels. wanted: the keys of the batch (n,). keys, values, scores, steps, flags: the table's columns, by
+cell. hashes, places: the rings of a pipeline.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.intrinsics import atomic_add, equal_bytes, item_bytes, prefetch, trailing_zeros
-from kvemb.backends.row_copies import copy_row
+from kvemb.backends.cpu_copies import copy_row
+from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, equal_bytes, item_bytes, prefetch, trailing_zeros
 from kvemb.rows.block import DIRTY
 from kvemb.rows.hash_kernels import inlined, kernel, mix
 
@@ -25,7 +28,6 @@ CELLS = 16
 FAR = 16
 NEAR = 16
 RING = 64  # hashes kept in the pipeline: a power of two above FAR + NEAR
-LINE_BYTES = 64
 # How a lookup records a use (kvemb.restrict.ScoreRule); -1: not at all.
 NO_TOUCH = -1
 LAST_USE = 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvemb.backends.cpu_bags import row_gradients
-from kvemb.backends.cpu_formulas import AHEAD, LINE_BYTES, match_slots, take_step
-from kvemb.backends.intrinsics import item_bytes, load, prefetch, store
-from kvemb.backends.row_copies import copy_row
+from kvemb.backends.cpu_copies import copy_row
+from kvemb.backends.cpu_formulas import AHEAD, match_slots, take_step
+from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hash_kernels import kernel

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 
+from kvemb.parallel import cores
+
 
 def in_parts(part: Callable[[int, int], object]) -> None:
     """Run part(number, parts) for every number, on all cores.
@@ -31,15 +33,17 @@ def in_parts(part: Callable[[int, int], object]) -> None:
         other.result()
 
 
+def in_ranges(count: int, work: Callable[[int, int], None], *, spread: bool) -> None:
+    """Run work(start, stop) for ranges that together are 0 to count. spread: over all cores; else as one range here."""
+    if spread:
+        in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
+    else:
+        work(0, count)
+
+
 def part_count() -> int:
     """Return into how many parts a batch is split: more than there are cores, and a power of two."""
     return 2 << (cores() - 1).bit_length()
-
-
-@cache
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

@@ -16,6 +16,9 @@ from numba.extending import intrinsic, overload
 
 from kvemb.optimizers.arithmetic import LANES
 
+# Of a cache line, which one prefetch() brings.
+LINE_BYTES = 64
+
 
 @intrinsic
 def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:

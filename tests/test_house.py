@@ -26,7 +26,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 LAYERS = " ".join(
     [
         "errors checks handle signatures rows optimizers initializers seeding moment restrict options limits",
-        "contracts registry stats store_state interrupts parallel meter",
+        "interrupts parallel contracts registry stats store_state meter",
         "tiers durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
         "opening scope offline pickling bulk __init__ torch cluster",

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from kvemb.backends import cpu_threads
-from kvemb.backends.cpu_threads import cores, in_parts
+from kvemb.backends.cpu_threads import in_parts, in_ranges
+from kvemb.parallel import cores
 
 
 def test_every_part_runs_once_and_there_are_more_than_cores():
@@ -24,6 +25,14 @@ def test_every_part_runs_once_and_there_are_more_than_cores():
     assert sorted(taken) == [(number, parts) for number in range(parts)]
     assert parts > cores()
     assert parts & (parts - 1) == 0
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_ranges_have_each_number_once(count, spread):
+    taken = []
+    in_ranges(count, lambda start, stop: taken.extend(range(start, stop)), spread=spread)
+    assert sorted(taken) == list(range(count))
 
 
 def test_what_a_part_raises_is_raised():

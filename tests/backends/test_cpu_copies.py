@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from kvemb.backends.row_copies import copy_row
+from kvemb.backends.cpu_copies import copy_row
 from kvemb.rows.hash_kernels import kernel
 
 
