@@ -74,7 +74,7 @@ def resumed(source: PathOrFile, head: bytes) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def atomic_directory(destination: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
+def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
     """Yield a temporary path to write to, moved to `destination` if the block succeeds. folder: yield an empty folder.
 
     Raises FileExistsError if the destination exists; BadInput if its bucket does not.

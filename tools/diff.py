@@ -17,7 +17,7 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.errors import CheckpointNotFound
-from kvemb.tools.destinations import atomic_directory
+from kvemb.tools.destinations import atomic_output
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import lengths, unit
 from kvemb.tools.reading import Progress, chosen, no_rows, opened, readable, rows_of, selected
@@ -92,27 +92,22 @@ def diff(
 
     Raises BadInput if a variable is in only one of them or its schema differs; FileExistsError.
     """
-    with readable(a, progress) as first, readable(b, progress, since=first) as second:
-        points = kvemb.Checkpoint.at(first), kvemb.Checkpoint.at(second)
-        return _compared((a, b), *points, variable, top, batch_rows, progress, out=out)
-
-
-def _compared(named: Any, first: Any, second: Any, variable: Any, *how: Any, out: Any) -> list[Difference]:
-    """Do what diff() does. named: what messages call the checkpoints first and second. how: arguments of _diff."""
-    (a, b), (top, batch_rows, progress) = named, how
-    known = sorted(set(first.variables) | set(second.variables))
-    names = known if variable is None and out is None else [chosen(f"{a} and {b}", known, variable, has="have")]
-    for name in names:
-        _check(name, a, first, b, second)
-    found = []
-    for name in names:
-        with ExitStack() as stack:
-            writer = None if out is None else stack.enter_context(_Writer.opened(out, second.variables[name]))
-            found.append(_diff(first, second, name, top, writer, batch_rows, progress))
-    return found
+    with readable(a, progress) as place_a, readable(b, progress, since=place_a) as place_b:
+        first, second = kvemb.Checkpoint.at(place_a), kvemb.Checkpoint.at(place_b)
+        known = sorted(set(first.variables) | set(second.variables))
+        names = known if variable is None and out is None else [chosen(f"{a} and {b}", known, variable, has="have")]
+        for name in names:
+            _check(name, a, first, b, second)
+        found = []
+        for name in names:
+            with ExitStack() as stack:
+                writer = None if out is None else stack.enter_context(_Writer.opened(out, second.variables[name]))
+                found.append(_diff(first, second, name, top, writer, batch_rows, progress))
+        return found
 
 
 def _check(name: str, a: object, first: kvemb.Checkpoint, b: object, second: kvemb.Checkpoint) -> None:
+    """Raise BadInput unless both have the variable, with one schema. a, b: what messages call them."""
     for path, checkpoint in ((a, first), (b, second)):
         if name not in checkpoint.variables:
             raise BadInput(f"{path} has no variable {name!r}; name one that both have with --variable")
@@ -266,7 +261,7 @@ class _Writer:
     @contextmanager
     def opened(cls, out: str | os.PathLike[str], entry: Any) -> Iterator[_Writer]:
         """Yield a writer; its file appears at out if the block succeeds."""
-        with atomic_directory(out, folder=False) as path:
+        with atomic_output(out, folder=False) as path:
             writer = cls(path, entry)
             with writer.file:
                 yield writer

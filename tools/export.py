@@ -12,7 +12,7 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.destinations import PIPE, atomic_directory
+from kvemb.tools.destinations import PIPE, atomic_output
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Column, PathOrFile, Table
 from kvemb.tools.formats.known import Format, format_of
@@ -123,7 +123,7 @@ def export(
 
             rows = export_parts(here, source, target, kind, table, options, max(partitions, jobs), jobs, progress)
             return Exported(rows, 0, target, kind.name, source.name, lost)
-        with atomic_directory(target, folder=kind.folder) as made:
+        with atomic_output(target, folder=kind.folder) as made:
             rows = write(made, kind, table, source, options, progress)
     return Exported(rows, 0, target, kind.name, source.name, lost)
 
@@ -270,7 +270,7 @@ def _export_changes(
             f"{kind.name} begins with the number of rows, which is unknown with --since; choose another format"
         )
     beside = removed_beside(target)
-    with atomic_directory(beside, folder=False) as gone, atomic_directory(target, folder=kind.folder) as made:
+    with atomic_output(beside, folder=False) as gone, atomic_output(target, folder=kind.folder) as made:
         count = _write_rows(made, kind, table, rows(), options)
         with open(gone, "wb") as file:
             np.save(file, np.concatenate(removed))

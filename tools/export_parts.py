@@ -18,7 +18,7 @@ from types import FrameType
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.destinations import atomic_directory
+from kvemb.tools.destinations import atomic_output
 from kvemb.tools.export import RowOptions, write
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import Table
@@ -48,7 +48,7 @@ def export_parts(
     ranges = bulk.ranges(source, parts)
     total, done = source.size(), 0
     part = Table(table.columns, None, table.metadata)
-    with atomic_directory(out, folder=True) as folder:
+    with atomic_output(out, folder=True) as folder:
         files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{kind.suffix}" for at in range(len(ranges))]
         if jobs == 1:
             for file, key_range in zip(files, ranges, strict=True):

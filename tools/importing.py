@@ -14,7 +14,7 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.ahead import ahead
-from kvemb.tools.destinations import PIPE, atomic_directory, fetched, is_url
+from kvemb.tools.destinations import PIPE, atomic_output, fetched, is_url
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, PathOrFile, Table
 from kvemb.tools.formats.known import Format, format_of
@@ -95,9 +95,7 @@ def _import(
     with ExitStack() as stack:
         if is_url(os.fspath(path)):
             raise WrongUsage(f"{path} is a URL, and a store is a directory on this machine; name a directory")
-        where = (
-            Path(path) if Path(path).exists() else stack.enter_context(atomic_directory(os.fspath(path), folder=True))
-        )
+        where = Path(path) if Path(path).exists() else stack.enter_context(atomic_output(os.fspath(path), folder=True))
         store = kvemb.open(where, memory_budget=BUDGET)
         try:
             known = name in store.variables

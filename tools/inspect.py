@@ -31,10 +31,12 @@ class VariableInfo:
 
 @dataclass
 class Info:
-    """What is at a place. path: of the checkpoint, or its URL. newest: whether it is the newest of a series that was
-    given. kind: "checkpoint", "store", or what a cluster's is. id, parent, created: of the checkpoint or the durable
-    point. recording_calls: the most calls that recorded uses, such as lookups, of any variable. files: bytes of every
-    file. attached: bytes of the files that were saved with the rows, by name. extra: the values that were.
+    """What is at a place. kind: "checkpoint", "store", or what a cluster's is.
+
+    path: of the checkpoint, or its URL. newest: whether it is the newest of a series that was given. id, parent,
+    created: of the checkpoint or the durable point. recording_calls: the most calls that recorded uses, such as
+    lookups, of any variable. files: bytes of every file. attached: bytes of the files that were saved with the rows, by
+    name. extra: the values that were saved with them.
     """
 
     path: Path | str
@@ -63,13 +65,22 @@ def info(path: str | os.PathLike[str]) -> Info:
     """
     place = bulk.Place(path)
     found = place.described()
-    variables = [
-        VariableInfo(name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)})
-        for name, entry in sorted(found.variables.items())
-    ]
-    calls = max((entry.step for entry in found.variables.values()), default=0)
-    described = (found.id, found.parent, found.created, calls, variables, found.files, found.attached, found.extra)
-    return Info(place.here or place.name, place.newest, found.kind, *described)
+    return Info(
+        place.here or place.name,
+        place.newest,
+        found.kind,
+        id=found.id,
+        parent=found.parent,
+        created=found.created,
+        recording_calls=max((entry.step for entry in found.variables.values()), default=0),
+        variables=[
+            VariableInfo(name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)})
+            for name, entry in sorted(found.variables.items())
+        ],
+        files=found.files,
+        attached=found.attached,
+        extra=found.extra,
+    )
 
 
 def _as_json(entry: Any) -> dict[str, Any]:

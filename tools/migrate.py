@@ -12,7 +12,7 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.destinations import atomic_directory, local
+from kvemb.tools.destinations import atomic_output, local
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.numbers import rounded
@@ -56,10 +56,10 @@ def plan(
 
     optimizer: a name of kvemb.optimizers.KINDS, such as "adagrad", or "none"; "adagrad:0.1" gives a learning rate
     instead of the default, or changes that of the present optimizer, and "adagrad:0.1,clip_norm=1" another parameter
-    too. slots: "keep" those that the new optimizer has
-    too, with the same width, or "reset". value_dtype, key_dtype: as for get_variable. dim: rows are cut,
-    or padded with zeros. policy: "frequency", "timestamp" or "none"; "frequency:1000" gives a half-life,
-    "timestamp:steps" a clock; if the scale of scores changes they start again, as after one use.
+    too. slots: "keep" those that the new optimizer has too, with the same width, or "reset". value_dtype, key_dtype: as
+    for get_variable. dim: rows are cut, or padded with zeros. policy: "frequency", "timestamp" or "none";
+    "frequency:1000" gives a half-life, "timestamp:steps" a clock; if the scale of scores changes they start again, as
+    after one use.
 
     Reads no rows. Raises BadInput, also if no such variable can exist; FileExistsError, and what reading path raises.
     """
@@ -256,7 +256,7 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
     If it raises, also on Ctrl-C, there is no new store.
     """
     source = kvemb.Checkpoint.at(found.source)
-    with atomic_directory(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
+    with atomic_output(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
         store = kvemb.open(made, memory_budget=BUDGET)
         try:
             target = _created(store, found)

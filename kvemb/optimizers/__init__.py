@@ -1,6 +1,6 @@
-"""What a training step does to a row: which slots it keeps, how they start, the numbers and the formula.
+"""Optimizers, one file a family: the slots that a row carries, the hyperparameters, and the formula of a step.
 
-A file a family. What stands here is public: kvemb.optimizers.Adagrad and its like.
+The names here are public: kvemb.optimizers.Adagrad.
 """
 
 from __future__ import annotations

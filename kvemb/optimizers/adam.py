@@ -36,7 +36,7 @@ class Adam(Decaying, Correcting):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The averages m of gradients and v of their squares, and how many steps the row took."""
-        return self.counted(Slot("m"), Slot("v"))
+        return self.with_count(Slot("m"), Slot("v"))
 
     @staticmethod
     def formula(
@@ -87,9 +87,9 @@ class AdamW(Correcting):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Those of Adam."""
-        return self.counted(Slot("m"), Slot("v"))
+        return self.with_count(Slot("m"), Slot("v"))
 
-    def decay(self) -> tuple[Function, ...]:
+    def decay_formulas(self) -> tuple[Function, ...]:
         """See Optimizer."""
         return (decoupled,) if self.weight_decay else ()
 
@@ -112,7 +112,7 @@ class AMSGrad(Decaying, Correcting):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The averages m and v as Adam's, the largest v, and how many steps the row took."""
-        return self.counted(Slot("m"), Slot("v"), Slot("v_max"))
+        return self.with_count(Slot("m"), Slot("v"), Slot("v_max"))
 
     @staticmethod
     def formula(

@@ -32,7 +32,7 @@ class Adamax(Decaying, Correcting):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The average m of gradients, the decaying maximum u, and how many steps the row took."""
-        return self.counted(Slot("m"), Slot("u"))
+        return self.with_count(Slot("m"), Slot("u"))
 
     @staticmethod
     def formula(

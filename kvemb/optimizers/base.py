@@ -1,7 +1,4 @@
-"""An optimizer as a value: frozen hyperparameters, the slots that a row carries for it, and its formula.
-
-Safe to share between threads and variables.
-"""
+"""What an optimizer is, and the checks of its hyperparameters. A frozen value: threads and variables may share it."""
 
 from __future__ import annotations
 
@@ -67,16 +64,16 @@ class Optimizer(abc.ABC):
 
     @property
     def formulas(self) -> tuple[Function, ...]:
-        """A step, as formulas of which one follows the other: clipping, weight decay, its own."""
+        """The formulas of one step, in order: clipping, weight decay, the optimizer's own."""
         clipping = [(self.clip_value, clip_values), (self.clip_norm, clip_to_norm)]
-        return (*(clip for limit, clip in clipping if limit is not None), *self.decay(), *self.steps())
+        return (*(clip for limit, clip in clipping if limit is not None), *self.decay_formulas(), *self.own_formulas())
 
-    def decay(self) -> tuple[Function, ...]:
-        """The formulas of weight decay."""
+    def decay_formulas(self) -> tuple[Function, ...]:
+        """Return the formulas of weight decay; none without it."""
         return ()
 
-    def steps(self) -> tuple[Function, ...]:
-        """Its own formulas."""
+    def own_formulas(self) -> tuple[Function, ...]:
+        """Return the formulas of the optimizer itself, without clipping and weight decay."""
         return (self.formula,)
 
     @property

@@ -39,6 +39,6 @@ class Correcting(Optimizer):
         """See Optimizer."""
         return self.bias_correction == "global"
 
-    def counted(self, *slots: Slot) -> tuple[Slot, ...]:
+    def with_count(self, *slots: Slot) -> tuple[Slot, ...]:
         """Return these slots, and the row's count of steps if it has one."""
         return slots if self.counts_steps else (*slots, Slot(STEPS, 1))

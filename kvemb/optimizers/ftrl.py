@@ -47,7 +47,7 @@ class Ftrl(Optimizer):
         """-p."""
         return -self.learning_rate_power
 
-    def steps(self) -> tuple[Function, ...]:
+    def own_formulas(self) -> tuple[Function, ...]:
         """See Optimizer."""
         return (self.formula if self.learning_rate_power == -0.5 else self._formula_of_any_power,)
 

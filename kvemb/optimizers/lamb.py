@@ -33,7 +33,7 @@ class LAMB(Correcting):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The averages m of gradients and v of their squares, and how many steps the row took."""
-        return self.counted(Slot("m"), Slot("v"))
+        return self.with_count(Slot("m"), Slot("v"))
 
     @staticmethod
     def formula(

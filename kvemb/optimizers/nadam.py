@@ -39,7 +39,7 @@ class NAdam(Decaying, Correcting):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The averages m of gradients and v of their squares, and how many steps the row took."""
-        return self.counted(Slot("m"), Slot("v"))
+        return self.with_count(Slot("m"), Slot("v"))
 
     @property
     def fading(self) -> float:

@@ -32,7 +32,7 @@ class PartialRowWiseAdam(Correcting):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The average m of gradients, v, one number, and how many steps the row took."""
-        return self.counted(Slot("m"), Slot("v", 1))
+        return self.with_count(Slot("m"), Slot("v", 1))
 
     @staticmethod
     def formula(

@@ -38,7 +38,7 @@ class RMSProp(Decaying):
         optional = [("mean", self.centered), ("velocity", self.momentum > 0)]
         return (Slot("v"), *(Slot(name) for name, there in optional if there))
 
-    def steps(self) -> tuple[Function, ...]:
+    def own_formulas(self) -> tuple[Function, ...]:
         """See Optimizer."""
         scale = self._scale_centered if self.centered else self.formula
         return (scale, Momentum.formula if self.momentum > 0 else SGD.formula)

@@ -35,7 +35,7 @@ class Decaying(Optimizer):
     weight_decay: float = 0.0
     decoupled: bool = False
 
-    def decay(self) -> tuple[Function, ...]:
+    def decay_formulas(self) -> tuple[Function, ...]:
         """See Optimizer."""
         if self.weight_decay == 0:
             return ()

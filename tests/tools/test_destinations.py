@@ -78,7 +78,7 @@ def test_a_path_is_taken_for_its_text(made):
     export("store", made / "rows.csv")
     assert import_table(made / "rows.csv", made / "new").added == 2
     for place in (made / "page", str(made / "other")):
-        with destinations.atomic_directory(place, folder=True) as folder:
+        with destinations.atomic_output(place, folder=True) as folder:
             (folder / "file").touch()
         with destinations.fetched(place) as here:
             assert (here / "file").exists()

@@ -1,1 +1,1 @@
-"""`kvemb demo`: three complete training jobs, their data, models and metrics."""
+"""`kvemb demo`: complete training jobs, their data, models and metrics."""

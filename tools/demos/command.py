@@ -13,7 +13,7 @@ from kvemb.tools.demos.workplace import PatientInterrupts, workplace
 from kvemb.tools.limits import MOST_BATCH, MOST_DIM, MOST_ROWS, MOST_RUNS, MOST_SEED, no_nan
 from kvemb.tools.screen import Screen, local_path
 
-# Of the two other demos; and of --dlrm.
+# The budget of the click log and of triples, and the steps of --dlrm, unless given.
 BUDGET, STEPS = "64MiB", 1000
 
 

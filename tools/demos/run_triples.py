@@ -1,7 +1,7 @@
 """`kvemb demo --triples FILE...`: train DistMult or ComplEx on a knowledge graph, with a share of the entities hot.
 
-As in the other demo, a checkpoint is taken half way. At the end it is opened as a store of its own, and must rank the
-validation triples exactly as the model did when it was taken.
+As in the demo of clicks, a checkpoint is taken half way. At the end it is opened as a store of its own, and must rank
+the validation triples exactly as the model did when it was taken.
 """
 
 from __future__ import annotations

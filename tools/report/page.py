@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from kvemb.errors import Corruption
-from kvemb.tools.destinations import atomic_directory
+from kvemb.tools.destinations import atomic_output
 from kvemb.tools.inspect import Info, info
 from kvemb.tools.reading import Progress, kind_name
 from kvemb.tools.report.axes import moment, zone
@@ -60,7 +60,7 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     if len(past.checkpoints) > 1:
         parts.append(series(past, {each.info.name: each.changes for each in variables}))
     parts += [variable(each, past, f"v{at}") for at, each in enumerate(variables)]
-    with atomic_directory(out, folder=False) as made:
+    with atomic_output(out, folder=False) as made:
         made.write_bytes(page(f"{root.name} - kvemb report", "".join(parts)).encode("utf-8", "backslashreplace"))
     return Report(os.fspath(out), past.damages)
 
