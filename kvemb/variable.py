@@ -1,4 +1,4 @@
-"""The public face of a table: checks its arguments, and passes them to the tiers.
+"""Variable, what users hold of a table: it checks arguments, and passes them to the tiers (kvemb.tiers.operations).
 
 Longer than 300 lines: every call on a variable stands here, with its docstring.
 
@@ -229,6 +229,7 @@ class Variable(Handle[Table]):
 
         old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates are
         applied in order, so their deltas add up. This is TFRA's update with bp_v2: concurrent updates are not lost.
+        Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
         if device_of(keys) is not None:
             on_device.accum(self._inside, keys, old_values, new_values, exists)
@@ -271,13 +272,16 @@ class Variable(Handle[Table]):
         return self._inside.slot(name, keys)
 
     def remove(self, keys: npt.ArrayLike) -> None:
-        """Drop rows with their slots and scores; missing keys are ignored."""
+        """Drop rows with their slots and scores; missing keys are ignored.
+
+        Raises TypeError; Closed, ReadOnly, Poisoned.
+        """
         there = device_of(keys) is not None
         _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat_and_owned(keys)
         self._inside.operations.remove(flat)
 
     def clear(self) -> None:
-        """Drop every row."""
+        """Drop every row. Waits for a checkpoint under way. Raises Closed, ReadOnly, Poisoned."""
         self._inside.operations.clear()
 
     def restrict(self, num_reserved: int, **kwargs: Any) -> int | None:
@@ -345,6 +349,7 @@ class Variable(Handle[Table]):
         """Start reading the cold rows of keys in the background, for the call that follows. Changes no result.
 
         after_lookup: start when the next lookup ends, which is of the batch before; then it does not slow that one.
+        Raises TypeError; Closed.
         """
         there = device_of(keys) is not None
         _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat(keys)

@@ -115,10 +115,16 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     )
     policy = None if specification.policy is None else specification.policy.bind(variable)
     kernels, optimizer = registry.row_kernels(), specification.optimizer
-    factory = RowFactory(schema, specification.initializer, optimizer, kernels)
-    scratch = None if engine.state.read_only else engine.path
-    scoring, more = Scoring(policy, hot_tables), (specification.constraint, specification.admission)
-    operations = DeviceOperations(storage, factory, scoring, kernels, optimizer, scratch, *more)
+    operations = DeviceOperations(
+        storage,
+        RowFactory(schema, specification.initializer, optimizer, kernels),
+        Scoring(policy, hot_tables),
+        kernels,
+        optimizer,
+        scratch=None if engine.state.read_only else engine.path,
+        constraint=specification.constraint,
+        admission=specification.admission,
+    )
     warm(engine, specification.name, hot_tables, operations)
     return Table(specification, policy, hot_tables, storage, operations, variable)
 

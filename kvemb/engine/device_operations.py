@@ -114,7 +114,7 @@ class DeviceOperations(TableOperations):
         with self._storage.reading():
             owners = self._hot_tables.owners(keys)
             if owners is None or not owners.any():
-                missed = self._record(
+                missed = self._read_hot(
                     keys, touch, lambda _, rule, now: self._pooled_on_device(keys, bags, out, rule, now)
                 )
         if missed is None:

@@ -95,12 +95,8 @@ class TableReads:
         self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
     ) -> Missed | None:
         """Fill in the rows that are hot, and record their uses; returns what is left for lookup_cold, if anything."""
-
-        def read(owners: Owners, rule: ScoreRule | None, now: float) -> Positions:
-            return self._hot_tables.lookup(keys, owners, out, rule, now)
-
         with self._storage.reading():
-            missed = self._record(keys, touch, read, counts)
+            missed = self._read_hot(keys, touch, self._copying_to(keys, out), counts)
         if exists is not None:
             exists[:] = True
         return missed
@@ -114,19 +110,19 @@ class TableReads:
         if not storage.begin_reading_if_free():
             return False
         try:
-            return self._record(
-                keys, touch, lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
-            )
+            return self._read_hot(keys, touch, self._copying_to(keys, out))
         finally:
             storage.end_reading()
 
-    def _recorded(self, keys: Keys, touch: bool, read: _Read) -> Missed | None:
-        """Read hot rows by read(owners, rule, now), which returns the positions that it missed; record the uses."""
-        with self._storage.reading():
-            return self._record(keys, touch, read)
+    def _copying_to(self, keys: Keys, out: Values) -> _Read:
+        """Return what _read_hot takes to copy the hot rows of keys to out (n, dim)."""
+        return lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
 
-    def _record(self, keys: Keys, touch: bool, read: _Read, counts: Positions | None = None) -> Missed | None:
-        """The same under the lock. counts: see lookup."""
+    def _read_hot(self, keys: Keys, touch: bool, read: _Read, counts: Positions | None = None) -> Missed | None:
+        """Read hot rows, and record their uses; returns what is not hot. REQUIRES: storage.reading().
+
+        read(owners, rule, now): reads them, and returns the positions of the keys that it missed. counts: see lookup.
+        """
         storage, owners = self._storage, self._hot_tables.owners(keys)
         rule, now = self._begin_use(touch)
         if rule is not None:
@@ -185,9 +181,10 @@ class TableReads:
 
         Rows that are not hot are read once, into memory beside the hot table, where the kernel finds them.
         """
-        missed = self._recorded(
-            keys, touch, lambda owners, rule, now: self._hot_tables.pool(keys, owners, bags, None, out, rule, now)
-        )
+        with self._storage.reading():
+            missed = self._read_hot(
+                keys, touch, lambda owners, rule, now: self._hot_tables.pool(keys, owners, bags, None, out, rule, now)
+            )
         if missed is not None:
             chosen = bags.holding(missed.positions)
             pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvemb import registry
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MOST_ROWS
-from kvemb.contracts import HOST, HotTable
+from kvemb.contracts import HOST, HotTable, Memory
 from kvemb.limits import Limits
 from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Budget, Budgets
@@ -68,22 +68,9 @@ def make_tables(
         first = most = [_buckets(wanted, kind) for kind in kinds]
         least_rows = None
     else:
-        what, wanted = (
-            "init_size of " if init_size else "",
-            -(-(init_size or limits.init_rows) // (len(devices) - host_tier)),
-        )
-        sizes = []
-        for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
-            budget, sharing = budgets.of(memory), memories.count(memory)
-            spills = spill_bytes(schema, slot_rows) if memory == HOST else 0
-            free = max(0, budget.free - spills) // sharing
-            below = host_tier and number == len(devices) - 1
-            least = limits.init_rows if below else wanted
-            rows = (
-                wanted if init_size and not below else min(least, free // (_FIRST_SHARE * kind.bytes_per_cell(schema)))
-            )
-            sizes.append(_sizes(kind, schema, rows, budget.for_growth))
-        first, most = [least for least, _ in sizes], [limit for _, limit in sizes]
+        what = "init_size of " if init_size else ""
+        sizes = _growing(schema, kinds, memories, init_size, slot_rows, budgets, limits, host_tier=host_tier)
+        first, most = [begin for begin, _ in sizes], [limit for _, limit in sizes]
         least_rows = min(
             limits.init_rows, *(count * kind.cells_per_bucket for count, kind in zip(first, kinds, strict=True))
         )
@@ -101,6 +88,37 @@ def make_tables(
         ]
         undo.pop_all()
     return Sized(tables, paying, slot_rows, least_rows, host_tier)
+
+
+def _growing(
+    schema: Schema,
+    kinds: list[type[HotTable]],
+    memories: list[Memory],
+    init_size: int,
+    slot_rows: int,
+    budgets: Budgets,
+    limits: Limits,
+    *,
+    host_tier: bool,
+) -> list[tuple[int, int]]:
+    """Return the buckets of each table that grows, at first and at most; tables in one memory share what is free of it.
+
+    init_size: rows that the tables of devices hold at first, 0 for a default, which a small budget makes smaller. The
+    table below them, the last one with host_tier, always has the default.
+    """
+    wanted = -(-(init_size or limits.init_rows) // (len(kinds) - host_tier))
+    sizes = []
+    for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
+        budget, sharing = budgets.of(memory), memories.count(memory)
+        spills = spill_bytes(schema, slot_rows) if memory == HOST else 0
+        free = max(0, budget.free - spills) // sharing
+        below = host_tier and number == len(kinds) - 1
+        rows = wanted
+        if below or not init_size:
+            affordable = free // (_FIRST_SHARE * kind.bytes_per_cell(schema))
+            rows = min(limits.init_rows if below else wanted, affordable)
+        sizes.append(_sizes(kind, schema, rows, budget.for_growth))
+    return sizes
 
 
 def spill_bytes(schema: Schema, slot_rows: int) -> int:
