@@ -82,6 +82,10 @@ def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path):
         pooled = kvemb.embedding_lookup_sparse(twin.variable, KEYS, [0, 100], touch=False)
         assert np.allclose(pooled.values, [rows[:100].mean(axis=0), rows[100:].mean(axis=0)], atol=1e-5)
         cluster.check()
+        pending = cluster.checkpoint(block=False, files={"dense": bytes([seed])}, extra={"seed": seed})
+        assert pending.result().files == ("dense",)
+        (dense,) = kvemb.cluster.pull_files(tmp_path / "series", tmp_path / f"dense-{seed}").values()
+        assert dense.read_bytes() == bytes([seed])
         model = twin.model
         cluster.close()
         assert list((tmp_path / "scratch").iterdir()) == []
