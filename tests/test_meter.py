@@ -15,7 +15,7 @@ def test_what_is_done_is_told_after_each_piece_and_never_exceeds_the_total():
     assert told == [(4, 10), (4, 10), (9, 10), (10, 10)]
 
 
-def test_nobody_need_listen():
+def test_a_meter_needs_no_report():
     Meter(10, None)(3)
 
 

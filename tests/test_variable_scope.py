@@ -36,7 +36,7 @@ def test_store_get_variable_is_in_the_scope_too(store):
         assert store.get_variable("v", dim=1).name == "s/v"
 
 
-def test_the_references_example():
+def test_auto_reuse_gets_what_it_created():
     def make():
         with variable_scope("foo", reuse=AUTO_REUSE):
             return get_variable("v", dim=1)

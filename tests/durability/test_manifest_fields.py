@@ -142,7 +142,7 @@ def test_a_kind_that_is_not_known_is_of_another_version(name):
 
 
 @pytest.mark.parametrize("name", ["a", "users/new", "über", "a b", ".a", "x" * MOST_NAME_BYTES])
-def test_a_name(name):
+def test_a_name_is_a_path_of_plain_names(name):
     assert is_name(name)
 
 
@@ -150,19 +150,19 @@ def test_a_name(name):
     "name",
     ["", "default", "/a", "a/", "a//b", ".", "a/..", "a\nb", "a\u2028b", "a\0", "é" * (MOST_NAME_BYTES // 2 + 1)],
 )
-def test_no_name(name):
+def test_what_could_leave_its_store_is_no_name(name):
     assert not is_name(name)
 
 
 @pytest.mark.parametrize("path", ["a", "rows/000001.sst", ".a", "x" * 255])
-def test_a_path(path):
+def test_a_path_stays_below_its_folder(path):
     assert is_path(path)
 
 
 @pytest.mark.parametrize(
     "path", ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "ü", "a\n", "x" * 256, "a/" * 2048 + "a"]
 )
-def test_no_path(path):
+def test_what_could_leave_its_folder_is_no_path(path):
     assert not is_path(path)
 
 

@@ -52,7 +52,7 @@ def test_what_a_killed_process_left_goes_with_the_next_one(tmp_path):
         assert not left.exists()
 
 
-def test_what_lives_stays(tmp_path):
+def test_a_folder_in_use_stays_however_old_it_is(tmp_path):
     with scratch(PREFIX, tmp_path) as first:
         os.utime(first, (time.time() - 3600,) * 2)
         with scratch(PREFIX, tmp_path), scratch(PREFIX, tmp_path):

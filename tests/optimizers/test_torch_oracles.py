@@ -73,7 +73,7 @@ def double_by_default():
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
 @pytest.mark.parametrize(("optimizer", "name", "given"), PAIRS, ids=[f"{pair[1]} {pair[0]!r}" for pair in PAIRS])
-def test_rows_are_pytorchs(optimizer, name, given, dtype, tolerance):
+def test_rows_equal_those_of_torch_optim(optimizer, name, given, dtype, tolerance):
     block = block_of(optimizer, dtype)
     rows = torch.nn.Parameter(torch.tensor(block.embeddings()))
     theirs = getattr(torch.optim, name)([rows], **given)

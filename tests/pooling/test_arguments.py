@@ -41,7 +41,7 @@ IDS = [1, 2, 3]
         ((IDS, [0], None, "sum", "1"), TypeError, "max_norm must be a real number"),
     ],
 )
-def test_what_is_refused(table, arguments, error, message):
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_looked_up(table, arguments, error, message):
     before = table.stats
     for lookup in (kvemb.embedding_lookup_sparse, kvemb.safe_embedding_lookup_sparse):
         with pytest.raises(error, match=message):
@@ -49,7 +49,7 @@ def test_what_is_refused(table, arguments, error, message):
     assert (table.stats.hits, table.stats.misses) == (before.hits, before.misses)
 
 
-def test_more_that_is_refused(table, store):
+def test_offsets_ids_and_tables_that_do_not_fit_are_refused(table, store):
     with pytest.raises(
         ValueError, match="the last of offsets must be 3, the number of ids, with include_last_offset=True, got 2"
     ):

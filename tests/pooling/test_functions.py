@@ -129,7 +129,7 @@ def test_single_ids_keep_their_shape_and_count_their_uses(pair):
         assert kvemb.embedding_lookup(table, np.empty((0, 3), np.int64)).shape == (0, 3, 2)
 
 
-def test_a_small_example(store):
+def test_combiners_weights_and_defaults_of_a_small_example(store):
     words = store.get_variable("words", dim=1)
     words.upsert([1, 2, 3], [[1.0], [2], [4]])
     look = kvemb.embedding_lookup_sparse

@@ -142,7 +142,7 @@ def test_tables_by_their_arguments(store):
     ],
     ids=str,
 )
-def test_bad_collections(store, arguments, error, message):
+def test_tables_features_and_modes_that_do_not_fit_are_refused(store, arguments, error, message):
     with pytest.raises(error, match=message):
         kt.EmbeddingBagCollection(*arguments, store=store)
 

@@ -104,7 +104,7 @@ def test_values_of_other_dtypes(store, value_dtype):
     assert module(torch.tensor([1, 2])).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
-def test_uint64_keys(store):
+def test_uint64_keys_are_trained_and_signed_ones_refused(store):
     module = kt.Embedding("users", 1, store=store, key_dtype="uint64", optimizer=SGD(1.0))
     ids = torch.from_numpy(np.array([2**64 - 1, 3, 3], np.uint64))
     optimizer = kt.Optimizer(module)
@@ -143,7 +143,7 @@ def test_results_may_be_changed_in_place_and_used_twice(loaded):
     assert leaf.grad.tolist() == [[9.0] * DIM] * 2
 
 
-def test_second_derivatives(loaded):
+def test_second_derivatives_reach_the_rows(loaded):
     weight = weight_of(4, torch.float64)
     module = kt.Embedding(loaded(weight))
     ids = torch.tensor([3, 4, 3])
@@ -258,7 +258,7 @@ def test_rows_are_no_parameters_and_copies_share_them(loaded, tmp_path):
     ],
     ids=str,
 )
-def test_bad_ids(loaded, ids, message):
+def test_ids_that_are_no_dense_integers_are_refused(loaded, ids, message):
     with pytest.raises(TypeError, match=message):
         kt.Embedding(loaded(weight_of(1)))(ids)
 
@@ -283,7 +283,7 @@ def test_bad_ids(loaded, ids, message):
     ],
     ids=str,
 )
-def test_bad_arguments(store, arguments, error, message):
+def test_arguments_without_a_meaning_here_are_refused_with_advice(store, arguments, error, message):
     with pytest.raises(error, match=message):
         kt.Embedding("users", 2, store=store, **{"optimizer": SGD(1.0), **arguments})
 

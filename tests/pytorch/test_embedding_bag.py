@@ -176,7 +176,7 @@ def test_bad_bags_are_refused_before_anything_is_looked_up(loaded, arguments, er
     assert (module.variable.stats.hits + module.variable.stats.misses, module.pending.waiting) == (0, [])
 
 
-def test_bad_options(loaded):
+def test_options_of_bags_that_do_not_fit_are_refused(loaded):
     variable = loaded(weight_of(5))
     with pytest.raises(ValueError, match="mode must be one of sum, mean, max"):
         kt.EmbeddingBag(variable, mode="median")

@@ -74,7 +74,7 @@ IDS = [torch.from_numpy(np.random.default_rng(seed).integers(0, 40, (12, 3))) fo
 
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("padding", [None, 7])
-def test_an_embedding(stores: Any, padding: int | None, clip: bool) -> None:
+def test_an_embedding_trains_on_a_gpu_as_on_the_cpu(stores: Any, padding: int | None, clip: bool) -> None:
     pair = both(stores, lambda **how: kt.Embedding("rows", dim=4, padding_idx=padding, **how))
     batches = [(ids,) for ids in IDS]
     if clip:
@@ -87,7 +87,7 @@ def test_an_embedding(stores: Any, padding: int | None, clip: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 7])
-def test_bags(stores: Any, mode: str, padding: int | None) -> None:
+def test_bags_train_on_a_gpu_as_on_the_cpu(stores: Any, mode: str, padding: int | None) -> None:
     pair = both(stores, lambda **how: kt.EmbeddingBag("bags", dim=4, mode=mode, padding_idx=padding, **how))
     batches = [(IDS[0],), (IDS[1].reshape(-1).int(), torch.tensor([0, 4, 4, 30])), (IDS[2],)]
     for mine, theirs in zip(*(trained(module, batches) for module in pair), strict=True):

@@ -16,7 +16,7 @@ def test_each_key_is_in_a_bag():
     assert BAGS.holding(np.array([], np.int64)).tolist() == []
 
 
-def test_some_bags_alone():
+def test_chosen_bags_keep_their_keys_weights_and_divisors():
     positions, left = BAGS.only(np.array([0, 1, 3]))
     assert positions.tolist() == [0, 1, 5]
     assert left.offsets.tolist() == [0, 2, 2, 3]

@@ -121,9 +121,11 @@ def test_no_rows_are_no_records():
 
 def test_decoded_rows_own_their_memory():
     schema = schema_of()
-    block = decode_records(np.zeros(1, np.int64), encode_records(RowBlock(schema, 1)), schema)
-    block.words[:] = 1
-    block.scores[:] = 2.0
+    keys, records = np.zeros(1, np.int64), encode_records(RowBlock(schema, 1))
+    block = decode_records(keys, records, schema)
+    block.words[:], block.scores[:], block.keys[:] = 1, 2.0, 3
+    again = decode_records(keys, records, schema)
+    assert (again.words.max(), again.scores[0], again.keys[0]) == (0, 0.0, 0)
 
 
 @pytest.mark.parametrize("change", [lambda r: r[:-1], lambda r: r + b"\0", lambda r: b""], ids=["short", "long", "no"])

@@ -44,7 +44,7 @@ def test_bounds_of_the_library_are_the_librarys():
     assert limits.MOST_STORED_ROWS == ranges.MOST_ROWS
 
 
-def test_numbers_are_found():
+def test_the_numbers_of_all_commands_are_found():
     assert {words[0] for words, *_ in FOUND} >= {
         "demo",
         "peek",
@@ -91,7 +91,7 @@ def test_nothing_is_begun_with_it(capsys, command, text):
 
 
 @pytest.mark.parametrize("where", ["score >= nan", "step < 1e400", f"key in 0..{'9' * 5000}", "key == inf", "step < x"])
-def test_numbers_of_conditions(tmp_path, capsys, where):
+def test_a_condition_without_a_finite_number_is_refused(tmp_path, capsys, where):
     assert cli.run(["export", str(tmp_path), str(tmp_path / "o.csv"), "--where", where]) == 2
     error = capsys.readouterr().err
     assert "is not a condition" in error

@@ -74,7 +74,7 @@ def test_compact_gives_room_back(store, capsys):
     assert kvemb.verify(store, deep=True)
 
 
-def test_another_optimizer(store, tmp_path):
+def test_migrating_to_another_optimizer_drops_its_slots_and_keeps_the_rows(store, tmp_path):
     found = plan(store, tmp_path / "sgd", optimizer="sgd")
     assert found.steps == [
         "optimizer: adagrad becomes sgd, learning rate 0.001 (the default; sgd:RATE for another)",
