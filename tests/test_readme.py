@@ -53,6 +53,14 @@ def test_every_command_it_names_is_there() -> None:
         assert run([*command.split(), "--help"]) == 0, command
 
 
+def test_the_figures_at_its_top_are_those_of_the_measurements() -> None:
+    top, measured = (README.partition(begin)[2] for begin in ("**How fast**", "## Measurements"))
+    figures = re.findall(r"\d+\.\d+", top.partition("\n\n")[0])
+    assert len(figures) >= 3
+    for figure in figures:
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", measured), figure
+
+
 def test_it_links_to_files_that_are_there() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
     assert links
