@@ -378,6 +378,7 @@ TESTED_BY = {
         for name in ("cluster", "messages", "operations", "scans", "shard", "storage", "variable")
     },
     **{f"kvemb/cluster/{name}.py": "cluster/test_calls.py" for name in ("local", "transport")},
+    **{f"kvemb/cluster/{name}.py": "cluster/test_ray_transport.py" for name in ("ray_actors", "ray_starting")},
     "kvemb/cluster/making.py": "cluster/durability/test_checkpointing.py",
     **{
         f"kvemb/cluster/durability/{name}.py": "cluster/durability/test_checkpointing.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -23,18 +24,32 @@ LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
 ADVICE = "recover() takes the whole cluster back to its last checkpoint; so does closing it and opening it again"
 
 
+# Calls whose time does not grow with the table; one that takes very long will never end.
+_ON_ROWS = ["lookup", "change", "slot", "scores", "prefetch", "size", "stats", "entry", "next_batch", "end_scan"]
+LIMITED = frozenset([*_ON_ROWS, "hold", "admit", "admits", "release"])
+
+
 class Patience(NamedTuple):
-    """Seconds. silent: after which a shard that has not answered is sent a ping. ping: until it must answer that."""
+    """Seconds. silent: after which a shard that has not answered is sent a ping. ping: until it must answer that.
 
-    silent: float
-    ping: float
+    most: until it must answer one of LIMITED, even if it answers pings.
+    """
+
+    silent: float = 30.0
+    ping: float = 30.0
+    most: float = math.inf
+
+    @classmethod
+    def within(cls, seconds: float) -> Patience:
+        """Return that of calls which may take so many seconds."""
+        return cls(min(30.0, seconds / 2), min(30.0, seconds / 2), seconds)
 
 
-PATIENCE = Patience(30.0, 30.0)
+PATIENCE = Patience()
 
 
 class Calls:
-    """The calls of one client. who: what messages call the shard with a number. advice: ends messages of a loss.
+    """The calls of one client. who: what messages call the shard with a number. advice(): ends messages of a loss.
 
     patience: with a shard that does not answer.
 
@@ -46,14 +61,14 @@ class Calls:
         self,
         transport: Transport,
         who: Callable[[int], str] = "shard {}".format,
-        advice: str = ADVICE,
+        advice: Callable[[], str] = lambda: ADVICE,
         patience: Patience = PATIENCE,
     ) -> None:
         self.transport, self.client = transport, uuid.uuid4().hex
         self.lost: ShardLost | None = None
         self.on_loss: Callable[[ShardLost], None] | None = None
         self.on_wait: Callable[[], None] | None = None
-        self._who, self._advice, self._patience = who, advice, patience
+        self.patience, self._who, self._advice = patience, who, advice
         self._lock = threading.Lock()
         self._next, self._open = 0, set[int]()
 
@@ -132,25 +147,36 @@ class Calls:
             future = self.transport.call(shard, name, *arguments)
 
     def _result(self, shard: int, future: Future[Any], name: str) -> Any:
-        """Wait for an answer. While there is none, the shard's process must answer pings."""
+        """Wait for an answer. While there is none, the shard's process must answer pings.
+
+        Ends with ShardLost, too, when another call finds that a shard is lost.
+        """
+        silent, ping, most = self.patience
+        end = time.monotonic() + (most if name in LIMITED else math.inf)
         while True:
             try:
-                return result_of(future, self._patience.silent)
+                return result_of(future, max(0.0, min(silent, end - time.monotonic())))
             except TimeoutError:
                 if future.done():  # now, or this is the answer
                     return future.result()
+            self.check()
+            if time.monotonic() >= end:
+                raise self._lost(
+                    f"{self._who(shard)} has not answered a call of {name} for {most:g} seconds (answer_seconds of "
+                    "kvemb.cluster.open), although its process runs: its disk hangs, or the call is too large"
+                )
             try:
-                result_of(self.transport.ping(shard), self._patience.ping)
+                result_of(self.transport.ping(shard), ping)
             except Unanswered:
                 pass  # the process has ended: soon it is known that there will be no answer
             except TimeoutError as error:
                 if not future.done():
-                    waited = f"{self._patience.silent + self._patience.ping:g} seconds"
+                    waited = f"{silent + ping:g} seconds: its process or its disk hangs"
                     what = f"{self._who(shard)} has not answered a call of {name} and a ping for {waited}"
                     raise self._lost(what) from error
 
     def _lost(self, what: str) -> ShardLost:
-        error = ShardLost(f"{what}; {self._advice}")
+        error = ShardLost(f"{what}; {self._advice()}")
         self.lose(error)
         return error
 

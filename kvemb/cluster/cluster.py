@@ -5,6 +5,7 @@ Thread-safe: `lock` guards tables and collections.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Asked, Checkpoint
 from kvemb.cluster.messages import Change, JoinReply, Read
 from kvemb.cluster.router import Grouped, Router
-from kvemb.cluster.session import Session
+from kvemb.cluster.session import ENDED, Session
 from kvemb.cluster.transport import Transport
 from kvemb.contracts import Mask, Values
 from kvemb.durability.attachments import Attachments
@@ -36,7 +37,6 @@ from kvemb.store_state import StoreState
 Result = TypeVar("Result")
 # Asynchronous calls (lookup_async, apply_gradients_async) under way at the same time; further ones wait.
 MOST_STARTED = 8
-ENDED = "the process that opened the cluster has ended, or cannot be reached; open the cluster again"
 
 
 class Wanted(NamedTuple):
@@ -68,8 +68,9 @@ class Cluster:
         self.lock = threading.RLock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
-        self._coordinator = Calls(coordinator, lambda _: "the cluster's coordinator", ENDED)
+        self._coordinator = Calls(coordinator, lambda _: "the cluster's coordinator", lambda: ENDED)
         joined: JoinReply = self._coordinator.all("join", kvemb.__version__)[0]
+        self._coordinator.patience = joined.patience._replace(most=math.inf)
         self.session = Session(self._coordinator, joined, self.tables)
         self.router = Router(self.session.calls.transport.shards)
         self._last_call = threading.local()  # session: of the last call of each thread

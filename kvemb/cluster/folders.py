@@ -5,6 +5,7 @@ Each folder has a LOCK, held by the process that made it. If the lock is free, t
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -38,6 +39,14 @@ def _delete_if_left(folder: Path) -> None:
         if time.time() - (folder / layout.LOCK).stat().st_mtime > SETTLED_SECONDS:
             with closing(layout.lock(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def probe(folder: Path) -> None:
+    """Write to the disk of a folder, and return once it has answered, be it with an error; hangs as long as it does."""
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"?")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def delete(folder: Path, lock: LockFile) -> None:

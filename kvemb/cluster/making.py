@@ -13,6 +13,7 @@ from kvemb.cluster.durability.manifest import ClusterManifest, ranges
 from kvemb.cluster.durability.restoring import ClusterRemote, restored
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.shard import Shard
+from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.meter import Meter
 
 
@@ -31,7 +32,17 @@ class Plan:
     how: dict[str, Any]
 
     def make(self, number: int, folder: Path, meter: Meter) -> Shard:
-        """Make a shard, with its files in a folder that it deletes when it is closed. meter: counts rows loaded."""
+        """Make a shard, with its files in a folder that it deletes when it is closed. meter: counts rows loaded.
+
+        Raises what kvemb.open and kvemb.cluster.restore raise.
+        """
+        try:
+            return self._made(number, folder, meter)
+        except Poisoned as error:  # the disk failed, or was full, at its first durable point
+            text = f"shard {number} cannot be made: {error.__cause__ or error}; scratch needs room on a disk that works"
+            raise ColdStoreError(text) from error
+
+    def _made(self, number: int, folder: Path, meter: Meter) -> Shard:
         calls, end = None, partial(shutil.rmtree, folder, ignore_errors=True)
         series = None if self.url is None else ClusterRemote(self.url, self.options)
         if series is None or self.checkpoint is None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from kvemb.cluster.calls import Patience
 from kvemb.cluster.coordination.counting import Steps
 from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
@@ -23,13 +24,14 @@ def columns_of(block: RowBlock) -> Columns:
 
 
 class JoinReply(NamedTuple):
-    """What a client needs for its calls. generation: counts recoveries. transport: to the shards.
+    """What a client needs for its calls. generation: counts recoveries. transport: to the shards. patience: with them.
 
     opened: the variables that are open: by name the token, and the steps.
     """
 
     generation: int
     transport: Transport
+    patience: Patience
     opened: dict[str, tuple[str, Steps]]
 
 

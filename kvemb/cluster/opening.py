@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
 from kvemb.checks.ranges import MOST_SECONDS
-from kvemb.cluster import ray_transport
+from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
-from kvemb.cluster.coordination.starting import Asked, start
+from kvemb.cluster.coordination.starting import ANSWER_SECONDS, Asked, start
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.local import Here, made_here
@@ -29,7 +29,7 @@ from kvemb.errors import BackendUnavailable
 from kvemb.limits import Limits
 from kvemb.meter import Progress
 from kvemb.offline import restoring
-from kvemb.options import parse_budget
+from kvemb.options import parse_budget, parse_device_memory
 from kvemb.store import Store as OneStore
 
 
@@ -38,8 +38,11 @@ def open(
     *,
     shards: int | None = None,
     memory_budget: int | str = "1GiB",
+    device_memory: int | str | None = None,
+    gpus: float | None = None,
     scratch: str | os.PathLike[str] | None = None,
     transport: Literal["ray", "local"] = "ray",
+    answer_seconds: float = ANSWER_SECONDS,
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
@@ -49,26 +52,35 @@ def open(
     url: where its checkpoints are: a directory, or a URL that fsspec supports. None: it has no checkpoints, and its
     rows are lost when it is closed. shards: how many, from 1 to 4,096; None: as many as the checkpoint has. If the
     checkpoint has as many, its files are used; otherwise its rows are read and loaded again. memory_budget: of each
-    shard, bytes or text. scratch: a directory for the shards' files, made if it is missing; each shard has a folder
+    shard, bytes or text. device_memory: of each shard, for hot tables on a GPU, as for kvemb.open. gpus: how many each
+    shard gets of Ray, for variables with devices=["gpu"]; None: one if device_memory is given, otherwise none, and the
+    shard sees no GPU. scratch: a directory for the shards' files, made if it is missing; each shard has a folder
     there, deleted when the cluster is closed. None: the system's temporary directory. transport: "ray": each shard is
     an actor of the Ray cluster to which ray.init() connected, or that RAY_ADDRESS names; scratch is on the shard's
-    node, and url must be reachable from there. "local": shards are in this process. options: fsspec's for the url.
+    node, and url must be reachable from there. "local": shards are in this process. answer_seconds: how long a shard
+    may take for a call on rows; one that takes longer counts as lost, and so does one whose process or disk hangs,
+    after as long, at most a minute. options: fsspec's for the url.
     progress(done, total): called with the number of rows loaded. limits: of each shard's store (kvemb.limits).
 
     This process can have several threads as clients; more processes use connect().
-    Raises TypeError or ValueError for arguments; Locked if a cluster has this url open; BackendUnavailable without Ray;
-    ColdStoreError if scratch cannot be written to; what CheckpointManager.pull and kvemb.restore raise.
+    Raises TypeError or ValueError for arguments; Locked if a cluster has this url open; BackendUnavailable without Ray,
+    or with too few GPUs; ShardLost if a process ends meanwhile; ColdStoreError if scratch cannot be written to; what
+    CheckpointManager.pull and kvemb.restore raise.
     """
     parse_budget(memory_budget)
+    parse_device_memory(device_memory)
+    each = float(device_memory is not None) if gpus is None else as_number(gpus, "gpus", 0, _MOST_GPUS)
+    seconds = as_number(answer_seconds, "answer_seconds", LEAST_ANSWER_SECONDS, MOST_SECONDS)
     _check_transport(transport)
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
     series = None if url is None else ClusterSeries(url, options)
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
-    how: dict[str, Any] = {"memory_budget": memory_budget, "limits": limits}
-    asked = Asked(series.url if series else None, series.options if series else {}, wanted, how)
+    how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "limits": limits}
+    of_series = series.options if series else {}
+    asked = Asked(series.url if series else None, of_series, wanted, how, each, seconds)
     if transport == "ray":
         place = None if scratch is None else str(root)
-        way = ray_transport.start(asked, place, progress)
+        way = ray_starting.start(asked, place, progress)
         cluster = Cluster(way, asked.url or "on Ray", shared=series is not None)
     else:
         coordinator = start(asked, partial(made_here, root), progress)
@@ -96,7 +108,7 @@ def connect(
     _check_transport(transport)
     seconds = as_number(wait_seconds, "wait_seconds", 0, MOST_SECONDS)
     where, deadline = ClusterSeries(url, options).url, time.monotonic() + seconds
-    while (found := ray_transport.find(where) if transport == "ray" else _found_here(where)) is None:
+    while (found := ray_starting.find(where) if transport == "ray" else _found_here(where)) is None:
         if time.monotonic() >= deadline:
             place = "this Ray cluster" if transport == "ray" else "this process"
             raise BackendUnavailable(
@@ -110,6 +122,7 @@ def connect(
 # The coordinators of this process, by url.
 _here: WeakValueDictionary[str, Coordinator] = WeakValueDictionary()
 _TURN_SECONDS = 0.1
+LEAST_ANSWER_SECONDS, _MOST_GPUS = 1.0, 1024
 
 
 def _found_here(url: str) -> Here | None:

@@ -18,15 +18,18 @@ from typing import Any, NamedTuple
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.coordination.counting import Clock, Steps
 from kvemb.cluster.messages import JoinReply
+from kvemb.cluster.transport import Unanswered
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.scratch import scratch
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
+from kvemb.interrupts import result_of
 
 # How often a client that makes calls tells the coordinator its counts, and hears whether a shard is lost.
 EXCHANGE_SECONDS = 0.25
 # Of a file that is sent to a shard at a time.
 PIECE_BYTES = 8 << 20
+ENDED = "the cluster's coordinator has ended with the process that opened it, or hangs; open the cluster again"
 
 
 class Opened(NamedTuple):
@@ -41,7 +44,7 @@ class Session:
 
     def __init__(self, coordinator: Calls, joined: JoinReply, tables: dict[str, Table]) -> None:
         self.generation, self._coordinator = joined.generation, coordinator
-        self.calls = Calls(joined.transport)
+        self.calls = Calls(joined.transport, advice=self._advice, patience=joined.patience)
         self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due
         self._opened: dict[Table, Opened] = {}
         self._ended: deque[tuple[int, str]] = deque()
@@ -165,6 +168,14 @@ class Session:
         if lost is not None:
             self.calls.on_loss = None  # the coordinator knows
             self.calls.lose(ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}"))
+
+    def _advice(self) -> str:
+        """Return what to do after a loss: without a coordinator there is no recovery."""
+        try:
+            result_of(self._coordinator.transport.ping(0), self._coordinator.patience.ping)
+        except (Unanswered, TimeoutError):
+            return ENDED
+        return ADVICE
 
     def _report(self, lost: ShardLost) -> None:
         self._coordinator.transport.call(0, "report", self.generation, str(lost))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvemb.durability import fresh_files
+from kvemb.durability.layout import as_cold_store_error
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
 from kvemb.interrupts import result_of
@@ -56,13 +57,24 @@ def send(path: Path, entry: FileEntry, files: Any, target: str) -> None:
 def receive(files: Any, source: str, entry: FileEntry, path: Path) -> bool:
     """Copy a remote file to a new local one, durably. Returns whether it matches its entry; if not, it is deleted.
 
-    Raises FileNotFoundError, and what the filesystem raises.
+    Raises FileNotFoundError, and what the filesystem raises; ColdStoreError for the local file.
     """
-    fresh_files.remove(path)
-    with _opened(files, source, entry) as remote, open(path, "xb") as local:
-        sound = _read(remote, entry, local.write)
-        local.flush()
-        os.fsync(local.fileno())
+    writing = f"write to {path}"
+    with _opened(files, source, entry) as remote:
+        with as_cold_store_error(writing):
+            fresh_files.remove(path)
+            local = open(path, "xb")  # noqa: SIM115 -- closed below; a failure here is of the local file
+
+        def write(piece: Any) -> None:
+            with as_cold_store_error(writing):
+                local.write(piece)
+
+        try:
+            sound = _read(remote, entry, write)
+        finally:
+            with as_cold_store_error(writing), local:
+                local.flush()
+                os.fsync(local.fileno())
     if not sound:
         path.unlink()
     return sound

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from faulty import FaultyCluster
+from twins import twin_of
 
-import kvemb
-import kvemb.cluster
 from kvemb.cluster.calls import MOST_ATTEMPTS, Calls, Patience
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import ShardLost
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 KEYS = np.arange(300)
 
@@ -45,8 +44,35 @@ def test_a_shard_whose_process_hangs_is_lost_after_the_stated_time_and_one_that_
     calls = Calls(silent, patience=Patience(0.02, 0.05))
     assert calls.all("slow") == ["late"]
     silent.stopped, silent.waiting, silent.pings = True, Future(), 10
-    with pytest.raises(ShardLost, match=r"not answered a call of stuck and a ping for 0\.07 seconds; recover"):
+    with pytest.raises(
+        ShardLost, match=r"not answered a call of stuck and a ping for 0\.07 seconds: .* hangs; recover"
+    ):
         calls.all("stuck")
+
+
+def test_a_call_on_rows_that_takes_too_long_is_lost_and_another_one_may_take_as_long_as_it_needs():
+    silent = Silent()
+    assert Calls(silent, patience=Patience(0.02, 0.05, 0.01)).all("push") == ["late"]
+    silent.waiting, silent.pings = Future(), 10
+    calls = Calls(silent, patience=Patience(0.02, 0.05, 0.1))
+    begun = time.monotonic()
+    with pytest.raises(ShardLost, match=r"a call of change for 0\.1 seconds \(answer_seconds .* its disk hangs, or"):
+        calls.all("change")
+    assert time.monotonic() - begun < 5
+
+
+def test_calls_that_wait_end_when_another_one_finds_a_loss():
+    silent = Silent()
+    silent.pings = 10
+    calls = Calls(silent, patience=Patience(0.02, 0.05))
+    threading.Timer(0.1, calls.lose, [ShardLost("shard 7 is lost")]).start()
+    with pytest.raises(ShardLost, match="shard 7 is lost"):
+        calls.all("push")
+
+
+def test_a_patience_is_that_of_the_time_given():
+    assert Patience.within(300.0) == (30, 30, 300)
+    assert Patience.within(2.0) == (1, 1, 2)
 
 
 class Script:
@@ -108,12 +134,7 @@ def test_stamps_say_which_answers_have_arrived():
 def test_every_change_is_made_once_whatever_is_lost_or_arrives_twice(tmp_path):
     faulty = FaultyCluster(tmp_path, 3, 0.3)
     cluster, transport = faulty.first, faulty.transports[0]
-    optimizer, policy = kvemb.optimizers.Adam(0.5, bias_correction="global"), kvemb.FrequencyRestrictPolicy()
-    variable = cluster.get_variable("table", dim=2, optimizer=optimizer, restrict_policy=policy)
-    model = Model(
-        KEYS, variable.value_dtype, 2, initializer=variable.initializer, optimizer=optimizer, policy=policy
-    )  # fmt: skip
-    twin = LockstepChecker(variable, model)
+    twin = twin_of(cluster, KEYS)
     chance = np.random.default_rng(1)
     for step in range(60):
         keys = chance.choice(KEYS, 40)
@@ -124,7 +145,7 @@ def test_every_change_is_made_once_whatever_is_lost_or_arrives_twice(tmp_path):
         twin.use(keys[:5])
         twin.remove(keys[:3])
         if step % 10 == 5:
-            twin.restrict(model.size - 10)
+            twin.restrict(twin.model.size - 10)
             twin.upsert(keys, values)
     twin.check_size()
     twin.check_export(20)

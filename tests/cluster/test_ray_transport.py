@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,15 +13,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from twins import twin_of
 
 import kvemb
 import kvemb.cluster
 from kvemb.cluster.making import Plan
-from kvemb.cluster.ray_transport import ShardActor
+from kvemb.cluster.ray_actors import ShardActor
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Locked, SchemaMismatch, ShardLost
 from kvemb.handle import inside
 from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 KEYS = np.arange(-50, 250)
 HOW = {"memory_budget": "4MiB"}
@@ -30,22 +33,13 @@ def ray():
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvemb[cluster]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)  # no GPUs
         yield ray
         ray.shutdown()
 
 
 # Ray's own warnings; and it takes seconds to start a process.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
-
-
-def twin_of(place, model=None):
-    optimizer, policy = kvemb.optimizers.Adam(0.5, bias_correction="global"), kvemb.FrequencyRestrictPolicy(9.0)
-    variable = place.get_variable("table", dim=2, optimizer=optimizer, restrict_policy=policy)
-    fresh = Model(
-        KEYS, variable.value_dtype, 2, initializer=variable.initializer, optimizer=optimizer, policy=policy
-    )  # fmt: skip
-    return LockstepChecker(variable, model or fresh)
 
 
 def train(twin, seed):
@@ -70,7 +64,7 @@ def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path):
             tmp_path / "series", shards=shards, scratch=tmp_path / "scratch", **HOW,
             progress=lambda done, total: told.append((done, total)),
         )  # fmt: skip
-        twin = twin_of(cluster, model)
+        twin = twin_of(cluster, KEYS, model)
         twin.check_export(50)
         train(twin, seed)
         twin.check_export()
@@ -91,7 +85,7 @@ def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path):
         assert list((tmp_path / "scratch").iterdir()) == []
     assert told[-1][0] == told[-1][1] > 0
     alone = kvemb.restore(tmp_path / "series", tmp_path / "alone")
-    twin_of(alone, model).check_export()
+    twin_of(alone, KEYS, model).check_export()
     alone.close()
 
 
@@ -110,7 +104,7 @@ def lose(call, seconds=20):
 
 def test_after_a_loss_the_whole_cluster_goes_back_to_its_last_checkpoint_and_on(ray, tmp_path):
     cluster = kvemb.cluster.open(tmp_path / "series", shards=2, scratch=tmp_path / "scratch", **HOW)
-    twin = twin_of(cluster)
+    twin = twin_of(cluster, KEYS)
     train(twin, 0)
     cluster.checkpoint()
     kept = twin.model.copy()
@@ -133,8 +127,105 @@ def test_after_a_loss_the_whole_cluster_goes_back_to_its_last_checkpoint_and_on(
     train(twin, 2)
     cluster.close()
     again = kvemb.cluster.open(tmp_path / "series", **HOW)
-    twin_of(again, twin.model).check_export()
+    twin_of(again, KEYS, twin.model).check_export()
     again.close()
+
+
+def on(ray, actor, function):
+    """Call a function with an actor, in its process."""
+    return ray.get(actor.__ray_call__.remote(function), timeout=30)
+
+
+def test_when_the_coordinator_is_killed_every_client_is_told_and_the_cluster_opens_again_at_once(ray, tmp_path):
+    """Its URL is no directory for fsspec, so that there is a lease."""
+    at = {"url": "dir://series", "options": {"path": str(tmp_path), "target_protocol": "file"}}
+    cluster = kvemb.cluster.open(shards=2, scratch=tmp_path / "scratch", **at, **HOW)
+    table = cluster.get_variable("table", dim=2)
+    table.upsert(KEYS, np.ones((300, 2), np.float32))
+    cluster.checkpoint()
+    table.upsert(KEYS, np.zeros((300, 2), np.float32))
+    other = kvemb.cluster.connect(**at)
+    theirs = other.variables["table"]
+    assert (tmp_path / "series" / "LEASE").exists()
+    coordinator = inside(cluster)._coordinator.transport.actors[0]
+    os.kill(on(ray, coordinator, lambda _: os.getpid()), signal.SIGKILL)
+    begun = time.monotonic()
+    for call in (
+        lambda: table.lookup(KEYS),
+        lambda: theirs.upsert([1], [[1.0, 1]]),
+        cluster.checkpoint,
+        lambda: other.get_variable("more", dim=1),
+        cluster.recover,
+        other.recover,
+    ):
+        message = lose(call)
+        assert "the cluster's coordinator has ended" in message
+        assert message.endswith("open the cluster again")
+    assert time.monotonic() - begun < 20
+    begun = time.monotonic()
+    again = kvemb.cluster.open(scratch=tmp_path / "scratch", **at, **HOW)
+    assert time.monotonic() - begun < 20, "the lease of the killed one was waited for"
+    assert (again.variables["table"].lookup(KEYS) == 1).all()
+    for each in (other, cluster, again):
+        each.close()
+
+
+def test_a_shard_or_a_disk_that_hangs_is_lost_after_the_stated_time(ray, tmp_path):
+    cluster = kvemb.cluster.open(tmp_path / "series", shards=2, scratch=tmp_path / "scratch", answer_seconds=2, **HOW)
+    table = cluster.get_variable("table", dim=2)
+    table.upsert(KEYS, np.ones((300, 2), np.float32))
+    cluster.checkpoint()
+
+    def hang(*_):
+        time.sleep(1000)
+
+    on(ray, actors_of(cluster)[1], lambda actor: setattr(actor._shard, "change", hang))
+    begun = time.monotonic()
+    assert "shard 1 has not answered a call of change for 2 seconds" in lose(
+        lambda: table.upsert(KEYS, np.zeros((300, 2), np.float32))
+    )
+    with pytest.raises(ShardLost):
+        cluster.checkpoint()
+    assert time.monotonic() - begun < 15
+    assert cluster.recover().number == 1
+
+    def hang_with_its_disk(actor):
+        from kvemb.cluster import ray_actors
+
+        ray_actors.probe = hang
+        actor._shard.push = hang
+
+    on(ray, actors_of(cluster)[0], hang_with_its_disk)
+    begun = time.monotonic()
+    message = lose(cluster.checkpoint)
+    assert "shard 0 has not answered a call of push and a ping for 2 seconds: its process or its disk hangs" in message
+    assert time.monotonic() - begun < 15
+    assert cluster.recover().number == 1
+    assert (table.lookup(KEYS) == 1).all()
+    assert cluster.checkpoint().number == 3, "the second was begun"
+    cluster.close()
+
+
+def test_each_shard_gets_gpus_of_ray_if_it_is_to_have_memory_there(ray, tmp_path):
+    with kvemb.cluster.open(tmp_path / "series", shards=2, device_memory="64MiB", **HOW) as cluster:
+        assert sorted(on(ray, actor, lambda _: ray.get_gpu_ids()) for actor in actors_of(cluster)) == [[0], [1]]
+        given = [
+            on(ray, actor, lambda actor: inside(actor._shard._store).budgets._device_memory)
+            for actor in actors_of(cluster)
+        ]
+        assert given == [64 << 20] * 2
+        if importlib.util.find_spec("cupy") is None:
+            with pytest.raises(BackendUnavailable, match=r"device 'gpu:0' is not available: .*install CuPy"):
+                cluster.get_variable("table", dim=2, devices=["gpu"])
+        cluster.get_variable("table", dim=2).upsert([1], [[1.0, 1]])
+    with kvemb.cluster.open(tmp_path / "series", gpus=0.5, **HOW) as cluster:
+        assert [on(ray, actor, lambda _: len(ray.get_gpu_ids())) for actor in actors_of(cluster)] == [1, 1]
+    with kvemb.cluster.open(tmp_path / "series", **HOW) as cluster:
+        assert [on(ray, actor, lambda _: ray.get_gpu_ids()) for actor in actors_of(cluster)] == [[], []]
+    with pytest.raises(
+        BackendUnavailable, match=r"2 shards ask for 1\.5 GPUs each, .* have 2; add nodes, or give gpus=0"
+    ):
+        kvemb.cluster.open(tmp_path / "series", gpus=1.5, **HOW)
 
 
 CLIENT = """

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from twins import twin_of
 
 import kvemb
 import kvemb.cluster
@@ -15,8 +16,6 @@ from kvemb.cluster.session import EXCHANGE_SECONDS
 from kvemb.errors import BackendUnavailable, Closed, SchemaMismatch, ShardLost
 from kvemb.handle import inside
 from kvemb.stats import Stats
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 SGD = kvemb.optimizers.SGD(0.5)
 ONES = np.ones((3, 2), np.float32)
@@ -101,13 +100,9 @@ def test_clients_that_take_turns_are_one_store_bit_for_bit(open_cluster, tmp_pat
     first = open_cluster(3, url=tmp_path / "series")
     clients = [first, *(kvemb.cluster.connect(tmp_path / "series", transport="local") for _ in range(2))]
     keys, chance = np.arange(300), np.random.default_rng(4)
-    optimizer, policy = kvemb.optimizers.Adam(0.5, bias_correction="global"), kvemb.FrequencyRestrictPolicy(9.0)
-    how = {"dim": 2, "optimizer": optimizer, "restrict_policy": policy}
-    tables = [client.get_variable("table", **how) for client in clients]
-    model = Model(
-        keys, tables[0].value_dtype, 2, initializer=tables[0].initializer, optimizer=optimizer, policy=policy
-    )  # fmt: skip
-    twins = [LockstepChecker(table, model) for table in tables]
+    twins = [twin_of(first, keys)]
+    model = twins[0].model
+    twins += [twin_of(client, keys, model) for client in clients[1:]]
     for _ in range(120):
         turn = int(chance.integers(3))
         twin, chosen = twins[turn], chance.choice(keys, 40)

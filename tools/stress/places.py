@@ -23,7 +23,7 @@ import numpy as np
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster import ray_transport
+from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.starting import Asked, start
@@ -56,7 +56,7 @@ class Place(Protocol):
 
 
 def _asked(url: str, shards: int) -> Asked:
-    return Asked(url, {}, shards, {"memory_budget": BUDGET}, ABSENT_SECONDS)
+    return Asked(url, {}, shards, {"memory_budget": BUDGET}, absent_seconds=ABSENT_SECONDS)
 
 
 class _Mortal:
@@ -188,7 +188,7 @@ class RayPlace:
             "half a call": lambda chance: _send_half(self.first, chance),
         }
         self._url, self._shards = url, shards
-        way = ray_transport.start(_asked(url, shards), str(folder / "scratch"), None)
+        way = ray_starting.start(_asked(url, shards), str(folder / "scratch"), None)
         self.first = kvemb.cluster.Store(Cluster(way, url, shared=True), series=True, owner=True)
 
     def client(self) -> kvemb.cluster.Store:

@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import kvemb
-from kvemb.cluster.calls import ADVICE, Calls
+from kvemb.cluster.calls import ADVICE, Calls, Patience
 from kvemb.cluster.coordination import restricting
 from kvemb.cluster.coordination.counting import Steps, Total
-from kvemb.cluster.coordination.cuts import ABSENT_SECONDS, cut
+from kvemb.cluster.coordination.cuts import cut
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Asked, Checkpoint, Checkpointing
 from kvemb.cluster.ledger import Ledger, Stamp
@@ -50,13 +50,14 @@ class _Open(NamedTuple):
 class Coordinator:
     """See the module. make: makes shards. checkpointing: None without a url. absent_seconds: see cuts.
 
-    closed: whether close() was called. Raises what making a shard raises.
+    patience: with shards, of this and of all clients. closed: whether close() was called. Raises what making a shard
+    raises.
     """
 
     def __init__(
-        self, plan: Plan, make: Make, checkpointing: Checkpointing | None, absent_seconds: float = ABSENT_SECONDS
+        self, plan: Plan, make: Make, checkpointing: Checkpointing | None, absent_seconds: float, patience: Patience
     ) -> None:
-        self._absent_seconds = absent_seconds
+        self._absent_seconds, self._patience = absent_seconds, patience
         self._plan, self._make, self._checkpointing = plan, make, checkpointing
         self._ledger = Ledger()
         self._alone, self._recovering, self._changing = threading.RLock(), threading.Lock(), threading.Lock()
@@ -66,7 +67,7 @@ class Coordinator:
         self._begin(plan)
 
     def _begin(self, plan: Plan) -> None:
-        calls = Calls(self._make(plan))
+        calls = Calls(self._make(plan), patience=self._patience)
         with self._changing:  # a report is of the shards before, or of these
             self.calls, self._generation = calls, self._generation + 1
         self._stored = {} if plan.checkpoint is None else dict(plan.checkpoint[1].variables)
@@ -92,7 +93,7 @@ class Coordinator:
             )
         with self._alone:
             opened = {name: (known.token, known.total.steps()) for name, known in self._opened.items()}
-            return JoinReply(self._generation, self.calls.transport, opened)
+            return JoinReply(self._generation, self.calls.transport, self._patience, opened)
 
     def exchange(self, generation: int, client: str, own: StepsByToken) -> tuple[StepsByToken, str | None]:
         """Take over a client's counts; return those of the others, and why the client must stop, None if it may go on.

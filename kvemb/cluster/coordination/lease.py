@@ -1,9 +1,10 @@
 """A lease of a URL, where no file can be locked: one coordinator at a time writes checkpoints there.
 
 The holder writes URL/LEASE again every RENEW_SECONDS. Who finds one waits for as long as LOST_RENEWALS of these: if the
-file changes, its holder lives; otherwise it has ended, and the lease is taken over. No clocks are compared. Most
-filesystems cannot create a file only if it is missing, so that two may take a lease at the same time: the one whose
-file stays has it, as both see when they read it again after SETTLE_SECONDS, and before each manifest that they publish.
+file changes, its holder lives; otherwise it has ended, and the lease is taken over. No clocks are compared. A holder
+whose process was on this machine, and has ended, is not waited for. Most filesystems cannot create a file only if it is
+missing, so that two may take a lease at the same time: the one whose file stays has it, as both see when they read it
+again after SETTLE_SECONDS, and before each manifest that they publish.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from kvemb.errors import Locked
@@ -82,7 +84,7 @@ class Lease:
         """Wait until the holder of the lease, if there is one, seems to have ended. Raises Locked."""
         first = found = self._read()
         deadline = time.monotonic() + LOST_RENEWALS * self._every
-        while found is not None and time.monotonic() < deadline:
+        while found is not None and not _has_ended(_fields(found)) and time.monotonic() < deadline:
             if found != first:
                 raise Locked(f"the cluster at {self._url} is open elsewhere{_by(found)}; close it there")
             time.sleep(self._every / 20)
@@ -102,8 +104,30 @@ class Lease:
             return None
 
     def _write(self) -> None:
-        text = {"owner": self._owner, "process": os.getpid(), "host": socket.gethostname(), "renewals": self._renewals}
+        text = {"owner": self._owner, "process": os.getpid(), "host": socket.gethostname()}
+        text |= {"running": _running(os.getpid()), "renewals": self._renewals}
         streams.write(self._files, self._path, json.dumps(text).encode())
+
+
+def _running(process: int) -> str | None:
+    """Return what tells a process that runs from any other of any machine; None if it does not run, or is unknown.
+
+    It is the machine's boot, its space of process numbers, and when the process began: what Linux says of these.
+    """
+    with suppress(OSError, IndexError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        if state[0] != "Z":
+            return f"{boot} {os.readlink('/proc/self/ns/pid')} {state[19]}"
+    return None
+
+
+def _has_ended(fields: dict[str, Any]) -> bool:
+    """Whether the holder of a lease was a process of this machine that does not run any more."""
+    running, here, process = fields.get("running"), _running(os.getpid()), fields.get("process")
+    if not isinstance(running, str) or here is None or not isinstance(process, int):
+        return False
+    return running.split()[:-1] == here.split()[:-1] and _running(process) != running
 
 
 def _fields(found: bytes | None) -> dict[str, Any]:

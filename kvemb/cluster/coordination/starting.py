@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kvemb.cluster.calls import Patience
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.cuts import ABSENT_SECONDS
 from kvemb.cluster.durability.checkpointing import Checkpointing
@@ -16,19 +17,24 @@ from kvemb.cluster.making import Plan
 from kvemb.cluster.transport import Transport
 from kvemb.meter import Meter, Progress
 
+ANSWER_SECONDS = 300.0
+
 
 @dataclass(frozen=True)
 class Asked:
     """What is asked of kvemb.cluster.open. Plain values, which go to other processes.
 
     url: None: no checkpoints. shards: None: as many as the checkpoint has. how: arguments of kvemb.open for a shard.
-    absent_seconds: how long a cut waits for the rest of a call (cuts).
+    gpus: that each shard asks Ray for. answer_seconds: how long a shard may take for a call on rows. absent_seconds:
+    how long a cut waits for the rest of a call (cuts).
     """
 
     url: str | None
     options: dict[str, Any]
     shards: int | None
     how: dict[str, Any]
+    gpus: float = 0.0
+    answer_seconds: float = ANSWER_SECONDS
     absent_seconds: float = ABSENT_SECONDS
 
 
@@ -50,6 +56,7 @@ def start(asked: Asked, make: Callable[[Meter, Plan], Transport], progress: Prog
         rows = sum(entry.rows for entry in newest[1].variables.values()) if newest else 0
         plan = Plan(count, series.url if series else None, asked.options, newest, asked.how)
         meter = Meter(rows, progress)
-        coordinator = Coordinator(plan, partial(make, meter), checkpointing, asked.absent_seconds)
+        patience = Patience.within(asked.answer_seconds)
+        coordinator = Coordinator(plan, partial(make, meter), checkpointing, asked.absent_seconds, patience)
         undo.pop_all()
     return coordinator

@@ -11,26 +11,16 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from faulty import FaultyCluster
+from twins import ADAM, twin_of
 
 import kvemb
 import kvemb.cluster
 from kvemb.errors import BackendUnavailable, ShardLost, TransferError
 from kvemb.handle import inside
 from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 KEYS = np.arange(200)
-ADAM = kvemb.optimizers.Adam(0.5, bias_correction="global")
 ONES = np.ones((200, 2), np.float32)
-
-
-def twin_of(place, model=None):
-    policy = kvemb.FrequencyRestrictPolicy(half_life=9.0)
-    variable = place.get_variable("table", dim=2, optimizer=ADAM, restrict_policy=policy)
-    fresh = Model(
-        KEYS, variable.value_dtype, 2, initializer=variable.initializer, optimizer=ADAM, policy=policy
-    )  # fmt: skip
-    return LockstepChecker(variable, model or fresh)
 
 
 def train(twin, seed):
@@ -50,7 +40,7 @@ def lose(cluster):
 
 def test_all_go_back_to_the_last_checkpoint_in_place_and_on(open_cluster, tmp_path):
     cluster = open_cluster(3, url=tmp_path / "series")
-    twin = twin_of(cluster)
+    twin = twin_of(cluster, KEYS)
     kept, models = None, {}
     for seed in range(3):
         train(twin, 10 * seed)
@@ -73,7 +63,7 @@ def test_all_go_back_to_the_last_checkpoint_in_place_and_on(open_cluster, tmp_pa
         assert inside(twin.variable).entry().step == kept.step
     train(twin, 99)
     cluster.close()
-    twin_of(open_cluster(2, url=tmp_path / "series"), twin.model).check_export()
+    twin_of(open_cluster(2, url=tmp_path / "series"), KEYS, twin.model).check_export()
 
 
 def test_without_a_checkpoint_it_begins_again(open_cluster, cluster, tmp_path):
@@ -321,7 +311,7 @@ def test_a_client_of_another_version_is_refused(open_cluster):
 def test_calls_of_it_that_arrive_twice_or_get_no_answer_are_made_once(tmp_path):
     faulty = FaultyCluster(tmp_path, 2, 0.3, tmp_path / "series")
     clients = [faulty.first, faulty.client()]
-    twin, numbers = twin_of(clients[0]), []
+    twin, numbers = twin_of(clients[0], KEYS), []
     for seed in range(4):
         client = clients[seed % 2]
         twin = LockstepChecker(client.get_variable("table"), twin.model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import fsspec
@@ -46,6 +48,31 @@ def test_what_a_killed_one_left_is_taken_over_after_a_while(files, left):
     assert time.monotonic() - begun >= 0.3
     second.check()
     second.close()
+
+
+KILLED = """
+import os, signal, sys
+import fsspec
+from kvemb.cluster.coordination.lease import Lease
+Lease(fsspec.filesystem("file"), sys.argv[1], "file://here", renew_seconds=0.3, settle_seconds=0)
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="which processes run is read from Linux's /proc")
+def test_one_of_this_machine_that_was_killed_is_not_waited_for(tmp_path):
+    path = str(tmp_path / "LEASE")
+    command = [sys.executable, "-c", KILLED, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"taken\n"
+        again = fsspec.filesystem("file"), path, "file://here"
+        with pytest.raises(Locked, match=f"by process {holder.pid} on"):
+            Lease(*again, renew_seconds=4, settle_seconds=0)
+        holder.kill()
+    begun = time.monotonic()
+    Lease(*again, settle_seconds=0).close()
+    assert time.monotonic() - begun < 5
 
 
 def test_one_whose_file_was_deleted_writes_it_again(files):

@@ -10,6 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 from faulty import FaultyCluster
+from twins import ADAM, twin_of
 
 import kvemb
 import kvemb.cluster
@@ -27,11 +28,9 @@ from kvemb.errors import (
 )
 from kvemb.handle import inside
 from kvemb.offline.transfer import Remote
-from kvemb.tools.stress.lockstep import LockstepChecker, check_same
-from kvemb.tools.stress.model import Model
+from kvemb.tools.stress.lockstep import check_same
 
 KEYS = np.arange(-50, 250)
-ADAM = kvemb.optimizers.Adam(0.5, bias_correction="global")
 
 
 class Fading(kvemb.RestrictPolicy):
@@ -41,14 +40,6 @@ class Fading(kvemb.RestrictPolicy):
 
     def score(self, old_score, count, now):
         return old_score / 2 + count + now / 1024
-
-
-def twin_of(place, policy=kvemb.FrequencyRestrictPolicy(half_life=9.0), model=None):  # noqa: B008
-    variable = place.get_variable("table", dim=2, optimizer=ADAM, restrict_policy=policy)
-    fresh = Model(
-        KEYS, variable.value_dtype, 2, initializer=variable.initializer, optimizer=ADAM, policy=policy
-    )  # fmt: skip
-    return LockstepChecker(variable, model or fresh)
 
 
 def train(twin, seed, steps=5):
@@ -68,7 +59,7 @@ def test_any_number_of_shards_goes_on_from_any_checkpoint(open_cluster, tmp_path
     counts = (4, 4, 7, 3, 1, 2) if policy.kind != "custom" else (2, 3)
     for seed, shards in enumerate(counts):
         cluster = open_cluster(shards, url=tmp_path / "series")
-        twin = twin_of(cluster, policy, model)
+        twin = twin_of(cluster, KEYS, model, policy=policy)
         twin.check_export()
         train(twin, seed)
         twin.check_export()
@@ -76,7 +67,7 @@ def test_any_number_of_shards_goes_on_from_any_checkpoint(open_cluster, tmp_path
         cluster.close()
     assert ClusterSeries(tmp_path / "series").numbers() == list(range(1, len(counts) + 1))
     alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone", memory_budget="4MiB")
-    twin = twin_of(alone, policy, model)
+    twin = twin_of(alone, KEYS, model, policy=policy)
     twin.check_export()
     train(twin, 99)
     twin.check_export()
@@ -89,7 +80,7 @@ def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path)
     cluster = open_cluster(3, url=tmp_path / "series")
     assert cluster.last_checkpoint is None
     cluster.get_variable("memory", dim=1, checkpoint=False).upsert([1], [[1.0]])
-    twin, states = twin_of(cluster), {}
+    twin, states = twin_of(cluster, KEYS), {}
     for seed in range(3):
         train(twin, seed)
         saved = cluster.checkpoint()
@@ -102,7 +93,7 @@ def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path)
     for number, state in states.items():
         place = tmp_path / f"at-{number}"
         alone = kvemb.cluster.restore(tmp_path / "series", place, number=number, memory_budget="4MiB")
-        twin_of(alone, model=state).check_export()
+        twin_of(alone, KEYS, state).check_export()
         alone.close()
 
 
@@ -230,7 +221,7 @@ def test_restore_makes_one_store_of_chosen_variables(open_cluster, tmp_path):
 
 def test_a_checkpoint_that_cannot_be_sent_is_absent_and_the_next_is_whole(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
-    twin = twin_of(cluster)
+    twin = twin_of(cluster, KEYS)
     train(twin, 0)
     cluster.checkpoint()
     blocked = next((tmp_path / "series" / "shards").iterdir()) / "checkpoints"
@@ -246,7 +237,7 @@ def test_a_checkpoint_that_cannot_be_sent_is_absent_and_the_next_is_whole(open_c
     assert cluster.checkpoint().number > 1
     cluster.close(flush=False)
     alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
-    twin_of(alone, model=twin.model).check_export()
+    twin_of(alone, KEYS, twin.model).check_export()
     alone.close()
 
 
@@ -265,7 +256,7 @@ def failing(method, error, times):
 def test_when_no_shard_could_send_or_one_could_take_no_snapshot_the_next_is_whole(open_cluster, tmp_path, monkeypatch):
     """Shards have files of a number that nothing at the URL tells of: it must not be taken again."""
     cluster = open_cluster(2, url=tmp_path / "series")
-    twin = twin_of(cluster)
+    twin = twin_of(cluster, KEYS)
     train(twin, 0)
     with monkeypatch.context() as broken:
         broken.setattr(Remote, "push", failing(Remote.push, TransferError("unreachable"), times=4))
@@ -283,7 +274,7 @@ def test_when_no_shard_could_send_or_one_could_take_no_snapshot_the_next_is_whol
     assert ClusterSeries(tmp_path / "series").numbers() == [number]
     cluster.close(flush=False)
     alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
-    twin_of(alone, model=twin.model).check_export()
+    twin_of(alone, KEYS, twin.model).check_export()
     alone.close()
 
 

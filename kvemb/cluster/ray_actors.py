@@ -1,0 +1,182 @@
+"""The actors of a cluster on Ray: a process for each shard, and one for the coordinator, which makes those of shards.
+
+The coordinator makes others in their place after a loss; they end with it. Only the way to them is in ray_transport.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvemb
+from kvemb.checks.ranges import MOST_ROWS
+from kvemb.cluster.calls import Patience
+from kvemb.cluster.coordination.starting import Asked
+from kvemb.cluster.coordination.starting import start as start_here
+from kvemb.cluster.folders import delete, new_folder, probe
+from kvemb.cluster.making import Plan
+from kvemb.cluster.pieces import Apart, joined
+from kvemb.cluster.ray_answers import cause_of
+from kvemb.cluster.ray_transport import CLOSE_SECONDS, PINGS, RayTransport, ray_here, ray_package
+from kvemb.cluster.transport import Unanswered
+from kvemb.errors import BackendUnavailable, ShardLost
+from kvemb.meter import Meter
+
+# Calls that one shard runs at the same time.
+CONCURRENT_CALLS = 8
+# With a shard that is being made. A node may have to be started for it.
+WHEN_MADE = Patience(30.0, 270.0)
+
+
+class ShardActor:
+    """A shard in a process of its own. folder: of its files, and before it is made, where that will be."""
+
+    folder = Path(tempfile.gettempdir())
+
+    def open(self, plan: Plan, number: int, scratch: str | None, coordinator: str) -> int:
+        """Make the shard; returns how many rows it begins with. scratch: a directory on this node; None: the system's
+        temporary one. coordinator: its version of kvemb. Raises BackendUnavailable if this node has another.
+        """
+        _check_version(coordinator)
+        if scratch is not None:
+            self.folder = Path(scratch)
+        self.folder, lock = new_folder(self.folder, "kvemb-shard-")
+        rows = 0
+
+        def count(done: int, total: int) -> None:
+            nonlocal rows
+            rows = done
+
+        try:
+            self._shard, self._lock = plan.make(number, self.folder, Meter(MOST_ROWS, count)), lock
+        except BaseException:
+            delete(self.folder, lock)
+            raise
+        return rows
+
+    def ping(self) -> None:
+        """Answer, once the disk has answered."""
+        probe(self.folder)
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of the shard."""
+        return self._shard.call(name, _writable(arguments))
+
+    def call_in_pieces(self, answers: int, *pieces: bytes) -> Any:
+        """The same of a name and arguments in pieces (kvemb.cluster.pieces).
+
+        answers: in how many pieces the result is returned, beside its description; 0: as it is.
+        """
+        result = self.call(*joined(pieces))
+        return Apart(result).pieces(answers) if answers else result
+
+
+class CoordinatorActor:
+    """A coordinator in a process of its own."""
+
+    def __init__(self) -> None:
+        self._progress: tuple[int, int] | None = None
+
+    def open(self, asked: Asked, scratch: str | None, client: str) -> None:
+        """Start the coordinator. client: the version of kvemb where the cluster is opened."""
+        _check_version(client)
+
+        def progressed(done: int, total: int) -> None:
+            self._progress = done, total
+
+        self._coordinator = start_here(asked, partial(_made_on_ray, asked, scratch), progressed)
+
+    def progress(self) -> tuple[int, int] | None:
+        """Return how many rows are loaded, and of how many; None: nothing is loaded yet."""
+        return self._progress
+
+    def ping(self) -> None:
+        """Answer."""
+
+    def started(self) -> bool:
+        """Whether clients may call it."""
+        return hasattr(self, "_coordinator")
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of the coordinator."""
+        return self._coordinator.call(name, arguments)
+
+
+def _check_version(other: str) -> None:
+    if other != kvemb.__version__:
+        raise BackendUnavailable(
+            f"a node has kvemb {kvemb.__version__}, and the program that opens the cluster {other}; install one "
+            "version on all nodes"
+        )
+
+
+def _writable(value: Any) -> Any:
+    """Return arguments with writable arrays: those from Ray are read-only, in shared memory."""
+    if isinstance(value, np.ndarray):
+        return value if value.flags.writeable else value.copy()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_writable, value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_writable, value))
+    return value
+
+
+def _made_on_ray(asked: Asked, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
+    """Make the shards of a plan, on nodes of Ray's choice. scratch: see ShardActor.open. meter: counts rows."""
+    ray = ray_here()
+    _check_gpus(ray, asked.gpus, plan.shards)
+    how = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD", "num_cpus": 0}
+    shard = ray.remote(concurrency_groups={PINGS: 1})(ShardActor)
+    make = shard.options(max_concurrency=CONCURRENT_CALLS, num_gpus=asked.gpus, **how)
+    made = RayTransport([make.remote() for _ in range(plan.shards)])
+    opened = [actor.open.remote(plan, number, scratch, kvemb.__version__) for number, actor in enumerate(made.actors)]
+    try:
+        for number, rows in enumerate(opened):
+            meter(_when_made(made, number, rows))
+    except ray.exceptions.RayError as error:
+        ray.wait(opened, num_returns=len(opened), timeout=CLOSE_SECONDS)  # the others delete their files, too
+        made.close()
+        raise ended("a shard", error) from None
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _check_gpus(ray: Any, each: float, shards: int) -> None:
+    """Raise BackendUnavailable if there are too few GPUs: Ray would wait for more."""
+    there = ray.cluster_resources().get("GPU", 0)
+    if each * shards > there:
+        raise BackendUnavailable(
+            f"{shards} shards ask for {each:g} GPUs each, and the nodes of the Ray cluster have {there:g}; add nodes, "
+            "or give gpus=0 and no device_memory"
+        )
+
+
+def _when_made(made: RayTransport, number: int, rows: Any) -> int:
+    """Wait for a shard that is being made, as long as it answers pings; returns its rows."""
+    ray = ray_package()
+    while not ray.wait([rows], timeout=WHEN_MADE.silent)[0]:
+        try:
+            made.ping(number).result(WHEN_MADE.ping)
+        except Unanswered:
+            pass  # soon it is known why
+        except TimeoutError as error:
+            seconds = WHEN_MADE.silent + WHEN_MADE.ping
+            raise BackendUnavailable(
+                f"shard {number} has not answered for {seconds:g} seconds: no node has what it asks of Ray, or its "
+                "disk hangs; see `ray status`, and scratch on the nodes"
+            ) from error
+    return int(ray.get(rows))
+
+
+def ended(what: str, error: Exception) -> BaseException:
+    """Return what to raise for an error of Ray's, while the cluster is opened."""
+    cause = cause_of(error)
+    if isinstance(cause, Unanswered):
+        return ShardLost(f"the process of {what} ended while the cluster was opened: {cause}; open it again")
+    return cause

@@ -1,0 +1,92 @@
+"""Starts the coordinator of a cluster on Ray, and finds that of a url, whose name on the Ray cluster is the url's.
+
+It is on the node of the process that opened the cluster, and ends with it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import kvemb
+from kvemb.cluster.calls import PATIENCE
+from kvemb.cluster.coordination.starting import Asked
+from kvemb.cluster.ray_actors import CoordinatorActor, ended
+from kvemb.cluster.ray_transport import PINGS, RayTransport, ray_here
+from kvemb.errors import Locked
+from kvemb.meter import Progress
+
+NAMESPACE = "kvemb"
+# Calls that the coordinator runs at the same time: clients that wait there are among these.
+CONCURRENT_CLIENTS = 64
+# How long the name of a coordinator that has ended is waited for.
+_NAME_SECONDS = 20
+# How often the progress of the opening is asked for.
+_PROGRESS_SECONDS = 0.2
+
+
+def start(asked: Asked, scratch: str | None, progress: Progress | None) -> RayTransport:
+    """Start a coordinator; returns the way to it. Raises as kvemb.cluster.coordination.starting.start does."""
+    ray = ray_here()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    how = {"max_concurrency": CONCURRENT_CLIENTS, "num_cpus": 0, "scheduling_strategy": here}
+    if asked.url is not None:
+        how |= {"name": _name(asked.url), "namespace": NAMESPACE}
+    make = ray.remote(concurrency_groups={PINGS: 1})(CoordinatorActor).options(**how)
+    actor, deadline = None, time.monotonic() + _NAME_SECONDS
+    while actor is None:
+        try:
+            actor = make.remote()
+        except ValueError as error:
+            # The name of one that has ended is free soon.
+            if asked.url is None or _lives(ray, asked.url) or time.monotonic() >= deadline:
+                text = f"the cluster at {asked.url} is open elsewhere on this Ray cluster; close it there"
+                raise Locked(text) from error
+            time.sleep(_PROGRESS_SECONDS)
+    way = RayTransport([actor])
+    opened = actor.open.remote(asked, scratch, kvemb.__version__)
+    try:
+        while not ray.wait([opened], timeout=_PROGRESS_SECONDS)[0]:
+            if progress is not None and (found := ray.get(actor.progress.remote())) is not None:
+                progress(*found)
+        if progress is not None and (found := ray.get(actor.progress.remote())) is not None:
+            progress(*found)
+        ray.get(opened)
+    except ray.exceptions.RayError as error:
+        ray.kill(actor)
+        raise ended("the coordinator", error) from None
+    except BaseException:
+        ray.kill(actor)
+        raise
+    return way
+
+
+def find(url: str) -> RayTransport | None:
+    """Return the way to the coordinator of the cluster that has a url open; None if this Ray cluster has none."""
+    ray = ray_here()
+    try:
+        actor = ray.get_actor(_name(url), namespace=NAMESPACE)
+        return RayTransport([actor]) if ray.get(actor.started.remote(), timeout=PATIENCE.ping) else None
+    except (ValueError, ray.exceptions.RayError):
+        return None
+
+
+def _lives(ray: Any, url: str) -> bool:
+    """Whether the coordinator of a url still runs, or hangs. Lets Ray give the name of one that has ended free."""
+    try:
+        actor = ray.get_actor(_name(url), namespace=NAMESPACE)
+        ray.get(actor.ping.options(concurrency_group=PINGS).remote(), timeout=PATIENCE.ping)
+    except ray.exceptions.ActorDiedError:
+        ray.kill(actor)
+        return False
+    except ray.exceptions.GetTimeoutError:
+        return True
+    except (ValueError, ray.exceptions.RayError):
+        return False
+    return True
+
+
+def _name(url: str) -> str:
+    return f"cluster {url}"
