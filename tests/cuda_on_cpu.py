@@ -131,8 +131,11 @@ class CpuDevice:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return ArrayOnDevice(np.full(shape, -7).astype(dtype))
 
-    def imported(self, data: Any) -> Any:
-        return ArrayOnDevice(np.from_dlpack(data.array), stream=data.__dlpack__(stream=1))
+    def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
+        if hasattr(data, "__cuda_array_interface__"):
+            return data.__cuda_array_interface__, data
+        owner = ArrayOnDevice(np.from_dlpack(data.array), stream=data.__dlpack__(stream=1))
+        return owner.__cuda_array_interface__, owner
 
     def load(self, source: str) -> Program:
         with self._lock:

@@ -42,13 +42,13 @@ class ArrayRows:
         """See contracts.DeviceRows."""
         return self._cells.queue.device.empty(shape, dtype)
 
-    def imported(self, data: Any) -> Any:
+    def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
         """See contracts.DeviceRows."""
-        return self._cells.queue.device.imported(data)
+        return self._cells.queue.device.interface(data)
 
     def given(self, array: Any) -> DeviceArray:
         """See contracts.DeviceRows."""
-        return read_array(array, None, None, "array", self.imported)
+        return read_array(array, None, None, "array", self.interface)
 
     def array(self, given: npt.NDArray[Any]) -> Any:
         """See contracts.DeviceRows."""

@@ -97,8 +97,10 @@ class Device(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return a C-contiguous array of CuPy, of undefined contents, for the current stream of CuPy."""
 
-    def imported(self, data: Any) -> Any:
-        """Return an array of CuPy that shares the memory of an object with __dlpack__, safe on its current stream."""
+    def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
+        """Return data.__cuda_array_interface__, and what keeps the memory: data, or of an object with __dlpack__ alone
+        an array of CuPy that shares it, safe on its current stream.
+        """
 
 
 class _External:
@@ -204,7 +206,7 @@ class CupyDevice:
             self._runtime.memsetAsync(address, 0, nbytes, self._stream(stream).ptr)
 
     def order(self, numbers: int, count: int, out: int, stream: int) -> None:
-        """See Device. CuPy's argsort is stable."""
+        """See Device. CuPy's argsort is stable, and since CuPy 14 the host does not wait for it."""
         with self._device, self._stream(stream):
             self._view(out, count)[...] = self._cupy.argsort(self._view(numbers, count))
 
@@ -239,10 +241,11 @@ class CupyDevice:
         with self._device:
             return self._cupy.empty(shape, dtype)
 
-    def imported(self, data: Any) -> Any:
-        """See Device."""
+    def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
+        """See Device. CuPy's arrays name CuPy's current stream of the current GPU, which must be theirs."""
         with self._device:
-            return self._cupy.from_dlpack(data)
+            owner = data if hasattr(data, "__cuda_array_interface__") else self._cupy.from_dlpack(data)
+            return owner.__cuda_array_interface__, owner
 
     def _stream(self, stream: int) -> Any:
         """Return CuPy's object for a stream. REQUIRES: this is the current device."""

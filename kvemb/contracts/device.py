@@ -37,8 +37,10 @@ class DeviceRows(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised array of CuPy on this device."""
 
-    def imported(self, data: Any) -> Any:
-        """Return an array of CuPy that shares the memory of one with __dlpack__."""
+    def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
+        """Return the CUDA array interface of an array, and what keeps its memory: of one that has __dlpack__ alone, an
+        array of CuPy that shares its memory.
+        """
 
     def given(self, array: Any) -> DeviceArray:
         """Return where an array of any dtype and shape is. Raises ValueError if it is not C-contiguous."""

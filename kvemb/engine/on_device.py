@@ -52,7 +52,7 @@ def rows_on(table: Table, device: str) -> DeviceRows:
 def keys_on_device(table: Table, keys: Any) -> DeviceArray:
     """Return keys that device_of says are on a device, of any shape. Raises TypeError, ValueError."""
     device_rows = rows_on(table, device_of(keys) or SOME_GPU)
-    found = read_array(keys, table.schema.key_dtype, None, "keys", device_rows.imported)
+    found = read_array(keys, table.schema.key_dtype, None, "keys", device_rows.interface)
     return found.seen_as(np.dtype(np.int64)) if found.dtype == np.uint64 else found
 
 
@@ -63,7 +63,7 @@ def beside(table: Table, keys: DeviceArray, data: Any, dtype: np.dtype[Any], wha
     if data is None or device not in (device_rows.device, SOME_GPU):
         where = "None" if data is None else f"one on {device!r}" if device else "one in the host's memory"
         raise TypeError(f"{what} must be an array on {device_rows.device!r}, as keys are, got {where}")
-    found = read_array(data, dtype, (*keys.shape, *width), what, device_rows.imported)
+    found = read_array(data, dtype, (*keys.shape, *width), what, device_rows.interface)
     return found.reshaped(keys.size, *width)
 
 
@@ -75,7 +75,7 @@ def asked(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> 
     made = empty_like(keys, shape, schema.value_dtype, device_rows.empty) if out is None else out
     filled = beside(table, found, made, schema.value_dtype, "out", schema.dim)
     if out is not None:
-        read_array(out, schema.value_dtype, shape, "out", device_rows.imported, written=True)
+        read_array(out, schema.value_dtype, shape, "out", device_rows.interface, written=True)
     flags = exists = None
     if return_exists:
         flags = empty_like(keys, found.shape, np.dtype(np.bool_), device_rows.empty)
@@ -127,7 +127,7 @@ def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...
     """
     device_rows, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
     values = empty_like(ids, (*shape, schema.dim), schema.value_dtype, device_rows.empty)
-    out = read_array(values, schema.value_dtype, None, "values", device_rows.imported)
+    out = read_array(values, schema.value_dtype, None, "values", device_rows.interface)
     table.operations.pool_on_device(keys, bags, out.reshaped(bags.bag_count, schema.dim), touch=touch)
     return in_kind(ids, values)
 
@@ -135,13 +135,13 @@ def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...
 def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, shape: tuple[int, ...]) -> Any:
     """Return (keys (m,), gradients (m, dim)) from those of pooled rows; see kvemb.pooling.Embeddings.row_gradients."""
     device_rows, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
-    given = read_array(grads, schema.slot_dtype, shape, "grads", device_rows.imported)
+    given = read_array(grads, schema.slot_dtype, shape, "grads", device_rows.interface)
     distinct = Unique(keys)
     count = len(distinct.keys)
     found = empty_like(ids, (count,), schema.key_dtype, device_rows.empty)
     summed = empty_like(ids, (count, schema.dim), schema.slot_dtype, device_rows.empty)
-    of_keys = read_array(found, schema.key_dtype, None, "keys", device_rows.imported)
-    out = read_array(summed, schema.slot_dtype, None, "gradients", device_rows.imported)
+    of_keys = read_array(found, schema.key_dtype, None, "keys", device_rows.interface)
+    out = read_array(summed, schema.slot_dtype, None, "gradients", device_rows.interface)
     with table.storage.held(), device_rows.on(out, of_keys, given):
         device_rows.row_gradients(distinct.sums, bags.of_keys(), bags, given, out)
         device_rows.spread(of_keys, np.arange(count), table.public(distinct.keys))
@@ -157,5 +157,5 @@ def copied_keys(table: Table, keys: Any) -> tuple[tuple[int, ...], Keys]:
 def copied(table: Table, data: Any, what: str) -> npt.NDArray[Any]:
     """Return a copy in the host's memory of an array of any dtype. Raises TypeError, ValueError."""
     device_rows = rows_on(table, device_of(data) or SOME_GPU)
-    found = read_array(data, None, None, what, device_rows.imported)
+    found = read_array(data, None, None, what, device_rows.interface)
     return table.operations.to_host(found)[0]

@@ -87,18 +87,18 @@ def read_array(
     dtype: np.dtype[Any] | None,
     shape: tuple[int, ...] | None,
     what: str,
-    imported: Callable[[Any], Any],
+    interface: Callable[[Any], tuple[dict[str, Any], Any]],
     *,
     written: bool = False,
 ) -> DeviceArray:
     """Return an array that is on a GPU. dtype, shape: None for any; written: it is to be filled.
 
-    imported: makes an array of CuPy of one that has __dlpack__ alone. Nothing is converted: raises TypeError for
-    another dtype, and ValueError for another shape, or one that is not C-contiguous.
+    interface: tells where an array is that is no tensor (contracts.DeviceRows). Nothing is converted: raises TypeError
+    for another dtype, and ValueError for another shape, or one that is not C-contiguous.
     """
     if isinstance(data, Unchanging):
-        return replace(read_array(data.keys, dtype, shape, what, imported), owner=data.keys, unchanging=True)
-    found, contiguous, writable = _of_tensor(data, what) if is_tensor(data) else _of_interface(data, imported)
+        return replace(read_array(data.keys, dtype, shape, what, interface), owner=data.keys, unchanging=True)
+    found, contiguous, writable = _of_tensor(data, what) if is_tensor(data) else _of_interface(data, interface)
     dtype = found.dtype if dtype is None else dtype
     if found.dtype != dtype and not (dtype.name == "bfloat16" and found.dtype == np.dtype("V2")):
         raise TypeError(
@@ -150,10 +150,9 @@ def _of_tensor(data: Any, what: str) -> tuple[DeviceArray, bool, bool]:
     return DeviceArray(address, tuple(data.shape), dtype, stream_of_tensor(data), data), data.is_contiguous(), True
 
 
-def _of_interface(data: Any, imported: Callable[[Any], Any]) -> tuple[DeviceArray, bool, bool]:
+def _of_interface(data: Any, interface: Callable[[Any], tuple[dict[str, Any], Any]]) -> tuple[DeviceArray, bool, bool]:
     borrowed = not hasattr(data, "__cuda_array_interface__")
-    owner = imported(data) if borrowed else data
-    told = owner.__cuda_array_interface__
+    told, owner = interface(data)
     shape, dtype, (address, read_only) = tuple(told["shape"]), np.dtype(told["typestr"]), told["data"]
     strides = told.get("strides")
     expected = [dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]

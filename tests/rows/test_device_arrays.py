@@ -13,8 +13,11 @@ from kvemb.rows.device_arrays import DEFAULT_STREAM, DeviceArray, device_of, emp
 F32 = np.dtype(np.float32)
 
 
-def imported(data: Any) -> Any:
-    return ArrayOnDevice(data.array, stream=data.__dlpack__(stream=1))
+def interface(data: Any) -> tuple[dict[str, Any], Any]:
+    owner = data
+    if not hasattr(data, "__cuda_array_interface__"):
+        owner = ArrayOnDevice(data.array, stream=data.__dlpack__(stream=1))
+    return owner.__cuda_array_interface__, owner
 
 
 class Interface:
@@ -25,7 +28,7 @@ class Interface:
 
 
 def read(data: Any, shape: Any = None, dtype: Any = F32, **how: Any) -> DeviceArray:
-    return read_array(data, None if dtype is None else np.dtype(dtype), shape, "rows", imported, **how)
+    return read_array(data, None if dtype is None else np.dtype(dtype), shape, "rows", interface, **how)
 
 
 def test_it_is_known_which_arrays_are_on_a_gpu():
