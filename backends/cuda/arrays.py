@@ -30,8 +30,9 @@ class ArrayRows:
     def __init__(self, cells: Cells, device: str) -> None:
         self.device, self._cells, self._buffers = device, cells, cells.buffers
         self._count, self._buffer = 0, "cells"  # of find(): how many keys, and the buffer with their cells
-        # The keys of a lookup that found them all, whose cells are in the buffer "kept"; moves of rows before it.
-        self._kept: tuple[Any, int] = None, 0
+        # The keys of the last lookup; their cells are in the buffer "kept", as of so many moves of rows; -1: some lack.
+        self._kept: DeviceArray | None = None
+        self._kept_moves = -1
 
     def on(self, *arrays: DeviceArray) -> AbstractContextManager[None]:
         """See contracts.DeviceRows."""
@@ -99,10 +100,9 @@ class ArrayRows:
     ) -> Missing:
         """See contracts.DeviceRows."""
         flags = NULL if exists is None else exists.address
-        buffer = "kept" if keys.unchanging else "cells"
-        missing = self._found(keys, cells=buffer, out=out.address, exists=flags, rule=rule, now=now)
-        if keys.unchanging:
-            self._kept = (None if len(missing.keys) else keys.owner), self._cells.moves
+        missing = self._found(keys, cells="kept", out=out.address, exists=flags, rule=rule, now=now)
+        self._kept = None if keys.version is None else keys
+        self._kept_moves = -1 if len(missing.keys) else self._cells.moves
         return missing
 
     def _found(self, keys: DeviceArray, **how: Any) -> Missing:
@@ -144,8 +144,7 @@ class ArrayRows:
 
     def find(self, keys: DeviceArray) -> Missing:
         """See contracts.DeviceRows."""
-        owner, moves = self._kept
-        known = keys.unchanging and keys.owner is owner and moves == self._cells.moves
+        known = keys.is_as(self._kept) and self._kept_moves == self._cells.moves
         self._count, self._buffer = keys.size, "kept" if known else "cells"
         return _NONE if known else self._found(keys)
 
@@ -155,7 +154,8 @@ class ArrayRows:
 
     def only(self, chosen: DeviceArray) -> None:
         """See contracts.DeviceRows."""
-        assert self._buffer != "kept", "a later step needs all of them"
+        if self._buffer == "kept":
+            self._kept_moves = -1
         self._cells.run_plain("leave_out", self._count, self._found_cells, self._count, chosen.address)
 
     def assign(self, values: DeviceArray, step: int) -> None:

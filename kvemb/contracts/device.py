@@ -69,7 +69,7 @@ class DeviceRows(Protocol):
     ) -> Missing:
         """See HotTable.lookup. exists: bool (n,), set to which keys are in the table.
 
-        Of keys that nobody changes, it is known where they are until rows move: find() of the same ones does nothing.
+        Where they are is known until rows move: find() of the same keys, if they have not changed since, does nothing.
         """
 
     def pool(self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float) -> Positions:

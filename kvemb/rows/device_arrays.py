@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,8 @@ SOME_GPU = "gpu"
 class DeviceArray:
     """A C-contiguous array in a GPU's memory. stream: on which it may be used; owner: keeps its memory.
 
-    unchanging: nobody changes it any more. borrowed: it is its library's again when the call ends, whatever the stream.
+    version: another number once the owner was changed in place; None: nobody counts that. borrowed: it is its library's
+    again when the call ends, whatever the stream.
     """
 
     address: int
@@ -37,7 +38,7 @@ class DeviceArray:
     dtype: np.dtype[Any]
     stream: int
     owner: Any
-    unchanging: bool = False
+    version: int | None = None
     borrowed: bool = False
 
     @property
@@ -54,23 +55,21 @@ class DeviceArray:
         """Return the same memory as an array of another shape."""
         return replace(self, shape=shape)
 
+    def is_as(self, other: DeviceArray | None) -> bool:
+        """Whether it is known to be the same array with the same contents."""
+        if other is None or self.version is None:
+            return False
+        return self.owner is other.owner and self.version == other.version
+
     def seen_as(self, dtype: np.dtype[Any]) -> DeviceArray:
         """Return the same memory as an array of another dtype of this size."""
         return replace(self, dtype=dtype)
-
-
-class Unchanging(NamedTuple):
-    """Keys on a GPU that nobody changes: a step may use what the lookup before it found for the same object."""
-
-    keys: Any
 
 
 def device_of(data: Any) -> str | None:
     """Return the device that an array is on, such as "gpu:0" ("gpu": some GPU); None if it is on none."""
     if type(data) is np.ndarray:
         return None
-    if isinstance(data, Unchanging):
-        return device_of(data.keys)
     if isinstance(data, (list, tuple, int, np.generic)):
         return None
     if is_tensor(data):
@@ -96,8 +95,6 @@ def read_array(
     interface: tells where an array is that is no tensor (contracts.DeviceRows). Nothing is converted: raises TypeError
     for another dtype, and ValueError for another shape, or one that is not C-contiguous.
     """
-    if isinstance(data, Unchanging):
-        return replace(read_array(data.keys, dtype, shape, what, interface), owner=data.keys, unchanging=True)
     found, contiguous, writable = _of_tensor(data, what) if is_tensor(data) else _of_interface(data, interface)
     dtype = found.dtype if dtype is None else dtype
     if found.dtype != dtype and not (dtype.name == "bfloat16" and found.dtype == np.dtype("V2")):
@@ -121,8 +118,6 @@ def empty_like(
 
     It is one of PyTorch or CuPy, which in_kind() makes one of the library of data once it is filled.
     """
-    if isinstance(data, Unchanging):
-        return empty_like(data.keys, shape, dtype, empty)
     return empty_tensor(data, shape, dtype.name) if is_tensor(data) else empty(shape, dtype)
 
 
@@ -147,7 +142,10 @@ def _of_tensor(data: Any, what: str) -> tuple[DeviceArray, bool, bool]:
     dtype = np.dtype("V2") if name == "bfloat16" else np.dtype(name)
     data = data.resolve_neg()
     address = data.data_ptr() if data.numel() else 0
-    return DeviceArray(address, tuple(data.shape), dtype, stream_of_tensor(data), data), data.is_contiguous(), True
+    # The count that autograd trusts for what it saved for backward.
+    version = None if data.is_inference() else data._version
+    found = DeviceArray(address, tuple(data.shape), dtype, stream_of_tensor(data), data, version)
+    return found, data.is_contiguous(), True
 
 
 def _of_interface(data: Any, interface: Callable[[Any], tuple[dict[str, Any], Any]]) -> tuple[DeviceArray, bool, bool]:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from kvemb.rows.device_arrays import Unchanging
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.store import Store
@@ -104,8 +103,8 @@ def take_step(gradients: list[Gradient]) -> None:
     for variable, keys, values in joined(gradients):
         store = variable.resource_handle[0]
         here = isinstance(keys, np.ndarray)
-        given = (keys, values.numpy()) if here else (Unchanging(keys), values.contiguous())
-        by_store.setdefault(id(store), (store, {}))[1][variable] = given
+        given = values.numpy() if here else values.contiguous()
+        by_store.setdefault(id(store), (store, {}))[1][variable] = keys, given
     for store, wanted in by_store.values():
         store.apply_gradients(wanted)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvemb.handle import inside
-from kvemb.rows.device_arrays import Unchanging, device_of
+from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.store import Store
@@ -76,7 +76,7 @@ def fetch(wanted: list[Wanted], sink: Sink | None, *, touch: bool) -> list[torch
     trained = sink is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in wanted)
     wanted = [each._replace(keys=fitting(each.keys, each.variable)) for each in wanted]
     kept = [_kept(each, trained) for each in wanted]
-    rows = _looked_up([(each.variable, keys) for each, (keys, _) in zip(wanted, kept, strict=True)], touch, trained)
+    rows = _looked_up([(each.variable, keys) for each, (keys, _) in zip(wanted, kept, strict=True)], touch)
     for at, (each, (_, positions)) in enumerate(zip(wanted, kept, strict=True)):
         if positions is not None:
             whole = rows[at].new_zeros(len(each.keys), each.variable.dim)
@@ -105,11 +105,8 @@ def _copy(keys: Keys) -> Keys:
     return keys.copy() if isinstance(keys, np.ndarray) else keys.clone()
 
 
-def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool, trained: bool) -> list[torch.Tensor]:
-    """Return the rows of each. Of one variable that is wanted several times, all keys are looked up together.
-
-    trained: the keys are copies that nobody changes.
-    """
+def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool) -> list[torch.Tensor]:
+    """Return the rows of each. Of one variable that is wanted several times, all keys are looked up together."""
     stores: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
     for at, (variable, _) in enumerate(wanted):
         store = variable.resource_handle[0]
@@ -118,8 +115,7 @@ def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool, trained: bool) 
     for store, variables in stores.values():
         asked: dict[Variable | str, Any] = {}
         for variable, places in variables.items():
-            keys = joined_keys([wanted[each][1] for each in places])
-            asked[variable] = Unchanging(keys) if trained and not isinstance(keys, np.ndarray) else keys
+            asked[variable] = joined_keys([wanted[each][1] for each in places])
         found = store.lookup(asked, touch=touch)
         for variable, places in variables.items():
             begin = 0

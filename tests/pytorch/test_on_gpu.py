@@ -133,6 +133,50 @@ def test_a_step_on_hot_rows_waits_once_and_brings_eight_bytes(stores: Any, monke
     assert (device.waits, device.downloads) == (1, [8])
 
 
+@pytest.fixture
+def counted(stores: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[CountingDevice, kvemb.Variable]:
+    """A device that counts, and a variable whose keys 0 to 99 are hot on it."""
+    device = CountingDevice()
+    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    variable = stores[1].get_variable("rows", dim=4, devices="gpu:0", optimizer=kvemb.optimizers.Adagrad(0.1))
+    variable.upsert(torch.arange(100), torch.zeros(100, 4))
+    return device, variable
+
+
+def test_a_plain_step_on_hot_rows_waits_once_and_brings_eight_bytes(counted: Any) -> None:
+    device, variable = counted
+    keys, grads = IDS[0].clone(), torch.ones(12, 3, 4)
+    for _ in range(3):
+        device.start()
+        variable.lookup(keys)
+        variable.apply_gradients(keys, grads)
+        assert (device.waits, device.downloads, device.uploads) == (1, [8], [])
+
+
+@pytest.mark.parametrize(
+    "change", ["in place", "another tensor", "rows move", "some are left out", "in inference mode"]
+)
+def test_keys_that_may_be_elsewhere_are_found_again(counted: Any, change: str) -> None:
+    device, variable = counted
+    with torch.inference_mode(change == "in inference mode"):
+        keys = torch.arange(30)
+        variable.lookup(keys)
+    if change == "in place":
+        keys.add_(30)
+    elif change == "another tensor":
+        keys = keys.clone()
+    elif change == "rows move":
+        variable.remove(torch.arange(2))
+    elif change == "some are left out":
+        variable.accum(keys, torch.zeros(30, 4), torch.zeros(30, 4), keys < 5)
+    before = variable.lookup_slot("accumulator", np.arange(100))[:, 0]
+    device.start()
+    variable.apply_gradients(keys, torch.ones(30, 4))
+    assert device.waits > 0
+    after = variable.lookup_slot("accumulator", np.arange(100))[:, 0]
+    assert np.flatnonzero(after != before).tolist() == keys.tolist()
+
+
 def test_what_does_not_fit_is_refused(stores: Any) -> None:
     module = both(stores, lambda **how: kt.Embedding("rows", dim=4, key_dtype="int32", **how))[1]
     with pytest.raises(TypeError, match="keys must be int32, got int64, which would lose information"):
