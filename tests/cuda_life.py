@@ -7,6 +7,7 @@ python tests/cuda_life.py SEED ... (with its library preloaded) runs lives of th
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ class Life:
 
     def _insert(self) -> None:
         new, by_score = self._distinct(int(self.random.integers(1, 150)), hot=False), bool(self.random.integers(2))
-        clean_too = bool(self.random.integers(2))
+        clean_too, together = bool(self.random.integers(2)), not by_score and bool(self.random.integers(2))
         self.rows.words[new] = self.random.integers(0, 1 << 30, (len(new), self.schema.row_words))
         self.rows.values[new, : self.schema.dim] = self._values(len(new)).view(self.schema.kernel_dtype)
         for at in range(len(self.schema.slots)):
@@ -141,7 +142,10 @@ class Life:
         for row in new.tolist():
             mates = self._mates(row)
             if len(mates) == BUCKET:
-                victim = min(mates, key=self._rank)
+                spared = {*new.tolist()} if together else set()
+                ranks = {mate: self._rank(mate) for mate in mates}
+                ranks |= {mate: (np.inf, ranks[mate][1]) for mate in mates if mate in spared}
+                victim = min(mates, key=ranks.__getitem__)
                 score, key = self.rows.scores[victim], self.rows.keys[victim]
                 if by_score and not self.rows.flags[row] & DIRTY and score >= self.rows.scores[row]:
                     continue
@@ -150,7 +154,8 @@ class Life:
                 assert key == self.rows.keys[victim]
             self.hot[row] = True
         expected = self.rows.select(np.array(left, np.int64))
-        assert_same(self.table.insert(given, by_score=by_score, clean_too=clean_too), expected, ordered=True)
+        with self.table.device_rows.together() if together else nullcontext():
+            assert_same(self.table.insert(given, by_score=by_score, clean_too=clean_too), expected, ordered=True)
         self.rows.flags[~self.hot] = 0
 
     def _mates(self, row: int) -> list[int]:

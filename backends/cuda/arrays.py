@@ -5,7 +5,8 @@ Work is on the caller's stream (kvemb.backends.cuda.queue). Not thread-safe: the
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,21 @@ class ArrayRows:
     def finish(self) -> None:
         """See contracts.DeviceRows."""
         self._cells.queue.download(np.empty(1, np.int64), self._buffers.of("count", 8))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See contracts.DeviceRows."""
+        self._cells.together = True
+        try:
+            yield
+        finally:
+            self._cells.together = False
+
+    def find_again(self) -> None:
+        """See contracts.DeviceRows."""
+        if self._kept is not None and self._kept_moves != self._cells.moves:
+            missing = self._cells.find(self._wide(self._kept).address, self._kept.size, cells="kept")
+            self._kept_moves = -1 if missing else self._cells.moves
 
     # Arrays.
 

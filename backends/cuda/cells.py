@@ -47,7 +47,8 @@ class Cells:
     """The cells of a table of at most most_buckets buckets; there are none at first.
 
     unit: how many bytes of an embedding are copied at a time; buffers: for the inputs and outputs of a call.
-    moves: how often rows may have come, left or moved, so that a key's cell may be another.
+    moves: how often rows may have come, left or moved, so that a key's cell may be another. together: see
+    contracts.DeviceRows.together.
     """
 
     def __init__(self, device: Device, schema: Schema, most_buckets: int) -> None:
@@ -56,7 +57,7 @@ class Cells:
         self.buffers = Buffers(self.queue)
         self.value_bytes = schema.dim * schema.value_dtype.itemsize
         self.unit = unit_of(self.value_bytes, schema.row_bytes)
-        self.moves = 0
+        self.moves, self.together = 0, False
 
     def table(self, buckets: int | None = None) -> tuple[int, int, int, int]:
         """Return what a kernel over the table is given first. buckets: None for all."""
@@ -139,7 +140,8 @@ class Cells:
         self.queue.sort(entries, n)
         self.run(
             "insert", WARP * n, entries, n, given, pitch, int(by_score), int(evicting), int(clean_too),
-            counts, counts + 8, buffers.of("missing", 8 * n), counts + 16, left, left_pitch, left_at,
+            int(self.together), counts, counts + 8, buffers.of("missing", 8 * n), counts + 16, left, left_pitch,
+            left_at,
         )  # fmt: skip
         return counts, left, left_pitch, left_at
 

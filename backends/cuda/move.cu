@@ -89,10 +89,11 @@ KERNEL bucket_entries(
   for (i64 i = first_thread(); i < n; i += all_threads()) entries[i] = bucket_of(mix(wanted[i]), buckets) << 32 | i;
 }
 
-// Inserts n rows, whose keys are distinct and not in the table, by sorted entries: a warp a bucket. If a bucket is full and `evicting` is
-// set, the lowest score leaves, unless by_score keeps a clean newcomer out; clean_too: clean rows that leave are handed
-// out too. If a bucket is full without `evicting`, the position of the row goes to pending[0] to
-// pending[*pending_count - 1], in any order. fresh: how many cells were taken.
+// Inserts n rows, whose keys are distinct and not in the table, by sorted entries: a warp a bucket. If a bucket is full
+// and `evicting` is set, the lowest score leaves, unless by_score keeps a clean newcomer out; clean_too: clean rows that
+// leave are handed out too; together: until the launch ends, newcomers count as if their scores were infinite. If a
+// bucket is full without `evicting`, the position of the row goes to pending[0] to pending[*pending_count - 1], in any
+// order. fresh: how many cells were taken.
 //
 // By arithmetic for an H200, a full table of 64 M cells, rows of 64 floats and a batch of 1 M, 2.3 to a bucket:
 // - Bytes a key: sorting 8 + 8 passes of 16 + 8 = 144; of its bucket 665 (1,280 read and 256 written, once for 2.3);
@@ -102,7 +103,7 @@ KERNEL bucket_entries(
 //   processor: 2.3 billion. The count of rows that leave is one place, which takes 1.6 billion additions a second.
 INSERT_KERNEL insert(
     TABLE_PARAMETERS, const i64* entries, i64 n, u8* given, i64 pitch, i64 by_score, i64 evicting, i64 clean_too,
-    u64* fresh, u64* pending_count, i64* pending, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {
+    i64 together, u64* fresh, u64* pending_count, i64* pending, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {
   const Table table = TABLE;
   const Rows rows = {given, pitch, words}, leaving = {left_rows, left_pitch, words};
   const u32 lane = lane_number();
@@ -143,6 +144,7 @@ INSERT_KERNEL insert(
       if ((int)lane == owner) {
         key = rows.keys()[i], step = rows.steps()[i];
         old_key = keys(bucket)[slot], old_step = steps(bucket)[slot];
+        if (together) old_score = scores(bucket)[slot];
         if (leaves && (clean_too || marks >> shift & DIRTY)) place = (i64)atomicAdd(left, (u64)1);
       }
       const i64 to = __shfl_sync(ALL, place, owner);
@@ -164,7 +166,7 @@ INSERT_KERNEL insert(
         steps(bucket)[slot] = step;
         mine = (mine & ~(255u << shift)) | digest_of(mix(key)) << shift;
         marks = (marks & ~(255u << shift)) | (u32)flag << shift;
-        held.set(slot, score);
+        held.set(slot, together ? __longlong_as_double(0x7FF0000000000000ll) : score);
       }
     }
     ((u32*)digests(bucket))[lane] = mine;

@@ -51,6 +51,14 @@ class DeviceRows(Protocol):
     def finish(self) -> None:
         """Wait until everything that was asked for is done."""
 
+    def together(self) -> AbstractContextManager[None]:
+        """Rows that HotTable.insert inserts in the block count, until it returns, as if their scores were infinite: they
+        do not evict each other.
+        """
+
+    def find_again(self) -> None:
+        """Find the keys of the last lookup, if rows have moved since, so that find() of them does nothing again."""
+
     # Arrays.
 
     def to_host(self, array: DeviceArray) -> npt.NDArray[Any]:

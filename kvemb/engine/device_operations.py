@@ -34,7 +34,7 @@ class DeviceOperations(TableOperations):
 
     def to_host(self, *arrays: DeviceArray) -> list[npt.NDArray[Any]]:
         """Return copies of arrays."""
-        with self._storage.held(), self.device_rows.on(*arrays):
+        with self._storage.held(rows=False), self.device_rows.on(*arrays):
             return [self.device_rows.to_host(array) for array in arrays]
 
     def keys_to_host(self, keys: DeviceArray) -> Keys:
@@ -78,7 +78,7 @@ class DeviceOperations(TableOperations):
     def _give_back(self, *arrays: DeviceArray) -> None:
         """Wait until arrays of which nobody says when they were used last are in use no longer."""
         if any(array.borrowed for array in arrays):
-            with self._storage.held():
+            with self._storage.held(rows=False):
                 self.device_rows.finish()
 
     def _lookup_host(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
@@ -101,7 +101,7 @@ class DeviceOperations(TableOperations):
         return self.device_rows.to_host(keys).astype(np.int64, copy=False)
 
     def _spread(self, keys: DeviceArray, array: DeviceArray, positions: Positions, rows: npt.NDArray[Any]) -> None:
-        with self._storage.held(), self.device_rows.on(keys, array):
+        with self._storage.held(rows=False), self.device_rows.on(keys, array):
             self.device_rows.spread(array, positions, rows)
 
     @of_one_point

@@ -33,12 +33,13 @@ class TableAccess:
         self._no_snapshot = threading.Event()
         self._no_snapshot.set()
 
-    def held(self) -> Held:
+    def held(self, *, rows: bool = True) -> Held:
         """Keep all other calls of this variable out while the block runs.
 
-        Ctrl-C waits for its end. Raises Closed where the process was forked.
+        rows: False if it concerns no rows; then what was left to the next one stays so. Ctrl-C waits for its end.
+        Raises Closed where the process was forked.
         """
-        return Held(self)
+        return Held(self, rows)
 
     @contextmanager
     def held_without_snapshot(self, *, interruptible: bool = False) -> Iterator[None]:
@@ -73,11 +74,11 @@ class TableAccess:
                 self._finish()
             yield
 
-    def take(self, seconds: float = -1, *, unless_left: bool = False) -> bool:
+    def take(self, seconds: float = -1, *, unless_left: bool = False, rows: bool = True) -> bool:
         """Take the lock within so many seconds (-1: whenever it is free); returns whether it was: held_if_free()."""
         if not self._lock.acquire(timeout=seconds):
             return False
-        if self._left is not None:
+        if self._left is not None and rows:
             if unless_left:
                 self._lock.release()
                 return False
@@ -88,6 +89,11 @@ class TableAccess:
     def leave_to_next(self, work: Callable[[], None]) -> None:
         """Have whoever takes the lock next do this first. It must not raise. REQUIRES: held()."""
         self._left = work
+
+    @property
+    def left_work(self) -> bool:
+        """Whether whoever takes the lock next has something to do first."""
+        return self._left is not None
 
     def _finish(self) -> None:
         work, self._left = self._left, None
@@ -140,16 +146,16 @@ class TableAccess:
 class Held(Deferral):
     """The block of TableAccess.held()."""
 
-    __slots__ = ("_access",)
+    __slots__ = ("_access", "_rows")
 
-    def __init__(self, access: TableAccess) -> None:
-        self._access = access
+    def __init__(self, access: TableAccess, rows: bool = True) -> None:
+        self._access, self._rows = access, rows
 
     def __enter__(self) -> None:
         self._access.state.check_here()
         # Deferred first: Ctrl-C between taking the lock and deferring would leave it taken.
         super().__enter__()
-        while not self._access.take(TURN_SECONDS):
+        while not self._access.take(TURN_SECONDS, rows=self._rows):
             super().__exit__()
             super().__enter__()
 
@@ -167,7 +173,8 @@ class Entry(Held):
     __slots__ = ("_begin", "_timed")
 
     def __init__(self, access: TableAccess, begin: Callable[[], None], timed: Timed) -> None:
-        self._access, self._begin, self._timed = access, begin, timed
+        super().__init__(access)
+        self._begin, self._timed = begin, timed
 
     def __enter__(self) -> None:
         super().__enter__()

@@ -1,8 +1,9 @@
 """Reads ahead: cold rows of batches to come, read on other threads while the caller does something else.
 
-They change no result: rows that change meanwhile are read again (kvemb.tiers.locate). The variable's lock guards
-everything that does not say otherwise. The threads belong to the store, so none of them waits for a lock longer than
-TURN_SECONDS: a variable may be loaded in bulk for hours.
+They change no result: rows that change meanwhile are read again (kvemb.tiers.locate). Where hot tables are on GPUs, the
+rows that were read become hot at once (kvemb.tiers.moving), and the caller's thread asks no GPU what is hot. The
+variable's lock guards everything that does not say otherwise. The threads belong to the store, so none of them waits
+for a lock longer than TURN_SECONDS: a variable may be loaded in bulk for hours.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from kvemb.tiers.access import TableAccess
 from kvemb.tiers.budget import Lease
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.locate import Locator
+from kvemb.tiers.moving import TURN_SECONDS, Moving
 
 # Reads ahead that are kept, and as many that wait: for the call under way and for the call after it.
 READS_AHEAD = 2
-TURN_SECONDS = 0.05
 # Between a lookup and the read that waited for it: the caller still hands the rows on, and needs the GIL.
 PAUSE_SECONDS = 0.001
 
@@ -32,17 +33,26 @@ PAUSE_SECONDS = 0.001
 class ReadsAhead:
     """The reads ahead of one variable.
 
-    readers: the threads. lease: pays for their memory. most_rows: rows that one read may bring.
+    readers: the threads. lease: pays for their memory. most_rows: rows that one read may bring. moving: makes hot what
+    was read, on the same threads.
     """
 
     def __init__(
-        self, schema: Schema, locator: Locator, access: TableAccess, readers: Executor, lease: Lease, most_rows: int
+        self,
+        schema: Schema,
+        locator: Locator,
+        access: TableAccess,
+        readers: Executor,
+        lease: Lease,
+        most_rows: int,
+        moving: Moving,
     ) -> None:
-        self._locator, self._access, self._readers = locator, access, readers
+        self._locator, self._access, self._readers, self._moving = locator, access, readers, moving
         self._lease, self._most_rows = lease, most_rows
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
         self._waiting: deque[Keys] = deque(maxlen=READS_AHEAD)
+        self._asked: deque[Keys] = deque(maxlen=READS_AHEAD)
         self._compared: deque[tuple[Keys, Unique]] = deque(maxlen=READS_AHEAD)
 
     def start(self, keys: Keys) -> None:
@@ -50,6 +60,14 @@ class ReadsAhead:
         fetch = self._begin(keys)
         if fetch is not None:
             self._readers.submit(self._read, fetch)
+
+    def start_beside(self, keys: Keys) -> None:
+        """The same on another thread, which asks what is hot. Takes no lock. Of more than READS_AHEAD that wait for a
+        thread the oldest are forgotten.
+        """
+        self._asked.append(keys)
+        with suppress(RuntimeError):  # the store is being closed
+            self._readers.submit(self._start_asked)
 
     def start_later(self, keys: Keys) -> None:
         """Start to read the cold ones of keys, of which this keeps a copy, when a lookup ends. Takes no lock.
@@ -78,9 +96,11 @@ class ReadsAhead:
         if self._waiting:
             with suppress(IndexError, RuntimeError):  # another thread took it; the store is being closed
                 self._readers.submit(self._start_late, self._waiting.popleft(), time.monotonic() + PAUSE_SECONDS)
+        elif self._moving.active:
+            self._moving.after_lookup(spent=bool(self._kept))
         elif self._kept:
             with self._access.held():
-                self._forget_spent()
+                self.forget_spent()
 
     def pay(self) -> None:
         """Forget reads that have ended while the lease owes memory."""
@@ -106,23 +126,34 @@ class ReadsAhead:
         self._kept.remove(fetch)
         self._lease.give_back(len(fetch.keys) * self._row_bytes)
 
-    def _forget_spent(self) -> None:
+    def forget_spent(self) -> None:
+        """Forget reads of which nothing is left that was not taken."""
         for fetch in [fetch for fetch in self._kept if fetch.spent]:
             self._forget(fetch)
 
     # On the readers' threads. What fails here, the call that needs these rows does itself, and can raise the error.
 
+    def _start_asked(self) -> None:
+        with suppress(IndexError):  # it was forgotten
+            self._start(self._asked.popleft())
+
     def _start_late(self, keys: Keys, when: float) -> None:
         time.sleep(max(0.0, when - time.monotonic()))
-        found, fetch = Unique(keys), None
+        found = Unique(keys)
         self._compared.append((keys, found))
+        self._start(found.keys)
+
+    def _start(self, keys: Keys) -> None:
+        fetch = None
         with suppress(Exception):
             with self._access.held_if_free(TURN_SECONDS) as held:
                 if held and not self._access.state.gone:
-                    self._forget_spent()
-                    fetch = self._begin(found.keys)
+                    self.forget_spent()
+                    fetch = self._begin(keys)
             if fetch is not None:
                 self._read(fetch)
+        if self._moving.active:
+            self._moving.make(keys)
 
     def _read(self, fetch: Fetch) -> None:
         try:

@@ -7,6 +7,7 @@ A row is in exactly one table, and is used where it is. It sinks (GPU to host) w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -90,16 +91,37 @@ class HostTier:
         device_of: fn(keys), the number of each key's device; None: all belong to the first. Yields what sink() does.
         """
         keys, self._used = np.unique(np.concatenate(self._used)), []
+        for device, rows in self._by_device(keys, devices, device_of):
+            yield from self._move_up(rows.select(rows.scores > _least_score(device)), device, nullcontext())
+
+    def lift(
+        self, keys: Keys, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]
+    ) -> Iterator[RowBlock]:
+        """Move the rows of distinct keys, which are about to be used, to their devices; see rise()."""
+        for device, rows in self._by_device(keys, devices, device_of):
+            yield from self._move_up(rows, device, together_in(device))
+
+    def _by_device(
+        self, keys: Keys, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]
+    ) -> Iterator[tuple[HotTable, RowBlock]]:
+        """Yield each device with its rows of keys that are here."""
         cells = self.table.find(keys)
         rows = self.table.read(cells[cells >= 0])
         numbers = device_of(rows.keys)
         for number, device in enumerate(devices):
-            mine = rows if numbers is None else rows.select(numbers == number)
-            mine = mine.select(mine.scores > _least_score(device))
-            if len(mine):
-                left = device.insert(mine, reserve=self._memory.reserve(device), clean_too=True)
-                self.table.remove(self.table.find(mine.keys))
-                yield from self.sink(left)
+            yield device, rows if numbers is None else rows.select(numbers == number)
+
+    def _move_up(self, rows: RowBlock, device: HotTable, how: AbstractContextManager[None]) -> Iterator[RowBlock]:
+        if len(rows):
+            with how:
+                left = device.insert(rows, reserve=self._memory.reserve(device), clean_too=True)
+            self.table.remove(self.table.find(rows.keys))
+            yield from self.sink(left)
+
+
+def together_in(table: HotTable) -> AbstractContextManager[None]:
+    """See contracts.DeviceRows.together; of a table in the host's memory it does nothing."""
+    return nullcontext() if table.device_rows is None else table.device_rows.together()
 
 
 def _least_score(device: HotTable) -> float:

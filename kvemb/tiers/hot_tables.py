@@ -8,6 +8,7 @@ variable's lock guards it. Cells are a table's own, so they go with the owners o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.host_arrays import public_keys
 from kvemb.tiers.budget import Budget
-from kvemb.tiers.host_tier import HostTier
+from kvemb.tiers.host_tier import HostTier, together_in
 from kvemb.tiers.hot_shares import HotShares
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
@@ -69,6 +70,11 @@ class HotTables:
     def device_rows(self) -> DeviceRows | None:
         """The rows of the only device, for arrays in its memory; None if there are several, or it is the CPU."""
         return self.tables[0].device_rows if self._devices == 1 else None
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether all devices are GPUs, whose tables move rows beside their callers' work."""
+        return all(table.device_rows is not None for table in self.of_devices)
 
     @property
     def size(self) -> int:
@@ -189,14 +195,18 @@ class HotTables:
             missing.append(positions[table.upsert(keys[positions], values[positions], step)])
         return np.sort(np.concatenate(missing))
 
-    def insert(self, rows: RowBlock, owners: Owners, *, by_score: bool = False) -> Iterator[tuple[Keys, RowBlock]]:
+    def insert(
+        self, rows: RowBlock, owners: Owners, *, by_score: bool = False, together: bool = False
+    ) -> Iterator[tuple[Keys, RowBlock]]:
         """Insert rows that are not hot, one table after the other; tables grow as needed.
 
-        Yields the keys that a table was offered and the dirty rows that had to leave it.
+        Yields the keys that a table was offered and the dirty rows that had to leave it. together: rows of one GPU do
+        not evict each other (contracts.DeviceRows.together).
         """
         for table, part in [(table, _part(rows, positions)) for table, positions in self.by_table(owners)]:
             sinking, reserve = self._host is not None, self.memory.reserve(table)
-            leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=sinking)
+            with together_in(table) if together else nullcontext():
+                leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=sinking)
             for left in [leaving] if self._host is None else self._host.sink(leaving):
                 yield part.keys, left
             self.memory.offered(table, part.keys)
@@ -210,6 +220,16 @@ class HotTables:
         """Let them rise; yields the dirty rows that had to leave the hot tier for them."""
         if self._host is not None and self._host.rising:
             yield from self._host.rise(self.of_devices, self.devices_of)
+
+    def lift(self, keys: Keys) -> Iterator[RowBlock]:
+        """Let the rows below of distinct keys rise, which are about to be used; yields what rise() does."""
+        if self._host is not None:
+            yield from self._host.lift(keys, self.of_devices, self.devices_of)
+
+    def find_again(self) -> None:
+        """See contracts.DeviceRows.find_again."""
+        if self.device_rows is not None:
+            self.device_rows.find_again()
 
     def remove(self, keys: Keys, owners: Owners) -> None:
         """Empty the cells of keys; those that are not hot are ignored. Without memory for it none is emptied."""

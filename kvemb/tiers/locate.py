@@ -164,6 +164,12 @@ class Locator:
             unknown = unknown[~covered]
         return unknown, None
 
+    def in_memory(self, keys: Keys) -> Located:
+        """Find those of distinct keys whose rows exist and are in memory. REQUIRES: access.held(), which is kept."""
+        found = self._look(keys)
+        self._take_fetched(found, [])
+        return found.only(found.known & found.exists)
+
     def unknown(self, keys: Keys) -> Keys:
         """Return those of distinct keys that only the cold store knows, in its order. REQUIRES: access.held()."""
         found = self._look(keys)

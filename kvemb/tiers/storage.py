@@ -38,6 +38,7 @@ from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tiers.giving import Giving
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located, Locator
+from kvemb.tiers.moving import Moving
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
@@ -89,7 +90,8 @@ class TieredStorage:
         slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
         self._locator = Locator(hot_tables, self._spill, cold, self._access, self.counts)
-        self.ahead = ReadsAhead(schema, self._locator, self._access, readers, lease, limits.ahead_rows)
+        self._moving = Moving(self._access, hot_tables, readers, self._move)
+        self.ahead = ReadsAhead(schema, self._locator, self._access, readers, lease, limits.ahead_rows, self._moving)
         self._giving = Giving(self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave)
 
     # Entering. What follows REQUIRES one of these, unless it says otherwise.
@@ -175,9 +177,9 @@ class TieredStorage:
             self._snapshot.copy_before_change(at.keys, at.cells, at.owners)
         return at
 
-    def held(self) -> AbstractContextManager[None]:
-        """Keep all other calls of this variable out while the block runs."""
-        return self._access.held()
+    def held(self, *, rows: bool = True) -> AbstractContextManager[None]:
+        """Keep all other calls of this variable out while the block runs. rows: False if it concerns none of them."""
+        return self._access.held(rows=rows)
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -198,18 +200,21 @@ class TieredStorage:
 
     # Moving rows.
 
-    def admit(self, at: Located, *, by_score: bool = False) -> None:
+    def admit(self, at: Located, *, by_score: bool = False, together: bool = False) -> None:
         """Offer at.rows to the hot tier; dirty rows that must leave for them go to the spill buffer.
 
         Rows of keys that did not exist are there, and counted, from here on. by_score: rows that do not outscore what
-        is hot stay out. A failure poisons the store: rows may be half-way between two tiers.
+        is hot stay out. together: see HotTables.insert. A failure poisons the store: rows may be half-way between two
+        tiers.
         """
         if len(at.rows) == 0:
             return
         left: list[RowBlock] = []
         with self.changing():
             try:
-                for keys, leaving in self.hot_tables.insert(at.rows, at.cold_owners, by_score=by_score):
+                for keys, leaving in self.hot_tables.insert(
+                    at.rows, at.cold_owners, by_score=by_score, together=together
+                ):
                     left.append(leaving)
                     self._spill.discard(keys)  # only now that they are hot, or leave
                 self.size += len(at.exists) - int(np.count_nonzero(at.exists))
@@ -223,9 +228,10 @@ class TieredStorage:
     def promote(self, at: Located, *, by_score: bool) -> None:
         """Offer rows that were looked up, and exist, to the hot tier.
 
-        If a read ahead waits for the lookup's end, its thread does it, or the next call if that takes the lock first.
+        If a read ahead waits for the lookup's end, its thread does it; if hot tables are on GPUs, another one does
+        (kvemb.tiers.moving); or the next call does, if that takes the lock first.
         """
-        if not self.ahead.waits or self._snapshot is not None:
+        if not (self.ahead.waits or self._moving.active) or self._snapshot is not None:
             self._promote(at, by_score)
             return
 
@@ -240,6 +246,19 @@ class TieredStorage:
             # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
             with suppress(Poisoned):
                 self.admit(at, by_score=by_score)
+
+    def _move(self, keys: Keys | None) -> None:
+        """Let rows rise that were used, and those of distinct keys that are about to be used, if they are in memory."""
+        self._rise()
+        if keys is not None and self.state.cause is None:
+            with suppress(Poisoned), self.changing():
+                for start in range(0, len(keys), self.limits.call_rows):
+                    part = keys[start : start + self.limits.call_rows]
+                    for leaving in self.hot_tables.lift(part):
+                        self._leave(leaving)
+                    self.admit(self._locator.in_memory(part), together=True)
+        self.ahead.forget_spent()
+        self.hot_tables.find_again()
 
     def replace(self, at: Located, rows: RowBlock, step: int) -> None:
         """Replace located rows by whole ones, in the order of at.keys, dirty; those that are not hot are spilled."""
@@ -303,7 +322,11 @@ class TieredStorage:
             self._snapshot.copy_before_change(keys, None, owners)
 
     def read_ahead(self, keys: Keys) -> None:
-        """Start reading the cold ones of distinct keys on another thread. Takes the lock itself."""
+        """Start reading the cold ones of distinct keys on another thread. Takes the lock itself, if it does so here."""
+        if self._moving.active:
+            self.state.check_open()
+            self.ahead.start_beside(keys)
+            return
         with self._access.held():
             self.state.check_open()
             self.ahead.start(keys)

@@ -1,0 +1,252 @@
+"""Rows that move between tiers on other threads, where hot tables are on a GPU: what is left to a caller, and races."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays_on_device import there
+from blocks import SCHEMA, Later, Now, Watched, rows_of
+from counting_device import CountingDevice
+from cuda_devices import device_of
+from cuda_on_cpu import CudaOnCpuTable
+
+from kvemb.backends.cpu import CpuTable
+from kvemb.engine.device_operations import DeviceOperations
+from kvemb.initializers import Constant
+from kvemb.limits import Limits
+from kvemb.optimizers import SGD
+from kvemb.registry import row_kernels
+from kvemb.restrict import TimestampRestrictPolicy
+from kvemb.rows.device_arrays import DeviceArray
+from kvemb.store_state import StoreState
+from kvemb.tiers.budget import Budget
+from kvemb.tiers.hot_tables import HotTables, default_partitioner
+from kvemb.tiers.row_factory import RowFactory
+from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.storage import TieredStorage
+from tests.histories import small_spill
+
+ROWS = 600
+
+
+class Place:
+    """A variable whose rows 0 to 599, of the value of 1, are all cold. 128 can be hot on a device, and 64 below it.
+
+    device: counts what it does. readers: move rows.
+    """
+
+    def __init__(self, readers: Any = None, below: int = 64) -> None:
+        device_of("cpu")
+        self.device, self.cold, self.state = CountingDevice(), Watched(), StoreState("test")
+        self.cold.write(rows_of(range(ROWS)))
+        kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: self.device)})
+        tables: list[Any] = [kind(SCHEMA, 128, 128), *([CpuTable(SCHEMA, below, below)] if below else [])]
+        self.hot = HotTables(
+            tables, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * len(tables), least_rows=None,
+            host_tier=bool(below),
+        )  # fmt: skip
+        self.readers = readers or Now()
+        self.storage = TieredStorage(
+            SCHEMA, self.hot, self.cold, state=self.state, executor=Now(), readers=self.readers, slot_rows=8,
+            lease=Budget(1 << 24).lease(), limits=Limits(**{**small_spill(16), "ahead_rows": 200}), size=ROWS,
+        )  # fmt: skip
+        policy = TimestampRestrictPolicy(clock="steps")
+        factory = RowFactory(SCHEMA, Constant(7), SGD(1.0), row_kernels())
+        scoring = Scoring(policy, self.hot)
+        self.operations = DeviceOperations(self.storage, factory, scoring, row_kernels(), SGD(1.0), None)
+
+    def given(self, array: Any) -> Any:
+        return self.operations.device_rows.given(there(array))
+
+    def prefetch(self, keys: Any, *, after_lookup: bool = False) -> None:
+        self.operations.prefetch(np.asarray(keys), after_lookup)
+
+    def lookup(self, keys: Any) -> Any:
+        out = there(np.empty((len(keys), 2), np.float32))
+        self.operations.lookup_on_device(
+            self.given(np.asarray(keys)), self.operations.device_rows.given(out), None, touch=True
+        )
+        self.storage.ahead.looked_up()
+        return out.array
+
+    def train(self, keys: Any) -> None:
+        """Subtract 1 of rows."""
+        grads = self.given(np.ones((len(keys), 2), np.float32))
+        self.operations.apply_gradients_on_device(self.given(np.asarray(keys)), grads)
+
+    @property
+    def on_device(self) -> list[int]:
+        return sorted(self.hot.tables[0].keys().tolist())
+
+
+FEW = list(range(100, 150))
+
+
+def test_rows_read_ahead_are_on_the_device_when_their_lookup_comes() -> None:
+    place = Place()
+    place.prefetch(FEW)
+    assert place.on_device == FEW
+    place.device.start()
+    assert (place.lookup(FEW) == 1).all()
+    assert (place.device.waits, place.device.downloads, place.device.uploads) == (1, [8], [])
+    assert place.storage.lease.held == 0, "the host's copies were forgotten"
+
+
+def test_rows_below_the_device_rise_ahead() -> None:
+    place = Place()
+    for start in range(0, 300, 50):
+        place.lookup(range(start, start + 50))
+    below = sorted(place.hot.tables[1].keys().tolist())
+    assert below
+    place.prefetch(below)
+    assert set(below) <= set(place.on_device)
+    assert not np.isin(place.hot.tables[1].keys(), below).any()
+    place.device.start()
+    assert (place.lookup(below) == 1).all()
+    assert place.device.downloads == [8]
+
+
+def test_a_lookup_leaves_moves_to_another_thread_or_the_next_call() -> None:
+    readers = Later()
+    place = Place(readers)
+    place.lookup(FEW)
+    assert place.on_device == []
+    readers.go()
+    assert place.on_device == FEW
+    place.lookup(range(50))
+    assert place.on_device == FEW
+    place.train(range(50))  # a step takes the lock
+    assert place.on_device == [*range(50), *FEW]
+    assert (place.lookup([*range(50), *FEW]) == [[0]] * 50 + [[1]] * 50).all()
+    readers.go()
+
+
+def test_dirty_rows_that_are_evicted_leave_on_the_other_thread() -> None:
+    readers = Later()
+    place = Place(readers, below=0)
+    place.train(range(128))
+    place.lookup(range(200, 328))
+    spilled = place.storage.counts
+    assert place.storage._spill.rows + spilled.spills == 0
+    readers.go()
+    assert place.storage._spill.rows + spilled.spills >= 128
+    assert (place.lookup(range(128)) == 0).all()
+
+
+def test_a_step_after_moves_finds_its_rows_without_asking() -> None:
+    """Moves find the last lookup's keys again, on their own thread."""
+    place, keys = Place(), counted_keys(range(50))
+    place.lookup(range(50))
+    rows = place.operations.device_rows
+    out = rows.given(there(np.empty((50, 2), np.float32)))
+    place.operations.lookup_on_device(keys, out, None, touch=True)
+    place.prefetch(range(300, 370))
+    assert set(range(300, 370)) <= set(place.on_device)
+    grads = place.given(np.ones((50, 2), np.float32))
+    place.device.start()
+    place.operations.apply_gradients_on_device(keys, grads)
+    assert (place.device.waits, place.device.downloads) == (0, [])
+    assert (place.lookup(range(50)) == 0).all()
+
+
+def counted_keys(keys: Any) -> Any:
+    """Keys whose owner counts changes, as PyTorch's tensors do."""
+    array = np.array(keys)
+    return DeviceArray(array.ctypes.data, array.shape, array.dtype, 5, array, version=0)
+
+
+CHANGES: dict[str, Callable[[Place], object]] = {
+    "trained": lambda place: place.train([5, 6]),
+    "removed": lambda place: place.operations.remove(np.array([5, 6])),
+    "replaced": lambda place: place.operations.upsert(np.array([5, 6]), np.zeros((2, 2), np.float32)),
+    "cleared": lambda place: place.operations.clear(),
+    "restricted": lambda place: place.operations.restrict(ROWS - 7, None),
+    "trained and spilled": lambda place: (place.train([5, 6]), crowd_out(place)),
+    "removed and written": lambda place: (place.operations.remove(np.array([5, 6])), crowd_out(place)),
+}
+LEFT = {"removed": 0, "cleared": 0, "restricted": 0, "removed and written": 0}
+
+
+def crowd_out(place: Place) -> None:
+    for start in range(200, 600, 100):
+        place.train(range(start, start + 100))
+    with place.storage.held():
+        place.storage.write_dirty()
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_what_changes_while_it_is_read_ahead_is_not_made_hot_as_it_was(how: str) -> None:
+    place, changes = Place(), [CHANGES[how]]
+    make = place.storage._moving.make
+
+    def change_first(keys: Any = None) -> None:
+        if changes:
+            changes.pop()(place)
+        make(keys)
+
+    place.storage._moving.make = change_first  # type: ignore[method-assign]
+    place.prefetch(range(10))
+    assert not changes
+    out = np.full((10, 2), 9, np.float32)
+    exists = np.ones(10, np.bool_)
+    place.operations.lookup(np.arange(10), out, exists, touch=False)
+    there_now = {"cleared": [], "restricted": [*range(7, 10)]}.get(how, list(range(10)))
+    if "removed" in how:
+        there_now = [key for key in there_now if key not in (5, 6)]
+    assert np.flatnonzero(exists).tolist() == there_now
+    for key in there_now:
+        assert (out[key] == (0 if key in (5, 6) and how != "restricted" else 1)).all()
+    assert place.storage.check() == []
+
+
+def test_nothing_is_moved_where_a_snapshot_has_no_room_for_copies() -> None:
+    place = Place()
+    with place.storage.held():
+        place.storage.begin_snapshot()
+        place.storage._access.set_room(False)
+    place.storage._moving.make(np.arange(10))
+    assert place.on_device == []
+    place.storage.end_snapshot()
+    place.storage._moving.make(np.arange(10))
+    assert place.on_device == [], "none of them is in memory"
+
+
+def test_a_snapshot_has_rows_that_moves_evict_as_they_were() -> None:
+    place = Place(below=0)
+    place.train(range(128))
+    with place.storage.held():
+        snapshot = place.storage.begin_snapshot()
+    place.prefetch(range(200, 328))
+    assert place.on_device == list(range(200, 328))
+    kept = np.concatenate([rows.keys for rows in snapshot._copies])
+    assert sorted(kept.tolist()) == list(range(128))
+    place.storage.end_snapshot()
+
+
+def test_a_poisoned_or_closed_store_moves_nothing() -> None:
+    for end in (lambda place: place.state.poison(OSError("gone")), lambda place: place.state.close()):
+        readers = Later()
+        place = Place(readers)
+        place.prefetch(FEW)
+        end(place)
+        readers.go()
+        with place.storage._access.held():
+            assert place.hot.tables[0].size == 0
+
+
+def test_a_failure_to_move_poisons_and_loses_nothing() -> None:
+    place = Place()
+    place.prefetch(FEW)
+    assert (place.lookup(FEW) == 1).all()
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        raise MemoryError("no cell")
+
+    place.hot.tables[0].insert = fail  # type: ignore[method-assign]
+    place.prefetch(range(20))
+    assert isinstance(place.state.cause, MemoryError)
+    assert (place.lookup(range(20)) == 1).all()
+    assert (place.lookup(FEW) == 1).all()
