@@ -67,3 +67,32 @@ class DlpackOnly:
 def there(array: Any, dtype: Any = None, *, stream: int = OTHER_STREAM) -> ArrayOnDevice:
     """Return a copy of an array, as one on the GPU."""
     return ArrayOnDevice(np.array(array, dtype), stream=stream)
+
+
+class OnGpu:
+    """A variable, all of whose arrays are on its GPU."""
+
+    def __init__(self, variable: Any) -> None:
+        self._variable = variable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._variable, name)
+
+    def lookup(self, keys: Any, return_exists: bool = False, **how: Any) -> Any:
+        found: Any = self._variable.lookup(there(keys), return_exists, **how)
+        return (found[0].array, found[1].array) if return_exists else found.array
+
+    def upsert(self, *arrays: Any) -> None:
+        self._variable.upsert(*map(there, arrays))
+
+    def accum(self, *arrays: Any) -> None:
+        self._variable.accum(*map(there, arrays))
+
+    def apply_gradients(self, *arrays: Any) -> None:
+        self._variable.apply_gradients(*map(there, arrays))
+
+    def remove(self, keys: Any) -> None:
+        self._variable.remove(there(keys))
+
+    def prefetch(self, keys: Any, **how: Any) -> None:
+        self._variable.prefetch(there(keys), **how)

@@ -52,9 +52,7 @@ class DeviceRows(Protocol):
         """Wait until everything that was asked for is done."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Rows that HotTable.insert inserts in the block count, until it returns, as if their scores were infinite: they
-        do not evict each other.
-        """
+        """Rows that HotTable.insert inserts in the block do not evict each other: as if their scores were infinite."""
 
     def find_again(self) -> None:
         """Find the keys of the last lookup, if rows have moved since, so that find() of them does nothing again."""

@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays_on_device import OnGpu
+from cuda_devices import device_of
 
 import kvemb
+from kvemb import registry
+from kvemb.handle import inside
 from tests.histories import small_spill
 
 THREADS = 8
@@ -161,12 +165,13 @@ def beside(store: kvemb.Store, variable: kvemb.Variable, stop: threading.Event) 
 
 def table(store: kvemb.Store, cold: Any, **arguments: Any) -> kvemb.Variable:
     return store.get_variable(
-        "table", dim=DIM, kv_creator=cold(), optimizer=kvemb.optimizers.SGD(1.0), hot_rows=HOT_ROWS,
-        restrict_policy=kvemb.FrequencyRestrictPolicy, devices=["cpu", "cpu"], **arguments,
+        "table", dim=DIM, kv_creator=cold(), optimizer=kvemb.optimizers.SGD(1.0),
+        restrict_policy=kvemb.FrequencyRestrictPolicy,
+        **{"hot_rows": HOT_ROWS, "devices": ["cpu", "cpu"], **arguments},
     )  # fmt: skip
 
 
-def run_workers(store: kvemb.Store, variable: kvemb.Variable) -> list[Worker]:
+def run_workers(store: kvemb.Store, variable: Any) -> list[Worker]:
     workers = [Worker(number, variable) for number in range(THREADS)]
     stop = threading.Event()
 
@@ -184,7 +189,24 @@ def run_workers(store: kvemb.Store, variable: kvemb.Variable) -> list[Worker]:
 @pytest.mark.parametrize("cold", [kvemb.RocksDBCreator, kvemb.MemoryCreator])
 def test_no_update_is_lost_and_no_row_torn(open_store: Any, tmp_path: Path, cold: Any) -> None:
     store = open_store(tmp_path / "store")
-    variable = table(store, cold)
+    assert_exact(store, table(store, cold))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hot_rows", [128, None], ids=["two tiers", "three tiers"])
+def test_the_same_with_arrays_on_a_gpu(
+    open_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hot_rows: int | None
+) -> None:
+    device_of("cpu")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:SmallCudaTable")
+    monkeypatch.setattr(sys.modules[__name__], "ROUNDS", 3)
+    store = open_store(tmp_path / "store")
+    variable = table(store, kvemb.RocksDBCreator, devices="gpu:0", hot_rows=hot_rows)
+    assert_exact(store, OnGpu(variable))
+
+
+def assert_exact(store: kvemb.Store, variable: Any) -> None:
+    """Run the workers, and assert that the table has what they say."""
     variable.upsert(COUNTERS, full(0, len(COUNTERS)))
     workers = run_workers(store, variable)
 
@@ -200,7 +222,10 @@ def test_no_update_is_lost_and_no_row_torn(open_store: Any, tmp_path: Path, cold
     _, stamped = variable.lookup(STAMPED, return_exists=True)
     kept = sum(int(worker.kept.sum()) for worker in workers)
     wanted = len(COUNTERS) + int(born.sum()) + int(won.sum()) + int(stamped.sum()) + kept
-    assert variable.size() == wanted == len(variable.export()[0]) == variable.size(0) + variable.size(1)
+    assert variable.size() == wanted == len(variable.export()[0])
+    assert variable.size() == sum(
+        variable.size(number) for number in range(len(inside(variable).specification.devices))
+    )
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays_on_device import there
+from arrays_on_device import OnGpu
+from blocks import Now
 from crashes import copy_of_open
 from cuda_devices import device_of
 from hypothesis import HealthCheck, settings
@@ -339,43 +340,25 @@ class TieringOnCudaOverTheHost(TieringOverTheHost):
     spread, below_bytes, examples = 80, 75_000, 1 / 20
 
 
-class OnGpu:
-    """A variable, all of whose arrays are on its GPU."""
-
-    def __init__(self, variable: kvemb.Variable) -> None:
-        self._variable = variable
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._variable, name)
-
-    def lookup(self, keys: Any, **how: Any) -> Any:
-        rows, exists = self._variable.lookup(there(keys), **how)
-        return rows.array, exists.array
-
-    def upsert(self, *arrays: Any) -> None:
-        self._variable.upsert(*map(there, arrays))
-
-    def accum(self, *arrays: Any) -> None:
-        self._variable.accum(*map(there, arrays))
-
-    def apply_gradients(self, *arrays: Any) -> None:
-        self._variable.apply_gradients(*map(there, arrays))
-
-    def remove(self, keys: Any) -> None:
-        self._variable.remove(there(keys))
-
-    def prefetch(self, keys: Any, **how: Any) -> None:
-        self._variable.prefetch(there(keys), **how)
-
-
 class TieringOfArraysOnCuda(TieringOnCudaOverTheHost):
-    """The same, with arrays in the GPU's memory; there is one device."""
+    """The same, with arrays in the GPU's memory; there is one device. at_once: other threads' moves between tiers are
+    made before the call that has them made returns, not whenever there is time."""
 
-    most_devices = 1
+    most_devices, at_once = 1, False
+
+
+class TieringOfArraysMovedAtOnce(TieringOfArraysOnCuda):
+    """The same, where every move is made at once."""
+
+    at_once = True
 
     def _twin(self, store: kvemb.Store, model: Model) -> LockstepChecker:
-        variable: Any = OnGpu(store.get_variable("table", **self.arguments))
-        return LockstepChecker(variable, model)
+        variable = store.get_variable("table", **self.arguments)
+        if self.at_once:
+            storage = inside(variable).storage
+            storage.ahead._readers = storage._moving._threads = Now()
+        given: Any = OnGpu(variable)
+        return LockstepChecker(given, model)
 
 
 @pytest.fixture(params=["whole", "in pieces"])
@@ -396,7 +379,9 @@ def test_a_table_with_next_to_no_hot_rows_equals_its_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [TieringOnCuda, TieringOnCudaOverTheHost, TieringOfArraysOnCuda])
+@pytest.mark.parametrize(
+    "machine", [TieringOnCuda, TieringOnCudaOverTheHost, TieringOfArraysOnCuda, TieringOfArraysMovedAtOnce]
+)
 def test_a_table_with_next_to_no_rows_on_a_gpu_equals_its_model(
     machine: type[Tiering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
