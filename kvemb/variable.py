@@ -348,7 +348,9 @@ class Variable(Handle[Table]):
     def prefetch(self, keys: npt.ArrayLike, *, after_lookup: bool = False) -> None:
         """Start reading the cold rows of keys in the background, for the call that follows. Changes no result.
 
-        after_lookup: start when the next lookup ends, which is of the batch before; then it does not slow that one.
+        On a GPU all rows of keys become hot before that call, as far as there is time. Keys on a GPU are copied to the
+        host first, which waits for them. after_lookup: start when the next lookup ends, which is of the batch before;
+        then it does not slow that one.
         Raises TypeError; Closed.
         """
         there = device_of(keys) is not None

@@ -85,6 +85,9 @@ class CpuDevice:
         owner = Guarded(nbytes)
         return Memory(owner.bytes.ctypes.data + owner.start, owner)
 
+    def give_back(self, stream: int) -> None:
+        pass
+
     def pinned(self, nbytes: int) -> Any:
         return np.full(nbytes, FILLING, np.uint8)
 

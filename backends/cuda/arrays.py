@@ -5,7 +5,7 @@ Work is on the caller's stream (kvemb.backends.cuda.queue). Not thread-safe: the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -59,6 +59,10 @@ class ArrayRows:
         with self.on(found):
             self.spread(found, np.arange(len(given)), given)
         return made
+
+    def account(self, use: Callable[[int], None]) -> None:
+        """See contracts.DeviceRows."""
+        self._buffers.account(use)
 
     def finish(self) -> None:
         """See contracts.DeviceRows."""

@@ -116,6 +116,7 @@ class Cells:
     def ordered(self, cells: int, n: int) -> int:
         """Return the address of the positions that sort cells, stably."""
         order = self.buffers.of("order", 8 * n)
+        self.buffers.to_sort(n)
         self.queue.order(cells, n, order)
         return order
 
@@ -137,6 +138,7 @@ class Cells:
         left, left_pitch = buffers.for_rows("left", self.schema, n if evicting else 0)
         left_at, counts = buffers.of("left_at", 8 * n), buffers.zeros("count", 3)
         self.run("bucket_entries", n, given, n, entries)  # keys are a buffer's first column
+        buffers.to_sort(n)
         self.queue.sort(entries, n)
         self.run(
             "insert", WARP * n, entries, n, given, pitch, int(by_score), int(evicting), int(clean_too),

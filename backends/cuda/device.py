@@ -52,6 +52,9 @@ class Device(Protocol):
         Raises MemoryError.
         """
 
+    def give_back(self, stream: int) -> None:
+        """Give memory back to others that was freed, and would be kept for this stream. The device may wait for it."""
+
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return memory of the host that is copied from and to without a copy in between. Raises MemoryError."""
 
@@ -139,6 +142,11 @@ class CupyDevice:
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise MemoryError(f"gpu:{self._device.id} has no {format_bytes(nbytes)} left") from error
         return Memory(int(pointer.ptr), pointer)
+
+    def give_back(self, stream: int) -> None:
+        """See Device."""
+        with self._device:
+            self._cupy.get_default_memory_pool().free_all_blocks(self._stream(stream))
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """See Device."""

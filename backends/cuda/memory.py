@@ -5,6 +5,7 @@ cells.cu describes the layout of a bucket, and of rows outside buckets. Not thre
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from kvemb.rows.schema import Schema
 CELLS = 128
 # A table has at most 2 to this power chunks at its largest size, each of a power of two of buckets.
 MOST_CHUNKS_BIT = 10
+# What a device takes to sort a number with its position: a copy, the positions, and as much again for a pass.
+SORTED_BYTES = 32
 # Room for rows outside buckets is for a multiple of this number, so that columns begin at multiples of 16 bytes.
 PITCH = 16
 
@@ -56,7 +59,10 @@ class Chunks:
             size = min(1 << self.shift, self.most_buckets - (len(chunks) << self.shift))
             chunks.append(self._queue.allocate(size * self._bucket_bytes))
         self._queue.upload(self.address, np.array([chunk.address for chunk in chunks], np.uint64))
+        fewer = len(chunks) < len(self._chunks)
         self._chunks, self.buckets = chunks, buckets
+        if fewer:
+            self._queue.give_back()
 
     def _chunk_count(self, buckets: int) -> int:
         return -(-buckets >> self.shift)
@@ -68,23 +74,46 @@ def chunk_shift(most_buckets: int) -> int:
 
 
 class Buffers:
-    """Buffers in device memory by name. Each grows to the largest request and is never shrunk."""
+    """Buffers in device memory by name. Each grows to the largest request and is never shrunk.
+
+    nbytes: of all of them, and of the memory that sorting takes beside them.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._kept: dict[str, Any] = {}
         self._buffers: dict[str, tuple[Memory, int]] = {}
+        self._use: Callable[[int], None] = lambda nbytes: None
+        self._to_sort = self.nbytes = 0
+
+    def account(self, use: Callable[[int], None]) -> None:
+        """See contracts.DeviceRows."""
+        self._use = use
+        use(self.nbytes)
 
     def of(self, name: str, nbytes: int) -> int:
         """Return the address of a buffer of at least nbytes, whose contents are undefined."""
         memory, size = self._buffers.get(name, (None, 0))
         if memory is None or size < nbytes:
-            self._buffers.pop(name, None)
-            memory = None  # freed before the next one is made
+            if self._buffers.pop(name, None) is not None:
+                memory = None  # freed before the next one is made
+                self._queue.give_back()
+                self._took(-size)
             size = max(256, nbytes + nbytes // 4 if size else nbytes)
             memory = self._queue.allocate(size)
             self._buffers[name] = memory, size
+            self._took(size)
         return memory.address
+
+    def to_sort(self, count: int) -> None:
+        """So many numbers are about to be sorted, for which the device takes memory of its own."""
+        if (more := SORTED_BYTES * count - self._to_sort) > 0:
+            self._to_sort += more
+            self._took(more)
+
+    def _took(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self._use(nbytes)
 
     def put(self, name: str, array: Any) -> int:
         """Copy an array to a buffer; return its address."""

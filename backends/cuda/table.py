@@ -30,8 +30,8 @@ _logger = logging.getLogger("kvemb")
 
 # A step of growth adds 1/STEP of the table's buckets, and at least a chunk.
 STEP = 32
-# The share of a device's memory for one store's cells, unless device_memory is given. The rest is for the arrays of
-# calls, and for other programs.
+# The share of a device's memory for one store, unless device_memory is given. The rest is for its callers' arrays, and
+# for other programs.
 SHARE = 0.75
 # A call on very many rows or buckets copies this many at a time, to bound its memory on the device.
 PART_ROWS, PART_BUCKETS = 65_536, 8192

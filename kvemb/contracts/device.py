@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -47,6 +48,9 @@ class DeviceRows(Protocol):
 
     def array(self, given: npt.NDArray[Any]) -> Any:
         """Return a copy on this device, of at least one row, an array of CuPy."""
+
+    def account(self, use: Callable[[int], None]) -> None:
+        """Call use(bytes) when calls' buffers take so much more of the device's memory; now for what they take."""
 
     def finish(self) -> None:
         """Wait until everything that was asked for is done."""

@@ -1,15 +1,15 @@
-"""Reads ahead: cold rows of batches to come, read on other threads while the caller does something else.
+"""Work ahead of a caller, on other threads: cold rows of batches to come are read, and rows move up to their GPUs.
 
-They change no result: rows that change meanwhile are read again (kvemb.tiers.locate). Where hot tables are on GPUs, the
-rows that were read become hot at once (kvemb.tiers.moving), and the caller's thread asks no GPU what is hot. The
-variable's lock guards everything that does not say otherwise. The threads belong to the store, so none of them waits
-for a lock longer than TURN_SECONDS: a variable may be loaded in bulk for hours.
+It changes no result: rows that change meanwhile are read again (kvemb.tiers.locate), and rows move under the variable's
+lock, which guards everything that does not say otherwise. The threads belong to the store, so none of them waits for a
+lock longer than TURN_SECONDS: a variable may be loaded in bulk for hours.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 
@@ -21,13 +21,45 @@ from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.budget import Lease
 from kvemb.tiers.fetch import Fetch
+from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.locate import Locator
-from kvemb.tiers.moving import TURN_SECONDS, Moving
 
 # Reads ahead that are kept, and as many that wait: for the call under way and for the call after it.
 READS_AHEAD = 2
+TURN_SECONDS = 0.05
 # Between a lookup and the read that waited for it: the caller still hands the rows on, and needs the GIL.
 PAUSE_SECONDS = 0.001
+
+
+class Moving:
+    """The moves of one variable's rows on other threads. active: there are some, as all hot tables are on GPUs.
+
+    A GPU's table moves rows on a stream of its own, so what another thread has it do runs beside the kernels of the
+    caller, who neither waits for it nor copies a row. Rows that a lookup found elsewhere rise when it has ended, and
+    those of a read ahead when they have been read; a call that takes the lock first makes the moves that are due.
+    move: makes these, and those of rows of keys, which are about to be used, if any are given.
+    """
+
+    def __init__(
+        self, access: TableAccess, hot_tables: HotTables, threads: Executor, move: Callable[[Keys | None], None]
+    ) -> None:
+        self._access, self._hot_tables, self._threads, self._move = access, hot_tables, threads, move
+        self.active = hot_tables.on_gpus
+
+    def after_lookup(self, *, spent: bool) -> None:
+        """A lookup has ended: let another thread make the moves that are due. spent: there may be. Takes no lock."""
+        if spent or self._access.left_work or self._hot_tables.rising:
+            with suppress(RuntimeError):  # the store is being closed
+                self._threads.submit(self.make)
+
+    def make(self, keys: Keys | None = None) -> None:
+        """Make moves, on any thread. None if the variable is in use for long, or a snapshot has no room for copies.
+
+        What fails has poisoned the store, whose rows can still be read.
+        """
+        with suppress(Exception), self._access.held_if_free(TURN_SECONDS) as held:
+            if held and not self._access.state.gone and self._access.has_room:
+                self._move(keys)
 
 
 class ReadsAhead:

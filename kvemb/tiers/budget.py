@@ -148,6 +148,16 @@ class Budget:
         _notify(asked)
         return False
 
+    def use(self, nbytes: int) -> None:
+        """Take nbytes that are needed in any case. What is not free of them, growing tables owe, as far as they can."""
+        with self._lock:
+            self._free -= nbytes
+            self.sharing.ask(-self._free - self.sharing.owed)
+            giving = [share for share in self.sharing.shares if share.owed]
+        for share in giving:
+            share.notify()
+            share.wake()
+
     def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
         """Lease.give_back, or end."""
         with self._lock:

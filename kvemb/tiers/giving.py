@@ -51,7 +51,7 @@ class Giving:
         if self._access.state.cause is None:
             with suppress(Poisoned), self._access.poisoning():
                 self._hot_tables.memory.measure()
-                for leaving in self._hot_tables.memory.shrink():
+                for leaving in self._hot_tables.shrink():
                     self._leave(leaving)
 
     def _give_soon(self) -> None:

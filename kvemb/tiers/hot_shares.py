@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from kvemb.contracts import HotTable
 from kvemb.rows.block import RowBlock
@@ -29,9 +30,13 @@ class HotShares:
 
     def __init__(self, tables: list[HotTable], budgets: list[Budget], least_rows: int | None) -> None:
         self._budget_of = dict(zip(tables, budgets, strict=True))
+        self._used_beside = dict.fromkeys(tables, 0)
         self._growing, self.has_work = True, False
         self._shares = {} if least_rows is None else {table: self._joined(table, least_rows) for table in tables}
         self._worths = {table: Worth(table) for table in self._shares}
+        for table in tables:
+            if table.device_rows is not None:
+                table.device_rows.account(partial(self._use_beside, table))
 
     def _joined(self, table: HotTable, least_rows: int) -> Share:
         cell_bytes = table.bytes_per_cell(table.schema)
@@ -39,6 +44,11 @@ class HotShares:
         share.notify = self._has_work
         self._budget_of[table].join(share)
         return share
+
+    def _use_beside(self, table: HotTable, nbytes: int) -> None:
+        """A table takes so much more of its memory for buffers, beside its cells."""
+        self._used_beside[table] += nbytes
+        self._budget_of[table].use(nbytes)
 
     def _has_work(self) -> None:
         self.has_work = True
@@ -96,8 +106,8 @@ class HotShares:
                 share.offered = 0
                 share.worth = None if worth is None else worth / share.cell_bytes
 
-    def shrink(self) -> Iterator[RowBlock]:
-        """Give up cells that are owed, some of each table, and yield the dirty rows that had to leave.
+    def shrink(self) -> Iterator[tuple[HotTable, RowBlock]]:
+        """Give up cells that are owed, some of each table, and yield it with the dirty rows that had to leave.
 
         A table's memory is given back when the rows of the next one are asked for, or where the caller fails.
         `has_work` says whether more is owed.
@@ -108,7 +118,7 @@ class HotShares:
                 cells = min(cells, max(GIVEN_CELLS, table.capacity_rows // GIVEN_PART))
                 leaving = table.shrink(cells, share.least // share.cell_bytes)
                 try:
-                    yield leaving
+                    yield table, leaving
                 finally:
                     self._budget_of[table].gave(share, before - table.nbytes)
                     self.has_work |= share.owed > 0
@@ -116,6 +126,7 @@ class HotShares:
     def end(self) -> None:
         """Give the memory of all cells back to the budgets. The tables must not be used afterwards."""
         for table, budget in self._budget_of.items():
+            budget.give_back(self._used_beside.pop(table, 0))
             if table in self._shares:
                 budget.leave(self._shares[table])
             else:

@@ -2,7 +2,8 @@
 
 The partitioner divides the hot tier only; the cold store is common. Below tables on GPUs there may be one in the
 host's memory, for rows that they evict. A row there is hot, too, and rises to its device after a use. The
-variable's lock guards it. Cells are a table's own, so they go with the owners of their keys.
+variable's lock guards it. Cells are a table's own, so they go with the owners of their keys. Longer than 300 lines:
+each verb of a hot table is here, over all of them.
 """
 
 from __future__ import annotations
@@ -225,6 +226,14 @@ class HotTables:
         """Let the rows below of distinct keys rise, which are about to be used; yields what rise() does."""
         if self._host is not None:
             yield from self._host.lift(keys, self.of_devices, self.devices_of)
+
+    def shrink(self) -> Iterator[RowBlock]:
+        """Give up cells that are owed; yields the dirty rows that had to leave the hot tier: a device's go below."""
+        for table, leaving in self.memory.shrink():
+            if self._host is None or table is self._host.table:
+                yield leaving
+            else:
+                yield from self._host.sink(leaving)
 
     def find_again(self) -> None:
         """See contracts.DeviceRows.find_again."""

@@ -31,14 +31,13 @@ from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, HOST, Stats, TierSize
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import Entry, TableAccess
-from kvemb.tiers.ahead import ReadsAhead
+from kvemb.tiers.ahead import Moving, ReadsAhead
 from kvemb.tiers.budget import Lease
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tiers.giving import Giving
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located, Locator
-from kvemb.tiers.moving import Moving
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
@@ -229,7 +228,7 @@ class TieredStorage:
         """Offer rows that were looked up, and exist, to the hot tier.
 
         If a read ahead waits for the lookup's end, its thread does it; if hot tables are on GPUs, another one does
-        (kvemb.tiers.moving); or the next call does, if that takes the lock first.
+        (kvemb.tiers.ahead); or the next call does, if that takes the lock first.
         """
         if not (self.ahead.waits or self._moving.active) or self._snapshot is not None:
             self._promote(at, by_score)

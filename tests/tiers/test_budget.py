@@ -166,3 +166,24 @@ def test_threads_that_lease_grow_and_reserve_never_have_more_than_there_is():
     assert not failures
     assert min(seen_low) >= 0
     assert budget.free == budget.unused == total
+
+
+def test_what_is_needed_in_any_case_is_owed_by_tables_that_grow():
+    budget, share = Budget(1000), Share(1, 600, 100)
+    told = []
+    share.notify, share.wake = (lambda: told.append("notify")), (lambda: told.append("wake"))
+    budget.reserve(600, "cells")
+    budget.join(share)
+    budget.use(400)
+    assert (budget.free, share.owed, told) == (0, 0, [])
+    budget.use(30)
+    assert (budget.free, share.owed, told) == (-30, 75, ["notify", "wake"]), "an eighth at least"
+    budget.use(40)
+    assert share.owed == 75
+    budget.gave(share, 75)
+    assert (budget.free, share.owed) == (5, 0)
+    budget.use(10_000)
+    assert share.owed == 425, "what it can spare"
+    budget.give_back(10_000 + 470)
+    budget.leave(share)
+    assert budget.free == 1000

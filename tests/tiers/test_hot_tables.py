@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from opaque_table import SmallTable
+from opaque_table import OpaqueTable, SmallTable
 
 from kvemb import registry
 from kvemb.backends.cpu import CpuTable
@@ -227,3 +227,19 @@ def test_other_answers_of_a_partitioner_are_refused(answer, message, count):
 def test_lists_and_any_integers_are_answers():
     for answer in ([1, 0], np.array([1, 0], np.uint8), (1, 0)):
         assert tables_of(2, lambda keys, n, answer=answer: answer).owners(np.array([5, 6])).tolist() == [1, 0]
+
+
+def test_a_device_that_shrinks_gives_its_dirty_rows_to_the_table_below():
+    schema = Schema(dtype_of("int64"), dtype_of("float32"), 2)
+    tables = [OpaqueTable(schema, 64, 64), CpuTable(schema, 32, 32)]
+    budgets = [Budget(1 << 20), Budget(1 << 20)]
+    for table, budget in zip(tables, budgets, strict=True):
+        budget.reserve(table.nbytes, "cells")
+    hot_tables = HotTables(tables, default_partitioner, schema.key_dtype, budgets, least_rows=16, host_tier=True)
+    tables[0].insert(rows_of(hot_tables, np.arange(60), dirty=True))
+    (share,) = budgets[0].sharing.shares
+    share.ask(share.held // 2)
+    left = sum(map(len, hot_tables.shrink()))
+    assert (tables[0].size, tables[1].size) == (32, 28)
+    assert left == 0, "there is room below"
+    assert budgets[0].free == (1 << 20) - tables[0].nbytes

@@ -81,8 +81,8 @@ def assert_whole(rows: Any) -> None:
 class Worker:
     """One thread's share, and its own account of what it did."""
 
-    def __init__(self, number: int, variable: kvemb.Variable) -> None:
-        self.number, self.variable = number, variable
+    def __init__(self, number: int, variable: kvemb.Variable, rounds: int) -> None:
+        self.number, self.variable, self.rounds = number, variable, rounds
         self.chance = np.random.default_rng(number)
         self.added = np.zeros(len(COUNTERS))
         self.trained = np.zeros(len(BORN))
@@ -92,7 +92,7 @@ class Worker:
 
     def work(self) -> None:
         """Do some of everything, round after round."""
-        for turn in range(ROUNDS):
+        for turn in range(self.rounds):
             for act in self.chance.permutation([self.add, self.train, self.read, self.stamp, self.churn, self.insert]):
                 act(turn)
 
@@ -171,8 +171,8 @@ def table(store: kvemb.Store, cold: Any, **arguments: Any) -> kvemb.Variable:
     )  # fmt: skip
 
 
-def run_workers(store: kvemb.Store, variable: Any) -> list[Worker]:
-    workers = [Worker(number, variable) for number in range(THREADS)]
+def run_workers(store: kvemb.Store, variable: Any, rounds: int) -> list[Worker]:
+    workers = [Worker(number, variable, rounds) for number in range(THREADS)]
     stop = threading.Event()
 
     def all_workers() -> None:
@@ -199,16 +199,15 @@ def test_the_same_with_arrays_on_a_gpu(
 ) -> None:
     device_of("cpu")
     monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:SmallCudaTable")
-    monkeypatch.setattr(sys.modules[__name__], "ROUNDS", 3)
     store = open_store(tmp_path / "store")
     variable = table(store, kvemb.RocksDBCreator, devices="gpu:0", hot_rows=hot_rows)
-    assert_exact(store, OnGpu(variable))
+    assert_exact(store, OnGpu(variable), rounds=3)
 
 
-def assert_exact(store: kvemb.Store, variable: Any) -> None:
+def assert_exact(store: kvemb.Store, variable: Any, rounds: int = ROUNDS) -> None:
     """Run the workers, and assert that the table has what they say."""
     variable.upsert(COUNTERS, full(0, len(COUNTERS)))
-    workers = run_workers(store, variable)
+    workers = run_workers(store, variable, rounds)
 
     np.testing.assert_array_equal(variable.lookup(COUNTERS, touch=False)[:, 0], sum(w.added for w in workers))
     used = sum(worker.used for worker in workers)
