@@ -39,9 +39,9 @@ def _foreground() -> None:
 
 @pytest.fixture
 def limits(request: pytest.FixtureRequest) -> Limits:
-    """The limits of stores of a test: those that the marker `limits` gives, else the usual ones.
+    """The limits of a test's stores: those that the marker `limits` gives, else the usual ones.
 
-    With small ones, so many files in level 0 as small slots make hold no checkpoint up.
+    Small slots make many files in level 0 of RocksDB; crowded_files is so large that no checkpoint waits for fewer.
     """
     marker = request.node.get_closest_marker("limits")
     return Limits(**{"crowded_files": 10_000, **marker.kwargs}) if marker else Limits()

@@ -92,6 +92,7 @@ class History:
         self.path = self.root / "store"
         self.durability = durability
         self.twins: dict[str, LockstepChecker] = {}
+        self.after: dict[str, Model] = {}  # what each variable holds if its last change was made
         self.checkpoints: list[tuple[Path, dict[str, Model]]] = []
         self.step = 0
 
@@ -138,7 +139,7 @@ class History:
     def check_poisoned(self) -> None:
         """Writes are refused, reads go on and are right; the store can be closed."""
         for twin in self.twins.values():
-            after = getattr(twin, "after", twin.model)
+            after = self.after.get(twin.variable.name, twin.model)
             for _ in range(2):
                 assert rows_that_differ(twin.variable, twin.model, after) == []
             for write in (lambda twin=twin: twin.variable.remove(KEYS), self.store.flush):
@@ -201,6 +202,7 @@ class History:
             with self.promising("store", states[0]):
                 pass
             self.twins = {name: LockstepChecker(self.store.variables[name], model) for name, model in states[0].items()}
+            self.after = {}
 
     def table(self) -> None:
         """Make the variable that most steps use: rows with slots and scores, few of them hot."""
@@ -221,16 +223,16 @@ class History:
             self.twins[name] = LockstepChecker(variable, model)
 
     def _change(self, call: str, draw: Callable[[Any, Model], tuple[Any, ...]]) -> None:
-        for number, twin in enumerate(self.twins.values()):
+        for number, (name, twin) in enumerate(self.twins.items()):
             arguments = draw(np.random.default_rng([self.step, number]), twin.model)
-            twin.after = twin.model.copy()  # type: ignore[attr-defined]
-            getattr(twin.after, call)(*arguments)  # type: ignore[attr-defined]
+            after = self.after[name] = twin.model.copy()
+            getattr(after, call)(*arguments)
             if self.durability == "write":
-                with self.promising("store", {**self.state(), twin.variable.name: twin.after}):  # type: ignore[attr-defined]
+                with self.promising("store", {**self.state(), name: after}):
                     getattr(twin.variable, call)(*arguments)
             else:
                 getattr(twin.variable, call)(*arguments)
-            twin.model = twin.after  # type: ignore[attr-defined]
+            twin.model = after
 
     def upsert(self) -> None:
         """Set rows."""

@@ -1,8 +1,10 @@
 """Optimizers as their sources have them, in NumPy and float64, over a whole array of rows with one count of steps.
 
-Written from their sources, and not from kvemb: torch/optim/*.py (single tensor
-variants), keras/src/optimizers/*.py of Keras 3, tensorflow/core/kernels/training_ops.cc, and FBGEMM's
-codegen/genscript/optimizers.py. State is a dict of arrays (n, dim), or (n, 1) where a row has one number.
+Written from their sources, and not from kvemb: torch/optim/*.py (single tensor variants), keras/src/optimizers/*.py
+of Keras 3, tensorflow/core/kernels/training_ops.cc, and FBGEMM's codegen/genscript/optimizers.py.
+
+A step is a function of an optimizer o, rows w and gradients g (n, dim), the state s, which it changes, and the number
+t of the step, from 1; it returns the new rows. s: arrays (n, dim), or (n, 1) where a row has one number, by name.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from kvemb.errors import ReadOnly
 
 
 def looked_up(table: kvemb.Variable, keys: list[int], answers: Any) -> None:
-    """Put the rows of keys, if the table refuses writes."""
+    """Check that the table refuses writes, and put the rows of keys into the queue `answers`; else put nothing."""
     try:
         table.upsert(keys, np.zeros((len(keys), 2), np.float32))
     except ReadOnly:

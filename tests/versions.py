@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ def rows_of(checkpoint: kvemb.Checkpoint) -> dict[int, float]:
         return dict(zip(keys.tolist(), values[:, 0].tolist(), strict=True))
 
 
-def make(store: kvemb.Store, manager: kvemb.CheckpointManager, count: int) -> builtins.list[kvemb.Checkpoint]:
+def make(store: kvemb.Store, manager: kvemb.CheckpointManager, count: int) -> list[kvemb.Checkpoint]:
     made = []
     for version in range(count):
         fill(store, version, np.arange(version * 1000, version * 1000 + 1000))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import threading
 from collections.abc import Callable
@@ -26,7 +25,7 @@ def test_a_series_travels_and_only_what_lacks_does(store, manager, tmp_path, pla
     assert manager.remote_numbers(url, options=options) == []
     seen: set[str] = set()
     for number, checkpoint in enumerate(made, 1):
-        told: builtins.list[tuple[int, int]] = []
+        told: list[tuple[int, int]] = []
         done = manager.push(
             url, number=number, whole=True, options=options, progress=lambda *bytes_, told=told: told.append(bytes_)
         )
@@ -60,11 +59,11 @@ def test_a_series_travels_and_only_what_lacks_does(store, manager, tmp_path, pla
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], builtins.list[str]]:
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], list[str]]:
     """Make the n-th call of a method of the filesystem in memory fail; returns the list of all its calls."""
     from fsspec.implementations.memory import MemoryFileSystem
 
-    def fail(name: str, at: int) -> builtins.list[str]:
+    def fail(name: str, at: int) -> list[str]:
         monkeypatch.undo()
         real, calls, lock = getattr(MemoryFileSystem, name), [], threading.Lock()
 
@@ -234,7 +233,7 @@ def test_a_file_of_the_wrong_size_elsewhere_is_replaced_by_every_push(store, man
     path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
     for number in (1, 2, 2):
         files.pipe_file(path, files.cat_file(path)[:-1] + b"more")
-        told: builtins.list[tuple[int, int]] = []
+        told: list[tuple[int, int]] = []
         done = manager.push(
             url, number=number, options=options, progress=lambda *bytes_, told=told: told.append(bytes_)
         )
@@ -258,7 +257,7 @@ def test_what_changed_elsewhere_is_found_and_replaced_when_asked(store, manager,
         with kvemb.CheckpointManager(tmp_path / f"copy{number}") as copy:
             with pytest.raises(Corruption, match=r"is damaged.*push checkpoint 1 again with verify=True"):
                 copy.pull(url, number=1, options=options)
-            told: builtins.list[tuple[int, int]] = []
+            told: list[tuple[int, int]] = []
             tell = {"options": options, "progress": lambda *seen, told=told: told.append(seen)}
             done = manager.push(url, number=number, verify=True, whole=True, **tell)
             assert done.files == 1 if number == 1 else done.files > 1
