@@ -149,6 +149,7 @@ class _Rows(torch.autograd.Function):
         return tuple(rows)
 
     @staticmethod
+    @torch.compiler.disable  # which would follow a backward inside a compiled function into NumPy
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """Give the gradients of those that were used to the sink."""
         (_,) = ctx.saved_tensors

@@ -73,6 +73,7 @@ class Optimizer(torch.optim.Optimizer):
         """What waits for a step, for clip_grad_norm_: a tensor for each variable, `grad` being that of its rows."""
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
+    @torch.compiler.disable
     def _merge(self) -> None:
         """Sum what came since the last time with what was summed then."""
         made = len(self._groups) == len(self._variables)  # else the constructor looks at them
@@ -90,6 +91,7 @@ class Optimizer(torch.optim.Optimizer):
             self._merged.append((gradient, leaf))
             groups[id(gradient.variable)]["params"].append(leaf)
 
+    @torch.compiler.disable
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that wait."""
         for module in self._modules:
@@ -98,6 +100,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in self._groups:
             group["params"] = []
 
+    @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step on the rows whose gradients wait; then none wait. closure: called first, its result returned.

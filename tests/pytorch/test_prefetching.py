@@ -149,3 +149,29 @@ def test_a_compiled_model_trains_as_it_does_without(open_store, tmp_path):
             optimizer.step()
         tables.append(bag.variable.export()[1])
     np.testing.assert_allclose(tables[0], tables[1], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler reads it
+def test_a_compiled_step_trains_as_it_does_without(store):
+    """The step of an optimizer and backwards were followed into NumPy, by a compiler that failed there."""
+    tables = []
+    for name in ("plain", "compiled"):
+        variables = [
+            store.get_variable(f"{name}{each}", dim=4, optimizer=Adagrad(0.1), initializer=0.5) for each in "ab"
+        ]
+        waiting, fused = kt.EmbeddingBag(variables[0]), kt.EmbeddingBag(variables[1], fused=True)
+        optimizer = kt.Optimizer(waiting)
+
+        def train(ids: torch.Tensor, waiting=waiting, fused=fused, optimizer=optimizer) -> None:
+            (waiting(ids) * fused(ids)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(optimizer.leaves, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        call = torch.compile(train, backend="aot_eager") if name == "compiled" else train
+        for seed in range(2):
+            call(torch.randint(0, 50, (8, 3), generator=torch.Generator().manual_seed(seed)))
+        tables.append([variable.export()[1] for variable in variables])
+    for one, other in zip(*tables, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
