@@ -6,7 +6,8 @@ Rows are streamed, so memory does not grow with the table. Each function is a co
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,16 @@ from kvemb.tools.reading import Progress, no_rows, opened, with_progress
 
 @dataclass
 class VariableInfo:
-    """One variable without its rows. described: as kvemb.bulk.described, with `step` renamed to `recording_calls`."""
+    """One variable without its rows. described: as kvemb.bulk.described, with `step` renamed to `recording_calls`.
+
+    tiers: if some rows were hot on a GPU when it was saved, `rows` and `bytes` in each memory, "gpu:0" or "host".
+    """
 
     name: str
     rows: int
     row_bytes: int
     described: dict[str, Any]
+    tiers: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -74,13 +79,19 @@ def info(path: str | os.PathLike[str]) -> Info:
         created=found.created,
         recording_calls=max((entry.step for entry in found.variables.values()), default=0),
         variables=[
-            VariableInfo(name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)})
+            VariableInfo(
+                name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)}, _tiers(found.tiers, name)
+            )
             for name, entry in sorted(found.variables.items())
         ],
         files=found.files,
         attached=found.attached,
         extra=found.extra,
     )
+
+
+def _tiers(tiers: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, dict[str, int]]:
+    return {place: asdict(held) for place, held in sorted(tiers.get(name, {}).items())}
 
 
 def _as_json(entry: Any) -> dict[str, Any]:

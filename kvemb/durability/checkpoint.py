@@ -22,7 +22,7 @@ from kvemb.checks.ranges import MOST_ROWS
 from kvemb.durability import changes, cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
-from kvemb.durability.manifest import FileEntry, Manifest, VariableEntry
+from kvemb.durability.manifest import FileEntry, Held, Manifest, VariableEntry
 from kvemb.durability.readable import opened
 from kvemb.errors import CheckpointNotFound, StoreNotFound
 from kvemb.handle import Handle, inside
@@ -94,6 +94,11 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
     def extra(self) -> dict[str, Any]:
         """The values that were attached when it was saved, a copy; empty if there were none."""
         return copy.deepcopy(self._inside.extra)
+
+    @property
+    def tiers(self) -> Mapping[str, Mapping[str, Held]]:
+        """Of each variable of which some rows were hot on a GPU: rows and bytes in each memory, "gpu:0" or "host"."""
+        return self._inside.tiers
 
     @property
     def nbytes(self) -> int:

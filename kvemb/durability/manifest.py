@@ -69,6 +69,14 @@ class FileEntry:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Held:
+    """Rows of a variable that were hot in one memory, and the bytes of all its cells there."""
+
+    rows: int
+    bytes: int
+
+
 @dataclass
 class Changed:
     """The changes of one variable in one epoch. cleared: all rows were removed first. files: key files in changes/.
@@ -100,7 +108,8 @@ class Manifest:
     hot: by variable, the key files in hot/ that say which rows were hot (kvemb.durability.hotset). changes: which keys
     changed since which checkpoint, oldest first. files: by path below the directory, all except the manifest itself.
     left_out: names of variables that a restore did not take, and that later deltas leave out. extra: what the caller
-    attached, JSON (kvemb.durability.attachments).
+    attached, JSON (kvemb.durability.attachments). tiers: by variable of which some rows were hot on a GPU, what was hot
+    in each memory, "gpu:0" or "host".
     """
 
     store: str
@@ -114,6 +123,7 @@ class Manifest:
     files: dict[str, FileEntry] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+    tiers: dict[str, dict[str, Held]] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> Manifest:
         """Return the manifest of a checkpoint of some of the variables."""
@@ -127,7 +137,7 @@ class Manifest:
             Epoch(epoch.since, {name: changed for name, changed in epoch.variables.items() if name in listed})
             for epoch in self.changes
         ]
-        return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs)
+        return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs, tiers=some(self.tiers))
 
     def following(self, checkpoint: str) -> Manifest:
         """Return a manifest of the same state whose parent is that checkpoint, with a new epoch."""
@@ -155,7 +165,7 @@ def write(manifest: Manifest, directory: Path) -> None:
 def data_of(manifest: Manifest) -> dict[str, Any]:
     """Return a manifest as JSON, its checksum included; as text it is what parse() takes."""
     data = {"format": FORMAT, **asdict(manifest)}
-    for name in ("left_out", "extra"):
+    for name in ("left_out", "extra", "tiers"):
         if not data[name]:
             del data[name]
     for entry in data["variables"].values():
@@ -206,6 +216,8 @@ def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Ma
         data["variables"] = {name: _entry(entry) for name, entry in data["variables"].items()}
         data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
         data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
+        tiers = data.get("tiers", {})
+        data["tiers"] = {name: {at: Held(**held) for at, held in places.items()} for name, places in tiers.items()}
         manifest = Manifest(**data)
         if strange := [name for name in manifest.files if not _is_listed(name, version)]:
             raise ValueError(f"{brief(strange[0])} is no file that a checkpoint lists")

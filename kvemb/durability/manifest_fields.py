@@ -6,6 +6,7 @@ UnsupportedFormat if this kvemb does not know a kind or a parameter.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,6 +34,7 @@ _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 _SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
 _CHANGED = (r"[0-9]{6,18}\.keys", "names such as '000007.keys'")
 _HOT = (r"[0-9]{6,18}-[0-9]{3,18}\.keys", "names such as '000007-000.keys'")
+_PLACE = r"host|gpu:[0-9]{1,4}"
 # Limits of operating systems for a file name and for a path.
 _MOST_PART, _MOST_PATH = 255, 4096
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
@@ -71,6 +73,10 @@ def check(data: object, version: int) -> None:
                 raise fields.refused("left_out", "an array of variables' names", name)
     if version >= 5 and fields.has("extra"):
         fields.fields("extra")
+    if version >= 5 and fields.has("tiers"):
+        tiers = _of_names(fields, "tiers")
+        for name in tiers.names():
+            _check_tiers(tiers.fields(name))
     fields.done()
 
 
@@ -81,6 +87,16 @@ def _of_names(fields: Fields, name: str) -> Fields:
         if not is_name(each):
             raise ValueError(f"{name} must have variables' names as fields, got {brief(each)}")
     return by_name
+
+
+def _check_tiers(places: Fields) -> None:
+    for place in places.names():
+        if re.fullmatch(_PLACE, place) is None:
+            raise ValueError(f"{places.where} must have 'host' or names such as 'gpu:0' as fields, got {brief(place)}")
+        held = places.fields(place)
+        held.integer("rows", 0, MOST_ROWS)
+        held.integer("bytes", 0, MOST_FILE_BYTES)
+        held.done()
 
 
 def _check_epoch(epoch: Fields) -> None:

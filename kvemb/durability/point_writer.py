@@ -27,11 +27,12 @@ from kvemb.durability.changes import ChangeLog, dropped
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.journal import Journal
-from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
+from kvemb.durability.manifest import Epoch, Held, Manifest, VariableEntry
 from kvemb.durability.points import Points
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.rows.codec import Ordered
 from kvemb.rows.schema import Schema
+from kvemb.stats import HOST, TierSize
 from kvemb.store_state import StoreState
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tiers.storage import TieredStorage
@@ -107,7 +108,8 @@ class PointWriter:
                 entries = {part.name: part.entry() for part in self._parts}
                 self._described = self._points.describe(self._number, entries, self._without)
                 identity = self._attached.id or self._described.id
-                self._described = replace(self._described, id=identity, extra=self._attached.extra)
+                tiers = _on_gpus({part.name: part.storage.hot_sizes() for part in self._parts})
+                self._described = replace(self._described, id=identity, extra=self._attached.extra, tiers=tiers)
                 for part in self._parts:
                     part.storage.prepare_snapshot()
                 for number, part in enumerate(self._parts):
@@ -235,3 +237,12 @@ class PointWriter:
         if self._base is not None and not self._base.cancel():
             wait([self._base])  # it writes into the draft
         self._draft.discard()
+
+
+def _on_gpus(tiers: dict[str, dict[str, TierSize]]) -> dict[str, dict[str, Held]]:
+    """Return what a manifest has of the sizes of the hot tiers of variables: only of those with rows on GPUs."""
+    return {
+        name: {place: Held(size.rows, size.nbytes) for place, size in places.items()}
+        for name, places in tiers.items()
+        if set(places) - {HOST}
+    }

@@ -97,6 +97,7 @@ class Points:
             variables=_without({**self.current.variables, **variables}, without),
             hot=_without(self.current.hot, without),
             extra={},
+            tiers={},
         )
 
     def draft(self, number: int) -> DirectoryDraft:

@@ -112,7 +112,8 @@ class Place:
         files = {name: entry.bytes for name, entry in sorted(found.inventory.items())}
         attached = {name: files[f"{layout.FILES}/{name}"] for name in found.files}
         kind = "checkpoint" if layout.is_checkpoint(self.here) else "store"
-        return Described(kind, found.id, found.parent, found.created, found.variables, files, attached, found.extra)
+        described = kind, found.id, found.parent, found.created, found.variables, files, attached, found.extra
+        return Described(*described, found.tiers)
 
     @contextmanager
     def readable(

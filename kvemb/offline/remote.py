@@ -12,12 +12,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.manifest import Held, VariableEntry
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.offline import chain, streams
 from kvemb.offline.chain import Pushed
@@ -34,7 +34,8 @@ class Described:
     """What a checkpoint has, wherever it is. kind: "checkpoint", "store", or what a cluster's is.
 
     id, parent, created: as of a kvemb.Checkpoint. variables: by name. files: bytes of all files that it needs, by name.
-    attached: bytes of the files that were saved with the rows, by name. extra: the values that were.
+    attached: bytes of the files that were saved with the rows, by name. extra: the values that were. tiers: as of a
+    kvemb.Checkpoint; nothing of a cluster.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Described:
     files: dict[str, int]
     attached: dict[str, int]
     extra: dict[str, Any]
+    tiers: Mapping[str, Mapping[str, Held]] = field(default_factory=dict)
 
 
 class RemoteCheckpoints:
@@ -117,7 +119,7 @@ class RemoteCheckpoints:
         files = {name: entry.bytes for name, entry in found.files.items()}
         files |= {f"the delta of checkpoint {series_name(delta.number)}": delta.bytes for delta in pushed.deltas}
         attached = {name.partition("/")[2]: files[name] for name in sorted(found.attached)}
-        how = found.variables, dict(sorted(files.items())), attached, found.extra
+        how = found.variables, dict(sorted(files.items())), attached, found.extra, found.tiers
         return Described("checkpoint", found.id, found.parent, found.created, *how)
 
     @property

@@ -509,10 +509,18 @@ class TieredStorage:
             self.write_dirty()
             return list(tier_findings(self.hot_tables, self.cold, self.size, self.schema))
 
+    def hot_sizes(self) -> dict[str, TierSize]:
+        """Return what is hot in each memory, by its name. REQUIRES: the lock is held."""
+        found: dict[str, TierSize] = {}
+        for table in self.hot_tables.tables:
+            name = HOST if table.device_rows is None else table.device_rows.device
+            found[name] = found.get(name, TierSize()) + TierSize(table.size, table.capacity_rows, table.nbytes)
+        return found
+
     def stats(self) -> Stats:
         """Return the counts so far, a copy, with what is in each tier now. Takes the lock itself."""
         with self._access.held():
-            hot, waiting, tiers = self.hot_tables.size, self._spill.rows, _tier_sizes(self.hot_tables)
+            hot, waiting, tiers = self.hot_tables.size, self._spill.rows, self.hot_sizes()
             disk_bytes = 0 if self.state.closed else self.cold.disk_bytes()
             return replace(
                 self.counts,
@@ -523,12 +531,3 @@ class TieredStorage:
                 bytes_cold=disk_bytes,
                 tiers={**tiers, DISK: TierSize(max(0, self.size - hot - waiting), 0, disk_bytes)},
             )
-
-
-def _tier_sizes(hot_tables: HotTables) -> dict[str, TierSize]:
-    """Return what is hot in each memory, by its name."""
-    found: dict[str, TierSize] = {}
-    for table in hot_tables.tables:
-        name = HOST if table.device_rows is None else table.device_rows.device
-        found[name] = found.get(name, TierSize()) + TierSize(table.size, table.capacity_rows, table.nbytes)
-    return found

@@ -133,7 +133,7 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
     names = {name for name in tree_of(tmp_path / "checkpoint") if "/" not in name}
     assert names == {"manifest.json", "rows", "changes", "hot"}
     data = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())
-    assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__} - {"left_out", "extra"}
+    assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__} - {"left_out", "extra", "tiers"}
     assert (data["format"], data["point"], data["parent"]) == (5, 2, None)
     assert re.fullmatch("[0-9a-f]{32}", data["store"])
     assert re.fullmatch("[0-9a-f]{32}", data["id"])

@@ -10,7 +10,7 @@ from manifests import ID, entry_of, manifest_of
 
 from kvemb.checks.fields import Fields
 from kvemb.checks.ranges import MOST_NAME_BYTES, MOST_STEPS
-from kvemb.durability.manifest import Changed, Epoch, FileEntry
+from kvemb.durability.manifest import Changed, Epoch, FileEntry, Held
 from kvemb.durability.manifest_fields import check, check_variable, is_name, is_path
 from kvemb.errors import UnsupportedFormat
 from kvemb.optimizers import Adagrad
@@ -27,7 +27,13 @@ def whole():
     epochs = [Epoch(ID, {"users/new": Changed(True, ["000001.keys"], True)})]
     hot = {"users/new": ["000001-000.keys"]}
     described = manifest_of(
-        parent=ID, variables={"users/new": entry_of()}, hot=hot, changes=epochs, files=files, left_out=["old"]
+        parent=ID,
+        variables={"users/new": entry_of()},
+        hot=hot,
+        changes=epochs,
+        files=files,
+        left_out=["old"],
+        tiers={"users/new": {"gpu:0": Held(2, 300), "host": Held(0, 0)}},
     )
     return parsed(described)
 
@@ -43,11 +49,11 @@ def changed(data, path, value):
 def test_a_whole_manifest_and_one_with_few_fields_are_valid():
     check(whole(), 5)
     few = whole()
-    del few["left_out"], few["extra"], few["changes"][0]["variables"]["users/new"]["dropped"]
+    del few["left_out"], few["extra"], few["tiers"], few["changes"][0]["variables"]["users/new"]["dropped"]
     check(changed(few, ["parent"], None), 5)
 
 
-@pytest.mark.parametrize("name", sorted(set(whole()) - {"left_out", "extra"}))
+@pytest.mark.parametrize("name", sorted(set(whole()) - {"left_out", "extra", "tiers"}))
 def test_a_missing_field_is_named(name):
     data = whole()
     del data[name]
@@ -65,6 +71,11 @@ def test_a_missing_field_is_named(name):
         (["variables", "a//b"], {}, "variables must have variables' names as fields, got 'a//b'"),
         (["hot", "default"], [], "hot must have variables' names"),
         (["hot", "users/new"], ["1.keys"], r"names such as '000007-000\.keys', got '1\.keys'"),
+        (["tiers", "a//b"], {}, "tiers must have variables' names as fields, got 'a//b'"),
+        (["tiers", "users/new", "cpu"], {}, r"'host' or names such as 'gpu:0' as fields, got 'cpu'"),
+        (["tiers", "users/new", "host", "rows"], -1, r"host\.rows must be an int from 0"),
+        (["tiers", "users/new", "gpu:0", "bytes"], 0.5, r"bytes must be an int from 0"),
+        (["tiers", "users/new", "gpu:0", "cells"], 1, r"cells is not a field"),
         (["changes"], [], "changes must be an array of at least one epoch"),
         (["changes", 0, "since"], "x", r"changes\[0\]\.since must be"),
         (["changes", 0, "variables", "users/new", "files"], ["../1.keys"], r"names such as '000007\.keys'"),
@@ -170,6 +181,9 @@ def test_before_format_5_nothing_is_attached():
     old = whole()
     del old["variables"]["users/new"]["optimizer_steps"]
     with pytest.raises(ValueError, match="extra is not a field that this kvemb knows"):
+        check(old, 3)
+    del old["extra"]
+    with pytest.raises(ValueError, match="tiers is not a field that this kvemb knows"):
         check(old, 3)
     with pytest.raises(ValueError, match="extra must be an object"):
         check(changed(whole(), ["extra"], [1]), 5)

@@ -26,6 +26,8 @@ BARS = " ▁▂▃▄▅▆▇█"
 def info(path: Place, as_json: AsJson = False) -> None:
     """Show what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, files, parent, calls.
 
+    Of a variable with rows on a GPU also how many were hot there and in the host's memory when it was saved.
+
     Example: kvemb info checkpoints/00000042
     """
     found = _info(path)
@@ -43,6 +45,8 @@ def info(path: Place, as_json: AsJson = False) -> None:
         described = each.described
         kind = f"{described['dim']} {described['value_dtype']}, keys {described['key_dtype']}"
         lines.append((each.name, f"{each.rows:,} rows of {kind}"))
+        held = [f"{held['rows']:,} {_where(place)} in {size(held['bytes'])}" for place, held in each.tiers.items()]
+        lines += [("", f"hot when saved: {', '.join(held)}")] if held else []
         lines.append(("", f"uses recorded by {described['recording_calls']:,} calls"))
         parts = [what for what in ("optimizer", "policy", "initializer") if described[what]]
         lines += [("", f"{what}: {_brief(described[what])}") for what in parts]
@@ -55,6 +59,10 @@ def _info(path: str) -> inspect.Info:
     if found.newest:
         typer.echo(f"{found.path}, the newest checkpoint of {path}:", err=True)
     return found
+
+
+def _where(place: str) -> str:
+    return "in the host's memory" if place == "host" else f"on {place}"
 
 
 def _short(text: str) -> str:

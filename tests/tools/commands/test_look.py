@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_devices import device_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvemb
-from kvemb import bulk
+from kvemb import bulk, registry
 from kvemb.tools import inspect, table_stats
 from kvemb.tools.cli import run
 from kvemb.tools.diff import diff
@@ -67,6 +68,39 @@ def test_info_and_ls_say_what_is_there(place, capsys):
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["1", "other"], ["1,999", "table"]]
     assert run(["ls", str(place / "2"), "--files", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found.files
+
+
+@pytest.fixture
+def three_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the statistics of a variable said of its tiers when a store was saved, as manifests say it."""
+    device_of("cpu")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        for name, devices in (("table", "gpu:0"), ("other", None)):
+            store.get_variable(name, dim=64, devices=devices).upsert(np.arange(900), np.ones((900, 64), np.float32))
+        store.checkpoint(tmp_path / "saved")
+        told = {place: each for place, each in store.variables["table"].stats.tiers.items() if place != "disk"}
+    return {place: {"rows": each.rows, "bytes": each.nbytes} for place, each in told.items()}
+
+
+def test_info_says_which_memory_rows_were_hot_in(three_tiers, tmp_path, capsys):
+    assert set(three_tiers) == {"gpu:0", "host"}
+    assert min(each["rows"] for each in three_tiers.values()) > 100
+    kvemb.restore(tmp_path / "saved", tmp_path / "restored").close(flush=False)
+    for name in ("store", "saved", "restored"):
+        found = {each.name: each.tiers for each in inspect.info(tmp_path / name).variables}
+        assert found == {"table": three_tiers, "other": {}}
+        assert run(["info", str(tmp_path / name)]) == 0
+        out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        on_gpu, on_host = (three_tiers[place]["rows"] for place in ("gpu:0", "host"))
+        assert out.count("hot when saved") == 1
+        assert f"hot when saved: {on_gpu} on gpu:0 in " in out
+        assert f", {on_host} in the host's memory in " in out
+    assert run(["info", str(tmp_path / "store"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["variables"][1]["tiers"] == three_tiers
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        store.get_variable("table").upsert([5000], np.ones((1, 64), np.float32))
+    assert kvemb.Checkpoint.at(tmp_path / "store").tiers == {}, "no row was on a GPU when this was saved"
 
 
 def test_peek_shows_rows_and_their_nearest(place, capsys):
