@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout
-from kvemb.durability.manifest import Manifest, VariableEntry
+from kvemb.durability.manifest import VariableEntry
+from kvemb.errors import Corruption
 from kvemb.limits import DEFAULT
 from kvemb.offline.delta_file import DeltaFile, frame_rows
 from kvemb.offline.merging import merged
@@ -19,26 +20,31 @@ from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import record_dtype
 
 
-def apply(rows: Path, described: Manifest, deltas: list[DeltaFile], scratch: Path) -> None:
-    """Change the RocksDB directory `rows`, copied from the checkpoint that the first delta begins with, to the state of
-    the checkpoint that the last one leads to.
+def apply(rows: Path, variables: Mapping[str, VariableEntry], chains: list[list[DeltaFile]], scratch: Path) -> None:
+    """Change the RocksDB directory `rows`, copied from a checkpoint, to the state of a later one.
 
-    described: the manifest of the latter. scratch: a folder on the same filesystem. Raises Corruption, ColdStoreError.
+    variables: of the latter. chains: deltas that lead from the one to the other, one after the other; several, if each
+    has other keys, as of a cluster's shards. scratch: a folder on the same filesystem. Raises Corruption,
+    ColdStoreError.
     """
     names = set(cold_databases.families(rows))
     database = cold_databases.to_extend(rows)
     try:
-        for name in sorted(names - set(described.variables)):
+        for name in sorted(names - set(variables)):
             database.drop(name)
-        for name, entry in described.variables.items():
-            first, kept = _first(deltas, name)
+        for name, entry in variables.items():
+            counted = [_first(deltas, name) for deltas in chains]
+            if len({kept for _, kept in counted}) > 1:
+                raise Corruption(f"the deltas do not agree whether {name!r} was cleared; pull into another series")
+            kept = counted[0][1]
             if name in names and not kept:
                 database.drop(name)
             if name in names and kept:
                 database.attach(name, entry.schema)
             else:
                 database.create(name, entry.schema, RocksDBCreator.from_json(entry.creator))
-            blocks = _blocks(deltas[first:], name, entry, replaced=not (name in names and kept))
+            deltas = [delta for chain, (first, _) in zip(chains, counted, strict=True) for delta in chain[first:]]
+            blocks = _blocks(deltas, name, entry, replaced=not (name in names and kept))
             _take_in(database, name, entry, blocks, scratch)
     finally:
         database.close()

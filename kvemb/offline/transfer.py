@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kvemb.durability import fresh_files, inventory, layout, manifest
+from kvemb.durability import changes, fresh_files, inventory, layout, manifest
+from kvemb.durability.changes import files_of
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.inventory import measure
-from kvemb.durability.manifest import FileEntry
+from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
@@ -70,7 +71,7 @@ class Remote(Pushing):
                 fresh_files.write_new(folder / manifest.NAME, text.encode())
             else:
                 deltas = [self._opened(pushed, delta, number, received) for delta in todo]
-                apply(folder / layout.ROWS, described, deltas, received)
+                apply(folder / layout.ROWS, described.variables, [deltas], received)
                 complete(folder, described, None if begin is None else begin.path)
         fresh_files.remove(received)
 
@@ -109,6 +110,34 @@ class Remote(Pushing):
 
         with self._translated("read", resumable=True):
             streams.move_all(receive, missing, jobs)
+
+    def leads_from(self, number: int, id: str) -> bool:
+        """Whether deltas lead from the checkpoint with this id to that of the number. Raises as id_of does."""
+        return id in self._read(number)[1].ids
+
+    def pull_changes(
+        self, number: int, since: str, folder: Path, *, jobs: int = JOBS, progress: Progress | None = None
+    ) -> tuple[Manifest, list[DeltaFile]]:
+        """Copy a checkpoint without its rows to a folder, and the deltas that lead to it from an earlier one.
+
+        since: the id of the earlier one, of whose key files only those are copied that say what changed since. Returns
+        the manifest and the deltas. Repeating it goes on. REQUIRES: leads_from(). Raises as pull() does.
+        """
+        pushed = self._read(number)[1]
+        described, todo = pushed.described, pushed.deltas[pushed.ids.index(since) :]
+        later = {f"{layout.CHANGES}/{file}" for file in files_of(changes.since(described.changes, since) or [])}
+        named = {
+            name: entry
+            for name, entry in described.files.items()
+            if name in later or not name.startswith((f"{layout.ROWS}/", f"{layout.CHANGES}/"))
+        }
+        wanted, received = [*named.values(), *(delta.file for delta in todo)], folder / layout.PULLED
+        self._receive(pushed, number, {entry.sha256: entry for entry in wanted}, received, jobs, progress)
+        for name, entry in named.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            fresh_files.remove(folder / name)
+            fresh_files.link_or_copy(received / entry.sha256, folder / name)
+        return described, [self._opened(pushed, delta, number, received) for delta in todo]
 
     def pull_attached(self, number: int, target: Path) -> dict[str, Path]:
         """Copy the files that a checkpoint has beside the rows to a new folder; returns their paths, by name.

@@ -21,7 +21,7 @@ from typing import Any
 
 from kvemb import bulk, opening
 from kvemb.checks.numeric import as_int
-from kvemb.cluster.durability.gathering import Part
+from kvemb.cluster.durability.epochs import Part
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part, ranges
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.restoring import ClusterRemote, StoredCalls, made_on, restored
@@ -29,7 +29,6 @@ from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.attachments import Attachments
-from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.handle import inside
 from kvemb.interrupts import result_of
@@ -167,9 +166,9 @@ class _Resharding:
                 if at + 1 < len(old):
                     coming = pulling.submit(self._pulled, old[at + 1])
                 if at == 0:
-                    self._keep_attached(part[1])
+                    self._keep_attached(part)
                 self._divide(part, router, parts)
-                shutil.rmtree(part[1].path)
+                shutil.rmtree(part.path)
                 for done in waiting[:before]:  # so that the disk has the rows of few shards at a time
                     result_of(done)
                 ready = [part for part in parts[before:] if part.buckets[1] <= shard.last]
@@ -180,17 +179,17 @@ class _Resharding:
         (part,) = self._source.pulled(self._at, self._described, [shard], self._folder / "old")
         return part
 
-    def _keep_attached(self, first: Checkpoint) -> None:
+    def _keep_attached(self, first: Part) -> None:
         """Keep the files that the first old shard has beside the rows."""
-        for name, path in first.files.items():
+        for name in first.described.attached:
             (self._folder / "attached").mkdir(exist_ok=True)
-            fresh_files.link_or_copy(path, self._folder / "attached" / name)
+            fresh_files.link_or_copy(first.path / name, self._folder / "attached" / name.rpartition("/")[2])
 
     def _divide(self, part: Part, router: Router, parts: list[_NewShard]) -> None:
         """Read an old shard, and add its rows to the new ones."""
-        old, checkpoint = part
+        old = part.shard
         given: Any = {"memory_budget": MIN_BUDGET_BYTES, "read_only": True}
-        with opening.open(checkpoint, **given) as store:
+        with opening.open(part.path, **given) as store:
             for name in sorted(self._described.variables):
                 self._like.setdefault(name, bulk.described(store.variables[name]))
                 for block in inside(store.variables[name]).storage.scan(self._limits.scan_rows):

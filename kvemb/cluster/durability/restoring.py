@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from kvemb import opening
-from kvemb.cluster.durability.gathering import Part, gather, gather_buckets
-from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry
+from kvemb.cluster.durability.epochs import Part
+from kvemb.cluster.durability.gathering import gather, gather_buckets, gather_changes
+from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.series import ClusterSeries
-from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability import fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.errors import Corruption
@@ -62,16 +63,48 @@ class ClusterRemote(ClusterSeries):
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> None:
-        """See Source. progress(done, total): called with bytes that are transferred, then with rows."""
+        """See Source. progress(done, total): called with bytes that are transferred, then with rows.
+
+        If one of `have` is an earlier checkpoint of the table, and all shards have deltas from there, only those are
+        transferred.
+        """
         described, before = self.read(number), None
         for other in have:
             mine = inside(other)
-            if mine.store == described.store and mine.point < number:
+            sound = not any(inventory.damages(other.path, mine, deep=False))
+            if mine.store == described.store and mine.point < number and sound:
                 before = other if before is None or inside(before).point < mine.point else before
-        parts = self.pulled(number, described, list(described.shards), received, jobs=jobs, progress=progress)
-        rows = sum(entry.rows for entry in described.variables.values())
-        gather(parts, described, number, target, Meter(rows, progress), before)
+        if before is not None and self._leads_from(before.id, number, described):
+            self._pull_changes(number, described, target, before, received, jobs, progress)
+        else:
+            parts = self.pulled(number, described, list(described.shards), received, jobs=jobs, progress=progress)
+            rows = sum(entry.rows for entry in described.variables.values())
+            gather(parts, described, number, target, Meter(rows, progress), before)
         fresh_files.remove(received)
+
+    def _leads_from(self, id: str, number: int, described: ClusterManifest) -> bool:
+        """Whether the deltas of all shards lead from an earlier checkpoint to this one."""
+        shards = described.shards
+        return all(self.of_shard(each.store).leads_from(number, id_of_part(id, each.store)) for each in shards)
+
+    def _pull_changes(
+        self,
+        number: int,
+        described: ClusterManifest,
+        target: Path,
+        before: Checkpoint,
+        received: Path,
+        jobs: int,
+        progress: Progress | None,
+    ) -> None:
+        parts, deltas = [], []
+        for shard in described.shards:
+            folder, since = received / shard.store, id_of_part(before.id, shard.store)
+            how: Any = {"jobs": jobs, "progress": progress}
+            found, leading = self.of_shard(shard.store).pull_changes(number, since, folder, **how)
+            parts.append(self._checked(Part(shard, folder, found), number, described))
+            deltas.append(leading)
+        gather_changes(parts, deltas, described, number, target, before, received)
 
     def pulled(
         self,
@@ -101,14 +134,17 @@ class ClusterRemote(ClusterSeries):
             if not layout.is_checkpoint(target):
                 received = folder / shard.store / layout.PULLED
                 self.of_shard(shard.store).pull(number, target, [], received, jobs=jobs, progress=count)
-            checkpoint = Checkpoint(target)
-            if checkpoint.id != described.id_of(shard):
-                raise Corruption(
-                    f"checkpoint {series_name(number)} of the shard {shard.store} at {self.url} is another one than "
-                    "its cluster's; use another checkpoint"
-                )
-            parts.append((shard, checkpoint))
+            parts.append(self._checked(Part(shard, target, manifest.read(target)), number, described))
         return parts
+
+    def _checked(self, part: Part, number: int, described: ClusterManifest) -> Part:
+        """Return a part. Raises Corruption if it is not what belongs to the cluster's checkpoint."""
+        if part.described.id != described.id_of(part.shard):
+            raise Corruption(
+                f"checkpoint {series_name(number)} of the shard {part.shard.store} at {self.url} is another one than "
+                "its cluster's; use another checkpoint"
+            )
+        return part
 
 
 def restored(
@@ -129,13 +165,13 @@ def restored(
     """
     sources = described.overlapping(*buckets)
     if len(sources) == 1 and (sources[0].first, sources[0].last) == buckets:
-        ((_, checkpoint),) = parts = series.pulled(number, described, sources, scratch / RECEIVED)
+        (part,) = series.pulled(number, described, sources, scratch / RECEIVED)
         kept = scratch / series_name(number)
-        os.rename(checkpoint.path, kept)
+        os.rename(part.path, kept)
         fresh_files.remove(scratch / RECEIVED)
         store = opening.restore(kept, path, **how)
-        meter(sum(entry.rows for entry in checkpoint.variables.values()))
-        return store, made_on(parts)
+        meter(sum(entry.rows for entry in part.described.variables.values()))
+        return store, made_on([part])
     parts = series.pulled(number, described, sources, scratch / RECEIVED)
     made = gather_buckets(parts, described, buckets, scratch / "gathered", meter)
     store, calls = opening.restore(made.path, path, **how), made_on(parts)
@@ -147,8 +183,8 @@ def restored(
 def made_on(parts: list[Part]) -> StoredCalls:
     """Return the calls that were made on any of these shards: on one means on all, as a checkpoint has whole calls."""
     made: StoredCalls = {}
-    for _, checkpoint in parts:
-        for client, (answered, *numbers) in checkpoint.extra.get("calls", {}).items():
+    for part in parts:
+        for client, (answered, *numbers) in part.described.extra.get("calls", {}).items():
             before, *known = made.get(client, [0])
             made[client] = [max(before, answered), *sorted({*known, *numbers})]
     return made

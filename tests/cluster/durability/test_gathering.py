@@ -9,6 +9,7 @@ from deltas import told
 import kvemb
 import kvemb.cluster
 from kvemb import bulk
+from kvemb.durability.manifest import parse
 from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.handle import inside
 
@@ -74,12 +75,45 @@ def pulled(url, root, *numbers):
         return [series.pull(url, number=number) for number in numbers]
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+def test_only_what_changed_is_transferred(open_cluster, tmp_path):
+    url, keys = tmp_path / "series", np.arange(2000)
+    with open_cluster(2, url=url) as cluster:
+        table = cluster.get_variable("table", dim=8, optimizer=ADAM)
+        for step in range(4):
+            table.upsert(keys, np.full((len(keys), 8), step, np.float32))
+            keys = np.arange(step, step + 20)
+            table.remove([1500 + step])
+            cluster.checkpoint(files={"dense": bytes(step + 1)})
+        cluster.close(flush=False)
+    pulled(url, tmp_path / "root", 1)
+    for base in url.glob("shards/*/checkpoints/00000001.json"):
+        for name, entry in parse(base.read_text(), "base").files.items():
+            if name.endswith(".sst"):
+                (base.parents[1] / "files" / entry.sha256[:2] / entry.sha256).unlink()
+    told = []
+    with kvemb.CheckpointManager(tmp_path / "root") as series:
+        found = [series.pull(url, number=number, progress=lambda *count: told.append(count)) for number in (3, 4)]
+    assert max(total for _, total in told) < 20_000, "bytes of a shard's delta and keys"
+    with pytest.raises(Corruption, match="is missing"):
+        pulled(url, tmp_path / "other", 4)
+    for step, each in zip((2, 3), found, strict=True):
+        assert kvemb.verify(each, deep=True)
+        assert each.files["dense"].read_bytes() == bytes(step + 1)
+        with kvemb.open(each, read_only=True, **HOW) as store:
+            exists = store.variables["table"].lookup(np.arange(1500, 1506), return_exists=True)[1]
+            assert exists.tolist() == [at > step for at in range(6)]
+            assert store.variables["table"].lookup([step, 1000]).mean(axis=1).tolist() == [step, 0]
+    assert sum(len(part.keys) for part in found[1].changes(found[0])) == 20
+
+
+@pytest.mark.parametrize("shards", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_rows_and_changes_are_those_of_one_store(open_cluster, tmp_path, single, shards):
     with open_cluster(shards, url=tmp_path / "series") as cluster:
         numbers = histories(cluster, lambda: cluster.checkpoint().number)
         numbers.append(cluster.checkpoint().number)
     parts = pulled(tmp_path / "series", tmp_path / "root", *numbers)
+    (apart,) = pulled(tmp_path / "series", tmp_path / "apart", numbers[-2])
+    assert rows_of(apart) == rows_of(single[-1]), "of whole checkpoints, not of deltas"
     for one, of_cluster in zip(single, parts[:-1], strict=True):
         assert rows_of(of_cluster) == rows_of(one)
         assert kvemb.verify(of_cluster, deep=True)
@@ -92,6 +126,7 @@ def test_rows_and_changes_are_those_of_one_store(open_cluster, tmp_path, single,
     assert parts[2].parent == parts[1].id
 
 
+@pytest.mark.slow
 def test_a_replica_is_brought_from_one_to_the_next(open_cluster, tmp_path, single):
     with open_cluster(3, url=tmp_path / "series") as cluster:
         histories(cluster, cluster.checkpoint)
@@ -105,6 +140,7 @@ def test_a_replica_is_brought_from_one_to_the_next(open_cluster, tmp_path, singl
         assert list(some.variables) == ["more", "users"], "what it was restored without stays out"
 
 
+@pytest.mark.slow
 def test_tables_are_compared_if_the_shards_do_not_know_what_changed(open_cluster, tmp_path):
     url = tmp_path / "series"
     for step, shards in enumerate((2, 3, 3, 1)):

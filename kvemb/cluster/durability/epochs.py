@@ -1,0 +1,151 @@
+"""What changed between checkpoints of a cluster, as epochs of a single store's checkpoint (kvemb.durability.changes).
+
+Where all shards know it since the earlier checkpoint, their keys are put together; otherwise whole tables are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from kvemb.cluster.durability.manifest import MOST_FOLLOWED, ClusterManifest, ShardEntry, id_of_part
+from kvemb.durability import changes, cold_databases, fresh_files, layout
+from kvemb.durability.changes import dropped, recorded
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.delta import differing
+from kvemb.durability.keyfile import merged, write_keys
+from kvemb.durability.manifest import Changed, Epoch, Manifest
+from kvemb.durability.readable import Readable, opened
+from kvemb.errors import Corruption
+from kvemb.handle import inside
+from kvemb.offline.merging import aligned
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import Ordered
+
+# Rows of a table that are compared at a time.
+BATCH_ROWS = 16_384
+
+
+class Part(NamedTuple):
+    """A shard's part of a checkpoint, pulled. path: a folder with its files, all or some. described: its manifest."""
+
+    shard: ShardEntry
+    path: Path
+    described: Manifest
+
+    def since(self, checkpoint: str) -> list[Epoch] | None:
+        """Return what changed there since a checkpoint of the cluster, None if that is not known."""
+        return changes.since(self.described.changes, id_of_part(checkpoint, self.shard.store))
+
+
+class _KeyFiles:
+    """The key files in the folder changes/ of a checkpoint that is being made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._last = folder, 0
+
+    def write(self, keys: Iterator[Ordered]) -> list[str]:
+        """Write keys, ascending; returns the names of their files, none if there are no keys."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._next()
+        if write_keys(path, keys) == 0:
+            path.unlink()
+            return []
+        return [path.name]
+
+    def link(self, folder: Path, epochs: list[Epoch]) -> list[Epoch]:
+        """Take over epochs of another checkpoint, whose key files are in folder; returns them with the new names."""
+        names = {}
+        for file in sorted(changes.files_of(epochs)):
+            self._folder.mkdir(exist_ok=True)
+            names[file] = self._next().name
+            fresh_files.link_or_copy(folder / file, self._folder / names[file])
+
+        def renamed(changed: Changed) -> Changed:
+            return replace(changed, files=[names[file] for file in changed.files])
+
+        return [
+            Epoch(epoch.since, {name: renamed(changed) for name, changed in epoch.variables.items()})
+            for epoch in epochs
+        ]
+
+    def _next(self) -> Path:
+        self._last += 1
+        return self._folder / layout.keys_name(self._last)
+
+
+def write_changes(
+    parts: list[Part], described: ClusterManifest, before: Checkpoint | None, folder: Path, made: Manifest
+) -> list[Epoch]:
+    """Write what changed since which checkpoint; returns the epochs. folder: has the rows of made. Others: gather()."""
+    keys = _KeyFiles(folder / layout.CHANGES)
+    known = [id for id in described.follows if all(part.since(id) is not None for part in parts)]
+    if before is None:
+        # Without any, it begins with what no other checkpoint has as its id.
+        return _recorded(parts, known, keys) or [Epoch(id_of_part(described.id, described.store))]
+    if before.id in known:
+        later = _recorded(parts, known[known.index(before.id) :], keys)
+    else:
+        later = [_compared(before, folder, made, keys)]
+    earlier = inside(before).changes[-max(1, MOST_FOLLOWED - len(later)) :]
+    return [*keys.link(before.path / layout.CHANGES, earlier), *later]
+
+
+def _recorded(parts: list[Part], known: list[str], keys: _KeyFiles) -> list[Epoch]:
+    """Write what changed since each of some earlier checkpoints of the cluster, since which all shards know it."""
+    epochs = []
+    for begin, end in zip(known, [*known, None][1:], strict=True):
+        spans = [_span(part, begin, end) for part in parts]
+        epoch = Epoch(begin)
+        for name in sorted({name for span in spans for each in span for name in each.variables}):
+            pairs = zip(parts, spans, strict=True)
+            found = [recorded(part.path / layout.CHANGES, span, name) for part, span in pairs]
+            gone = {name in dropped(span) for span in spans}
+            cleared = {cleared for cleared, _ in found}
+            if len(gone) > 1 or len(cleared) > 1:
+                raise Corruption(f"the shards do not agree whether {name!r} was cleared; use another checkpoint")
+            files = keys.write(merged([each for _, each in found]))
+            epoch.variables[name] = Changed(cleared.pop(), files, gone.pop())
+        epochs.append(epoch)
+    return epochs
+
+
+def _span(part: Part, begin: str, end: str | None) -> list[Epoch]:
+    """Return the epochs of a shard between two checkpoints of the cluster; end None: until this one."""
+    epochs, later = part.since(begin), None if end is None else part.since(end)
+    assert epochs is not None
+    return epochs if later is None else epochs[: len(epochs) - len(later)]
+
+
+def _compared(before: Checkpoint, folder: Path, made: Manifest, keys: _KeyFiles) -> Epoch:
+    """Write what differs from an earlier checkpoint. folder: has the rows of made."""
+    earlier = inside(before)
+    epoch = Epoch(before.id)
+    database = cold_databases.to_read(folder / layout.ROWS, made)
+    try:
+        with opened(before.path, earlier) as old:
+            after = Readable(folder, made, database)
+            for name in sorted({*earlier.variables, *made.variables}):
+                epoch.variables[name] = _differences(name, old, after, keys.write)
+    finally:
+        database.close()
+    for left in (folder / layout.ROWS).glob("LOG*"):
+        left.unlink()
+    return epoch
+
+
+def _differences(
+    name: str, before: Readable, after: Readable, write: Callable[[Iterator[Ordered]], list[str]]
+) -> Changed:
+    old, new = before.rows(name), after.rows(name)
+    if new is None:
+        return Changed(cleared=True, dropped=True)
+    schema = after.described.variables[name].schema
+    if old is not None and before.described.variables[name].schema == schema:
+        pairs = aligned([old.scan(BATCH_ROWS), new.scan(BATCH_ROWS)], schema, BATCH_ROWS)
+        return Changed(files=write(keys for was, now in pairs if len(keys := differing(was, now, schema))))
+    nothing = RowBlock(schema, 0)
+    files = write(differing(nothing, block, schema) for block in new.scan(BATCH_ROWS))
+    return Changed(cleared=True, files=files, dropped=old is not None)
