@@ -44,7 +44,7 @@ TINY = {
     "spill": ["--rows", "3000", "--batch", "500", "--batches", "3", "--reads", "200", "--cache-mib", "8"],
 }
 if which("g++"):  # which runs the GPU's kernels here
-    TINY["gpu"] = ["--rows", "300", "--dim", "8", "--batch", "64", "--batches", "1", "--runs", "1"]
+    TINY["gpu"] = ["--rows", "120", "--dim", "8", "--batch", "64", "--batches", "1", "--runs", "1"]
 if find_spec("torch"):
     TINY["torch"] = [*TABLE, "--steps", "2", "--runs", "2"]
     TINY["features"] = ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"]
