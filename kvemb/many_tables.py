@@ -88,7 +88,10 @@ def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.A
 def prefetch(store: StoreHandle[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
     """See Store.prefetch."""
     for part in checked(store, wanted, to_prefetch, _variables(store)).values():
-        part.table.operations.prefetch(part.keys, after_lookup)
+        if part.on_device is not None:
+            part.table.operations.prefetch_on_device(part.on_device, after_lookup=after_lookup)
+        else:
+            part.table.operations.prefetch(part.keys, after_lookup)
 
 
 # Checking.
@@ -186,7 +189,8 @@ def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) 
 def to_prefetch(table: Table, keys: npt.ArrayLike) -> Part:
     """Return what a prefetch does."""
     if device_of(keys) is not None:
-        return Part(table, *on_device.copied_keys(table, keys), _NO_VALUES)
+        found = on_device.keys_on_device(table, keys)
+        return Part(table, found.shape, _NO_KEYS, _NO_VALUES, found.reshaped(found.size))
     return Part(table, *table.flat_and_owned(keys), _NO_VALUES)
 
 

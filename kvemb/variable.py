@@ -348,14 +348,14 @@ class Variable(Handle[Table]):
     def prefetch(self, keys: npt.ArrayLike, *, after_lookup: bool = False) -> None:
         """Start reading the cold rows of keys in the background, for the call that follows. Changes no result.
 
-        On a GPU all rows of keys become hot before that call, as far as there is time. Keys on a GPU are copied to the
-        host first, which waits for them. after_lookup: start when the next lookup ends, which is of the batch before;
-        then it does not slow that one.
+        On a GPU all rows of keys become hot before that call, as far as there is time. after_lookup: start when the
+        next lookup ends, which is of the batch before; then it does not slow that one.
         Raises TypeError; Closed.
         """
-        there = device_of(keys) is not None
-        _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat(keys)
-        self._inside.operations.prefetch(flat, bool(after_lookup))
+        if device_of(keys) is not None:
+            on_device.prefetch(self._inside, keys, after_lookup=bool(after_lookup))
+            return
+        self._inside.operations.prefetch(self._inside.flat(keys)[1], bool(after_lookup))
 
 
 def _joined(column: tuple[Any, ...]) -> Any:

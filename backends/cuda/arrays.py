@@ -92,6 +92,13 @@ class ArrayRows:
             self._cells.queue.download(found, array.address)
         return found
 
+    def begin_to_host(self, array: DeviceArray) -> Callable[[], npt.NDArray[Any]]:
+        """See contracts.DeviceRows."""
+        if not array.size:
+            return lambda: np.empty(array.shape, array.dtype)
+        arriving = self._cells.queue.begin_download(array.address, array.size * array.dtype.itemsize)
+        return lambda: arriving.wait().view(array.dtype).reshape(array.shape).copy()
+
     def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:
         """See contracts.DeviceRows."""
         found = np.empty((len(positions), *array.shape[1:]), array.dtype)

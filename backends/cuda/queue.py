@@ -117,6 +117,13 @@ class Queue:
         if before is not None:
             _finish(*before)
 
+    def begin_download(self, address: int, nbytes: int) -> Arriving:
+        """Begin to copy bytes from the device; nobody waits for them here."""
+        stream, arriving = self._here(), Arriving(self.device, nbytes)
+        self.device.download(arriving.memory, address, stream)
+        self.device.record(arriving.event, stream)
+        return arriving
+
     def _next_piece(self, nbytes: int) -> _Piece:
         self._pieces.reverse()
         self._pieces[0].make_ready(nbytes)
@@ -126,6 +133,24 @@ class Queue:
 def _finish(piece: _Piece, part: Any, to: Any) -> None:
     piece.finish()
     to[:] = part
+
+
+class Arriving:
+    """Bytes on their way to pinned memory of their own, which is kept until they are there. For any one thread."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._device, self.event, self.memory = device, device.event(), device.pinned(nbytes)
+        self._there = False
+
+    def wait(self) -> npt.NDArray[np.uint8]:
+        """Wait until they are there, and return them."""
+        if not self._there:
+            self._device.finish(self.event)
+            self._there = True
+        return self.memory
+
+    def __del__(self) -> None:
+        self.wait()
 
 
 class _Piece:

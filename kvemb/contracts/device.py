@@ -66,6 +66,12 @@ class DeviceRows(Protocol):
     def to_host(self, array: DeviceArray) -> npt.NDArray[Any]:
         """Return a copy."""
 
+    def begin_to_host(self, array: DeviceArray) -> Callable[[], npt.NDArray[Any]]:
+        """Begin to make a copy of an array as it is now; return a function, for any thread, that waits and returns it.
+
+        The array may be changed or freed on its stream afterwards.
+        """
+
     def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:
         """Return copies of the rows at these positions."""
 

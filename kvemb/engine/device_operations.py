@@ -42,6 +42,14 @@ class DeviceOperations(TableOperations):
         (copied,) = self.to_host(keys)
         return copied.astype(np.int64, copy=False)
 
+    def prefetch_on_device(self, keys: DeviceArray, *, after_lookup: bool) -> None:
+        """Do what prefetch does. The caller does not wait for keys."""
+        with self._storage.held(rows=False), self.device_rows.on(keys):
+            self._storage.state.check_open()
+            arriving = self.device_rows.begin_to_host(keys)
+        self._give_back(keys)
+        self._storage.read_ahead(lambda: arriving().astype(np.int64, copy=False), after_lookup=after_lookup)
+
     # Reading.
 
     @of_one_point

@@ -92,6 +92,12 @@ def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: boo
     return (rows, in_kind(keys, given.flags)) if return_exists else rows
 
 
+def prefetch(table: Table, keys: Any, *, after_lookup: bool) -> None:
+    """See Variable.prefetch."""
+    found = keys_on_device(table, keys)
+    table.operations.prefetch_on_device(found.reshaped(found.size), after_lookup=after_lookup)
+
+
 def upsert(table: Table, keys: Any, values: Any) -> None:
     """See Variable.upsert."""
     found, schema = keys_on_device(table, keys), table.schema

@@ -44,13 +44,18 @@ class Moving:
         self, access: TableAccess, hot_tables: HotTables, threads: Executor, move: Callable[[Keys | None], None]
     ) -> None:
         self._access, self._hot_tables, self._threads, self._move = access, hot_tables, threads, move
-        self.active = hot_tables.on_gpus
+        self.active, self._asked = hot_tables.on_gpus, False
 
     def after_lookup(self, *, spent: bool) -> None:
         """A lookup has ended: let another thread make the moves that are due. spent: there may be. Takes no lock."""
-        if spent or self._access.left_work or self._hot_tables.rising:
+        if not self._asked and (spent or self._access.left_work or self._hot_tables.rising):
+            self._asked = True
             with suppress(RuntimeError):  # the store is being closed
-                self._threads.submit(self.make)
+                self._threads.submit(self._make_asked)
+
+    def _make_asked(self) -> None:
+        self._asked = False
+        self.make()
 
     def make(self, keys: Keys | None = None) -> None:
         """Make moves, on any thread. None if the variable is in use for long, or a snapshot has no room for copies.
@@ -83,8 +88,8 @@ class ReadsAhead:
         self._lease, self._most_rows = lease, most_rows
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
-        self._waiting: deque[Keys] = deque(maxlen=READS_AHEAD)
-        self._asked: deque[Keys] = deque(maxlen=READS_AHEAD)
+        self._waiting: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
+        self._asked: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
         self._compared: deque[tuple[Keys, Unique]] = deque(maxlen=READS_AHEAD)
 
     def start(self, keys: Keys) -> None:
@@ -93,20 +98,21 @@ class ReadsAhead:
         if fetch is not None:
             self._readers.submit(self._read, fetch)
 
-    def start_beside(self, keys: Keys) -> None:
-        """The same on another thread, which asks what is hot. Takes no lock. Of more than READS_AHEAD that wait for a
-        thread the oldest are forgotten.
+    def start_beside(self, given: Callable[[], Keys]) -> None:
+        """The same of any keys on another thread, which also asks for them, and what is hot. Takes no lock.
+
+        Of more than READS_AHEAD that wait for a thread the oldest are forgotten.
         """
-        self._asked.append(keys)
+        self._asked.append(given)
         with suppress(RuntimeError):  # the store is being closed
             self._readers.submit(self._start_asked)
 
-    def start_later(self, keys: Keys) -> None:
-        """Start to read the cold ones of keys, of which this keeps a copy, when a lookup ends. Takes no lock.
+    def start_later(self, given: Callable[[], Keys]) -> None:
+        """Do what start_beside does when a lookup ends. Takes no lock.
 
         Of more than READS_AHEAD the oldest are forgotten: the batches that they were for came without a lookup.
         """
-        self._waiting.append(keys.copy())
+        self._waiting.append(given)
 
     def distinct(self, keys: Keys) -> Unique:
         """Return Unique(keys), which the thread that read ahead may have made already. Takes no lock."""
@@ -167,10 +173,11 @@ class ReadsAhead:
 
     def _start_asked(self) -> None:
         with suppress(IndexError):  # it was forgotten
-            self._start(self._asked.popleft())
+            self._start(Unique(self._asked.popleft()()).keys)
 
-    def _start_late(self, keys: Keys, when: float) -> None:
+    def _start_late(self, given: Callable[[], Keys], when: float) -> None:
         time.sleep(max(0.0, when - time.monotonic()))
+        keys = given()
         found = Unique(keys)
         self._compared.append((keys, found))
         self._start(found.keys)

@@ -270,10 +270,8 @@ class TableReads:
 
         after_lookup: when the next lookup ends.
         """
-        if after_lookup:
-            self._storage.read_ahead_later(keys)
-        else:
-            self._storage.read_ahead(Unique(keys).keys)
+        copied = keys.copy()
+        self._storage.read_ahead(lambda: copied, after_lookup=after_lookup)
 
     def warm(self, keys: Keys) -> None:
         """Make rows hot, as far as they outscore what is. Keys are distinct; those that do not exist are ignored."""

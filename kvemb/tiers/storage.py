@@ -26,7 +26,7 @@ from kvemb.limits import Limits
 from kvemb.moment import current_moment
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
-from kvemb.rows.hashing import Keys
+from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, HOST, Stats, TierSize
 from kvemb.store_state import StoreState
@@ -320,20 +320,21 @@ class TieredStorage:
         if self._snapshot is not None:
             self._snapshot.copy_before_change(keys, None, owners)
 
-    def read_ahead(self, keys: Keys) -> None:
-        """Start reading the cold ones of distinct keys on another thread. Takes the lock itself, if it does so here."""
-        if self._moving.active:
-            self.state.check_open()
-            self.ahead.start_beside(keys)
-            return
-        with self._access.held():
-            self.state.check_open()
-            self.ahead.start(keys)
+    def read_ahead(self, given: Callable[[], Keys], *, after_lookup: bool) -> None:
+        """Start reading the cold ones of keys on another thread. given: returns them, there or here, and may wait.
 
-    def read_ahead_later(self, keys: Keys) -> None:
-        """The same for any keys, when the next lookup ends. Takes no lock."""
+        after_lookup: start when the next lookup ends. Takes no lock then.
+        """
         self.state.check_open()
-        self.ahead.start_later(keys)
+        if after_lookup:
+            self.ahead.start_later(given)
+        elif self._moving.active:
+            self.ahead.start_beside(given)
+        else:
+            distinct = Unique(given()).keys
+            with self._access.held():
+                self.state.check_open()
+                self.ahead.start(distinct)
 
     def write_dirty(self) -> None:
         """Bring the cold store up to date. REQUIRES: no snapshot is being written."""

@@ -95,6 +95,33 @@ def test_rows_read_ahead_are_on_the_device_when_their_lookup_comes() -> None:
     assert place.storage.lease.held == 0, "the host's copies were forgotten"
 
 
+@pytest.mark.parametrize("after_lookup", [False, True])
+def test_a_caller_does_not_wait_for_keys_on_the_device(after_lookup: bool) -> None:
+    readers = Later()
+    place = Place(readers)
+    keys = there(FEW)
+    place.operations.prefetch_on_device(place.operations.device_rows.given(keys), after_lookup=after_lookup)
+    assert (place.device.waits, place.device.downloads) == (0, [8 * len(FEW)])
+    keys.array[:] = 0  # they are the caller's again
+    if after_lookup:
+        place.lookup([7])
+        place.device.start()
+    readers.go()
+    assert place.device.waits > 0
+    assert place.on_device == (FEW if not after_lookup else [7, *FEW])
+
+
+def test_keys_that_wait_for_a_thread_are_forgotten_where_others_came() -> None:
+    readers = Later()
+    place = Place(readers)
+    for start in (100, 200, 300):
+        keys = place.operations.device_rows.given(there(np.arange(start, start + 10)))
+        place.operations.prefetch_on_device(keys, after_lookup=False)
+    assert place.device.waits == 1, "memory that is copied to is kept until the copy is there"
+    readers.go()
+    assert place.on_device == [*range(200, 210), *range(300, 310)]
+
+
 def test_rows_below_the_device_rise_ahead() -> None:
     place = Place()
     for start in range(0, 300, 50):

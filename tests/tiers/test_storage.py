@@ -109,7 +109,7 @@ def test_what_was_read_ahead_is_forgotten_when_the_row_is_written():
     storage = storage_of()
     storage.cold.write(rows_of([7], 1.0))
     storage.size = 1
-    storage.read_ahead(np.array([7]))
+    storage.read_ahead(lambda: np.array([7]), after_lookup=False)
     put(storage, [7], 2.0)
     with storage.writing():
         storage.write_dirty()
@@ -191,7 +191,7 @@ def test_the_state_of_the_store_is_asked_for_every_call():
     ended.close()
     storage.end(ended)
     with pytest.raises(Closed, match="ended"):
-        storage.read_ahead(np.array([1]))
+        storage.read_ahead(lambda: np.array([1]), after_lookup=False)
 
 
 def test_the_rows_of_another_cold_store_are_shown_from_then_on():
