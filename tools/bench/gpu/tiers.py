@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 import kvemb
-from kvemb.handle import inside
 from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.gpu.hot import rows_there, unsaved
 from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
@@ -65,8 +64,7 @@ def _on_gpu(var: kvemb.Variable, keys: list[list[Ids]], grads: Floats) -> Work:
         for ids in given[run]:
             var.lookup(ids)
             var.apply_gradients(ids, gradients)
-        with inside(var).storage.held():  # other threads move rows
-            there.finish()
+        var.lookup(keys[run][-1][:1], touch=False)  # waits for the GPU, and for rows that other threads move
 
     return work
 
