@@ -85,7 +85,7 @@ def _pool(
     absent = 0
     bag, complete = begin, True
     total[:] = 1
-    weight = total[0]
+    weight = total[0]  # 1, of the dtype of the sums
     total[:] = 0
     for t in range(start, stop + FAR + NEAR + 1):
         if t < stop and not (has_beside and at[t] >= 0):

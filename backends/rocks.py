@@ -74,7 +74,7 @@ class RocksDatabase:
             write_buffer_bytes += min(cache_bytes, write_buffer_bytes)
         self._options = DatabaseOptions(cache, mapped, write_buffer_bytes, read_only, compacting, salvaging)
         self._stores: dict[str, RocksStore] = {}
-        self._of_stores = threading.Lock()  # what comes and goes while rows of another one are written
+        self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, os.cpu_count() or 1)
         self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="kvemb-read")
         whole = set(families) if mapped else holding_whole(families, self._metadata_bytes)
@@ -101,13 +101,13 @@ class RocksDatabase:
         """Return the store of an existing column family."""
         with translated(f"open {name!r}"):
             store = RocksStore(self, name, schema, partitioned=name in self._partitioned)
-        with self._of_stores:
+        with self._naming:
             self._stores[name] = store
         return store
 
     def drop(self, name: str) -> None:
         """Delete a column family."""
-        with self._of_stores:
+        with self._naming:
             if name in self._stores:
                 self._stores.pop(name).close()
             self._partitioned.discard(name)  # another one of this name begins with whole ones
@@ -191,7 +191,7 @@ class RocksDatabase:
         """
         if self._options.mapped:
             return
-        with self._of_stores:
+        with self._naming:
             stores = {name: store for name, store in self._stores.items() if not store.partitioned}
             if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
                 for name, store in stores.items():

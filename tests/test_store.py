@@ -15,15 +15,7 @@ import pytest
 
 import kvemb
 from kvemb import GraphKeys
-from kvemb.errors import (
-    CheckpointNotFound,
-    Closed,
-    Corruption,
-    Locked,
-    ReadOnly,
-    StoreNotFound,
-    UnsupportedFormat,
-)
+from kvemb.errors import CheckpointNotFound, Closed, Corruption, Locked, ReadOnly, StoreNotFound, UnsupportedFormat
 
 KEYS = np.arange(1000)
 VALUES = np.arange(4000, dtype=np.float32).reshape(1000, 4)

@@ -16,11 +16,11 @@ import typer
 from kvemb.tools import stopping
 from kvemb.tools.bench.command import app as bench
 from kvemb.tools.commands.cluster import app as cluster
+from kvemb.tools.commands.export_import import export, import_
 from kvemb.tools.commands.look import diff, info, ls, peek, report, stats
-from kvemb.tools.commands.move import export, import_
+from kvemb.tools.commands.maintain import compact, drop, migrate, restrict
+from kvemb.tools.commands.push_pull import pull, push
 from kvemb.tools.commands.restore import restore
-from kvemb.tools.commands.tend import compact, drop, migrate, restrict
-from kvemb.tools.commands.travel import pull, push
 from kvemb.tools.commands.verify import repair, verify
 from kvemb.tools.demos.command import demo
 from kvemb.tools.failures import INTERRUPTED, OK, READER_LEFT, explain

@@ -11,14 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import (
-    Number,
-    as_int,
-    fits,
-    is_integer,
-    rounded,
-    to_plain,
-)
+from kvemb.checks.numeric import Number, as_int, fits, is_integer, rounded, to_plain
 from kvemb.checks.ranges import MOST_DIM
 
 Keys = npt.NDArray[np.int64]

@@ -9,10 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import (
-    Number,
-    as_number,
-)
+from kvemb.checks.numeric import Number, as_number
 from kvemb.initializers.base import Fixed, set_field
 
 

@@ -12,9 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import (
-    check_finite,
-)
+from kvemb.checks.numeric import check_finite
 from kvemb.initializers.base import Keys, Random, Rows, set_field
 
 TWO_SIGMA_MASS = 0.9544997361036416  # P(|z| <= 2) of a standard normal

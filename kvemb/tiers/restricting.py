@@ -61,7 +61,7 @@ class Restriction:
 
     def close(self) -> None:
         """Delete the spool."""
-        self._spool.__exit__()
+        self._spool.close()
 
     @property
     def rows(self) -> int:

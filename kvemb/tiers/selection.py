@@ -19,7 +19,8 @@ import numpy.typing as npt
 from kvemb.errors import ColdStoreError
 from kvemb.rows.codec import Ordered
 
-_PAIR = np.dtype([("score", "<u8"), ("key", "<u8")])
+Pairs = npt.NDArray[Any]  # of _PAIR
+_PAIR = np.dtype([("score", "<u8"), ("key", "<u8")])  # an ordered score, and an ordered key
 BLOCK_PAIRS = 1 << 18
 _DIGIT_BITS = 16
 _DIGITS = 8
@@ -39,9 +40,6 @@ class Limit(NamedTuple):
     key: int
 
 
-Pairs = npt.NDArray[Any]
-
-
 def lowest_kept(
     counts: Callable[[list[int]], npt.NDArray[np.int64]],
     matching: Callable[[list[int]], Pairs],
@@ -49,7 +47,8 @@ def lowest_kept(
     *,
     most_pairs: int = BLOCK_PAIRS,
 ) -> Limit:
-    """Return the keep-th highest pair, of all spools that counts and matching tell of. REQUIRES: so many pairs.
+    """Return the keep-th highest pair, of all spools that counts and matching tell of; of equal scores the larger key
+    is higher. REQUIRES: keep is at least 1, and so many pairs.
 
     counts, matching: Spool's, summed and joined over the spools. most_pairs: as many are sorted in memory.
     """
@@ -83,6 +82,10 @@ class Spool:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the file."""
         with suppress(OSError):  # it writes what a full disk did not take, which nobody needs any more
             self._file.close()
 
@@ -96,14 +99,6 @@ class Spool:
         with self._on_disk():
             self._file.write(pairs.tobytes())
         self._count += len(keys)
-
-    def below_limit(self, keep: int) -> Iterator[Ordered]:
-        """Yield, in batches, the ordered keys of all but the `keep` highest pairs; of equal scores the larger key is
-        higher.
-        """
-        if keep < self._count:
-            limit = lowest_kept(self.counts, self.matching, keep, most_pairs=self._block_pairs) if keep else None
-            yield from self.below(limit)
 
     def below(self, limit: Limit | None) -> Iterator[Ordered]:
         """Yield, in batches, the ordered keys of the pairs below the limit; None: of all pairs."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvemb.errors import ColdStoreError
 from kvemb.tiers import selection
-from kvemb.tiers.selection import BLOCK_PAIRS, Spool, order_scores
+from kvemb.tiers.selection import BLOCK_PAIRS, Spool, lowest_kept, order_scores
 
 SCORES = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -math.inf, math.inf, 5e-324, -5e-324]),
@@ -31,7 +31,15 @@ def dropped(pairs, keep, batch=7, block_pairs=BLOCK_PAIRS):
             part = pairs[at : at + batch]
             scores, keys = [score for score, _ in part], [key for _, key in part]
             spool.append(np.array(scores, np.float64), np.array(keys, np.uint64))
-        return [int(key) for batch in spool.below_limit(keep) for key in batch]
+        return [int(key) for batch in below_highest(spool, keep, block_pairs) for key in batch]
+
+
+def below_highest(spool, keep, block_pairs=BLOCK_PAIRS):
+    """The keys of all pairs of a spool but the `keep` highest, in batches; as kvemb.tiers.restricting finds them."""
+    if keep >= len(spool):
+        return []
+    limit = lowest_kept(spool.counts, spool.matching, keep, most_pairs=block_pairs) if keep else None
+    return list(spool.below(limit))
 
 
 @given(st.lists(SCORES, max_size=50))
@@ -74,7 +82,7 @@ def test_a_spool_leaves_no_file(tmp_path):
     with Spool(tmp_path) as spool:
         spool.append(np.ones(3), np.arange(3, dtype=np.uint64))
         assert list(tmp_path.iterdir()) == []
-        assert len(list(spool.below_limit(1))) == 1
+        assert len(below_highest(spool, 1)) == 1
     assert list(tmp_path.iterdir()) == []
 
 

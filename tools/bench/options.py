@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvemb.tools.limits import (
-    MOST_BATCH,
-    MOST_DIM,
-    MOST_MIB,
-    MOST_ROWS,
-    MOST_RUNS,
-    MOST_ZIPF,
-    no_nan,
-)
+from kvemb.tools.limits import MOST_BATCH, MOST_DIM, MOST_MIB, MOST_ROWS, MOST_RUNS, MOST_ZIPF, no_nan
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Folder = Annotated[

@@ -25,8 +25,6 @@ from kvemb.tools.demos.workplace import PatientInterrupts
 from kvemb.tools.screen import Screen
 from kvemb.tools.stress.places import kill_process
 
-EXPORTED_ROWS = 65_536
-
 
 def run(
     settings: ClickRun,

@@ -17,17 +17,7 @@ import numpy as np
 
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.arrays import READ_ROWS, of_arrays, write_columns
-from kvemb.tools.formats.columns import (
-    KEY,
-    SCORE,
-    VALUE,
-    Batch,
-    Column,
-    Given,
-    Table,
-    check_width,
-    rows_at_once,
-)
+from kvemb.tools.formats.columns import KEY, SCORE, VALUE, Batch, Column, Given, Table, check_width, rows_at_once
 from kvemb.tools.numbers import dtype_of
 
 

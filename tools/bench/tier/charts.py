@@ -23,16 +23,12 @@ _HOT = "hot rows, as a share of the table"
 def drawn(found: Found, batch: int) -> dict[str, str]:
     """Return the SVG files that the results suffice for, by name, in the order of the page. batch: rows of a step."""
     charts = {
-        "rows": _by_hot_share(found, "Training speed", "rows/s; page cache warm", "warm", "rows_per_s", log=False),
-        "cpu": _by_hot_share(
-            found, "CPU time of a row", "us, all threads; page cache warm", "warm", "cpu_us", log=False
-        ),
+        "rows": _by_hot_share(found, "Training speed", "rows/s; page cache warm", "warm", "rows_per_s"),
+        "cpu": _by_hot_share(found, "CPU time of a row", "us, all threads; page cache warm", "warm", "cpu_us"),
         "written": _by_hot_share(
-            found, "Written to disk for a row", "bytes, flushes and merges included", "warm", "written_bytes", log=False
+            found, "Written to disk for a row", "bytes, flushes and merges included", "warm", "written_bytes"
         ),
-        "read": _by_hot_share(
-            found, "Read from disk for a row", "bytes; page cache cold", "cold", "read_bytes", log=False
-        ),
+        "read": _by_hot_share(found, "Read from disk for a row", "bytes; page cache cold", "cold", "read_bytes"),
         "cold": _page_cache(found),
         "growth": _growth(found),
         "checkpoint-bytes": _checkpoint_bytes(found),
@@ -42,7 +38,7 @@ def drawn(found: Found, batch: int) -> dict[str, str]:
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str, *, log: bool) -> str | None:
+def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str) -> str | None:
     cases = grid(found)
     if not cases:
         return None
@@ -57,7 +53,7 @@ def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str, *,
             ]
             curves.append(Curve(f"{label}, Zipf {skew:g}", points, colour, dashed))
     curves = [curve for curve in curves if curve.points]
-    return picture(title, curves, _shares(shares), _up(curves, log=log), across=_HOT, note=note) if curves else None
+    return picture(title, curves, _shares(shares), _up(curves), across=_HOT, note=note) if curves else None
 
 
 def _page_cache(found: Found) -> str | None:
