@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,18 +54,31 @@ def run(
                 table = follower.get_variable("table", hot_rows=2 * hot)
                 for ids in batches_of_ids(hot, LOAD_BATCH):
                     table.lookup(ids)
-                sides = _measure(follower, table, trainer, hot, batch, every, points, runs)
+                times = _measure(follower, table, trainer, hot, batch, every, points, runs)
         finally:
             trainer.end()
-    with_, soon, without, refreshes = sides
-    for name, ours in (("lookup p99 with refreshes", with_), (f"within {SOON_SECONDS:g} s of a refresh", soon)):
-        ratio = Spread.of(a / b for a, b in zip(ours, without, strict=True))
+    sides = ("lookup p99 with refreshes", times.refreshing), (f"within {SOON_SECONDS:g} s of a refresh", times.soon)
+    for name, ours in sides:
+        ratio = Spread.of(a / b for a, b in zip(ours, times.still, strict=True))
         bar, met = f"ratio ≤ {MOST_SLOWER:g}", ratio.median <= MOST_SLOWER
         report.lines.append(
-            Line(name, "ms", Spread.of(ours), "p99 without refreshes", Spread.of(without), ratio, bar, met)
+            Line(name, "ms", Spread.of(ours), "p99 without refreshes", Spread.of(times.still), ratio, bar, met)
         )
-    report.facts |= {"refresh_s": float(np.median(refreshes)), "refreshes": len(refreshes)}
+    report.facts |= {"refresh_s": float(np.median(times.refreshes)), "refreshes": len(times.refreshes)}
     return report
+
+
+@dataclass
+class _Times:
+    """The 99th percentile of the lookups of each run, in ms; refreshes: seconds of each refresh.
+
+    still: of runs without refreshes. refreshing: of those with them; soon: of their lookups near a refresh alone.
+    """
+
+    still: list[float] = field(default_factory=list)
+    refreshing: list[float] = field(default_factory=list)
+    soon: list[float] = field(default_factory=list)
+    refreshes: list[float] = field(default_factory=list)
 
 
 def _measure(
@@ -75,55 +90,64 @@ def _measure(
     every: float,
     points: int,
     runs: int,
-) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return p99 in ms by run: with refreshes, of lookups soon after one, without; and the seconds of each refresh."""
-    with_, soon, without, refreshes = [], [], [], []
-    for run in range(2 * runs):
-        refreshing = bool(run % 2)
-        ended: list[tuple[float, float]] = []
-        stop = threading.Event()
-
-        def move(refreshing: bool = refreshing, ended: list[tuple[float, float]] = ended, stop=stop) -> None:  # type: ignore[no-untyped-def]
-            for _ in range(points):
-                time.sleep(every)
-                trainer.point()
-                if refreshing:
-                    began = time.perf_counter()
-                    if not follower.refresh():
-                        raise AssertionError("a point was made, but the follower does not see it")
-                    ended.append((began, time.perf_counter()))
-            time.sleep(SOON_SECONDS)
-            stop.set()
-
-        mover = threading.Thread(target=move)
-        mover.start()
-        began, taken = _look_up(table, hot, batch, stop)
-        mover.join()
-        p99 = 1000 * float(np.percentile(taken, 99))
-        if refreshing:
-            near = np.zeros(len(taken), np.bool_)
-            for first, last in ended:
-                near |= (began + taken >= first) & (began < last + SOON_SECONDS)
-            with_.append(p99)
-            soon.append(1000 * float(np.percentile(taken[near], 99)))
-            refreshes += [last - first for first, last in ended]
-        else:
-            without.append(p99)
+) -> _Times:
+    """Look up hot rows while points are made, without refreshes and with them in turns."""
+    times = _Times()
+    with ThreadPoolExecutor(1) as beside:
+        for _ in range(runs):
+            _, taken = _look_up(table, hot, batch, beside.submit(_make_points, trainer, points, every, None))
+            times.still.append(_p99_ms(taken))
             follower.refresh()
             for ids in batches_of_ids(hot, LOAD_BATCH):
                 table.lookup(ids)
-    return with_, soon, without, refreshes
+            moving = beside.submit(_make_points, trainer, points, every, follower)
+            began, taken = _look_up(table, hot, batch, moving)
+            near = np.zeros(len(taken), np.bool_)
+            for first, last in moving.result():
+                near |= (began + taken >= first) & (began < last + SOON_SECONDS)
+                times.refreshes.append(last - first)
+            times.refreshing.append(_p99_ms(taken))
+            times.soon.append(_p99_ms(taken[near]))
+    return times
 
 
-def _look_up(table: kvemb.Variable, hot: int, batch: int, stop: threading.Event) -> tuple[np.ndarray, np.ndarray]:
-    """Look up random hot rows until `stop` is set; returns when each lookup began, and how long it took, in seconds."""
+def _make_points(
+    trainer: _Trainer, points: int, every: float, follower: kvemb.Store | None
+) -> list[tuple[float, float]]:
+    """Make points, `every` seconds apart; returns when each refresh of the follower, if there is one, began and ended.
+
+    Raises AssertionError if the follower does not see a point.
+    """
+    refreshes = []
+    for _ in range(points):
+        time.sleep(every)
+        trainer.point()
+        if follower is not None:
+            began = time.perf_counter()
+            if not follower.refresh():
+                raise AssertionError("a point was made, but the follower does not see it")
+            refreshes.append((began, time.perf_counter()))
+    time.sleep(SOON_SECONDS)
+    return refreshes
+
+
+def _look_up(table: kvemb.Variable, hot: int, batch: int, until: Future[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Look up random hot rows until a future is done, and raise what it raised.
+
+    Returns when each lookup began, and how long it took, in seconds.
+    """
     chance, began, taken = np.random.default_rng(3), [], []
-    while not stop.is_set():
+    while not until.done():
         ids = ids_of(chance.integers(0, hot, batch))
         began.append(time.perf_counter())
         table.lookup(ids)
         taken.append(time.perf_counter() - began[-1])
+    until.result()
     return np.array(began), np.array(taken)
+
+
+def _p99_ms(seconds: np.ndarray) -> float:
+    return 1000 * float(np.percentile(seconds, 99))
 
 
 class _Trainer:
