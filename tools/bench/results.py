@@ -108,7 +108,7 @@ def _spread(spread: Spread) -> str:
 
 def _number(value: object) -> str:
     if isinstance(value, float):
-        for size, letter in ((1e6, "M"), (1e3, "k")):
+        for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
             if abs(value) >= size:
                 return f"{value / size:.3g}{letter}"
         return f"{value:.3g}"

@@ -115,6 +115,20 @@ def test_more_memory_than_there_is_is_a_memory_error(device):
         device.allocate(1 << 50, 1)
 
 
+def test_a_device_tells_the_time_between_timed_events(device):
+    start, middle, end = (device.event(timed=True) for _ in range(3))
+    memory = device.allocate(1 << 20, 1)
+    device.record(start, 1)
+    device.zero(memory.address, 1 << 20, 1)
+    device.record(middle, 1)
+    device.zero(memory.address, 1 << 20, 1)
+    device.record(end, 1)
+    first, both = device.seconds(start, middle), device.seconds(start, end)
+    assert 0 < first < both
+    assert first + device.seconds(middle, end) == pytest.approx(both, rel=0.1, abs=1e-5)
+    assert device.bytes_per_second() > 0
+
+
 def test_a_stream_waits_for_what_another_one_does(device):
     memory, (one, other), event = device.allocate(1 << 20, 1), (device.stream(), device.stream()), device.event()
     device.zero(memory.address, 1 << 20, one)
