@@ -77,17 +77,21 @@ def three_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
     monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
         for name, devices in (("table", "gpu:0"), ("other", None)):
-            store.get_variable(name, dim=64, devices=devices).upsert(np.arange(900), np.ones((900, 64), np.float32))
+            store.get_variable(name, dim=128, devices=devices).upsert(np.arange(500), np.ones((500, 128), np.float32))
         store.checkpoint(tmp_path / "saved")
+        with kvemb.CheckpointManager(tmp_path / "series") as series:
+            series.save(store)
+            series.push(tmp_path / "pushed")
         told = {place: each for place, each in store.variables["table"].stats.tiers.items() if place != "disk"}
     return {place: {"rows": each.rows, "bytes": each.nbytes} for place, each in told.items()}
 
 
+@pytest.mark.slow
 def test_info_says_which_memory_rows_were_hot_in(three_tiers, tmp_path, capsys):
     assert set(three_tiers) == {"gpu:0", "host"}
     assert min(each["rows"] for each in three_tiers.values()) > 100
     kvemb.restore(tmp_path / "saved", tmp_path / "restored").close(flush=False)
-    for name in ("store", "saved", "restored"):
+    for name in ("store", "saved", "restored", "pushed"):
         found = {each.name: each.tiers for each in inspect.info(tmp_path / name).variables}
         assert found == {"table": three_tiers, "other": {}}
         assert run(["info", str(tmp_path / name)]) == 0
@@ -99,7 +103,7 @@ def test_info_says_which_memory_rows_were_hot_in(three_tiers, tmp_path, capsys):
     assert run(["info", str(tmp_path / "store"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variables"][1]["tiers"] == three_tiers
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
-        store.get_variable("table").upsert([5000], np.ones((1, 64), np.float32))
+        store.get_variable("table").upsert([5000], np.ones((1, 128), np.float32))
     assert kvemb.Checkpoint.at(tmp_path / "store").tiers == {}, "no row was on a GPU when this was saved"
 
 
