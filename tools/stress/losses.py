@@ -2,12 +2,14 @@
 
 Several clients make calls and one writes checkpoints, until all of them hear of the loss. Then the cluster must be at a
 checkpoint that was complete: the last acknowledged one, or the one in progress. It must hold all calls that were
-acknowledged before that checkpoint began and none that began after it was complete, each on all shards; and the same
-rows as a single store that is restored from it. Each client goes on where the checkpoint has it.
+acknowledged before that checkpoint began and none that began after its snapshots were taken, each on all shards; the
+same rows as a single store that is restored from it; and the file that was saved with them. Each client goes on where
+the checkpoint has it.
 """
 
 from __future__ import annotations
 
+import ast
 import logging
 import shutil
 import sys
@@ -39,7 +41,7 @@ KEPT = 3
 
 class Load:
     """The calls between two losses. begun, done: of each client, how many calls in all. written: checkpoints by number,
-    with `done` before and `begun` after.
+    with `done` before their snapshots and `begun` after.
     """
 
     def __init__(self, rounds: LossRounds, seed: int) -> None:
@@ -78,8 +80,9 @@ class Load:
         self.attempted = before
         client = self._rounds.clients[int(chance.integers(len(self._rounds.clients)))]
         with suppress(ColdStoreError):  # files are just being removed: the next one finds that they are gone
-            number = client.checkpoint(keep=KEPT).number
-            self.written[number] = before, list(self.begun)
+            pending = client.checkpoint(keep=KEPT, block=False, files={"before": repr(before).encode()})
+            begun = list(self.begun)  # what begins later is not in it
+            self.written[pending.result().number] = before, begun
 
     def end(self, *, lost: bool) -> None:
         """Wait until all have ended. lost: they will hear of a loss; otherwise they may, until two more checkpoints.
@@ -155,13 +158,19 @@ class LossRounds:
             least = most = self.counts
         if any(not low <= count <= high for low, count, high in zip(least, found, most, strict=True)):
             raise Difference(f"checkpoint {back.number} has {found} calls, but was made between {least} and {most}")
-        self._compare_with_restored(back.number)
+        self._compare_with_restored(back.number, found)
         self.totals["unacknowledged checkpoints"] += back.number > newest
         self.totals["calls undone"] += sum(load.done) - sum(found)
         self.counts, self.newest = found, back.number
 
-    def _compare_with_restored(self, number: int) -> None:
+    def _compare_with_restored(self, number: int, least: list[int]) -> None:
         place = self._folder / "restored"
+        with suppress(KeyError):  # the first one has no file
+            files = kvemb.cluster.pull_files(self._url, place, number=number)
+            attached = ast.literal_eval(files["before"].read_text())
+            if any(count > known for count, known in zip(attached, least, strict=True)):
+                raise Difference(f"checkpoint {number} has a file of a later one, which was begun after {attached}")
+        shutil.rmtree(place, ignore_errors=True)
         store = kvemb.cluster.restore(self._url, place, number=number, memory_budget="4MiB")
         try:
             columns = zip(self.tables[0].export(with_scores=True), _table(store).export(with_scores=True), strict=True)
