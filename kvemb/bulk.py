@@ -1,6 +1,7 @@
 """Whole rows in and out, past the hot tier, for offline tools.
 
-Rows are loaded by kvemb.offline.loading. Memory does not grow with the table.
+Rows are loaded by kvemb.offline.loading. A checkpoint at a URL, or of a cluster, is made readable by Place. Memory does
+not grow with the table.
 """
 
 from __future__ import annotations

@@ -89,11 +89,8 @@ class Place:
     ) -> None:
         self._source: Source | None = None
         self.here: Path | None = None
-        root, number = paths.text_of(given, what), None
-        if (numbered := _NUMBERED.fullmatch(root)) is not None and (paths.is_url(root) or not os.path.exists(root)):
-            above, number = numbered[1], int(numbered[2])
-            root, number = (above, number) if _is_elsewhere(above) else (root, None)
-        if _is_elsewhere(root):
+        root, number = divided(given, what)
+        if is_elsewhere(root):
             self._source = source_at(root, options)
             self.newest = number is None
             self._number: int = chosen(number, self._source.numbers(), root)
@@ -139,6 +136,18 @@ class Place:
             yield target
 
 
-def _is_elsewhere(root: str) -> bool:
-    """Whether checkpoints are to be pulled from there."""
-    return paths.is_url(root) or is_pushed(Path(root))
+def divided(given: str | os.PathLike[str], what: str = "path") -> tuple[str, int | None]:
+    """Return what is given without the number of a checkpoint that is to be pulled, and the number; None: it has none.
+
+    what: its name in errors. Raises TypeError, ValueError.
+    """
+    root = paths.text_of(given, what)
+    numbered = None if not paths.is_url(root) and os.path.exists(root) else _NUMBERED.fullmatch(root)
+    if numbered is not None and is_elsewhere(numbered[1]):
+        return numbered[1], int(numbered[2])
+    return root, None
+
+
+def is_elsewhere(root: str) -> bool:
+    """Whether checkpoints are to be pulled from there: it is a URL, or a directory to which they were pushed."""
+    return paths.is_url(root) or is_pushed(Path(root)) or paths.is_cluster_series(Path(root))

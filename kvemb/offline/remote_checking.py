@@ -36,26 +36,28 @@ class Checked:
 class RemoteChecking(RemoteCheckpoints):
     """Checkpoints at a URL, with check."""
 
-    def check(self, *, deep: bool, progress: Progress | None = None, jobs: int = JOBS) -> Checked:
+    def check(
+        self, *, number: int | None = None, deep: bool, progress: Progress | None = None, jobs: int = JOBS
+    ) -> Checked:
         """Check all numbers, and the size of each file that one needs; deep: read every file, and compare its checksum.
 
-        progress(done, total): called with bytes as they are read. Raises CheckpointNotFound if there is no number;
-        TransferError.
+        number: the only one to check; None: all. progress(done, total): called with bytes as they are read. Raises
+        CheckpointNotFound if there is no number; TransferError.
         """
         done = Checked()
         if not (numbers := self.numbers()):
             raise CheckpointNotFound(f"there is no checkpoint at {self._url}")
         needed: dict[str, FileEntry] = {}
         users: dict[str, list[int]] = defaultdict(list)
-        for number in numbers:
+        for each in numbers if number is None else [number]:
             try:
-                done.described[number] = self._read(number)[1]
+                done.described[each] = self._read(each)[1]
             except (Corruption, UnsupportedFormat) as error:
                 done.findings.append(str(error))
                 continue
-            for sha256, entry in done.described[number].files.items():
+            for sha256, entry in done.described[each].files.items():
                 needed[sha256] = entry
-                users[sha256].append(number)
+                users[sha256].append(each)
         done.files, done.nbytes = len(needed), sum(entry.bytes for entry in needed.values())
         harmed = self._harmed(needed, deep, progress, jobs)
         for sha256 in sorted(harmed, key=lambda each: (users[each], each)):

@@ -16,7 +16,8 @@ from kvemb.durability.checkpoint import describe_path
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
 from kvemb.meter import Progress
-from kvemb.offline.remote_checking import RemoteChecking, is_pushed
+from kvemb.offline.places import divided, is_elsewhere
+from kvemb.offline.remote_checking import RemoteChecking
 
 
 @dataclass
@@ -54,15 +55,16 @@ def verify(
     progress(done, total): called with bytes as they are read. Memory does not grow with the table. Changes nothing.
     At a URL, or in a directory, to which checkpoints were pushed, by a series or by a cluster's shards, all of them are
     checked: what each consists of, and the files that it needs, deltas included; deep: every byte of them. options:
-    fsspec's for the filesystem. Of a series on this machine, the newest checkpoint is checked.
+    fsspec's for the filesystem. URL/00000042: that one alone. Of a series on this machine, the newest is checked.
     Raises StoreNotFound if path is neither, Locked, UnsupportedFormat; CheckpointNotFound, TransferError for a URL.
     """
-    if paths.is_url(path) or is_pushed(paths.local(path)) or paths.is_cluster_series(paths.local(path)):
-        remote = RemoteChecking(path, options)
+    root, number = divided(path)
+    if is_elsewhere(root):
+        remote = RemoteChecking(root, options)
         if remote.is_of_cluster:
-            how = {"deep": deep, "options": options, "progress": progress}
-            return cast(Verification, registry.of_cluster("verify")(path, **how))
-        return _verify_remote(str(path), remote, bool(deep), progress)
+            how = {"number": number, "deep": deep, "options": options, "progress": progress}
+            return cast(Verification, registry.of_cluster("verify")(root, **how))
+        return _verify_remote(root, number, remote, bool(deep), progress)
     path = paths.newest_of(paths.local(path))
     found = Verification(path, bool(deep))
     if layout.is_checkpoint(path):
@@ -79,8 +81,10 @@ def verify(
     return found
 
 
-def _verify_remote(url: str, remote: RemoteChecking, deep: bool, progress: Progress | None) -> Verification:
-    checked = remote.check(deep=deep, progress=progress)
+def _verify_remote(
+    url: str, number: int | None, remote: RemoteChecking, deep: bool, progress: Progress | None
+) -> Verification:
+    checked = remote.check(number=number, deep=deep, progress=progress)
     found = Verification(url, deep, checked.findings, files=checked.files, nbytes=checked.nbytes)
     if checked.described:
         newest = max(checked.described)

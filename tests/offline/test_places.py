@@ -81,6 +81,7 @@ def test_a_place_is_described_and_read(tmp_path, memory, scratch, kind):
     with pytest.raises((CheckpointNotFound, StoreNotFound), match=r"has no checkpoint 00000007|no checkpoint 7 in"):
         Place(f"{url}/00000007").described()
     assert bool(kvemb.verify(url, deep=True))
+    assert kvemb.verify(f"{url}/00000001", deep=True).rows == {"table": 10}
     store = kvemb.restore(f"{url}/00000001", tmp_path / "store", memory_budget="4MiB", variables=["table"])
     assert store.variables["table"].lookup([9]).tolist() == [[10, 10]]
     store.close()
@@ -99,7 +100,8 @@ def test_damage_and_missing_files_are_named(tmp_path, memory, scratch, kind):
             files.rm_file(largest)
         else:
             files.pipe_file(largest, damaged)
-        assert any(name in line for line in kvemb.verify(url, deep=True).findings)
+        for place in (url, f"{url}/00000001"):
+            assert any(name in line for line in kvemb.verify(place, deep=True).findings)
         with pytest.raises(kvemb.errors.Corruption, match=name):
             kvemb.restore(f"{url}/00000001", tmp_path / "store", memory_budget="4MiB")
         assert not (tmp_path / "store").exists()

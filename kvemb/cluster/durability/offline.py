@@ -47,13 +47,15 @@ def found(series: ClusterSeries, number: int | None) -> tuple[int, ClusterManife
 def verify(
     url: str | os.PathLike[str],
     *,
+    number: int | None = None,
     deep: bool = False,
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Return what is wrong with the checkpoints of a cluster: their manifests, and all that shards pushed for them.
 
-    deep: every byte is read. progress(done, total): called with bytes, of one shard after the other. Changes nothing.
+    number: of the only checkpoint that is checked; None: all. deep: every byte is read. progress(done, total): called
+    with bytes, of one shard after the other. Changes nothing.
     Raises CheckpointNotFound if there is none; TransferError.
     """
     series = ClusterSeries(url, options)
@@ -61,27 +63,27 @@ def verify(
     if not (numbers := series.numbers()):
         raise CheckpointNotFound(f"there is no checkpoint of a cluster at {series.url}")
     needed: dict[str, dict[int, str]] = defaultdict(dict)
-    for number in numbers:
+    for each in numbers if number is None else [as_int(number, "number", 0, MOST_SERIES)]:
         try:
-            described = series.read(number)
+            described = series.read(each)
         except (Corruption, UnsupportedFormat) as error:
             report.findings.append(str(error))
             continue
         report.rows = {name: entry.rows for name, entry in described.variables.items()}
         for shard in described.shards:
-            needed[shard.store][number] = described.id_of(shard)
+            needed[shard.store][each] = described.id_of(shard)
     for store, wanted in needed.items():
         place = series.place_of_shard(store)
         try:
-            checked = RemoteChecking(place, options).check(deep=bool(deep), progress=progress)
+            checked = RemoteChecking(place, options).check(number=number, deep=bool(deep), progress=progress)
         except CheckpointNotFound as error:
             report.findings.append(str(error))
             continue
         report.findings += checked.findings
         report.files, report.nbytes = report.files + checked.files, report.nbytes + checked.nbytes
-        for number, id in wanted.items():
-            there = checked.described.get(number)
+        for each, id in wanted.items():
+            there = checked.described.get(each)
             if there is None or there.described.id != id:
                 what = "is missing" if there is None else "is another one than its cluster's"
-                report.findings.append(f"checkpoint {series_name(number)} at {place} {what}")
+                report.findings.append(f"checkpoint {series_name(each)} at {place} {what}")
     return report
