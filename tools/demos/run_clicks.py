@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import kvemb
@@ -42,7 +43,7 @@ def run(settings: ClickRun, folder: Path, screen: Screen, stop: PatientInterrupt
     half = settings.clicks // 2
     before = anonymous_bytes()
     with kvemb.open(folder / "store", memory_budget=settings.budget) as store:
-        steps = -(-half // settings.batch) - (half - settings.clicks) // settings.batch
+        steps = ceil(half / settings.batch) + ceil((settings.clicks - half) / settings.batch)
         with screen.progress("training", steps, FIRST_NOTE) as advance:
             model = Factorisation(store, settings.dim, settings.seed)
             meter = Meter(model.variables, advance)

@@ -60,36 +60,8 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: PatientInterrupts
     with kvemb.open(folder / "store", memory_budget=settings.budget or share) as store:
         budget = store.budget.total  # one that cannot be is refused before anything is trained
     stored = replace(plain, folder=str(folder), budget=budget, every=max(1, settings.steps // CHECKPOINTS))
-
-    def side(what: str, each: Settings, kill_at: int | None = None) -> Outcome | None:
-        with screen.progress(what, each.steps, FIRST_NOTE) as advance:
-
-            def stepped(steps: int, loss: float) -> None:
-                stop.check()
-                advance(steps, f"loss {loss:.4f}")
-
-            return run_side(each, stepped, kill_at)
-
-    def whole(what: str, each: Settings) -> Outcome:
-        outcome = side(what, each)
-        assert outcome is not None
-        return outcome
-
-    alone = whole("PyTorch alone", replace(plain, steps=min(settings.steps, ALONE_STEPS), alone=True))
-    screen.milestone(f"PyTorch, and tables of one row each: {size(alone.anonymous)} of anonymous memory")
-    peer = whole("PyTorch", plain)
-    screen.milestone(f"PyTorch, all {rows:,} rows in memory: {peer.steps_per_second:.1f} steps/s, AUC {peer.auc:.4f}")
-    ours = whole("kvemb", stored)
-    screen.milestone(f"kvemb, in {size(budget)}: {ours.steps_per_second:.1f} steps/s, AUC {ours.auc:.4f}")
-    again = None
-    if settings.kill_at is not None:
-        second = folder / "killed"
-        second.mkdir()
-        cut = replace(stored, folder=str(second))
-        side("kvemb, killed", cut, settings.kill_at)
-        screen.milestone(f"kill -9 after {settings.kill_at} steps")
-        again = whole("kvemb, resumed", cut)
-        screen.milestone(f"resumed at step {again.first}")
+    trained = _train(settings, plain, stored, screen, stop)
+    alone, peer, ours, again = trained.alone, trained.peer, trained.ours, trained.again
     held_out = plain.log.part(plain.lines - plain.held_out, plain.held_out, HELD_OUT)
     teacher = auc(plain.log.logits(held_out.numbers, held_out.ids), held_out.clicked)
     difference = _difference(ours.losses, peer.losses)
@@ -148,6 +120,55 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: PatientInterrupts
             f"the process that was killed and resumed ended with AUC {again.auc}, the other with {ours.auc}"
         )
     return next(path for path in sorted((folder / "checkpoints").iterdir()) if path.is_dir())
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What each process ended with. alone: PyTorch with tables of one row each. again: of the one that was killed and
+    resumed, None if none was.
+    """
+
+    alone: Outcome
+    peer: Outcome
+    ours: Outcome
+    again: Outcome | None
+
+
+def _train(settings: DlrmRun, plain: Settings, stored: Settings, screen: Screen, stop: PatientInterrupts) -> _Trained:
+    """Train all sides. plain: what PyTorch's are told; stored: what kvemb's is told, whose budget is known."""
+
+    def side(what: str, each: Settings, kill_at: int | None = None) -> Outcome | None:
+        with screen.progress(what, each.steps, FIRST_NOTE) as advance:
+
+            def stepped(steps: int, loss: float) -> None:
+                stop.check()
+                advance(steps, f"loss {loss:.4f}")
+
+            return run_side(each, stepped, kill_at)
+
+    def whole(what: str, each: Settings) -> Outcome:
+        outcome = side(what, each)
+        assert outcome is not None
+        return outcome
+
+    alone = whole("PyTorch alone", replace(plain, steps=min(settings.steps, ALONE_STEPS), alone=True))
+    screen.milestone(f"PyTorch, and tables of one row each: {size(alone.anonymous)} of anonymous memory")
+    peer = whole("PyTorch", plain)
+    screen.milestone(
+        f"PyTorch, all {sum(plain.log.sizes):,} rows in memory: {peer.steps_per_second:.1f} steps/s, AUC {peer.auc:.4f}"
+    )
+    ours = whole("kvemb", stored)
+    screen.milestone(f"kvemb, in {size(stored.budget)}: {ours.steps_per_second:.1f} steps/s, AUC {ours.auc:.4f}")
+    again = None
+    if settings.kill_at is not None:
+        second = Path(stored.folder) / "killed"
+        second.mkdir()
+        cut = replace(stored, folder=str(second))
+        side("kvemb, killed", cut, settings.kill_at)
+        screen.milestone(f"kill -9 after {settings.kill_at} steps")
+        again = whole("kvemb, resumed", cut)
+        screen.milestone(f"resumed at step {again.first}")
+    return _Trained(alone, peer, ours, again)
 
 
 def _difference(ours: list[float], theirs: list[float]) -> float:

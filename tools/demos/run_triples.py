@@ -50,9 +50,8 @@ def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrup
     def evaluated(model: Bilinear, triples: Ints) -> Ranking:
         return summarise(filtered_ranks(questions_of(triples), len(graph.entities), known, model.scorer))
 
-    screen.milestone(
-        f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples"
-    )
+    sizes = f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples"
+    screen.milestone(sizes)
     with kvemb.open(folder / "store", memory_budget=settings.budget) as store:
         half_way = max(1, tuning.epochs // 2)
         steps = tuning.epochs * -(-len(graph.train) // tuning.batch)
@@ -74,7 +73,6 @@ def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrup
     with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=settings.budget) as restored:
         again = evaluated(Bilinear(restored, graph, tuning, hot_rows, settings.seed), graph.valid)
     same = np.array_equal(taken, again, equal_nan=True)
-    sizes = f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples"
     lines = [
         ("trained on", sizes),
         ("model", f"{settings.model}: {tuning.epochs} passes, dim {tuning.dim}, hot tier {hot_rows:,} rows"),
