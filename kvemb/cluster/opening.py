@@ -70,6 +70,8 @@ def open(
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
     each = float(device_memory is not None) if gpus is None else as_number(gpus, "gpus", 0, _MOST_GPUS)
+    if each > 1 and each != int(each):
+        raise ValueError(f"gpus must be a whole number or less than 1, got {brief(gpus)}")
     seconds = as_number(answer_seconds, "answer_seconds", LEAST_ANSWER_SECONDS, MOST_SECONDS)
     _check_transport(transport)
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)

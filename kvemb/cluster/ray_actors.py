@@ -6,6 +6,7 @@ The coordinator makes others in their place after a loss; they end with it. Only
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 import kvemb
 from kvemb.checks.ranges import MOST_ROWS
-from kvemb.cluster.calls import Patience
+from kvemb.cluster.calls import MOST_ATTEMPTS, Patience
 from kvemb.cluster.coordination.starting import Asked
 from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder, probe
@@ -126,7 +127,20 @@ def _writable(value: Any) -> Any:
 
 
 def _made_on_ray(asked: Asked, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
-    """Make the shards of a plan, on nodes of Ray's choice. scratch: see ShardActor.open. meter: counts rows."""
+    """Make the shards of a plan, on nodes of Ray's choice. scratch: see ShardActor.open. meter: counts rows.
+
+    Tries again when a process ends meanwhile: Ray may have put it on a node that is lost, but not known to be.
+    """
+    for _ in range(MOST_ATTEMPTS - 1):
+        with suppress(Unanswered):
+            return _made_once(asked, scratch, meter, plan)
+    try:
+        return _made_once(asked, scratch, meter, plan)
+    except Unanswered as error:
+        raise ended("a shard", error) from error
+
+
+def _made_once(asked: Asked, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
     ray = ray_here()
     _check_gpus(ray, asked.gpus, plan.shards)
     how = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD", "num_cpus": 0}
@@ -140,7 +154,7 @@ def _made_on_ray(asked: Asked, scratch: str | None, meter: Meter, plan: Plan) ->
     except ray.exceptions.RayError as error:
         ray.wait(opened, num_returns=len(opened), timeout=CLOSE_SECONDS)  # the others delete their files, too
         made.close()
-        raise ended("a shard", error) from None
+        raise cause_of(error) from None
     except BaseException:
         made.close()
         raise
@@ -174,9 +188,6 @@ def _when_made(made: RayTransport, number: int, rows: Any) -> int:
     return int(ray.get(rows))
 
 
-def ended(what: str, error: Exception) -> BaseException:
-    """Return what to raise for an error of Ray's, while the cluster is opened."""
-    cause = cause_of(error)
-    if isinstance(cause, Unanswered):
-        return ShardLost(f"the process of {what} ended while the cluster was opened: {cause}; open it again")
-    return cause
+def ended(what: str, error: Unanswered) -> ShardLost:
+    """Return what to raise if a process ended while the cluster was opened, or went back to a checkpoint."""
+    return ShardLost(f"the process of {what} ended when it was to begin: {error}; try again")

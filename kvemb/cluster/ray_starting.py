@@ -12,7 +12,9 @@ import kvemb
 from kvemb.cluster.calls import PATIENCE
 from kvemb.cluster.coordination.starting import Asked
 from kvemb.cluster.ray_actors import CoordinatorActor, ended
+from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import PINGS, RayTransport, ray_here
+from kvemb.cluster.transport import Unanswered
 from kvemb.errors import Locked
 from kvemb.meter import Progress
 
@@ -56,7 +58,8 @@ def start(asked: Asked, scratch: str | None, progress: Progress | None) -> RayTr
         ray.get(opened)
     except ray.exceptions.RayError as error:
         ray.kill(actor)
-        raise ended("the coordinator", error) from None
+        cause = cause_of(error)
+        raise (ended("the coordinator", cause) if isinstance(cause, Unanswered) else cause) from None
     except BaseException:
         ray.kill(actor)
         raise

@@ -29,6 +29,10 @@ def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
         ({"shards": 4097}, ValueError, "shards must be at most 4096"),
         ({"shards": 2.0}, TypeError, "shards must be an int"),
         ({"shards": 2, "memory_budget": "1KB"}, ValueError, "memory_budget must be at least"),
+        ({"shards": 2, "device_memory": "lots"}, ValueError, "device_memory"),
+        ({"shards": 2, "gpus": -1}, ValueError, "gpus must be at least 0"),
+        ({"shards": 2, "gpus": 1.5}, ValueError, r"gpus must be a whole number or less than 1, got 1\.5"),
+        ({"shards": 2, "answer_seconds": 0.5}, ValueError, "answer_seconds must be at least 1"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, arguments, error, message):

@@ -17,8 +17,11 @@ from twins import twin_of
 
 import kvemb
 import kvemb.cluster
+from kvemb.cluster import ray_actors
+from kvemb.cluster.calls import MOST_ATTEMPTS
 from kvemb.cluster.making import Plan
 from kvemb.cluster.ray_actors import ShardActor
+from kvemb.cluster.transport import Unanswered
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Locked, SchemaMismatch, ShardLost
 from kvemb.handle import inside
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -222,10 +225,8 @@ def test_each_shard_gets_gpus_of_ray_if_it_is_to_have_memory_there(ray, tmp_path
         assert [on(ray, actor, lambda _: len(ray.get_gpu_ids())) for actor in actors_of(cluster)] == [1, 1]
     with kvemb.cluster.open(tmp_path / "series", **HOW) as cluster:
         assert [on(ray, actor, lambda _: ray.get_gpu_ids()) for actor in actors_of(cluster)] == [[], []]
-    with pytest.raises(
-        BackendUnavailable, match=r"2 shards ask for 1\.5 GPUs each, .* have 2; add nodes, or give gpus=0"
-    ):
-        kvemb.cluster.open(tmp_path / "series", gpus=1.5, **HOW)
+    with pytest.raises(BackendUnavailable, match=r"2 shards ask for 2 GPUs each, .* have 2; add nodes, or give gpus=0"):
+        kvemb.cluster.open(tmp_path / "series", gpus=2, **HOW)
 
 
 CLIENT = """
@@ -313,6 +314,23 @@ def test_another_version_on_a_node_is_named():
         ShardActor().open(Plan(1, None, {}, None, HOW), 0, None, "0.0.0")
 
 
+def test_shards_whose_process_ends_before_they_are_made_are_made_again(monkeypatch):
+    """As on a node that is lost, but not known to be."""
+    ends = [True, True, False]
+
+    def made(*_):
+        if ends.pop(0):
+            raise Unanswered("the actor died")
+        return "made"
+
+    monkeypatch.setattr(ray_actors, "_made_once", made)
+    assert ray_actors._made_on_ray(None, None, None, None) == "made"
+    ends += [True] * MOST_ATTEMPTS
+    with pytest.raises(ShardLost, match="a shard ended when it was to begin: the actor died; try again"):
+        ray_actors._made_on_ray(None, None, None, None)
+    assert ends == []
+
+
 def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'kvemb\[cluster\]'"):
@@ -323,6 +341,11 @@ def test_what_is_missing_is_said(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
     with pytest.raises(BackendUnavailable, match=r"no Ray cluster can be reached: nobody there; call ray\.init\(\)"):
+        kvemb.cluster.open(shards=2)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(
+        BackendUnavailable, match=r"no Ray cluster can be reached: RAY_ADDRESS is 127\.0\.0\.1:1: .*efused"
+    ):
         kvemb.cluster.open(shards=2)
     with pytest.raises(ValueError, match="transport must be 'ray' or 'local', got 'dask'"):
         kvemb.cluster.open(shards=2, transport="dask")
