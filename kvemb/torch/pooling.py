@@ -65,8 +65,8 @@ class Prepared:
         return [self._pool(table, inverse, each) for inverse, each in zip(self._inverse, self._bags, strict=True)]
 
     def _pool(self, table: torch.Tensor, inverse: torch.Tensor, bags: Bags) -> torch.Tensor:
-        if not len(inverse):
-            return table.new_zeros(bags.count, table.shape[1])
+        if not len(inverse):  # zeros that a backward may begin with, as torch.nn's
+            return table.new_zeros(bags.count, table.shape[1]) + table[:0].sum(0)
         return torch.nn.functional.embedding_bag(
             inverse,
             table,

@@ -91,6 +91,24 @@ def test_bags_as_rows_and_bags_of_one(loaded, mode):
     assert module(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)).shape == (0, DIM)
 
 
+@pytest.mark.parametrize("padding", [None, 1])
+def test_a_batch_of_empty_bags_alone_has_a_backward(store, padding):
+    module = kt.EmbeddingBag("b", 2, padding_idx=padding, store=store, optimizer=SGD(1.0))
+    optimizer = kt.Optimizer(module)
+    none = torch.zeros(0, dtype=torch.int64)
+    for batch in (
+        (none.reshape(0, 3),),
+        (none.reshape(3, 0),),
+        (none, none),
+        (none, torch.zeros(3, dtype=torch.int64)),
+    ):
+        out = module(*batch)
+        out.sum().backward()
+        assert not out.any()
+        optimizer.step()
+    assert module.variable.size() == 0
+
+
 @pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False)])
 def test_derivatives_of_first_and_second_order_are_right(loaded, mode, weighted):
     """Of the pooled rows by numbers, through the rows that stand for the table."""
