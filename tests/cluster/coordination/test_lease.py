@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -50,6 +51,27 @@ def test_what_a_killed_one_left_is_taken_over_after_a_while(files, left):
     second.close()
 
 
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's /proc says which processes run")
+
+
+@on_linux
+def test_a_holder_of_this_machine_that_does_not_run_any_more_is_not_waited_for(files):
+    """Its number may be another process's by now."""
+    holder = Lease(*files, "memory://here", **TIMES)
+    left = json.loads(files[0].cat_file(files[1]))
+    holder.close()
+    *here, began = left["running"].split()
+    for running, is_waited_for in (
+        ([*here, str(int(began) - 1)], False),
+        ([*here, began], True),
+        (["another-boot", here[1], str(int(began) - 1)], True),
+    ):
+        files[0].pipe_file(files[1], json.dumps({**left, "running": " ".join(running)}).encode())
+        begun = time.monotonic()
+        Lease(*files, "memory://here", **TIMES).close()
+        assert (time.monotonic() - begun >= 0.3) == is_waited_for
+
+
 KILLED = """
 import os, signal, sys
 import fsspec
@@ -60,7 +82,8 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="which processes run is read from Linux's /proc")
+@on_linux
+@pytest.mark.slow
 def test_one_of_this_machine_that_was_killed_is_not_waited_for(tmp_path):
     path = str(tmp_path / "LEASE")
     command = [sys.executable, "-c", KILLED, path]
