@@ -58,10 +58,10 @@ def assembly_of(source: str) -> str:
     return _compiled(source, "--gpu-architecture=compute_80")[0]
 
 
-def instructions_of(source: str) -> dict[str, int]:
-    """Return how many instructions of PTX each kernel has."""
+def instructions_of(source: str) -> dict[str, list[str]]:
+    """Return the instructions of PTX that each kernel has, in order."""
     entries = re.findall(r"\.entry (\w+)\(.*?^\{(.*?)^\}", assembly_of(source), re.DOTALL | re.MULTILINE)
-    return {name: len(re.findall(r"^\s+(?!\.)[@\w{].*;", body, re.MULTILINE)) for name, body in entries}
+    return {name: re.findall(r"^\s+(?!\.)([@\w{].*;)", body, re.MULTILINE) for name, body in entries}
 
 
 def _compiled(source: str, *options: str) -> tuple[str, str]:
