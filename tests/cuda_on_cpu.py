@@ -81,12 +81,9 @@ class CpuDevice:
     def memory_bytes(self) -> int:
         return DEVICE_BYTES
 
-    def allocate(self, nbytes: int, stream: int) -> Memory:
+    def allocate(self, nbytes: int) -> Memory:
         owner = Guarded(nbytes)
         return Memory(owner.bytes.ctypes.data + owner.start, owner)
-
-    def give_back(self, stream: int) -> None:
-        pass
 
     def pinned(self, nbytes: int) -> Any:
         return np.full(nbytes, FILLING, np.uint8)

@@ -23,6 +23,7 @@ THREADS = 256
 # that it is idle for little of a launch's end.
 MOST_THREADS = 1 << 22
 DEFAULT_STREAM, THREAD_STREAM = 1, 2
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 class Memory(NamedTuple):
@@ -46,14 +47,11 @@ class Device(Protocol):
     def memory_bytes(self) -> int:
         """Return its total memory in bytes."""
 
-    def allocate(self, nbytes: int, stream: int) -> Memory:
-        """Return memory of undefined contents, for work that is ordered after what the stream has now.
+    def allocate(self, nbytes: int) -> Memory:
+        """Return memory of undefined contents, for any stream. Raises MemoryError.
 
-        Raises MemoryError.
+        It is the device's again once it is freed, which waits for all work. So it is kept, and not asked for in steps.
         """
-
-    def give_back(self, stream: int) -> None:
-        """Give memory back to others that was freed, and would be kept for this stream. The device may wait for it."""
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return memory of the host that is copied from and to without a copy in between. Raises MemoryError."""
@@ -134,19 +132,25 @@ class CupyDevice:
         """See Device."""
         return int(self._device.mem_info[1])
 
-    def allocate(self, nbytes: int, stream: int) -> Memory:
-        """See Device. CuPy's pool gives what is freed to allocations for the same stream only."""
-        try:
-            with self._device, self._stream(stream):
-                pointer = self._cupy.cuda.alloc(nbytes)
-        except self._cupy.cuda.memory.OutOfMemoryError as error:
-            raise MemoryError(f"gpu:{self._device.id} has no {format_bytes(nbytes)} left") from error
-        return Memory(int(pointer.ptr), pointer)
-
-    def give_back(self, stream: int) -> None:
-        """See Device."""
+    def allocate(self, nbytes: int) -> Memory:
+        """See Device. Not of CuPy's pool, which would keep what is freed for one stream."""
         with self._device:
-            self._cupy.get_default_memory_pool().free_all_blocks(self._stream(stream))
+            memory = self._allocated(nbytes)
+            if memory is None:
+                self._cupy.get_default_memory_pool().free_all_blocks()
+                memory = self._allocated(nbytes)
+        if memory is None:
+            raise MemoryError(f"gpu:{self._device.id} has no {format_bytes(nbytes)} left")
+        return Memory(int(memory), memory)
+
+    def _allocated(self, nbytes: int) -> Any:
+        """Return memory, or None if there is not enough. REQUIRES: this is the current device."""
+        try:
+            return self._cupy.cuda.Memory(nbytes)
+        except self._runtime.CUDARuntimeError as error:
+            if error.status != OUT_OF_MEMORY:
+                raise
+            return None
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """See Device."""

@@ -59,10 +59,7 @@ class Chunks:
             size = min(1 << self.shift, self.most_buckets - (len(chunks) << self.shift))
             chunks.append(self._queue.allocate(size * self._bucket_bytes))
         self._queue.upload(self.address, np.array([chunk.address for chunk in chunks], np.uint64))
-        fewer = len(chunks) < len(self._chunks)
         self._chunks, self.buckets = chunks, buckets
-        if fewer:
-            self._queue.give_back()
 
     def _chunk_count(self, buckets: int) -> int:
         return -(-buckets >> self.shift)
@@ -97,7 +94,6 @@ class Buffers:
         if memory is None or size < nbytes:
             if self._buffers.pop(name, None) is not None:
                 memory = None  # freed before the next one is made
-                self._queue.give_back()
                 self._took(-size)
             size = max(256, nbytes + nbytes // 4 if size else nbytes)
             memory = self._queue.allocate(size)

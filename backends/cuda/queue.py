@@ -64,12 +64,8 @@ class Queue:
         return self._stream
 
     def allocate(self, nbytes: int) -> Memory:
-        """See Device. What is freed goes to later work of this table, whatever the stream."""
-        return self.device.allocate(nbytes, self._own)
-
-    def give_back(self) -> None:
-        """Give memory that was freed back to the device. Where that is seldom: the device may wait for it."""
-        self.device.give_back(self._own)
+        """See Device."""
+        return self.device.allocate(nbytes)
 
     def run(self, source: str, name: str, threads: int, *arguments: Any) -> None:
         """Run a kernel of a source (Device.load), if any thread has something to do."""

@@ -27,8 +27,8 @@ class MeasuredDevice(CpuDevice):
         super().__init__()
         self.taken = self.sorting = 0
 
-    def allocate(self, nbytes: int, stream: int) -> Memory:
-        memory = super().allocate(nbytes, stream)
+    def allocate(self, nbytes: int) -> Memory:
+        memory = super().allocate(nbytes)
         self.taken += nbytes
         weakref.finalize(memory.owner, self._free, nbytes)
         return memory

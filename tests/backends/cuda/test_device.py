@@ -73,7 +73,7 @@ def downloaded(device, address, count):
 
 def test_memory_is_copied_there_and_back(device):
     given = np.arange(1000)
-    memory = device.allocate(8000, 1)
+    memory = device.allocate(8000)
     assert memory.address % 256 == 0
     device.upload(memory.address, given, 1)
     got = downloaded(device, memory.address + 4000, 500)
@@ -83,7 +83,7 @@ def test_memory_is_copied_there_and_back(device):
 
 def test_numbers_are_sorted_stably(device):
     numbers = np.random.default_rng(0).integers(-3, 3, 5000)
-    memory = device.allocate(2 * numbers.nbytes, 1)
+    memory = device.allocate(2 * numbers.nbytes)
     device.upload(memory.address, numbers, 1)
     device.order(memory.address, len(numbers), memory.address + numbers.nbytes, 1)
     got = downloaded(device, memory.address + numbers.nbytes, len(numbers))
@@ -92,14 +92,14 @@ def test_numbers_are_sorted_stably(device):
 
 def test_numbers_are_sorted_in_place(device):
     numbers = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, 5000)
-    memory = device.allocate(numbers.nbytes, 1)
+    memory = device.allocate(numbers.nbytes)
     device.upload(memory.address, numbers, 1)
     device.sort(memory.address, len(numbers), 1)
     assert downloaded(device, memory.address, len(numbers)).tolist() == sorted(numbers.tolist())
 
 
 def test_a_kernel_gets_its_arguments(device):
-    memory = device.allocate(1600, 1)
+    memory = device.allocate(1600)
     device.upload(memory.address, np.arange(100), 1)
     run = device.load(KERNEL)
     assert device.load(KERNEL) is run
@@ -112,7 +112,7 @@ def test_more_memory_than_there_is_is_a_memory_error(device):
     if isinstance(device, CpuDevice):
         pytest.skip("a CPU's memory is not what is tested here")
     with pytest.raises(MemoryError):
-        device.allocate(1 << 50, 1)
+        device.allocate(1 << 50)
 
 
 def test_a_device_tells_the_time_between_timed_events(device):
@@ -130,7 +130,7 @@ def test_a_device_tells_the_time_between_timed_events(device):
 
 
 def test_a_stream_waits_for_what_another_one_does(device):
-    memory, (one, other), event = device.allocate(1 << 20, 1), (device.stream(), device.stream()), device.event()
+    memory, (one, other), event = device.allocate(1 << 20), (device.stream(), device.stream()), device.event()
     device.zero(memory.address, 1 << 20, one)
     device.upload(memory.address, np.arange(1000), one)
     device.record(event, one)

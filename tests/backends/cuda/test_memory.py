@@ -23,12 +23,12 @@ class CountingDevice(CpuDevice):
         self.sizes: list[int] = []
         self.left = 1000
 
-    def allocate(self, nbytes: int, stream: int) -> Memory:
+    def allocate(self, nbytes: int) -> Memory:
         if self.left == 0:
             raise MemoryError("spent")
         self.left -= 1
         self.sizes.append(nbytes)
-        return super().allocate(nbytes, stream)
+        return super().allocate(nbytes)
 
 
 def test_chunks_are_a_thousandth_of_the_largest_table():

@@ -88,10 +88,10 @@ class FullDevice(CpuDevice):
 
     spent = False
 
-    def allocate(self, nbytes: int, stream: int) -> Memory:
+    def allocate(self, nbytes: int) -> Memory:
         if self.spent and nbytes == CHUNK_BYTES:
             raise MemoryError(f"no room for {nbytes} bytes")
-        return super().allocate(nbytes, stream)
+        return super().allocate(nbytes)
 
 
 @pytest.mark.usefixtures("_on_cpu")
