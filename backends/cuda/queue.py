@@ -115,9 +115,8 @@ class Queue:
 
     def begin_download(self, address: int, nbytes: int) -> Arriving:
         """Begin to copy bytes from the device; nobody waits for them here."""
-        stream, arriving = self._here(), Arriving(self.device, nbytes)
-        self.device.download(arriving.memory, address, stream)
-        self.device.record(arriving.event, stream)
+        arriving = Arriving(self.device, nbytes)
+        arriving.begin(address, self._here())
         return arriving
 
     def _next_piece(self, nbytes: int) -> _Piece:
@@ -135,18 +134,25 @@ class Arriving:
     """Bytes on their way to pinned memory of their own, which is kept until they are there. For any one thread."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
-        self._device, self.event, self.memory = device, device.event(), device.pinned(nbytes)
-        self._there = False
+        self._under_way = False
+        self._device, self._event, self._memory = device, device.event(), device.pinned(nbytes)
+
+    def begin(self, address: int, stream: int) -> None:
+        """Copy them from the device."""
+        self._device.download(self._memory, address, stream)
+        self._under_way = True
+        self._device.record(self._event, stream)
 
     def wait(self) -> npt.NDArray[np.uint8]:
         """Wait until they are there, and return them."""
-        if not self._there:
-            self._device.finish(self.event)
-            self._there = True
-        return self.memory
+        if self._under_way:
+            self._device.finish(self._event)
+            self._under_way = False
+        return self._memory
 
     def __del__(self) -> None:
-        self.wait()
+        if self._under_way:
+            self.wait()
 
 
 class _Piece:
