@@ -234,10 +234,11 @@ class Store(DefaultStore[Cluster]):
 
         Later changes are lost, those of all clients; returns to which checkpoint it went, and how long it took. The
         first client that calls this does it, and the others join it: each must call it before its next call, so that
-        none goes on without knowing. Variables stay valid. One that the checkpoint does not have begins again without
-        rows; one that was dropped since is back. Calls that other threads of this client have under way raise
-        ShardLost; such a thread calls this, too. Raises ValueError without a url; what kvemb.cluster.open raises, after
-        which it may be called again; ShardLost if the process that opened the cluster has ended; Closed.
+        none goes on without knowing. One that was being written is complete by then, or failed. Variables stay valid.
+        One that the checkpoint lacks begins again without rows; one that was dropped since is back. Calls that other
+        threads of this client have under way raise ShardLost; such a thread calls this, too. Raises ValueError without
+        a url; what kvemb.cluster.open raises, after which it may be called again; ShardLost if the process that opened
+        the cluster has ended; Closed.
         """
         if not self._series:
             raise ValueError("the cluster has no url, and no checkpoint to go back to; open another one")

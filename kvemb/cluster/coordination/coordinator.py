@@ -79,7 +79,7 @@ class Coordinator:
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method."""
-        if self.closed and name != "close":
+        if self.closed and name not in ("close", "written"):
             raise Closed("the cluster was closed by the process that opened it; open it again")
         return getattr(self, name)(*arguments)
 

@@ -104,6 +104,10 @@ def test_only_what_changed_is_transferred(open_cluster, tmp_path):
             assert exists.tolist() == [at > step for at in range(6)]
             assert store.variables["table"].lookup([step, 1000]).mean(axis=1).tolist() == [step, 0]
     assert sum(len(part.keys) for part in found[1].changes(found[0])) == 20
+    with kvemb.CheckpointManager(tmp_path / "root") as series:  # pushed on, they are a base and deltas as any other's
+        sent = [series.push(tmp_path / "elsewhere", number=number) for number in (1, 3, 4)]
+    assert [each.deltas for each in sent] == [0, 1, 2]
+    assert rows_of(pulled(tmp_path / "elsewhere", tmp_path / "copy", 4)[0]) == rows_of(found[1])
 
 
 @pytest.mark.parametrize("shards", [3, pytest.param(1, marks=pytest.mark.slow)])

@@ -101,6 +101,22 @@ def test_a_failure_is_told_once(open_cluster, cluster, tmp_path, monkeypatch, to
     assert cluster.checkpoint().variables["table"].rows == 3
 
 
+def test_one_that_is_written_while_the_cluster_is_closed_is_complete(cluster, tmp_path, monkeypatch):
+    other = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    with held(monkeypatch) as (release, entered):
+        pending = other.checkpoint(block=False)
+        assert entered.wait(20)
+        closing = threading.Thread(target=lambda: cluster.close(flush=False))
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+        release.set()
+        closing.join()
+    assert pending.result().number == 1
+    assert kvemb.cluster.latest(tmp_path / "series")[0] == 1
+    other.close()
+
+
 def test_another_client_does_not_hear_of_it(cluster, tmp_path, monkeypatch):
     other = kvemb.cluster.connect(tmp_path / "series", transport="local")
     with held(monkeypatch, TransferError("unreachable")):
