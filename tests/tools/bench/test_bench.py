@@ -20,6 +20,8 @@ from kvemb.errors import BackendUnavailable
 from kvemb.tools.bench import memory
 from kvemb.tools.bench.command import app
 from kvemb.tools.bench.data import Zipf, ids_of, values_of
+from kvemb.tools.bench.gpu import rates
+from kvemb.tools.bench.gpu.cells import FullTable
 from kvemb.tools.bench.hitrate import lru_hit_rate
 from kvemb.tools.bench.results import Line, Report, Spread, compare
 from kvemb.tools.bench.torch import run as run_torch
@@ -208,6 +210,14 @@ def test_parts_of_gpu_are_measured_one_by_one(tmp_path: Path, monkeypatch: pytes
     refused = RUNNER.invoke(app, ["gpu", "--only", "losses"])
     assert refused.exit_code == 2
     assert "'losses' is none of calls, find, insert" in refused.output
+
+
+@NEEDS_CXX
+def test_a_full_table_of_a_gpu_has_each_key_once_whatever_was_inserted() -> None:
+    table = FullTable("gpu:0", 512, rates.BAR_DIM, 64, 2)
+    assert len([*rates.find(table, 2), *rates.insert(table, 2)]) == len(RATES)
+    keys = table._table.keys()
+    assert len(np.unique(keys)) == len(keys) == 512
 
 
 def test_without_a_gpu_its_command_says_what_to_install(tmp_path: Path) -> None:

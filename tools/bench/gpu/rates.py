@@ -33,6 +33,7 @@ def find(table: FullTable, runs: int) -> Iterator[Line]:
     """Yield the lines of keys found. table: of float32."""
     for keys in (UNIFORM, ZIPF, HIERARCHICAL):
         table.find_seconds(keys)  # warm up
+    table.on_gpu(table.start_copies)
     size, name = table.calls * table.batch, "find with rows, dim"
     moved, copied = FOUND_BYTES + 2 * table.row_bytes, 2 * table.row_bytes
     rates, copies = [], []
@@ -54,6 +55,7 @@ def find(table: FullTable, runs: int) -> Iterator[Line]:
 
 def insert(table: FullTable, runs: int) -> Iterator[Line]:
     """Yield the lines of rows inserted."""
+    table.renew()
     table.insert_seconds()  # warm up
     size, name = table.calls * table.batch, "insert and evict, dim"
     buckets = table.buckets * (1 - exp(-table.batch / table.buckets))  # that a batch has rows for
