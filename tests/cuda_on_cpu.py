@@ -31,7 +31,7 @@ from kvemb.limits import DEFAULT, Limits
 from kvemb.rows.schema import Schema
 
 HERE = Path(__file__).parent / "backends" / "cuda"
-DEVICE_BYTES = 1 << 18
+DEVICE_BYTES = 1 << 21
 FILLING, GUARD_BYTES = 0xCD, 64
 FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-Wall")
 TSAN_FLAGS = ("-O1", "-g", "-fsanitize=thread")
