@@ -22,7 +22,8 @@ class Embedding(RowsModule):
     Store.get_variable, such as optimizer and initializer (None: zeros, where torch.nn's rows are normal).
     padding_idx: a key (a negative one, too) whose row is zeros: it is not looked up, made or trained.
     max_norm, norm_type: rows of a larger norm are scaled to it in the result; the table keeps them, unlike torch.nn's.
-    scale_grad_by_freq: as torch.nn's. sparse: accepted; a gradient is always of the rows that were used.
+    scale_grad_by_freq: as torch.nn's; a row then counts as used once in a batch. sparse: accepted; a gradient is always
+    of the rows that were used.
     load_state_dict takes the weight of a torch.nn.Embedding, too: row i becomes the row of key i.
     Raises TypeError or ValueError for an argument, and what get_variable raises.
     """
