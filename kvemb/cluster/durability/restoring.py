@@ -68,12 +68,10 @@ class ClusterRemote(ClusterSeries):
         If one of `have` is an earlier checkpoint of the table, and all shards have deltas from there, only those are
         transferred.
         """
-        described, before = self.read(number), None
-        for other in have:
-            mine = inside(other)
-            sound = not any(inventory.damages(other.path, mine, deep=False))
-            if mine.store == described.store and mine.point < number and sound:
-                before = other if before is None or inside(before).point < mine.point else before
+        described = self.read(number)
+        earlier = [each for each in have if inside(each).store == described.store and inside(each).point < number]
+        newest_first = sorted(earlier, key=lambda each: inside(each).point, reverse=True)
+        before = next((each for each in newest_first if _is_sound(each)), None)
         if before is not None and self._leads_from(before.id, number, described):
             self._pull_changes(number, described, target, before, received, jobs, progress)
         else:
@@ -145,6 +143,10 @@ class ClusterRemote(ClusterSeries):
                 "its cluster's; use another checkpoint"
             )
         return part
+
+
+def _is_sound(checkpoint: Checkpoint) -> bool:
+    return not any(inventory.damages(checkpoint.path, inside(checkpoint), deep=False))
 
 
 def restored(
