@@ -37,7 +37,7 @@ def open(
     """Open the store at path; it is created if the directory is missing or empty.
 
     memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given.
-    device_memory: bytes or text, for the cells of hot tables on each GPU; None: three quarters of the GPU's memory.
+    device_memory: bytes or text, for hot tables and their buffers on each GPU; None: three quarters of its memory.
     What the arrays of a call take on a GPU comes on top.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
     follow: the same for a store that another process trains; refresh() moves to its newest point.
