@@ -33,6 +33,7 @@ from kvemb.contracts import Family, Gap, Mask
 from kvemb.errors import ColdStoreError
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
+from kvemb.parallel import cores
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
 from kvemb.rows.hashing import Keys
@@ -75,7 +76,7 @@ class RocksDatabase:
         self._options = DatabaseOptions(cache, mapped, write_buffer_bytes, read_only, compacting, salvaging)
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
-        self.threads = min(8, os.cpu_count() or 1)
+        self.threads = min(8, cores())
         self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="kvemb-read")
         whole = set(families) if mapped else holding_whole(families, self._metadata_bytes)
         options = self._options.of_family(creator, partitioned=True)
