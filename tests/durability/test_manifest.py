@@ -63,7 +63,7 @@ def test_a_missing_manifest_is_no_checkpoint(tmp_path):
             manifest.read(place)
 
 
-@pytest.mark.parametrize("version", [1, 4, 7, 0, "1", None, 1.5])
+@pytest.mark.parametrize("version", [1, 4, 6, 8, 0, "1", None, 1.5])
 def test_another_format_is_refused_by_name(tmp_path, version):
     manifest.write(EXAMPLE, tmp_path)
     data = json.loads((tmp_path / "manifest.json").read_text())

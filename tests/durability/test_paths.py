@@ -28,19 +28,20 @@ def series(open_store, tmp_path, monkeypatch):
 
 def test_a_url_is_no_directory(series, tmp_path):
     checkpoint = series / "00000003"
-    # These also take what was pushed to a URL, which is a str.
-    remote = (kvemb.verify, lambda path: kvemb.repair(path, "out"))
+    # These also take what is at a URL, which is a str.
+    remote = (kvemb.verify, lambda path: kvemb.repair(path, "out"), lambda path: kvemb.restore(path, "out"))
     with kvemb.open(checkpoint, read_only=True, memory_budget="4MiB") as reader:
         calls = [
             *(kvemb.open, kvemb.Checkpoint, kvemb.Checkpoint.at, kvemb.CheckpointManager),
             *(*remote, lambda path: kvemb.repair(checkpoint, path)),
-            *(lambda path: kvemb.restore(path, "out"), lambda path: kvemb.restore(checkpoint, path)),
+            lambda path: kvemb.restore(checkpoint, path),
             reader.checkpoint,
         ]
         for call in calls:
             urls = ["s3://bucket/store", Path("s3://bucket/store"), "file:///tmp/store", "memory://x"]
+            said = r"must be a local directory, got the URL '.*'; kvemb pull|give it as a str with two, not as a Path"
             for url in urls[1:2] if call in remote else urls:
-                with pytest.raises(ValueError, match=r"must be a local directory, got the URL '.*'; kvemb pull"):
+                with pytest.raises(ValueError, match=said):
                     call(url)
             for strange in (7, None, b"store", ["store"]):
                 with pytest.raises(TypeError, match="must be a str or a path, got"):
