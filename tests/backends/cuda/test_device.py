@@ -117,7 +117,7 @@ def test_more_memory_than_there_is_is_a_memory_error(device):
 
 def test_a_device_tells_the_time_between_timed_events(device):
     start, middle, end = (device.event(timed=True) for _ in range(3))
-    memory = device.allocate(1 << 20, 1)
+    memory = device.allocate(1 << 20)
     device.record(start, 1)
     device.zero(memory.address, 1 << 20, 1)
     device.record(middle, 1)

@@ -77,7 +77,8 @@ def three_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
     monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
         for name, devices in (("table", "gpu:0"), ("other", None)):
-            store.get_variable(name, dim=128, devices=devices).upsert(np.arange(500), np.ones((500, 128), np.float32))
+            rows = np.ones((2000, 128), np.float32)
+            store.get_variable(name, dim=128, devices=devices).upsert(np.arange(2000), rows)
         store.checkpoint(tmp_path / "saved")
         with kvemb.CheckpointManager(tmp_path / "series") as series:
             series.save(store)
@@ -98,8 +99,8 @@ def test_info_says_which_memory_rows_were_hot_in(three_tiers, tmp_path, capsys):
         out = " ".join(capsys.readouterr().out.replace("│", " ").split())
         on_gpu, on_host = (three_tiers[place]["rows"] for place in ("gpu:0", "host"))
         assert out.count("hot when saved") == 1
-        assert f"hot when saved: {on_gpu} on gpu:0 in " in out
-        assert f", {on_host} in the host's memory in " in out
+        assert f"hot when saved: {on_gpu:,} on gpu:0 in " in out
+        assert f", {on_host:,} in the host's memory in " in out
     assert run(["info", str(tmp_path / "store"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variables"][1]["tiers"] == three_tiers
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
