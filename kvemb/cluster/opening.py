@@ -63,9 +63,10 @@ def open(
     progress(done, total): called with the number of rows loaded. limits: of each shard's store (kvemb.limits).
 
     This process can have several threads as clients; more processes use connect().
-    Raises TypeError or ValueError for arguments; Locked if a cluster has this url open; BackendUnavailable without Ray,
-    or with too few GPUs; ShardLost if a process ends meanwhile; ColdStoreError if scratch cannot be written to; what
-    CheckpointManager.pull and kvemb.restore raise.
+    Raises TypeError or ValueError for arguments; Locked if a cluster has this url open; FileExistsError if url is a
+    store, or has a single store's checkpoints; BackendUnavailable without Ray, or with too few GPUs; ShardLost if a
+    process ends meanwhile; ColdStoreError if scratch cannot be written to; what CheckpointManager.pull and
+    kvemb.restore raise.
     """
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
@@ -76,6 +77,8 @@ def open(
     _check_transport(transport)
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
     series = None if url is None else ClusterSeries(url, options)
+    if series is not None and transport == "ray" and series.is_in_memory:
+        raise ValueError(f"{series.url} is in one process's memory, and Ray's shards are in others; name another URL")
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
     how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "limits": limits}
     of_series = series.options if series else {}

@@ -42,8 +42,7 @@ class Store(DefaultStore[Cluster]):
     Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level
     functions use it; leaving the block closes it. A call that fails on one shard, because a user's constraint raised,
     may have been made on others. When a shard is lost, every call raises ShardLost until recover(). Only the last
-    checkpoint outlives the cluster. It differs from kvemb.Store in checkpoint(), and has no apply_delta and refresh; it
-    cannot be pickled.
+    checkpoint outlives the cluster. checkpoint() differs; there is no apply_delta and no refresh, and no pickling.
     """
 
     def __init__(self, cluster: Cluster, *, series: bool, owner: bool) -> None:
@@ -226,7 +225,7 @@ class Store(DefaultStore[Cluster]):
         return pending.result() if block else pending
 
     def flush(self) -> None:
-        """Write a checkpoint; the next process that opens the cluster begins with it. Raises as checkpoint()."""
+        """Write a checkpoint, without files; the next process that opens the cluster begins there. See checkpoint()."""
         self.checkpoint()
 
     def recover(self) -> Recovery:
@@ -248,9 +247,9 @@ class Store(DefaultStore[Cluster]):
         """End this client. If it opened the cluster, write a last checkpoint, close every shard, and delete the shards'
         files in scratch; other clients' calls raise ShardLost from then on. Idempotent.
 
-        No checkpoint is written with flush=False, without a url, or when a shard is lost; later changes are then lost.
-        If the checkpoint fails, its error is raised, and the cluster stays open. That of an earlier one with
-        block=False, if nobody got it yet, is raised once the cluster is closed.
+        No checkpoint is written with flush=False, without a url, when a shard is lost, or if the last one has files or
+        extra, which a newer one would lack; later changes are then lost. If it fails, its error is raised, and the
+        cluster stays open. The error of one with block=False that nobody got yet is raised once the cluster is closed.
         """
         if self.state.gone:
             return
@@ -259,7 +258,8 @@ class Store(DefaultStore[Cluster]):
             self._inside.settle()
 
     def _close(self, flush: bool) -> None:
-        if self._owner and flush and self._series and self._inside.session.calls.lost is None:
+        writes = self._owner and flush and self._series and self._inside.session.calls.lost is None
+        if writes and not self._inside.begun().ask("carries"):
             self.checkpoint()
         with suppress(ShardLost, Closed):
             for table in self._inside.tables.values():

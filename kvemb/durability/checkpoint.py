@@ -22,7 +22,7 @@ from kvemb.checks.ranges import MOST_ROWS
 from kvemb.durability import changes, cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
-from kvemb.durability.manifest import FileEntry, Held, Manifest, VariableEntry
+from kvemb.durability.manifest import FileEntry, Held, Manifest, VariableEntry, rows_in_words
 from kvemb.durability.readable import opened
 from kvemb.errors import CheckpointNotFound, StoreNotFound
 from kvemb.handle import Handle, inside
@@ -133,13 +133,12 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
             yield from differences(before, after, names, batch_rows)
 
     def __repr__(self) -> str:
-        rows = sum(entry.rows for entry in self.variables.values())
-        return f"<kvemb.Checkpoint {self.path}, {len(self.variables)} variables, {rows:,} rows>"
+        return f"<kvemb.Checkpoint {self.path}, {rows_in_words(self.variables)}>"
 
 
 def describe_path(path: Path) -> str:
     """Return a message saying what is at a path where a checkpoint or a store was expected."""
-    if (message := paths.missing_checkpoint_message(path)) is not None:
+    if (message := paths.missing_checkpoint_message(path) or paths.cluster_message(path)) is not None:
         return message
     if not path.exists():
         return f"{path} does not exist: there is no store and no checkpoint"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,12 @@ class VariableEntry:
     def schema(self) -> Schema:
         """The schema of its rows."""
         return Schema(dtype_of(self.key_dtype), dtype_of(self.value_dtype), self.dim, self.slots)
+
+
+def rows_in_words(variables: Mapping[str, VariableEntry]) -> str:
+    """Return how many variables and rows there are, for messages."""
+    rows = sum(entry.rows for entry in variables.values())
+    return f"{len(variables)} variable{'s' * (len(variables) != 1)}, {rows:,} row{'s' * (rows != 1)}"
 
 
 @dataclass(frozen=True)

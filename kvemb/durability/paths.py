@@ -81,6 +81,14 @@ def is_cluster_series(path: Path) -> bool:
     return (path / "checkpoints").is_dir() and (path / "shards").is_dir() and not layout.is_store(path)
 
 
+def cluster_message(path: Path) -> str | None:
+    """Return a message if path has a cluster's checkpoints, or would be one of them, else None."""
+    numbered = path.name.isdecimal() and not path.exists()
+    if not is_cluster_series(place := path.parent if numbered else path):
+        return None
+    return f"{place} has a cluster's checkpoints: kvemb.cluster.open opens it, kvemb.restore makes a store of one"
+
+
 def missing_checkpoint_message(path: Path) -> str | None:
     """Return a message if path would be a checkpoint of an existing series and is missing, else None."""
     absolute = path.absolute()
@@ -96,6 +104,8 @@ def check_not_in_series(path: Path) -> None:
     """Raise StoreNotFound if path would be a checkpoint of a series: no store may be created there."""
     if (message := missing_checkpoint_message(path)) is not None:
         raise StoreNotFound(f"{message}; name one of these, or another directory for a store")
+    if (message := cluster_message(path)) is not None:
+        raise StoreNotFound(message)
 
 
 def check_series_root(root: Path) -> None:
@@ -105,6 +115,8 @@ def check_series_root(root: Path) -> None:
         raise ValueError(f"{root} is inside the checkpoint {outer}, which never changes; name another directory")
     if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:
         raise FileExistsError(f"{root} is a {kind}, not a series of checkpoints; name another directory")
+    if is_cluster_series(root):
+        raise FileExistsError(f"{root} has a cluster's checkpoints, which it writes itself; name another directory")
     if root.exists() and not root.is_dir():
         raise FileExistsError(f"{root} is a file, not a series of checkpoints; name a directory")
     layout.check_outside_stores(root, "series")

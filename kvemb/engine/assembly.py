@@ -68,7 +68,7 @@ def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
             undo.pop_all()
         if specification.is_new and specification.dim_left_out:
             _logger.warning(
-                "variable %r is made with one number a row: no dim was given; dim=1 says that it is meant", name
+                "variable %r is made with one number a row, as no dim was given; if that is intended, pass dim=1", name
             )
         return table
 

@@ -69,11 +69,12 @@ def chosen(number: int | None, existing: list[int], where: str) -> int:
     """Return the number of a checkpoint that there is; None: the newest. Raises CheckpointNotFound."""
     if number is None and existing:
         return existing[-1]
-    if number is None or number not in existing:
-        known = ", ".join(map(str, existing[-_MOST_LISTED:])) or "none"
+    if not existing:
+        raise CheckpointNotFound(f"there is no checkpoint in {where}")
+    if number not in existing:
+        known = ", ".join(map(str, existing[-_MOST_LISTED:]))
         known = f"{len(existing):,}, the newest {known}" if len(existing) > _MOST_LISTED else known
-        wanted = "" if number is None else f" {number}"
-        raise CheckpointNotFound(f"there is no checkpoint{wanted} in {where}; it has {known}")
+        raise CheckpointNotFound(f"there is no checkpoint {number} in {where}; it has {known}")
     return number
 
 

@@ -134,8 +134,10 @@ class CheckpointManager:
         it trained after the newest checkpoint is lost, since the dense parameters of that time are. arguments: of
         kvemb.restore and kvemb.open: memory_budget, durability, limits; hot rows are loaded (warm=False: not).
 
-        Raises FileExistsError if path is anything else, Locked if it is open, and what kvemb.restore raises.
+        Raises FileExistsError if path is anything else, or the root is not a series; Locked if it is open; what
+        kvemb.restore raises.
         """
+        paths.check_series_root(self.root)
         return resume(self.latest(), paths.local(path), **arguments)
 
     def close(self) -> None:
@@ -191,6 +193,7 @@ class CheckpointManager:
             raise CheckpointNotFound(
                 f"{self.root} is a store, not a series of checkpoints; save a checkpoint in a series, and push that"
             )
+        paths.check_series_root(self.root)
         number = chosen(number, self.numbers(), str(self.root))
         remote = Remote(url, options)
         how = {"verify": bool(verify), "whole": bool(whole)}

@@ -53,3 +53,13 @@ def test_kvemb_does_not_import_it():
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "False\n"
+
+
+def test_a_single_stores_series_is_no_place_for_a_cluster(tmp_path):
+    with (
+        kvemb.open(tmp_path / "store", memory_budget="4MiB") as store,
+        kvemb.CheckpointManager(tmp_path / "a") as series,
+    ):
+        series.save(store)
+    with pytest.raises(FileExistsError, match="a is a series of a single store's checkpoints; name another directory"):
+        kvemb.cluster.open(tmp_path / "a", shards=1, memory_budget="4MiB", transport="local")

@@ -278,13 +278,15 @@ def test_other_processes_are_clients_and_one_that_is_killed_stops_nobody(ray, tm
 
 
 def test_a_url_has_one_cluster(ray, tmp_path):
-    first = kvemb.cluster.open(f"memory://{tmp_path.name}", shards=1, **HOW)
+    first = kvemb.cluster.open(tmp_path / "series", shards=1, **HOW)
     with pytest.raises(Locked, match="is open elsewhere on this Ray cluster"):
-        kvemb.cluster.open(f"memory://{tmp_path.name}", shards=1, **HOW)
+        kvemb.cluster.open(tmp_path / "series", shards=1, **HOW)
     with pytest.raises(BackendUnavailable, match=r"no cluster that this Ray cluster knows has .* open, after 0 s"):
         kvemb.cluster.connect(tmp_path / "other", wait_seconds=0)
     first.close(flush=False)
-    kvemb.cluster.open(f"memory://{tmp_path.name}", shards=1, **HOW).close(flush=False)  # its name is free again
+    kvemb.cluster.open(tmp_path / "series", shards=1, **HOW).close(flush=False)  # its name is free again
+    with pytest.raises(ValueError, match="memory://here is in one process's memory, and Ray's shards are in others"):
+        kvemb.cluster.open("memory://here", shards=1, **HOW)
 
 
 def test_what_a_shard_raises_when_it_is_made_is_raised(ray, tmp_path):

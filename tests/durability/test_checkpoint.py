@@ -193,7 +193,7 @@ def test_a_checkpoint_knows_itself(store, tmp_path):
     assert Path(taken) == again.path == tmp_path / "checkpoint"
     assert again.id == taken.id != taken.parent
     assert again.variables["table"].rows == 1
-    assert "1 variables, 1 rows" in repr(again)
+    assert "1 variable, 1 row>" in repr(again)
     with pytest.raises(kvemb.errors.CheckpointNotFound):
         Checkpoint(tmp_path)
 

@@ -104,3 +104,19 @@ def test_of_a_series_the_newest_is_restored_and_told(series, caplog):
     assert caplog.text == ""
     assert paths.newest_of(Path("store")) == Path("store")
     assert paths.newest_of(Path("nowhere")) == Path("nowhere")
+
+
+def test_what_has_a_clusters_checkpoints_is_neither_a_store_nor_a_single_stores_series(tmp_path):
+    for folder in ("checkpoints", "shards"):
+        (tmp_path / "series" / folder).mkdir(parents=True)
+    for path in (tmp_path / "series", tmp_path / "series" / "00000001"):
+        for how in ({}, {"read_only": True}):
+            with pytest.raises(
+                StoreNotFound, match=r"series has a cluster's checkpoints: kvemb\.cluster\.open opens it"
+            ):
+                kvemb.open(path, **how)
+    manager = kvemb.CheckpointManager(tmp_path / "series")
+    with pytest.raises(FileExistsError, match="series has a cluster's checkpoints, which it writes itself"):
+        manager.push("memory://elsewhere")
+    with pytest.raises(FileExistsError, match="series has a cluster's checkpoints, which it writes itself"):
+        manager.resume(tmp_path / "store")

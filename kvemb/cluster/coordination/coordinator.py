@@ -245,6 +245,10 @@ class Coordinator:
         """Return the number of the checkpoint that it would go back to."""
         return None if self._checkpointing is None else self._checkpointing.last
 
+    def carries(self) -> bool:
+        """Return whether that checkpoint has files or values beside the rows: Checkpointing.carries."""
+        return self._checkpointing is not None and self._checkpointing.carries()
+
     def recover(self, generation: int, lost: str, version: str) -> tuple[Recovery, JoinReply]:
         """Go back to the last checkpoint, with new shards, unless that was done since; returns the last recovery.
 
@@ -269,13 +273,9 @@ class Coordinator:
                     self.calls.all_once("open_variable", token, name, known.arguments)
                     self._opened[name] = _Open(token, known.arguments, Total(_steps_of(entry)))
                 self._recovered = self._generation
-            self._recovery = Recovery(
-                None if checkpoint is None else checkpoint[0],
-                None if checkpoint is None else checkpoint[1].created,
-                {name: entry.step for name, entry in self._stored.items()},
-                time.monotonic() - begun,
-                why,
-            )
+            number, created = (None, None) if checkpoint is None else (checkpoint[0], checkpoint[1].created)
+            steps = {name: entry.step for name, entry in self._stored.items()}
+            self._recovery = Recovery(number, created, steps, time.monotonic() - begun, why)
             _logger.warning("%s", self._recovery)
             return self._recovery, self.join(version)
 

@@ -21,14 +21,14 @@ from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, follo
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.messages import Pushed
 from kvemb.durability.lock_file import LockFile
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.manifest import VariableEntry, rows_in_words
 from kvemb.interrupts import result_of, uninterrupted
 
 # Checkpoints whose outcome is remembered for clients that have not asked for it yet.
 MOST_REMEMBERED = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoint:
     """A checkpoint of a cluster that is complete. number: in its series. id: 32 hexadecimal digits.
 
@@ -44,6 +44,9 @@ class Checkpoint:
     nbytes: int
     extra: dict[str, Any]
     files: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<kvemb.cluster.Checkpoint {self.number}, {rows_in_words(self.variables)}>"
 
 
 class Shards(Protocol):
@@ -118,6 +121,15 @@ class Checkpointing:
     def result(self, number: int) -> Checkpoint:
         """Wait until a checkpoint that was started here is complete, and return it. Raises what it failed with."""
         return result_of(self._writing[number])
+
+    def carries(self) -> bool:
+        """Return whether the last checkpoint has files or values beside the rows. Raises as ClusterSeries.read."""
+        self.wait()
+        if self.last is None:
+            return False
+        described = self.series.read(self.last)
+        first = self.series.of_shard(described.shards[0].store)
+        return bool(described.extra or first.described(self.last).attached)
 
     def wait(self) -> None:
         """Wait until none is being written. A failure is told by result()."""

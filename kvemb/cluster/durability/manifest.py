@@ -18,7 +18,7 @@ from kvemb.checks.fields import Fields
 from kvemb.checks.ranges import END_OF_TIME
 from kvemb.cluster.router import BUCKETS, first_buckets
 from kvemb.durability import manifest
-from kvemb.durability.manifest import VariableEntry, entry_of
+from kvemb.durability.manifest import VariableEntry, entry_of, rows_in_words
 from kvemb.durability.manifest_fields import is_name
 from kvemb.errors import Corruption, UnsupportedFormat
 
@@ -40,7 +40,7 @@ class ShardEntry:
     store: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClusterManifest:
     """A checkpoint of a cluster. id: its identity. store: that of the table, as of a single store, which all
     checkpoints keep.
@@ -57,6 +57,9 @@ class ClusterManifest:
     shards: tuple[ShardEntry, ...]
     follows: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<checkpoint of a cluster {self.id}, {len(self.shards)} shards, {rows_in_words(self.variables)}>"
 
     def id_of(self, shard: ShardEntry) -> str:
         """Return the identity of a shard's checkpoint in this one."""

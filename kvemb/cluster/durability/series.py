@@ -37,6 +37,11 @@ class ClusterSeries(Pushing):
         self.url = self._root if "file" in self._files.protocol else paths.url_text(url)
         self.options = dict(options or {})
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether only this process sees what is at the URL."""
+        return "memory" in self._files.protocol
+
     def of_shard(self, store: str) -> Remote:
         """Return the series of a shard. store: the identity of its store."""
         return Remote(self.place_of_shard(store), self.options)
@@ -53,6 +58,8 @@ class ClusterSeries(Pushing):
                 self._make_folder_of(f"{self._root}/{lease.NAME}")
                 return Lease(self._files, f"{self._root}/{lease.NAME}", self.url)
         root = Path(self._root)
+        if paths.series_numbers(root):
+            raise FileExistsError(f"{root} is a series of a single store's checkpoints; name another directory")
         with layout.as_cold_store_error(f"write to {root}"):
             fresh_files.make_directory(root)
             return layout.lock(root, "the cluster at {} is open", "close it there")

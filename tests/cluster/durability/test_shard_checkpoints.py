@@ -64,7 +64,7 @@ def test_it_has_the_state_of_its_call_and_others_go_on(cluster, tmp_path, monkey
         done = pending.result()
     assert pending.result() is done
     assert (done.number, done.extra, done.variables["table"].rows) == (1, {"step": 1}, 3)
-    assert repr(pending).startswith("<kvemb.PendingCheckpoint complete: Checkpoint(number=1")
+    assert repr(pending).startswith("<kvemb.PendingCheckpoint complete: <kvemb.cluster.Checkpoint 1,")
     assert cluster.last_checkpoint == 1
     assert values_at(tmp_path, 1) == [1, 1, 1]
     assert kvemb.cluster.latest(tmp_path / "series")[1].extra == {"step": 1}
@@ -189,3 +189,23 @@ def test_files_that_cannot_be_written_leave_nothing(cluster, tmp_path):
     assert not list((tmp_path / "scratch").rglob("attached/*"))
     assert not Path(tmp_path / "series" / "checkpoints").exists()
     assert cluster.checkpoint(files={"fine": b"1"}).files == ("fine",)
+
+
+def test_close_writes_none_after_one_with_files_so_the_newest_can_be_resumed_from(open_cluster, cluster, tmp_path):
+    saved = cluster.checkpoint(files={"model.pt": b"dense"})
+    cluster.variables["table"].upsert([1], [[5.0]])
+    cluster.close()
+    again = open_cluster(2, url=tmp_path / "series")
+    assert again.last_checkpoint == saved.number
+    assert again.variables["table"].lookup([1]).tolist() == [[1.0]], "rows and files are of the same step"
+    again.close()
+    assert list(kvemb.cluster.pull_files(tmp_path / "series", tmp_path / "dense")) == ["model.pt"]
+    with open_cluster(2, url=tmp_path / "series") as last:
+        last.checkpoint(extra={"step": 2})
+    number, found = kvemb.cluster.latest(tmp_path / "series")
+    assert (number, found.extra) == (2, {"step": 2})
+    assert repr(found) == f"<checkpoint of a cluster {found.id}, 2 shards, 1 variable, 3 rows>"
+    with open_cluster(2, url=tmp_path / "series") as last:
+        assert repr(last.checkpoint()) == "<kvemb.cluster.Checkpoint 3, 1 variable, 3 rows>"
+        last.variables["table"].remove([1])
+    assert kvemb.cluster.latest(tmp_path / "series")[1].variables["table"].rows == 2, "otherwise close() writes one"

@@ -102,8 +102,8 @@ def test_a_series_goes_and_comes_back(root: Path, tmp_path: Path, capsys: pytest
         (["verify", "nowhere"], "nowhere does not exist: there is no store and no checkpoint"),
         (["repair", "nowhere", "out"], "nowhere does not exist: there is no store and no checkpoint"),
         (["verify", "."], ". is a directory, but neither a checkpoint nor a store"),
-        (["push", "nowhere", "url"], "there is no checkpoint in nowhere; it has none"),
-        (["pull", "nowhere", "series"], "there is no checkpoint in nowhere; it has none"),
+        (["push", "nowhere", "url"], "there is no checkpoint in nowhere"),
+        (["pull", "nowhere", "series"], "there is no checkpoint in nowhere"),
     ],
 )
 def test_bad_input_is_one_line(
