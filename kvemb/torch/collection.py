@@ -24,10 +24,10 @@ class EmbeddingBagCollection(RowsModule):
     output_dtype.
 
     tables: by a name of your choice, a Variable, or a dict of arguments of Store.get_variable, such as dim and
-    optimizer; that variable has the name of the table. features: by feature, its table; features may share one. None:
-    one feature of each table, of its name. mode: "sum" (torchrec's default; EmbeddingBag's is torch.nn's, "mean"),
-    "mean" or "max", or a dict of them by table. store: of new
-    variables, None for the default one. Raises TypeError, ValueError; what get_variable raises.
+    optimizer; that variable has the name of the table. features: by feature, its table; None: one feature of each
+    table, of its name. Features may share a table; a row then counts as used by each of them, as EmbeddingBag says.
+    mode: "sum" (torchrec's default; EmbeddingBag's is torch.nn's, "mean"), "mean" or "max", or a dict of them by table.
+    store: of new variables, None for the default one. Raises TypeError, ValueError; what get_variable raises.
     """
 
     def __init__(
@@ -57,9 +57,6 @@ class EmbeddingBagCollection(RowsModule):
             raise ValueError("a variable is given as two tables; let features share one")
         super().__init__(list(self.tables.values()), fused, check_finite, output_dtype)
         self.features = features
-        self._of_table = {
-            name: [feature for feature, table in features.items() if table == name] for name in self.tables
-        }
 
     def destinations(self) -> dict[str, Destination]:
         """Return where a weight of each table goes: of a torch.nn.ModuleDict, or torchrec's collection."""
@@ -75,17 +72,15 @@ class EmbeddingBagCollection(RowsModule):
         must be there. Raises TypeError or ValueError before anything is looked up; RuntimeError if this module cannot
         be trained now; what Store.lookup raises.
         """
-        given = self._bags(inputs)
-        prepared = {
-            name: Prepared(self.tables[name], [given[feature] for feature in features], self.pooling[name])
-            for name, features in self._of_table.items()
+        given = {name: self._bags_of(name, each) for name, each in self._by_feature(inputs).items()}
+        prepared = [
+            Prepared(self.tables[table], given[name], self.pooling[table]) for name, table in self.features.items()
+        ]
+        rows = self.rows([each.wanted for each in prepared])
+        return {
+            name: self.finished(each.finish(part), given[name].device)
+            for name, each, part in zip(self.features, prepared, rows, strict=True)
         }
-        rows = iter(self.rows([each for part in prepared.values() for each in part.wanted]))
-        found: dict[str, torch.Tensor] = {}
-        for name, part in prepared.items():
-            pooled = part.finish([next(rows) for _ in part.wanted])
-            found |= zip(self._of_table[name], pooled, strict=True)
-        return {name: self.finished(found[name], given[name].device) for name in self.features}
 
     def keys_by_variable(self, inputs: Any) -> dict[Variable, Keys]:
         """Return the keys (n,) of which forward(inputs) looks up the rows. Raises as forward does, for ids."""
@@ -100,9 +95,6 @@ class EmbeddingBagCollection(RowsModule):
         if missing := [name for name in self.features if name not in by_feature]:
             raise ValueError(f"the feature {missing[0]!r} is not given; there is {', '.join(map(str, by_feature))}")
         return {name: by_feature[name] for name in self.features}
-
-    def _bags(self, inputs: Any) -> dict[str, Bags]:
-        return {name: self._bags_of(name, given) for name, given in self._by_feature(inputs).items()}
 
     def _bags_of(self, name: str, given: Any) -> Bags:
         parts = given if isinstance(given, (tuple, list)) else (given,)

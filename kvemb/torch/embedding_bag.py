@@ -81,6 +81,6 @@ class EmbeddingBag(RowsModule):
             include_last_offset=self.include_last_offset,
             mode=self.pooling.mode,
         )
-        prepared = Prepared(self.variable, [given], self.pooling)
-        (out,) = prepared.finish(self.rows(prepared.wanted))
-        return self.finished(out, given.device)
+        prepared = Prepared(self.variable, given, self.pooling)
+        (rows,) = self.rows([prepared.wanted])
+        return self.finished(prepared.finish(rows), given.device)

@@ -1,7 +1,8 @@
 """Bags of rows pooled, as torch.nn.functional.embedding_bag does: from the distinct rows of a batch.
 
-The distinct keys of a batch are looked up as one small table, over which torch itself pools. So modes, weights with
-their gradient, padding and second derivatives are torch's own. Bags of one id each are the rows as they are.
+The distinct keys of a batch are looked up as a small table, over which torch itself pools. So modes, weights with
+their gradient, padding and second derivatives are torch's own. Bags of one id each are the rows as they are. Each
+feature has a small table of its own, so a backward that leaves a feature out brings no gradients of its rows.
 """
 
 from __future__ import annotations
@@ -29,50 +30,43 @@ class Pooling:
 
 
 class Prepared:
-    """Bags of one variable, of which the rows are wanted. finish() pools the rows.
+    """Bags of a variable, of which the rows are wanted. finish() pools the rows.
 
-    bags: of each feature of the variable; the features share one small table.
+    bags: of one feature.
     """
 
-    def __init__(self, variable: Variable, bags: list[Bags], how: Pooling) -> None:
+    def __init__(self, variable: Variable, bags: Bags, how: Pooling) -> None:
         self._bags, self._how = bags, how
-        self._alone = how.padding is None and not how.scale_grad_by_freq and all(each.one_each for each in bags)
+        self._alone = how.padding is None and not how.scale_grad_by_freq and bags.one_each
         if self._alone:
-            self.wanted = [Wanted(variable, each.keys) for each in bags]
+            self.wanted = Wanted(variable, bags.keys)
             return
-        keys = joined_keys([fitting(each.keys, variable) for each in bags])
+        keys = fitting(bags.keys, variable)
         padding = possible(how.padding, keys)
         if padding is not None:
             # First of all: so it is known where it is among the distinct keys, and it is there even if no bag has it.
             keys = joined_keys([padding_beside(keys, padding), keys])
         found = distinct(keys, variable)
-        self.wanted, self._counts = [Wanted(variable, found.keys, padding, given=False)], found.counts
+        self.wanted, self._counts = Wanted(variable, found.keys, padding, given=False), found.counts
         self._padding = None if padding is None else int(found.inverse[0])
-        parts = found.inverse if padding is None else found.inverse[1:]
-        self._inverse = list(parts.split([len(each.keys) for each in bags]))
+        self._inverse = found.inverse if padding is None else found.inverse[1:]
 
-    def finish(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return each feature's bags (count, dim). rows: of what is wanted."""
-        if self._how.scale_grad_by_freq:  # not left to torch, whose kernel for bags divides by another key's count
-            divide_gradient(rows[0], self._counts)
-        rows = [clipped(part, self._how.max_norm, self._how.norm_type) for part in rows]
+    def finish(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the bags (count, dim). rows: of what is wanted."""
+        bags, how = self._bags, self._how
+        if how.scale_grad_by_freq:  # not left to torch, whose kernel for bags divides by another key's count
+            divide_gradient(rows, self._counts)
+        rows = clipped(rows, how.max_norm, how.norm_type)
         if self._alone:
-            return [
-                part if each.weights is None else part * each.weights.to(part)[:, None]
-                for part, each in zip(rows, self._bags, strict=True)
-            ]
-        (table,) = rows
-        return [self._pool(table, inverse, each) for inverse, each in zip(self._inverse, self._bags, strict=True)]
-
-    def _pool(self, table: torch.Tensor, inverse: torch.Tensor, bags: Bags) -> torch.Tensor:
-        if not len(inverse):  # zeros that a backward may begin with, as torch.nn's
-            return table.new_zeros(bags.count, table.shape[1]) + table[:0].sum(0)
+            return rows if bags.weights is None else rows * bags.weights.to(rows)[:, None]
+        if not len(self._inverse):  # zeros that a backward may begin with, as torch.nn's
+            return rows.new_zeros(bags.count, rows.shape[1]) + rows[:0].sum(0)
         return torch.nn.functional.embedding_bag(
-            inverse,
-            table,
-            bags.offsets.to(table.device),
-            mode=self._how.mode,
-            per_sample_weights=None if bags.weights is None else bags.weights.to(table),
+            self._inverse,
+            rows,
+            bags.offsets.to(rows.device),
+            mode=how.mode,
+            per_sample_weights=None if bags.weights is None else bags.weights.to(rows),
             padding_idx=self._padding,
         )
 

@@ -10,7 +10,7 @@ import torch
 
 import kvemb
 import kvemb.torch as kt
-from kvemb.optimizers import SGD
+from kvemb.optimizers import SGD, Adam
 
 DIMS = {"item": 3, "user": 2}
 FEATURES = {"clicked": "item", "user_id": "user", "shown": "item"}
@@ -104,6 +104,41 @@ def test_only_features_that_were_used_are_trained(tables):
     found = module(batch(1, ones=True))
     found["user_id"].sum().backward()
     assert [gradient.variable.name for gradient in module.pending.waiting] == [tables["user"].name]
+
+
+@pytest.mark.parametrize("ones", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_is_of_the_rows_that_torchs_sparse_gradients_name(store, ones, fused):
+    """Those of features that the loss leaves out stay as they are; rows whose gradient is 0 take part."""
+    features = ("a", "b", "none")
+    variable = store.get_variable("v", dim=2, optimizer=Adam(0.5, epsilon=1e-12, bias_correction="global"))
+    module = kt.EmbeddingBagCollection({"t": variable}, dict.fromkeys(features, "t"), fused=fused)
+    ours = kt.Optimizer(module)
+    theirs = torch.nn.EmbeddingBag.from_pretrained(torch.zeros(20, 2), freeze=False, mode="sum", sparse=True)
+    optimizer = torch.optim.SparseAdam([theirs.weight], lr=0.5, eps=1e-12)
+    stepped: set[int] = set()
+    losses = [
+        lambda out: out["a"].sum(),
+        lambda out: (out["a"] - out["b"]).sum() + out["none"].sum(),
+        lambda out: out["b"][:1].sin().sum(),
+        lambda out: out["a"].sum() * 0,
+        lambda out: out["none"].sum(),  # the last: SparseAdam counts a step of no rows
+    ]
+    for first, loss in enumerate(losses):
+        ids = torch.tensor([first, first + 3]) if ones else torch.tensor([first, first + 3, first, first + 5])
+        given = {
+            "a": (ids, torch.arange(2), torch.arange(len(ids)) * 0.5),  # the weight of its first id is 0
+            "b": (ids + 5, torch.arange(2), torch.ones(len(ids))),
+            "none": (ids[:0], torch.zeros(2, dtype=torch.int64), torch.ones(0)),
+        }
+        optimizer.zero_grad()
+        loss({name: theirs(*bags) for name, bags in given.items()}).backward()
+        loss(module(given)).backward()
+        stepped |= {*theirs.weight.grad.coalesce().indices()[0].tolist()}
+        optimizer.step()
+        ours.step()
+        assert set(variable.export()[0].tolist()) == stepped
+        torch.testing.assert_close(torch.from_numpy(variable.lookup(np.arange(20))), theirs.weight.detach())
 
 
 def test_one_call_into_the_store_for_all_features(tables, monkeypatch):
