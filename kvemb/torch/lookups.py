@@ -6,6 +6,7 @@ gradient is scattered: for each variable it is that of the rows as they were loo
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -55,8 +56,10 @@ def fitting(keys: Keys, variable: Variable) -> Keys:
 
 def possible(padding: int | None, keys: Keys) -> int | None:
     """Return a padding key; None if there is none, or keys of this dtype cannot be it."""
+    if padding is None:
+        return None
     limits = np.iinfo(keys.dtype) if isinstance(keys, np.ndarray) else torch.iinfo(keys.dtype)
-    return padding if padding is not None and limits.min <= padding <= limits.max else None
+    return padding if limits.min <= padding <= limits.max else None
 
 
 class Sink(Protocol):
@@ -131,10 +134,15 @@ def _tensor(rows: Any, begin: int, end: int) -> torch.Tensor:
     if isinstance(rows, torch.Tensor):
         part = rows if end - begin == len(rows) else rows[begin:end].clone()
         return part.to(_WIDE[str(part.dtype).removeprefix("torch.")])
-    rows = rows[begin:end]
-    if rows.dtype.name == "bfloat16":
+    rows, name = rows[begin:end], _name_of(rows.dtype)
+    if name == "bfloat16":
         return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16).float()
-    return torch.from_numpy(rows).to(_WIDE[rows.dtype.name])
+    return torch.from_numpy(rows).to(_WIDE[name])
+
+
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # which takes NumPy longer than all else that is done for a small tensor
 
 
 class _Rows(torch.autograd.Function):
