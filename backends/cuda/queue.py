@@ -1,11 +1,14 @@
 """What one hot table has its device do: in the order of the calls, on its own stream or on a caller's.
 
-Arrays cross to and from the host through two pieces of pinned memory, one of which is filled or emptied while the
-device copies the other. They grow to a bound and are kept. Not thread-safe: the table's caller locks.
+Arrays cross to and from the host through pinned memory of the table's own, as the caller's may be pinned, too, and is
+then read by the device after the call. Large ones have two pieces, one of which is filled or emptied while the device
+copies the other; small ones have more, so that the host need not wait. They grow to a bound and are kept. Not
+thread-safe: the table's caller locks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,14 +19,14 @@ import numpy.typing as npt
 from kvemb.backends.cuda.device import Device, Memory
 
 PIECE_BYTES = 4 << 20
-SMALL_UPLOAD_BYTES = 64 << 10
+SMALL_UPLOAD_BYTES, SMALL_UPLOADS = 64 << 10, 16
 
 
 class Queue:
     """The order of one table's work. device: where it is done.
 
-    piece_bytes: of each piece of pinned memory, at most. small_bytes: of uploads that CUDA copies to memory of its own
-    at once, so that the host need not wait for them.
+    piece_bytes: of each piece of pinned memory, at most. small_bytes: of uploads for which the host does not wait, unless
+    SMALL_UPLOADS of them are under way.
     """
 
     def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, small_bytes: int = SMALL_UPLOAD_BYTES) -> None:
@@ -32,7 +35,9 @@ class Queue:
         self._stream = self._last = self._own  # where work goes now; where the last of it went
         self._event = device.event()  # the end of a block of on(), or what its own stream has done
         self._beside = device.event()
-        self._pieces = [_Piece(device, piece_bytes), _Piece(device, piece_bytes)]
+        self._pieces = deque(_Piece(device, piece_bytes) for _ in range(2))
+        self._small = deque(_Piece(device, small_bytes) for _ in range(SMALL_UPLOADS))
+        self._uses = self._ended = 0  # of pieces, in their order, which is that of the device's work
 
     @contextmanager
     def on(self, stream: int, others: frozenset[int] = frozenset()) -> Iterator[None]:
@@ -87,15 +92,13 @@ class Queue:
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous array to the device. The caller may change it afterwards."""
         stream, left = self._here(), array.reshape(-1).view(np.uint8)
-        if len(left) <= self._small_bytes:
-            self.device.upload(address, left, stream)
-            return
+        pieces = self._small if len(left) <= self._small_bytes else self._pieces
         while len(left):
-            piece = self._next_piece(len(left))
+            piece = self._next(pieces)
             part = piece.take(len(left))
             part[:] = left[: len(part)]
             self.device.upload(address, part, stream)
-            piece.record(stream)
+            self._record(piece, stream)
             address, left = address + len(part), left[len(part) :]
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
@@ -103,31 +106,43 @@ class Queue:
         stream, left = self._here(), array.reshape(-1).view(np.uint8)
         before: tuple[_Piece, Any, Any] | None = None
         while len(left):
-            piece = self._next_piece(len(left))
+            piece = self._next(self._pieces)
             part = piece.take(len(left))
             self.device.download(part, address, stream)
-            piece.record(stream)
+            self._record(piece, stream)
             if before is not None:
-                _finish(*before)
+                self._receive(*before)
             before, address, left = (piece, part, left[: len(part)]), address + len(part), left[len(part) :]
         if before is not None:
-            _finish(*before)
+            self._receive(*before)
+
+    def _receive(self, piece: _Piece, part: Any, to: Any) -> None:
+        self._finish(piece)
+        to[:] = part
+
+    def _next(self, pieces: deque[_Piece]) -> _Piece:
+        """Return the piece that was used longest ago, once it is in use no longer."""
+        pieces.rotate()
+        self._finish(pieces[0])
+        return pieces[0]
+
+    def _record(self, piece: _Piece, stream: int) -> None:
+        """A piece is in use until the stream has done its work of now."""
+        self.device.record(piece.event, stream)
+        self._uses += 1
+        piece.use = self._uses
+
+    def _finish(self, piece: _Piece) -> None:
+        """Wait until a piece is in use no longer. All uses before its last one have ended then, too."""
+        if piece.use > self._ended:
+            self.device.finish(piece.event)
+            self._ended = piece.use
 
     def begin_download(self, address: int, nbytes: int) -> Arriving:
         """Begin to copy bytes from the device; nobody waits for them here."""
         arriving = Arriving(self.device, nbytes)
         arriving.begin(address, self._here())
         return arriving
-
-    def _next_piece(self, nbytes: int) -> _Piece:
-        self._pieces.reverse()
-        self._pieces[0].make_ready(nbytes)
-        return self._pieces[0]
-
-
-def _finish(piece: _Piece, part: Any, to: Any) -> None:
-    piece.finish()
-    to[:] = part
 
 
 class Arriving:
@@ -156,29 +171,15 @@ class Arriving:
 
 
 class _Piece:
-    """Pinned memory, of at most so many bytes, and whether it is being copied from or to."""
+    """Pinned memory, of at most so many bytes. use: the number of its last use, at whose end the event is."""
 
     def __init__(self, device: Device, most_bytes: int) -> None:
-        self._device, self._event, self._in_use, self._most = device, device.event(), False, most_bytes
+        self.event, self.use = device.event(), 0
+        self._device, self._most = device, most_bytes
         self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def make_ready(self, nbytes: int) -> None:
-        """Wait until it is in use no longer; it has so many bytes then, or the most there may be."""
-        self.finish()
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return up to so many of its bytes; the most there may be, if that is less. REQUIRES: it is not in use."""
         if len(self._bytes) < min(nbytes, self._most):
             self._bytes = self._device.pinned(min(self._most, max(256, nbytes + nbytes // 4)))
-
-    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return up to so many of its bytes."""
         return self._bytes[: min(nbytes, self._most)]
-
-    def record(self, stream: int) -> None:
-        """It is in use until the stream has done its work of now."""
-        self._device.record(self._event, stream)
-        self._in_use = True
-
-    def finish(self) -> None:
-        """Wait until it is in use no longer."""
-        if self._in_use:
-            self._device.finish(self._event)
-            self._in_use = False

@@ -61,7 +61,7 @@ class DeviceOperations(TableOperations):
         device_rows, shape = self.device_rows, (0, self._schema.dim)
         with self._storage.reading():
             rule, now = self._begin_use(touch)
-            with device_rows.on(keys, out):
+            with device_rows.on(keys, out, *([] if exists is None else [exists])):
                 self._copy_before_change(keys, rule)
                 missing = device_rows.lookup(keys, out, exists, rule, now)
                 if rule is ScoreRule.CUSTOM:

@@ -39,9 +39,9 @@ class Place:
     device: counts what it does. readers: move rows.
     """
 
-    def __init__(self, readers: Any = None, below: int = 64) -> None:
+    def __init__(self, readers: Any = None, below: int = 64, device: Any = None) -> None:
         device_of("cpu")
-        self.device, self.cold, self.state = CountingDevice(), Watched(), StoreState("test")
+        self.device, self.cold, self.state = device or CountingDevice(), Watched(), StoreState("test")
         self.cold.write(rows_of(range(ROWS)))
         kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: self.device)})
         tables: list[Any] = [kind(SCHEMA, 128, 128), *([CpuTable(SCHEMA, below, below)] if below else [])]

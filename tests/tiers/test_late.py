@@ -1,0 +1,96 @@
+"""Calls on rows on a GPU that does its work late: callers' arrays change as soon as a call has ended, on their stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays_on_device import there
+from blocks import Later, Now
+from late_device import LateDevice
+
+from tests.tiers.test_moving import ROWS, Place
+
+STREAMS = [5, 6, 7]
+
+
+class Late:
+    """Arrays in a late GPU's memory. kept: all that were made, as streams still use them."""
+
+    def __init__(self, device: LateDevice, place: Place, chance: np.random.Generator) -> None:
+        self.device, self.place, self.chance, self.kept = device, place, chance, list[Any]()
+
+    def made(self, array: Any) -> Any:
+        """An array that gets its contents when its stream comes there."""
+        array, stream = np.array(array), int(self.chance.choice(STREAMS))
+        place = np.full_like(array, 3)
+        self.kept.append(place)
+        self.device.later(stream, lambda: np.copyto(place, array))
+        return self.place.operations.device_rows.given(there_at(place, stream))
+
+    def spoil(self, *arrays: Any) -> None:
+        """Their owner uses their memory for something else."""
+        for array in arrays:
+            self.device.later(array.stream, lambda array=array: array.owner.array.fill(2))
+
+    def read(self, array: Any) -> Any:
+        event = self.device.event()
+        self.device.record(event, array.stream)
+        self.device.finish(event)
+        return array.owner.array.copy()
+
+
+def there_at(array: Any, stream: int) -> Any:
+    found = there(array, stream=stream)
+    found.array = array
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("below", [64, 0], ids=["three tiers", "two tiers"])
+def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, below: int) -> None:
+    chance, readers, device = np.random.default_rng(seed), Later() if seed % 2 else Now(), LateDevice(seed)
+    place, model = Place(readers, below, device), np.ones(ROWS)
+    late, rows = Late(device, place, chance), place.operations
+    for _ in range(60):
+        keys = chance.integers(0, chance.choice([40, ROWS]), chance.integers(1, 60))  # most of the first 40 are hot
+        act = chance.integers(6)
+        given, one = late.made(keys), np.ones((len(keys), 2), np.float32)
+        if act == 0:
+            ours = keys.copy(), one * 9
+            rows.upsert(*ours)
+            model[keys] = 9
+            ours[0].fill(1), ours[1].fill(1)  # memory that may be pinned
+        elif act == 1:
+            values = late.made(one * 4)
+            rows.upsert_on_device(given, values)
+            model[keys] = 4
+            late.spoil(given, values)
+        elif act == 2:
+            ours = keys.copy(), one.copy()
+            rows.apply_gradients(*ours)
+            np.subtract.at(model, keys, 1)
+            ours[0].fill(1), ours[1].fill(1)
+        elif act == 3:
+            grads = late.made(one)
+            rows.apply_gradients_on_device(given, grads)
+            np.subtract.at(model, keys, 1)
+            late.spoil(given, grads)
+        elif act == 4:
+            rows.prefetch_on_device(given, after_lookup=bool(chance.integers(2)))
+            late.spoil(given)
+        else:
+            out, exists = late.made(one * 0), late.made(np.zeros(len(keys), bool))
+            rows.lookup_on_device(given, out, exists, touch=bool(chance.integers(2)))
+            place.storage.ahead.looked_up()
+            late.spoil(given)
+            assert (late.read(out) == model[keys, None]).all()
+            assert late.read(exists).all()
+        if isinstance(readers, Later) and chance.integers(2):
+            readers.go()
+    found = np.empty((ROWS, 2), np.float32)
+    rows.lookup(np.arange(ROWS), found, None, touch=False)
+    assert (found == model[:, None]).all()
+    assert place.storage.check() == []
+    device.finish_all()
