@@ -35,6 +35,7 @@ DEVICE_BYTES = 1 << 21
 FILLING, GUARD_BYTES = 0xCD, 64
 FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-Wall")
 TSAN_FLAGS = ("-O1", "-g", "-fsanitize=thread")
+ALIGNMENT_FLAGS = ("-O1", "-fsanitize=alignment")
 _KERNEL = re.compile(r"^(?:\w+_)?KERNEL (\w+)\(", re.MULTILINE)
 _ENTRY = """
 extern "C" const char* run_{name}(unsigned blocks, unsigned threads, uint64_t seed, void** arguments) {{

@@ -127,6 +127,7 @@ class ArrayRows:
     ) -> Missing:
         """See contracts.DeviceRows."""
         flags = NULL if exists is None else exists.address
+        self._kept = None  # if this fails, nobody knows what the buffer has
         missing = self._found(keys, cells="kept", out=out.address, exists=flags, rule=rule, now=now)
         self._kept = None if keys.version is None else keys
         self._kept_moves = -1 if len(missing.keys) else self._cells.moves

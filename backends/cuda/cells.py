@@ -46,7 +46,7 @@ class Inserted(NamedTuple):
 class Cells:
     """The cells of a table of at most most_buckets buckets; there are none at first.
 
-    unit: how many bytes of an embedding are copied at a time; buffers: for the inputs and outputs of a call.
+    value_bytes: of an embedding; buffers: for the inputs and outputs of a call.
     moves: how often rows may have come, left or moved, so that a key's cell may be another. together: see
     contracts.DeviceRows.together.
     """
@@ -56,7 +56,6 @@ class Cells:
         self.chunks = Chunks(self.queue, schema, most_buckets)
         self.buffers = Buffers(self.queue)
         self.value_bytes = schema.dim * schema.value_dtype.itemsize
-        self.unit = unit_of(self.value_bytes, schema.row_bytes)
         self.moves, self.together = 0, False
 
     def table(self, buckets: int | None = None) -> tuple[int, int, int, int]:
@@ -72,6 +71,16 @@ class Cells:
     def run_plain(self, name: str, threads: int, *arguments: Any) -> None:
         """Run one of the kernels of arrays.cu, which need no table."""
         self.queue.run(source.table_source(), name, threads, *arguments)
+
+    def gather(self, cells: int, n: int, out: int) -> None:
+        """Copy the embeddings of n cells to out (n, dim); entries < 0 are skipped."""
+        self.run("gather", WARP * n, cells, n, out, self.value_bytes, self._unit(out))
+
+    def _unit(self, address: int) -> int:
+        """Return how many bytes of an embedding are copied at a time to or from rows at an address: a caller's array may
+        begin anywhere in its memory.
+        """
+        return unit_of(self.value_bytes, self.schema.row_bytes, address)
 
     # Finding.
 
@@ -102,7 +111,7 @@ class Cells:
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         misses = buffers.zeros("count", 1)
         self.run(
-            "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self.unit, exists, how,
+            "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self._unit(out), exists, how,
             float(now), misses, buffers.of("missing", 8 * n),
         )  # fmt: skip
         return misses
@@ -153,7 +162,7 @@ class Cells:
         """Set embeddings to values (n, dim)."""
         if n:
             order = self.ordered(cells, n)
-            self.run("assign", WARP * n, cells, order, n, values, self.value_bytes, self.unit, step)
+            self.run("assign", WARP * n, cells, order, n, values, self.value_bytes, self._unit(values), step)
 
     def add(self, cells: int, old: int, new: int, n: int, step: int) -> None:
         """Add new - old, both (n, dim)."""

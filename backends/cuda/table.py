@@ -59,7 +59,7 @@ class CudaTable:
         self._schema, self.cells = schema, Cells(type(self).open_device(name), schema, most)
         self._chunks, self._buffers, self._queue = self.cells.chunks, self.cells.buffers, self.cells.queue
         self._there = ArrayRows(self.cells, name)
-        self._value_bytes, self._unit, self._run = self.cells.value_bytes, self.cells.unit, self.cells.run
+        self._value_bytes, self._run = self.cells.value_bytes, self.cells.run
         self.size = 0
         self._enlarge(self._chunks.rounded(first))
 
@@ -257,7 +257,7 @@ class CudaTable:
         """See contracts.HotTable."""
         if n := len(cells):
             found = self._buffers.of("out", self._value_bytes * n)
-            self._run("gather", WARP * n, self._buffers.put("cells", cells), n, found, self._value_bytes, self._unit)
+            self.cells.gather(self._buffers.put("cells", cells), n, found)
             chosen = np.flatnonzero(cells >= 0)
             self._take_out(found, out, None if len(chosen) == n else chosen)
 

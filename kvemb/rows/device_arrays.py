@@ -59,7 +59,9 @@ class DeviceArray:
         """Whether it is known to be the same array with the same contents."""
         if other is None or self.version is None:
             return False
-        return self.owner is other.owner and self.version == other.version
+        # tensor.data = another changes the address alone.
+        mine, theirs = ((each.version, each.address, each.shape, each.dtype) for each in (self, other))
+        return self.owner is other.owner and mine == theirs
 
     def seen_as(self, dtype: np.dtype[Any]) -> DeviceArray:
         """Return the same memory as an array of another dtype of this size."""
@@ -93,7 +95,7 @@ def read_array(
     """Return an array that is on a GPU. dtype, shape: None for any; written: it is to be filled.
 
     interface: tells where an array is that is no tensor (contracts.DeviceRows). Nothing is converted: raises TypeError
-    for another dtype, and ValueError for another shape, or one that is not C-contiguous.
+    for another dtype, and ValueError for another shape, one that is not C-contiguous, or not at a multiple of its items.
     """
     found, contiguous, writable = _of_tensor(data, what) if is_tensor(data) else _of_interface(data, interface)
     dtype = found.dtype if dtype is None else dtype
@@ -106,6 +108,8 @@ def read_array(
         raise ValueError(f"{what} must have shape {shape}, got {found.shape}")
     if not contiguous:
         raise ValueError(f"{what} must be C-contiguous on a GPU; pass cupy.ascontiguousarray({what}), or .contiguous()")
+    if found.address % dtype.itemsize:
+        raise ValueError(f"{what} must begin at a multiple of {dtype.itemsize} bytes on a GPU; pass a copy of it")
     if written and not writable:
         raise ValueError(f"{what} must be an array that may be written, and this one is read-only")
     return found.seen_as(dtype)

@@ -11,7 +11,7 @@ import pytest
 from arrays_on_device import OTHER_STREAM, ArrayOnDevice, there
 from counting_device import CountingDevice
 from cuda_devices import device_of
-from cuda_on_cpu import CudaOnCpuTable
+from cuda_on_cpu import ALIGNMENT_FLAGS, CpuDevice, CudaOnCpuTable
 
 import kvemb
 from kvemb import registry
@@ -148,6 +148,39 @@ def test_a_step_on_hot_rows_waits_once_a_call_and_brings_eight_bytes(counting: C
         var.upsert(given, gradients)
         var.accum(given, gradients, gradients, there(np.ones(200, bool)))
         assert (counting.waits, counting.downloads, counting.uploads) == (4, [8] * 4, [])
+
+
+def at_offset(array: Any, offset: int) -> ArrayOnDevice:
+    """A copy that begins so many bytes after a multiple of 64."""
+    memory = np.zeros(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    found = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return ArrayOnDevice(found)
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [("float32", 4), ("float16", 8), ("int8", 16), ("float32", 3)])
+def test_callers_arrays_may_begin_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, dim: int
+) -> None:
+    device_of("cpu")
+    device = CpuDevice(flags=ALIGNMENT_FLAGS)
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
+    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    with kvemb.open(tmp_path / "store", memory_budget="16MiB") as store:
+        var = store.get_variable("rows", dim=dim, devices="gpu:0", value_dtype=dtype, init_size=1024)
+        keys = np.arange(40)
+        for offset in np.dtype(dtype).itemsize * np.array([0, 1, 2, 3]):
+            values = (np.arange(40 * dim) + offset).astype(dtype).reshape(40, dim)
+            given = at_offset(keys, 8 * (int(offset) % 2))
+            var.upsert(given, at_offset(values, offset))
+            var.upsert(given, at_offset(values, offset))  # now they are hot
+            out = at_offset(0 * values, offset)
+            var.lookup(given, out=out)
+            assert (out.array == values).all()
+            assert (var.lookup(keys) == values).all()
+        with pytest.raises(ValueError, match="keys must begin at a multiple of 8 bytes on a GPU"):
+            var.lookup(at_offset(keys, 4))
 
 
 def test_rows_move_between_tiers_on_a_stream_of_the_tables_own(counting: CountingDevice, tmp_path: Path) -> None:

@@ -180,6 +180,39 @@ def test_a_step_after_moves_finds_its_rows_without_asking() -> None:
     assert (place.lookup(range(50)) == 0).all()
 
 
+def look_up(place: Place, keys: Any) -> None:
+    out = place.given(np.empty((keys.size, 2), np.float32))
+    place.operations.lookup_on_device(keys, out, None, touch=False)
+
+
+def test_a_step_after_a_lookup_that_failed_finds_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, keys = Place(), counted_keys(range(50))
+    place.prefetch(range(60))
+    look_up(place, keys)
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place.hot.tables[0].cells, "missing", fail)
+        with pytest.raises(MemoryError):
+            look_up(place, counted_keys(range(10, 60)))
+    place.operations.apply_gradients_on_device(keys, place.given(np.ones((50, 2), np.float32)))
+    assert (place.lookup(range(60)) == [[0]] * 50 + [[1]] * 10).all()
+
+
+@pytest.mark.parametrize("count", [50, 20])
+def test_a_step_with_keys_that_have_other_memory_finds_its_rows(count: int) -> None:
+    """As a tensor has after `keys.data = others`, which PyTorch does not count as a change."""
+    place, keys, others = Place(), counted_keys(range(50)), counted_keys(range(60, 60 + count))
+    place.prefetch(range(110))
+    look_up(place, keys)
+    moved = replace(keys, address=others.address, shape=others.shape)
+    place.operations.apply_gradients_on_device(moved, place.given(np.ones((count, 2), np.float32)))
+    assert (place.lookup(range(60)) == 1).all()
+    assert (place.lookup(range(60, 60 + count)) == 0).all()
+
+
 def counted_keys(keys: Any) -> Any:
     """Keys whose owner counts changes, as PyTorch's tensors do."""
     array = np.array(keys)

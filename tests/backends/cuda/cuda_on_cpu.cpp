@@ -219,3 +219,8 @@ const char* launch(unsigned blocks, unsigned threads, uint64_t seed, void (*of)(
   return error.empty() ? nullptr : error.c_str();
 }
 }  // namespace cpu
+
+// What -fsanitize=alignment calls; a GPU ends the process there.
+extern "C" __attribute__((visibility("default"))) void __ubsan_handle_type_mismatch_v1(void*, void*) {
+  cpu::fail("an address is not a multiple of what is read or written there");
+}
