@@ -127,8 +127,9 @@ class Buffers:
     def put_once(self, name: str, array: Any) -> int:
         """The same as put(), without a copy where the buffer has the array's numbers already. Only for this buffer."""
         if name not in self._kept or not np.array_equal(self._kept[name], array):
-            self._kept[name] = array.copy()
+            self._kept.pop(name, None)  # if put() fails, nobody knows what the buffer has
             self.put(name, array)
+            self._kept[name] = array.copy()
         return self.of(name, array.nbytes)
 
     def get(self, address: int, count: int, dtype: Any) -> Any:
