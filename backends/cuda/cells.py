@@ -77,9 +77,7 @@ class Cells:
         self.run("gather", WARP * n, cells, n, out, self.value_bytes, self._unit(out))
 
     def _unit(self, address: int) -> int:
-        """Return how many bytes of an embedding are copied at a time to or from rows at an address: a caller's array may
-        begin anywhere in its memory.
-        """
+        """Return how many bytes of an embedding are copied at a time to or from an array, which may begin anywhere."""
         return unit_of(self.value_bytes, self.schema.row_bytes, address)
 
     # Finding.
@@ -111,8 +109,8 @@ class Cells:
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         misses = buffers.zeros("count", 1)
         self.run(
-            "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self._unit(out), exists, how,
-            float(now), misses, buffers.of("missing", 8 * n),
+            "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self._unit(out), exists,
+            how, float(now), misses, buffers.of("missing", 8 * n),
         )  # fmt: skip
         return misses
 

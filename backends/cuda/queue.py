@@ -25,8 +25,8 @@ SMALL_UPLOAD_BYTES, SMALL_UPLOADS = 64 << 10, 16
 class Queue:
     """The order of one table's work. device: where it is done.
 
-    piece_bytes: of each piece of pinned memory, at most. small_bytes: of uploads for which the host does not wait, unless
-    SMALL_UPLOADS of them are under way.
+    piece_bytes: of each piece of pinned memory, at most. small_bytes: of uploads for which the host does not wait,
+    until SMALL_UPLOADS of them are under way.
     """
 
     def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, small_bytes: int = SMALL_UPLOAD_BYTES) -> None:

@@ -95,7 +95,7 @@ def read_array(
     """Return an array that is on a GPU. dtype, shape: None for any; written: it is to be filled.
 
     interface: tells where an array is that is no tensor (contracts.DeviceRows). Nothing is converted: raises TypeError
-    for another dtype, and ValueError for another shape, one that is not C-contiguous, or not at a multiple of its items.
+    for another dtype, and ValueError for another shape, one that is not C-contiguous, or at no multiple of an item.
     """
     found, contiguous, writable = _of_tensor(data, what) if is_tensor(data) else _of_interface(data, interface)
     dtype = found.dtype if dtype is None else dtype

@@ -1,4 +1,4 @@
-"""Calls on rows on a GPU that does its work late: callers' arrays change as soon as a call has ended, on their stream."""
+"""Calls on a GPU that does its work late. Callers' arrays change when a call has ended, on their stream."""
 
 from __future__ import annotations
 
