@@ -74,9 +74,9 @@ class Cells:
 
     def gather(self, cells: int, n: int, out: int) -> None:
         """Copy the embeddings of n cells to out (n, dim); entries < 0 are skipped."""
-        self.run("gather", WARP * n, cells, n, out, self.value_bytes, self._unit(out))
+        self.run("gather", WARP * n, cells, n, out, self.value_bytes, self.unit(out))
 
-    def _unit(self, address: int) -> int:
+    def unit(self, address: int) -> int:
         """Return how many bytes of an embedding are copied at a time to or from an array, which may begin anywhere."""
         return unit_of(self.value_bytes, self.schema.row_bytes, address)
 
@@ -109,7 +109,7 @@ class Cells:
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         misses = buffers.zeros("count", 1)
         self.run(
-            "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self._unit(out), exists,
+            "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self.unit(out), exists,
             how, float(now), misses, buffers.of("missing", 8 * n),
         )  # fmt: skip
         return misses
@@ -160,7 +160,7 @@ class Cells:
         """Set embeddings to values (n, dim)."""
         if n:
             order = self.ordered(cells, n)
-            self.run("assign", WARP * n, cells, order, n, values, self.value_bytes, self._unit(values), step)
+            self.run("assign", WARP * n, cells, order, n, values, self.value_bytes, self.unit(values), step)
 
     def add(self, cells: int, old: int, new: int, n: int, step: int) -> None:
         """Add new - old, both (n, dim)."""

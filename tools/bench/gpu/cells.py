@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.backends.cuda.cells import unit_of
 from kvemb.tools.bench.data import Floats, Ids, Zipf, ids_of
 from kvemb.tools.bench.measure import scratch
 
@@ -135,7 +134,14 @@ class FullTable:
         """Start to copy as many rows, each from a random place."""
         given, out, chosen = (self._there.given(each) for each in (self._source, self._out, self._positions))
         for _ in range(self.calls):
-            arguments = given.address, chosen.address, self.batch, self.row_bytes, unit_of(self.row_bytes), out.address
+            arguments = (
+                given.address,
+                chosen.address,
+                self.batch,
+                self.row_bytes,
+                self._cells.unit(out.address),
+                out.address,
+            )
             self._cells.run_plain("take_rows", 32 * self.batch, *arguments)
 
     def renew(self) -> None:
