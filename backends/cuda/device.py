@@ -279,7 +279,9 @@ def open_device(name: str) -> Device:
     try:
         import cupy
     except ImportError as error:
-        raise BackendUnavailable(f"device {name!r} is not available: {error}; {install}") from error
+        raise BackendUnavailable(
+            f"device {name!r} is not available: {error}; besides NVIDIA's driver, {install}"
+        ) from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ def status(
     url: Annotated[str, typer.Argument(help="A directory or a URL with checkpoints of a cluster.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest checkpoint of a cluster: its number, when it was made, shards, variables and rows.
+    """Show the newest checkpoint of a cluster: its number, when it was made, shards, extra, variables and rows.
 
     Example: kvemb cluster status checkpoints
     """
@@ -29,9 +30,11 @@ def status(
         ("checkpoint", f"{number}, made {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found.created))}"),
         ("id", found.id),
         ("shards", f"{len(found.shards):,}"),
+        *([("extra", json.dumps(found.extra))] if found.extra else []),
         *((name, f"{count:,} rows") for name, count in rows.items()),
     ]
     summary: dict[str, Any] = {"url": url, "number": number, "id": found.id, "created": found.created, "rows": rows}
+    summary["extra"] = found.extra
     summary["shards"] = [vars(shard) for shard in found.shards]
     Screen(False, as_json).close(f"kvemb cluster status {url}", lines, summary)
 
