@@ -36,7 +36,7 @@ class Owner(Protocol):
     """What has the rates of variables."""
 
     def before_step(self, variables: list[Variable]) -> None:
-        """Set the rates of those it has. Raises ValueError."""
+        """Set the rates of those it has. Raises TypeError, ValueError."""
 
 
 class Pending:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_number
 from kvemb.optimizers import Optimizer as Rule
 from kvemb.torch.gradients import Gradient, check_step, merged, take_step
 from kvemb.torch.module import RowsModule
@@ -27,8 +28,8 @@ class Optimizer(torch.optim.Optimizer):
 
     lr: a learning rate for all of them; None: each variable's own. Other numbers are those of the variable's optimizer.
     The rate of a group takes effect at the next step, of fused modules at the next backward. A module takes its steps
-    from the optimizer that was made last for it. Raises ValueError if no module has a trainable variable, or a
-    variable has no optimizer; TypeError.
+    from the optimizer that was made last for it. Raises ValueError if no module has a trainable variable, a variable
+    has no optimizer, or lr is not finite and at least 0; TypeError.
     """
 
     def __init__(self, *modules: torch.nn.Module, lr: float | None = None) -> None:
@@ -47,6 +48,10 @@ class Optimizer(torch.optim.Optimizer):
                     f"variable {variable.name!r} has no optimizer; make it with optimizer=kvemb.optimizers.Adagrad()"
                 )
             self._rules[id(variable)] = variable.optimizer
+        if lr is not None:
+            lr = _number(lr)
+            for rule in self._rules.values():
+                _with_rate(rule, lr)  # raises for a rate that no step could take
         self._variables, self._modules = list(variables.values()), list(found.values())
         self._groups: list[dict[str, Any]] = []
         self._merged: list[tuple[Gradient, torch.Tensor]] = []
@@ -105,9 +110,9 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step on the rows whose gradients wait; then none wait. closure: called first, its result returned.
 
-        Raises ValueError if a rate is not a number of at least 0, a variable's optimizer was changed elsewhere, or a
-        gradient is not finite and a module has check_finite: then nothing has changed. And what Store.apply_gradients
-        raises.
+        Raises TypeError or ValueError if a rate is not a number of at least 0; ValueError if a variable's optimizer was
+        changed elsewhere, or a gradient is not finite and a module has check_finite: then nothing has changed. And what
+        Store.apply_gradients raises.
         """
         loss = None
         if closure is not None:
@@ -124,13 +129,13 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def before_step(self, variables: list[Variable]) -> None:
-        """Give variables the rates of their groups. Raises ValueError; then none is changed."""
+        """Give variables the rates of their groups. Raises TypeError, ValueError; then none is changed."""
         groups = {id(variable): group for variable, group in zip(self._variables, self._groups, strict=False)}
         changed: list[tuple[Variable, Rule]] = []
         for variable in variables:
             if id(variable) not in groups:
                 continue  # it is not trainable, or another optimizer's
-            known, rate = self._rules[id(variable)], float(groups[id(variable)]["lr"])
+            known, rate = self._rules[id(variable)], _number(groups[id(variable)]["lr"])
             if variable.optimizer != known:
                 raise ValueError(
                     f"the optimizer of variable {variable.name!r} was changed to {variable.optimizer!r} while "
@@ -171,6 +176,11 @@ class Optimizer(torch.optim.Optimizer):
 def _rate(rule: Rule) -> float:
     """Return the learning rate, which every optimizer has."""
     return float(vars(rule)["learning_rate"])
+
+
+def _number(lr: Any) -> float:
+    """Return a learning rate, which may be a tensor of one. Raises TypeError for what is not a number."""
+    return float(as_number(lr.item() if isinstance(lr, torch.Tensor) else lr, "lr"))
 
 
 def _with_rate(rule: Rule, rate: float) -> Rule:

@@ -240,7 +240,17 @@ def test_a_rate_that_cannot_be_is_refused(loaded, rate):
     with pytest.raises(ValueError, match="learning_rate must be finite and at least 0"):
         optimizer.step()
     assert [variable.lookup([1]).tolist() for variable in variables] == [[[1.0]]] * 2
+    optimizer.param_groups[1]["lr"] = "x"
+    with pytest.raises(TypeError, match="lr must be a real number, got str 'x'"):
+        optimizer.step()
     assert [variable.optimizer for variable in variables] == [SGD(0.5)] * 2
+    for given, error, message in [
+        (rate, ValueError, "learning_rate must be finite and at least 0"),
+        ("x", TypeError, "lr must be a real number, got str 'x'"),
+    ]:
+        with pytest.raises(error, match=message):
+            kt.Optimizer(model, lr=given)
+    assert model[0].pending.owner is optimizer
 
 
 @pytest.mark.parametrize("fused", [False, True])
