@@ -2,11 +2,12 @@
 
 A module has one Pending. It holds nothing until a backward has run; then each variable's keys and gradients, in the
 order of the backwards. merged() sums those of equal keys into one tensor a variable, which optimizers and
-clip_grad_norm_ see as a parameter's gradient. Not thread-safe.
+clip_grad_norm_ see as a parameter's gradient. Several threads may run backwards; none while another takes the step.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
@@ -48,6 +49,7 @@ class Pending:
     def __init__(self, fused: bool, check_finite: bool) -> None:
         self.fused, self.check_finite = fused, check_finite
         self._owner: weakref.ref[Owner] | None = None
+        self._lock = threading.Lock()  # protects what follows, among backwards
         self.waiting: list[Gradient] = []
         self._backwards = 0
 
@@ -57,10 +59,11 @@ class Pending:
             check_step(gradients, [self])
             take_step(gradients)
             return
-        self.waiting += gradients
-        self._backwards += 1
-        if self._backwards > MOST_APART:
-            self.waiting, self._backwards = merged(self.waiting), 1
+        with self._lock:
+            self.waiting += gradients
+            self._backwards += 1
+            if self._backwards > MOST_APART:
+                self.waiting, self._backwards = merged(self.waiting), 1
 
     @property
     def owner(self) -> Owner | None:

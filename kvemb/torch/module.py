@@ -1,6 +1,7 @@
 """What all modules over variables share: where gradients wait, what they refuse, and what a state_dict says of them.
 
-A module is as thread-safe as torch's own: one thread trains it, and any number may use it for inference.
+A module is as thread-safe as torch's own: any number of threads may run forwards at any time, and backwards too, but
+not while one takes the optimizer's step, nor two at a time if the module is fused.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 import kvemb
 import kvemb.torch as kt
 from kvemb.optimizers import SGD, Adagrad
+from kvemb.torch import gradients
 
 KEYS, DIM = 20, 3
 
@@ -228,6 +230,32 @@ def test_a_rule_that_was_changed_elsewhere_is_named(loaded):
     assert variable.lookup([1]).tolist() == [[1.0]]
     kt.Optimizer(module).step()
     assert variable.lookup([1]).tolist() == [[-6.0]]
+
+
+def test_no_gradient_is_lost_between_backwards_of_two_threads(loaded, monkeypatch):
+    """Of which one adds while the other sums what waits."""
+    variable = loaded(torch.zeros(2, 1), optimizer=SGD(1.0))
+    module = kt.Embedding(variable)
+    optimizer = kt.Optimizer(module)
+
+    def backward() -> None:
+        module(torch.tensor([1])).sum().backward()
+
+    second = threading.Thread(target=backward)
+
+    def meanwhile(waiting: list[gradients.Gradient], merged=gradients.merged) -> list[gradients.Gradient]:
+        monkeypatch.undo()
+        done = merged(waiting)
+        second.start()
+        second.join(0.1)
+        return done
+
+    monkeypatch.setattr(gradients, "merged", meanwhile)
+    for _ in range(gradients.MOST_APART + 1):
+        backward()
+    second.join()
+    optimizer.step()
+    assert variable.lookup([1]).tolist() == [[-gradients.MOST_APART - 2.0]]
 
 
 @pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])
