@@ -201,7 +201,7 @@ class DeviceOperations(TableOperations):
             number = storage.next_optimizer_step()
             with storage.changing():
                 device_rows.apply(optimizer, grads, storage.step, number)
-                if optimizer.counts_steps:
+                if optimizer.counts_steps and keys.size:
                     storage.count_optimizer_step(number)
         self._give_back(keys, grads)
         if len(missing.keys):

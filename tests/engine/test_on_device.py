@@ -123,6 +123,15 @@ def test_every_kind_of_step_has_the_same_bits(store: kvemb.Store, optimizer: Opt
     assert_equal(one, other)
 
 
+def test_a_step_on_no_keys_counts_as_little_as_on_the_host(store: kvemb.Store) -> None:
+    one, other = pair(store, optimizer=Adam(0.1, bias_correction="global"))
+    for count in (0, 3, 0, 0, 2):
+        keys, grads = np.arange(count), np.ones((count, DIM), np.float32)
+        one.apply_gradients(keys, grads)
+        other.apply_gradients(there(keys), there(grads))
+    assert_equal(one, other)
+
+
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> CountingDevice:
     device_of("cpu")
