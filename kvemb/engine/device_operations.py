@@ -47,7 +47,7 @@ class DeviceOperations(TableOperations):
         with self._storage.held(rows=False), self.device_rows.on(keys):
             self._storage.state.check_open()
             arriving = self.device_rows.begin_to_host(keys)
-        self._give_back(keys)
+        self.give_back(keys)
         self._storage.read_ahead(lambda: arriving().astype(np.int64, copy=False), after_lookup=after_lookup)
 
     # Reading.
@@ -81,9 +81,9 @@ class DeviceOperations(TableOperations):
         self._spread(keys, out, missing.positions, rows)
         if exists is not None:
             self._spread(keys, exists, missing.positions, found)
-        self._give_back(keys, out)
+        self.give_back(keys, out)
 
-    def _give_back(self, *arrays: DeviceArray) -> None:
+    def give_back(self, *arrays: DeviceArray) -> None:
         """Wait until arrays of which nobody says when they were used last are in use no longer."""
         if any(array.borrowed for array in arrays):
             with self._storage.held(rows=False):
@@ -164,7 +164,7 @@ class DeviceOperations(TableOperations):
                 device_rows.assign(values, storage.step)
                 if self._matching is not None:
                     device_rows.match(self._matching, storage.step)
-        self._give_back(keys, values)
+        self.give_back(keys, values)
         if len(missing.keys):
             self.upsert(missing.keys, rows)
 
@@ -183,7 +183,7 @@ class DeviceOperations(TableOperations):
                 device_rows.add(old, new, storage.step)
                 if self._matching is not None:
                     device_rows.match(self._matching, storage.step)
-        self._give_back(keys, old, new, exists)
+        self.give_back(keys, old, new, exists)
         if len(missing.keys):
             self.accum(missing.keys, *rest)
 
@@ -203,7 +203,7 @@ class DeviceOperations(TableOperations):
                 device_rows.apply(optimizer, grads, storage.step, number)
                 if optimizer.counts_steps and keys.size:
                     storage.count_optimizer_step(number)
-        self._give_back(keys, grads)
+        self.give_back(keys, grads)
         if len(missing.keys):
             distinct = Unique(missing.keys)
             for chunk in self._chunks(len(distinct.keys)):

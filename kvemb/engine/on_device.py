@@ -151,6 +151,7 @@ def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, sh
     with table.storage.held(rows=False), device_rows.on(out, of_keys, given):
         device_rows.row_gradients(distinct.sums, bags.of_keys(), bags, given, out)
         device_rows.spread(of_keys, np.arange(count), table.public(distinct.keys))
+    table.operations.give_back(given)
     return in_kind(ids, found), in_kind(ids, summed)
 
 

@@ -235,3 +235,7 @@ def test_arrays_with_dlpack_alone_are_not_in_use_when_a_call_ends(
         device.start()
         call(*map(arrays, given))
         assert device.waits == waits
+    pooled = kvemb.embedding_lookup_sparse(var, there(keys), there([0, 4]))
+    device.start()
+    pooled.row_gradients(arrays(np.ones((2, DIM), np.float32)))
+    assert device.waits == waits - 1
