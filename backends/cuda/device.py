@@ -6,6 +6,7 @@ array interface and DLPack name it: 1 is the default stream of a device, 2 the o
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -137,11 +138,17 @@ class CupyDevice:
         with self._device:
             memory = self._allocated(nbytes)
             if memory is None:
-                self._cupy.get_default_memory_pool().free_all_blocks()
+                self._free_unused()
                 memory = self._allocated(nbytes)
         if memory is None:
             raise MemoryError(f"gpu:{self._device.id} has no {format_bytes(nbytes)} left")
         return Memory(int(memory), memory)
+
+    def _free_unused(self) -> None:
+        """Have CuPy and PyTorch free what they keep for later arrays, which may be most of the device."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+            sys.modules["torch"].cuda.empty_cache()
 
     def _allocated(self, nbytes: int) -> Any:
         """Return memory, or None if there is not enough. REQUIRES: this is the current device."""

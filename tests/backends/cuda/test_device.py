@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from cuda_devices import DEVICES, device_of
 from cuda_on_cpu import CpuDevice
 
-from kvemb.backends.cuda.device import open_device
+from kvemb.backends.cuda.device import OUT_OF_MEMORY, CupyDevice, open_device
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
 
@@ -113,6 +114,41 @@ def test_more_memory_than_there_is_is_a_memory_error(device):
         pytest.skip("a CPU's memory is not what is tested here")
     with pytest.raises(MemoryError):
         device.allocate(1 << 50)
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_memory_that_pytorch_keeps_for_later_is_had_before_there_is_none(monkeypatch, freed):
+    left, emptied = [0], []
+
+    class NoMemory(Exception):
+        status = OUT_OF_MEMORY
+
+    class Memory(int):
+        def __init__(self, nbytes):
+            if nbytes > left[0]:
+                raise NoMemory
+
+    def empty_cache():
+        emptied.append(1)
+        left[0] = 1000 if freed else 100
+
+    cuda = SimpleNamespace(
+        Device=lambda number: nullcontext(),
+        Memory=Memory,
+        Stream=SimpleNamespace(null=None, ptds=None),
+        runtime=SimpleNamespace(CUDARuntimeError=NoMemory),
+    )
+    cupy = SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None))
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True, empty_cache=empty_cache))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    device = CupyDevice(cupy, 0)
+    device._device.id = 0
+    if freed:
+        assert device.allocate(1000).address == 1000
+    else:
+        with pytest.raises(MemoryError, match="gpu:0 has no 1000 B left"):
+            device.allocate(1000)
+    assert emptied == [1]
 
 
 def test_a_device_tells_the_time_between_timed_events(device):
