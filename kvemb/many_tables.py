@@ -266,9 +266,14 @@ def _find(parts: list[Part], touch: bool, threads: int) -> list[tuple[Part, Miss
 
 
 def _threads(parts: list[Part]) -> int:
-    """Return over how many threads work on hot rows is spread: one, unless there is enough of it."""
+    """Return over how many threads work on hot rows is spread: one, unless there is enough of it.
+
+    One for arrays on a GPU, too: their stream may be the calling thread's own.
+    """
     keys = sum(len(part.keys) for part in parts)
-    return cores() if parts and keys >= parts[0].table.storage.limits.hot_parallel_keys else 1
+    if not parts or any(part.on_device is not None for part in parts):
+        return 1
+    return cores() if keys >= parts[0].table.storage.limits.hot_parallel_keys else 1
 
 
 def _raise_first(parts: list[Part], failures: list[Exception | None]) -> None:

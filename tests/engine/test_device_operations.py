@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cuda_on_cpu import CudaOnCpuTable
 
 import kvemb
 from kvemb import registry
+from kvemb.engine.device_operations import DeviceOperations
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.optimizers import Adagrad
@@ -132,6 +134,24 @@ def test_one_call_on_many_variables_takes_arrays_from_both_memories(opened: Any)
     assert not inside(var).storage.ahead.waits
     var.remove(there(keys[:9]))
     assert var.size() == 191
+
+
+def test_arrays_on_the_gpu_are_used_on_the_callers_thread(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's per-thread stream has one number in all threads."""
+    store = opened(limits=Limits(hot_parallel_keys=1))
+    plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=128)
+    step, threads = DeviceOperations.apply_gradients_on_device, []
+
+    def watched(*arguments: Any, **named: Any) -> None:
+        threads.append(threading.current_thread())
+        step(*arguments, **named)
+
+    monkeypatch.setattr(DeviceOperations, "apply_gradients_on_device", watched)
+    keys, grads = np.arange(100), np.ones((100, DIM), np.float32)
+    for order in (1, -1):
+        store.apply_gradients(dict([(plain, (keys, grads)), (var, (there(keys), there(grads)))][::order]))
+    assert threads == [threading.current_thread()] * 2
+    assert_equal(plain, var)
 
 
 def test_a_library_with_dlpack_alone_is_answered_in_kind(opened: Any) -> None:
