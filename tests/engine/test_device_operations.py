@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
 
 import kvemb
-from kvemb import registry
-from kvemb.engine.device_operations import DeviceOperations
+from kvemb import many_tables, registry
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.optimizers import Adagrad
@@ -140,17 +138,19 @@ def test_arrays_on_the_gpu_are_used_on_the_callers_thread(opened: Any, monkeypat
     """As CUDA's per-thread stream has one number in all threads."""
     store = opened(limits=Limits(hot_parallel_keys=1))
     plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=128)
-    step, threads = DeviceOperations.apply_gradients_on_device, []
+    run_each, spread = many_tables.run_each, []
 
-    def watched(*arguments: Any, **named: Any) -> None:
-        threads.append(threading.current_thread())
-        step(*arguments, **named)
+    def watched(work: Any, threads: int) -> Any:
+        spread.append(threads)
+        return run_each(work, threads)
 
-    monkeypatch.setattr(DeviceOperations, "apply_gradients_on_device", watched)
+    monkeypatch.setattr(many_tables, "run_each", watched)
+    monkeypatch.setattr(many_tables, "cores", lambda: 2)
     keys, grads = np.arange(100), np.ones((100, DIM), np.float32)
-    for order in (1, -1):
-        store.apply_gradients(dict([(plain, (keys, grads)), (var, (there(keys), there(grads)))][::order]))
-    assert threads == [threading.current_thread()] * 2
+    store.apply_gradients({plain: (keys, grads), var: (there(keys), there(grads))})
+    assert spread == [1]
+    store.apply_gradients({plain: (keys, grads), var: (keys, grads)})
+    assert spread == [1, 2]
     assert_equal(plain, var)
 
 
