@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ class Late:
         self.device.later(stream, lambda: np.copyto(place, array))
         return self.place.operations.device_rows.given(there_at(place, stream))
 
+    def write(self, array: Any, contents: Any) -> None:
+        """Change an array in place."""
+        self.device.later(array.stream, lambda: np.copyto(array.owner.array, contents))
+
     def spoil(self, *arrays: Any) -> None:
         """Their owner uses their memory for something else."""
         for array in arrays:
@@ -52,10 +57,21 @@ def there_at(array: Any, stream: int) -> Any:
 def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, below: int) -> None:
     chance, readers, device = np.random.default_rng(seed), Later() if seed % 2 else Now(), LateDevice(seed)
     place, model = Place(readers, below, device), np.ones(ROWS)
-    late, rows = Late(device, place, chance), place.operations
-    for _ in range(60):
+    late, rows, held = Late(device, place, chance), place.operations, None
+    for _ in range(80):
         keys = chance.integers(0, chance.choice([40, ROWS]), chance.integers(1, 60))  # most of the first 40 are hot
         act = chance.integers(6)
+        if held is not None and chance.random() < 0.3:  # a step with the keys of a lookup, changed in place or not
+            if chance.random() < 0.3:
+                keys = np.resize(keys, held.shape)
+                late.write(held, keys)
+                held = replace(held, version=(held.version or 0) + 1)
+            keys = late.read(held)
+            grads = late.made(np.ones((len(keys), 2), np.float32))
+            rows.apply_gradients_on_device(held, grads)
+            np.subtract.at(model, keys, 1)
+            late.spoil(grads)
+            continue
         given, one = late.made(keys), np.ones((len(keys), 2), np.float32)
         if act == 0:
             ours = keys.copy(), one * 9
@@ -82,9 +98,9 @@ def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, be
             late.spoil(given)
         else:
             out, exists = late.made(one * 0), late.made(np.zeros(len(keys), bool))
-            rows.lookup_on_device(given, out, exists, touch=bool(chance.integers(2)))
+            held = replace(given, version=0)  # as PyTorch's
+            rows.lookup_on_device(held, out, exists, touch=bool(chance.integers(2)))
             place.storage.ahead.looked_up()
-            late.spoil(given)
             assert (late.read(out) == model[keys, None]).all()
             assert late.read(exists).all()
         if isinstance(readers, Later) and chance.integers(2):
