@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import kvemb
 from kvemb.defaults import DEFAULTS
@@ -25,7 +26,9 @@ MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30
 
 
 def pytest_configure() -> None:
-    """Let tests, and processes that they start, use a filesystem in memory."""
+    """Let tests, and processes that they start, use a filesystem in memory; no test fails because a machine is busy."""
+    settings.register_profile("kvemb", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("kvemb")
     if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
         os.environ["TMPDIR"] = str(MEMORY)
         tempfile.tempdir = None
