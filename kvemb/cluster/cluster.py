@@ -17,10 +17,10 @@ import numpy as np
 import kvemb
 from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.coordination.counting import Clock, Steps
+from kvemb.cluster.coordination.counting import Clock
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Asked, Checkpoint
-from kvemb.cluster.messages import Change, JoinReply, Read
+from kvemb.cluster.messages import Change, JoinReply, OpenVariable, Read
 from kvemb.cluster.router import Grouped, Router
 from kvemb.cluster.session import ENDED, Session
 from kvemb.cluster.transport import Transport
@@ -91,9 +91,9 @@ class Cluster:
         """Return the names of all variables. Raises Closed."""
         return sorted(self.begun().ask("catalog"))
 
-    def add(self, table: Table, token: str, steps: Steps) -> None:
+    def add(self, table: Table, told: OpenVariable) -> None:
         """Add the table of a variable that every shard has. REQUIRES: lock."""
-        self.session.open(table, token, steps)
+        self.session.open(table, told)
         self.tables[table.name] = table
 
     def forget(self, table: Table) -> None:
@@ -160,7 +160,7 @@ class Cluster:
         reads: dict[int, list[Read]] = {}
         asked: dict[int, list[int]] = {}
         for at, (part, grouped) in enumerate(parts):
-            token, clock = session.opened(part.table)
+            token, clock, _ = session.opened(part.table)
             moment, counts = self._used(part.table, clock, grouped, touch)
             for shard, where in grouped.parts:
                 some = None if counts is None else counts[where]
@@ -192,14 +192,14 @@ class Cluster:
         changes: dict[int, list[Change]] = {}
         tokens: list[str] = []
         for table, keys, grads in steps:
-            token, clock = session.opened(table)
+            token, clock, admits = session.opened(table)
             optimizer = table.operations.optimizer  # raises Closed of a dropped variable
             assert optimizer is not None
             counted = optimizer.counts_steps and len(keys) > 0
             moment = clock.train(table.policy, counted)
             tokens.append(token)
             grouped = None
-            if table.specification.admission is None:  # which counts each occurrence
+            if not admits:  # an admission counts each occurrence
                 grouped = self.router.group(keys)
                 keys, grads = grouped.keys, summed(grouped, grads)
             for shard, where in self.router.split(keys).positions() if grouped is None else grouped.parts:
@@ -213,7 +213,7 @@ class Cluster:
         use: whether it is a call that records uses.
         """
         session = self.begun()
-        token, clock = session.opened(table)
+        token, clock, _ = session.opened(table)
         moment = clock.use(table.policy) if use else clock.now(table.policy)
         changes = {
             shard: [Change(token, method, tuple(each[positions] for each in (keys, *columns)), moment)]

@@ -23,16 +23,27 @@ def columns_of(block: RowBlock) -> Columns:
     return block.keys, block.scores, block.steps, block.flags, block.words
 
 
+class OpenVariable(NamedTuple):
+    """What a client must know of a variable that is open. token: what calls say for it. steps: of all clients.
+
+    admits: whether its shards count how often a key that is missing is trained.
+    """
+
+    token: str
+    steps: Steps
+    admits: bool
+
+
 class JoinReply(NamedTuple):
     """What a client needs for its calls. generation: counts recoveries. transport: to the shards. patience: with them.
 
-    opened: the variables that are open: by name the token, and the steps.
+    opened: the variables that are open, by name.
     """
 
     generation: int
     transport: Transport
     patience: Patience
-    opened: dict[str, tuple[str, Steps]]
+    opened: dict[str, OpenVariable]
 
 
 class Read(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.coordination.counting import Clock, Steps
-from kvemb.cluster.messages import JoinReply
+from kvemb.cluster.messages import JoinReply, OpenVariable
 from kvemb.cluster.transport import Unanswered
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.scratch import scratch
@@ -33,10 +33,11 @@ ENDED = "the cluster's coordinator has ended with the process that opened it, or
 
 
 class Opened(NamedTuple):
-    """A variable that this client has open. token: what calls say for it."""
+    """A variable that this client has open. token, admits: see OpenVariable."""
 
     token: str
     clock: Clock
+    admits: bool
 
 
 class Session:
@@ -51,12 +52,11 @@ class Session:
         self._exchanged, self._exchanging = time.monotonic(), threading.Lock()
         for name, table in tables.items():
             if name in joined.opened:
-                token, steps = joined.opened[name]
-                self.open(table, token, steps)
+                self.open(table, joined.opened[name])
 
-    def open(self, table: Table, token: str, steps: Steps) -> None:
-        """Add a variable. steps: those of other clients, and before."""
-        self._opened[table] = Opened(token, Clock(Steps(*steps)))
+    def open(self, table: Table, told: OpenVariable) -> None:
+        """Add a variable."""
+        self._opened[table] = Opened(told.token, Clock(Steps(*told.steps)), told.admits)
 
     def forget(self, table: Table) -> None:
         """Drop a variable."""

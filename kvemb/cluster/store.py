@@ -100,7 +100,7 @@ class Store(DefaultStore[Cluster]):
             self._inside.forget(known)
         specification = specify(asked, entry)
         variable = Variable(self, specification)
-        self._inside.add(inside(variable), *session.ask_once("open_variable", asked.name, arguments_of(specification)))
+        self._inside.add(inside(variable), session.ask_once("open_variable", asked.name, arguments_of(specification)))
         for collection in collections_of(asked, specification):
             self._inside.collect(collection, variable)
         if asked.regularizer is not None and (loss := asked.regularizer(variable)) is not None:

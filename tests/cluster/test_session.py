@@ -245,3 +245,18 @@ def test_many_clients_lose_no_update(open_cluster, tmp_path):
         thread.join()
     assert (first.variables["table"].lookup(keys) == 80).all()
     assert first.stats_by_shard != [Stats()] * 3
+
+
+def test_an_admission_of_another_client_counts_every_occurrence(two):
+    first, second = two
+    how = {"dim": 2, "optimizer": SGD, "initializer": 0.0}
+    mine = first.get_variable("table", admission=kvemb.Admission(3), **how)
+    second.get_variable("table", **how).apply_gradients([1, 2, 1, 1], np.ones((4, 2), np.float32))
+    assert mine.lookup([1, 2]).tolist() == [[-1.5, -1.5], [0, 0]]
+    mine.apply_gradients([1, 2, 2], ONES)
+    assert mine.size() == 2
+    first.checkpoint()
+    for client in (first, second):
+        client.recover()
+    second.variables["table"].apply_gradients([3, 4, 3, 3], np.ones((4, 2), np.float32))
+    assert mine.lookup([3, 4], True)[1].tolist() == [True, False]

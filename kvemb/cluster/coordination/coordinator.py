@@ -25,7 +25,7 @@ from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Asked, Checkpoint, Checkpointing
 from kvemb.cluster.ledger import Ledger, Stamp
 from kvemb.cluster.making import Plan
-from kvemb.cluster.messages import Change, JoinReply
+from kvemb.cluster.messages import Change, JoinReply, OpenVariable
 from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import BackendUnavailable, Closed, ShardLost
@@ -45,6 +45,10 @@ class _Open(NamedTuple):
     token: str
     arguments: dict[str, Any]
     total: Total
+
+    def told(self) -> OpenVariable:
+        """Return what clients must know of it."""
+        return OpenVariable(self.token, self.total.steps(), self.arguments["admission"] is not None)
 
 
 class Coordinator:
@@ -92,7 +96,7 @@ class Coordinator:
                 f"the cluster has kvemb {kvemb.__version__}, and this program {version}; install one version everywhere"
             )
         with self._alone:
-            opened = {name: (known.token, known.total.steps()) for name, known in self._opened.items()}
+            opened = {name: known.told() for name, known in self._opened.items()}
             return JoinReply(self._generation, self.calls.transport, self._patience, opened)
 
     def exchange(self, generation: int, client: str, own: StepsByToken) -> tuple[StepsByToken, str | None]:
@@ -128,13 +132,13 @@ class Coordinator:
             steps, entry = known.total.steps(), self.calls.each("entry", {0: (known.token,)})[0]
             return known.token, replace(entry, step=steps.uses, optimizer_steps=steps.training)
 
-    def open_variable(self, stamp: Stamp, name: str, arguments: dict[str, Any]) -> tuple[str, Steps]:
-        """Make a variable on all shards, or open it; returns its token and its steps.
+    def open_variable(self, stamp: Stamp, name: str, arguments: dict[str, Any]) -> OpenVariable:
+        """Make a variable on all shards, or open it.
 
         Functions cannot be compared between processes: those of the client that opened it first are used.
         """
 
-        def make() -> tuple[str, Steps]:
+        def make() -> OpenVariable:
             with self._alone:
                 given, known = arguments, self._opened.get(name)
                 if known is not None:
@@ -151,7 +155,7 @@ class Coordinator:
                     known = _Open(token, given, Total(_steps_of(entry)))
                 optimizer = given["optimizer"]
                 self._opened[name] = known._replace(arguments={**known.arguments, "optimizer": optimizer})
-                return token, known.total.steps()
+                return known.told()
 
         return self._ledger.once(stamp, make)  # type: ignore[no-any-return]
 
