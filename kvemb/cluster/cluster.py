@@ -71,7 +71,7 @@ class Cluster:
         self._coordinator = Calls(coordinator, lambda _: "the cluster's coordinator", lambda: ENDED)
         joined: JoinReply = self._coordinator.all("join", kvemb.__version__)[0]
         self._coordinator.patience = joined.patience._replace(most=math.inf)
-        self.session = Session(self._coordinator, joined, self.tables)
+        self.session = Session(self._coordinator, joined)
         self.router = Router(self.session.calls.transport.shards)
         self._last_call = threading.local()  # session: of the last call of each thread
         self._recovery: Recovery | None = None
@@ -124,7 +124,7 @@ class Cluster:
             why = "nothing: it was asked to" if lost is None else str(lost).removesuffix(f"; {ADVICE}")
             asked = self.session.generation, why, kvemb.__version__
             found: tuple[Recovery, JoinReply] = self._coordinator.all("recover", *asked)[0]
-            self._last_call.session = self.session = Session(self._coordinator, found[1], self.tables)
+            self._last_call.session = self.session = Session(self._coordinator, found[1], self.session)
             self._recovery = found[0]
             self._pending = None  # how it ended shows in what the cluster went back to
             return self._recovery

@@ -24,9 +24,9 @@ def columns_of(block: RowBlock) -> Columns:
 
 
 class OpenVariable(NamedTuple):
-    """What a client must know of a variable that is open. token: what calls say for it. steps: of all clients.
+    """What a client must know of a variable that is open. token: what calls say for it (coordination.opened).
 
-    admits: whether its shards count how often a key that is missing is trained.
+    steps: of all clients. admits: whether its shards count how often a key that is missing is trained.
     """
 
     token: str

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.coordination.counting import Clock, Steps
+from kvemb.cluster.coordination.opened import are_of_one_variable
 from kvemb.cluster.messages import JoinReply, OpenVariable
 from kvemb.cluster.transport import Unanswered
 from kvemb.durability.attachments import Attachments
@@ -41,18 +42,22 @@ class Opened(NamedTuple):
 
 
 class Session:
-    """See the module. coordinator: calls of it. joined: what it said. tables: those that the client has open."""
+    """See the module. coordinator: calls of it. joined: what it said. before: the client's session before a recovery,
 
-    def __init__(self, coordinator: Calls, joined: JoinReply, tables: dict[str, Table]) -> None:
+    whose variables stay open.
+    """
+
+    def __init__(self, coordinator: Calls, joined: JoinReply, before: Session | None = None) -> None:
         self.generation, self._coordinator = joined.generation, coordinator
         self.calls = Calls(joined.transport, advice=self._advice, patience=joined.patience)
         self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due
         self._opened: dict[Table, Opened] = {}
         self._ended: deque[tuple[int, str]] = deque()
         self._exchanged, self._exchanging = time.monotonic(), threading.Lock()
-        for name, table in tables.items():
-            if name in joined.opened:
-                self.open(table, joined.opened[name])
+        for table, opened in [] if before is None else before.all_opened():
+            told = joined.opened.get(table.name)
+            if told is not None and are_of_one_variable(opened.token, told.token):
+                self.open(table, told)
 
     def open(self, table: Table, told: OpenVariable) -> None:
         """Add a variable."""
@@ -69,9 +74,20 @@ class Session:
             raise Closed(f"variable {table.name!r} was dropped by another client; get it again with get_variable")
         return found
 
+    def all_opened(self) -> list[tuple[Table, Opened]]:
+        """Return all variables that this client has open."""
+        return list(self._opened.items())
+
+    def has(self, table: Table) -> bool:
+        """Whether a table is open, as far as this client knows."""
+        return table in self._opened
+
     def is_opened(self, table: Table, token: str | None) -> bool:
-        """Whether a table is still the variable that has this token."""
-        return table in self._opened and self._opened[table].token == token
+        """Whether a table is still the variable that has this token. Raises ShardLost if a recovery gave it another."""
+        if table in self._opened and self._opened[table].token == token:
+            return True
+        self.exchange()
+        return False
 
     def begin(self) -> None:
         """Begin a call: does what the calls before it have left to do. Raises ShardLost."""

@@ -46,6 +46,7 @@ class ClusterStorage:
         """Return rows in key order, batch_rows at a time, as they are now. first, last: ordered keys, both included."""
         schema, session, scan = self.table.schema, self._cluster.begun(), uuid.uuid4().hex
         streams = [_Stream(self._cluster, session, shard, scan) for shard in range(self._cluster.router.shards)]
+        session.exchange()  # a client that does not know of a recovery hears of it, not of a variable that is gone
         session.ask("begin_scan", scan, session.opened(self.table).token, batch_rows, first, last)
         blocks = [(RowBlock.of(schema, *columns) for columns in stream) for stream in streams]
         return _in_batches(merged([iter(each) for each in blocks], schema, batch_rows), batch_rows, schema)

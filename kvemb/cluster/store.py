@@ -124,8 +124,8 @@ class Store(DefaultStore[Cluster]):
     def _opened(self, name: str) -> OneStoresVariable:
         self.state.check_here()
         with self._inside.lock:
-            if name in self._inside.tables:
-                return variable_of(self._inside.tables[name])
+            if (known := self._inside.tables.get(name)) is not None and self._inside.session.has(known):
+                return variable_of(known)
             _, entry = self._inside.begun().ask("described", name)
             if entry is None:
                 raise KeyError(f"there is no variable {name!r}: it was dropped")
@@ -231,13 +231,13 @@ class Store(DefaultStore[Cluster]):
     def recover(self) -> Recovery:
         """After ShardLost: take the whole cluster back to its last checkpoint, and go on there, with new shards.
 
-        Later changes are lost, those of all clients; returns to which checkpoint it went, and how long it took. The
-        first client that calls this does it, and the others join it: each must call it before its next call, so that
-        none goes on without knowing. One that was being written is complete by then, or failed. Variables stay valid.
-        One that the checkpoint lacks begins again without rows; one that was dropped since is back. Calls that other
-        threads of this client have under way raise ShardLost; such a thread calls this, too. Raises ValueError without
-        a url; what kvemb.cluster.open raises, after which it may be called again; ShardLost if the process that opened
-        the cluster has ended; Closed.
+        Later changes of all clients are lost; returns to which checkpoint it went. The first client that calls this
+        does it, and the others join it: each must call it before its next call. One that was being written is complete
+        by then, or failed. Variables stay valid. One that the checkpoint lacks begins again without rows; one that was
+        dropped since is back, and what was made under its name with another schema raises Closed. Calls that other
+        threads of this client have under way raise ShardLost; they call this, too. Raises ValueError without a url;
+        what kvemb.cluster.open raises, after which it may be called again; ShardLost if the process that opened the
+        cluster has ended; Closed.
         """
         if not self._series:
             raise ValueError("the cluster has no url, and no checkpoint to go back to; open another one")

@@ -10,17 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import kvemb
 from kvemb.cluster.calls import ADVICE, Calls, Patience
 from kvemb.cluster.coordination import restricting
 from kvemb.cluster.coordination.counting import Steps, Total
 from kvemb.cluster.coordination.cuts import cut
+from kvemb.cluster.coordination.opened import Open, new_token, next_token, steps_of
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Asked, Checkpoint, Checkpointing
 from kvemb.cluster.ledger import Ledger, Stamp
@@ -28,7 +28,7 @@ from kvemb.cluster.making import Plan
 from kvemb.cluster.messages import Change, JoinReply, OpenVariable
 from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
-from kvemb.errors import BackendUnavailable, Closed, ShardLost
+from kvemb.errors import BackendUnavailable, Closed, SchemaMismatch, ShardLost
 from kvemb.moment import Moment
 from kvemb.optimizers import Optimizer
 
@@ -37,18 +37,6 @@ Make = Callable[[Plan], Transport]
 # A variable's steps, by its token.
 StepsByToken = dict[str, Steps]
 _logger = logging.getLogger("kvemb")
-
-
-class _Open(NamedTuple):
-    """A variable that is open. arguments: by which shards make it."""
-
-    token: str
-    arguments: dict[str, Any]
-    total: Total
-
-    def told(self) -> OpenVariable:
-        """Return what clients must know of it."""
-        return OpenVariable(self.token, self.total.steps(), self.arguments["admission"] is not None)
 
 
 class Coordinator:
@@ -66,7 +54,7 @@ class Coordinator:
         self._ledger = Ledger()
         self._alone, self._recovering, self._changing = threading.RLock(), threading.Lock(), threading.Lock()
         self._cuts, self._generation, self._recovered, self.closed = 0, -1, 0, False
-        self._opened: dict[str, _Open] = {}
+        self._opened: dict[str, Open] = {}
         self._recovery: Recovery | None = None
         self._begin(plan)
 
@@ -143,7 +131,7 @@ class Coordinator:
                 given, known = arguments, self._opened.get(name)
                 if known is not None:
                     given = {**given, "constraint": None, "admission": None}
-                token = known.token if known is not None else uuid.uuid4().hex
+                token = known.token if known is not None else new_token()
                 try:
                     self.calls.all_once("open_variable", token, name, given)
                 except Exception:
@@ -152,7 +140,7 @@ class Coordinator:
                     raise
                 if known is None:
                     entry = self._stored.get(name)
-                    known = _Open(token, given, Total(_steps_of(entry)))
+                    known = Open(token, given, Total(steps_of(entry)))
                 optimizer = given["optimizer"]
                 self._opened[name] = known._replace(arguments={**known.arguments, "optimizer": optimizer})
                 return known.told()
@@ -259,7 +247,8 @@ class Coordinator:
         generation: of the client, which calls the shards that are to go. lost: why, as the client knows it. version:
         see join(), whose answer is returned, too: the client must not join after another recovery. Old shards are
         closed or ended first, so nothing of theirs can be published or called any more. Variables that are open stay
-        open; those that the checkpoint does not have begin again without rows.
+        open; those that the checkpoint does not have begin again without rows; those that were dropped, and made again
+        with another schema than there, are closed.
         """
         with self._recovering:
             if generation < self._recovered and self._recovery is not None:
@@ -273,15 +262,25 @@ class Coordinator:
                 why = str(self.calls.lost).removesuffix(f"; {ADVICE}")
                 self._begin(replace(self._plan, checkpoint=checkpoint))
                 for name, known in list(self._opened.items()):
-                    token, entry = uuid.uuid4().hex, self._stored.get(name)
-                    self.calls.all_once("open_variable", token, name, known.arguments)
-                    self._opened[name] = _Open(token, known.arguments, Total(_steps_of(entry)))
+                    self._reopen(name, known)
                 self._recovered = self._generation
             number, created = (None, None) if checkpoint is None else (checkpoint[0], checkpoint[1].created)
             steps = {name: entry.step for name, entry in self._stored.items()}
             self._recovery = Recovery(number, created, steps, time.monotonic() - begun, why)
             _logger.warning("%s", self._recovery)
             return self._recovery, self.join(version)
+
+    def _reopen(self, name: str, known: Open) -> None:
+        """Open a variable on new shards. One that the checkpoint has with another schema is as it is there."""
+        token, entry = next_token(known.token), self._stored.get(name)
+        try:
+            self.calls.all_once("open_variable", token, name, known.arguments)
+        except (SchemaMismatch, ValueError):
+            if entry is None:
+                raise
+            del self._opened[name]
+        else:
+            self._opened[name] = Open(token, known.arguments, Total(steps_of(entry)))
 
     def close(self) -> None:
         """Close every shard, once what is under way here has ended. Idempotent."""
@@ -296,7 +295,3 @@ class Coordinator:
             finally:
                 if self._checkpointing is not None:
                     self._checkpointing.close()
-
-
-def _steps_of(entry: VariableEntry | None) -> Steps:
-    return Steps() if entry is None else Steps(entry.step, entry.optimizer_steps)
