@@ -28,8 +28,8 @@ from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
-# A step of growth: the table's buckets over STEP, and no fewer than LEAST_STEP.
-STEP, LEAST_STEP = 64, 4
+# A step of growth: the table's buckets over STEP, and no fewer than MIN_STEP.
+STEP, MIN_STEP = 64, 4
 # The table grows before its rows take more of its cells than this, if it may: fuller buckets make lookups slower.
 DENSE = 0.875
 
@@ -67,7 +67,7 @@ class CpuTable:
         return RowBlock.bytes_per_row(schema) + 1
 
     @staticmethod
-    def first_rows(rows: int, most_rows: int) -> int:
+    def first_rows(rows: int, max_rows: int) -> int:
         """See contracts.HotTable."""
         return rows
 
@@ -98,7 +98,7 @@ class CpuTable:
     @property
     def step_rows(self) -> int:
         """See contracts.HotTable."""
-        return min(max(LEAST_STEP, self._buckets // STEP), self._max_buckets - self._buckets) * cpu_probe.CELLS
+        return min(max(MIN_STEP, self._buckets // STEP), self._max_buckets - self._buckets) * cpu_probe.CELLS
 
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
@@ -277,9 +277,9 @@ class CpuTable:
         cpu_insert.split(self._buckets, more, self._digests, rows.keys, rows.scores, rows.steps, rows.flags, rows.words)
         self._buckets += more
 
-    def shrink(self, cells: int, least_rows: int) -> RowBlock:
+    def shrink(self, cells: int, min_rows: int) -> RowBlock:
         """See contracts.HotTable."""
-        least = max(1, -(-least_rows // cpu_probe.CELLS), self._buckets - -(-cells // cpu_probe.CELLS))
+        least = max(1, -(-min_rows // cpu_probe.CELLS), self._buckets - -(-cells // cpu_probe.CELLS))
         rows, before = self._rows, self.capacity_rows
         left = RowBlock(self.schema, max(0, before - least * cpu_probe.CELLS))
         self._buckets, count, self.size = cpu_insert.merge(

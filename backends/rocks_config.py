@@ -10,7 +10,7 @@ from kvemb.errors import Corruption
 
 NAME = "rocksdict-config.json"
 # At most this much of it is read: many times its size.
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _EXPECTED = {"raw_mode": True, "prefix_extractors": {}}
 
 
@@ -19,7 +19,7 @@ def check_config(rows: Path) -> None:
     path = rows / NAME
     try:
         with open(path, "rb") as file:
-            config = json.loads(file.read(_MOST_BYTES))
+            config = json.loads(file.read(_MAX_BYTES))
     except FileNotFoundError:
         return  # rocksdict writes one
     except (ValueError, RecursionError) as error:

@@ -117,13 +117,13 @@ class DatabaseOptions:
         return table
 
 
-def holding_whole(families: Mapping[str, Family], most_bytes: int) -> set[str]:
-    """Return the families whose filters and indexes are held whole: the smallest first, most_bytes in all."""
+def holding_whole(families: Mapping[str, Family], max_bytes: int) -> set[str]:
+    """Return the families whose filters and indexes are held whole: the smallest first, max_bytes in all."""
     needed = sorted((_metadata_bytes(family), name) for name, family in families.items())
     return {
         name
         for total, name in zip(accumulate(size for size, _ in needed), (name for _, name in needed), strict=True)
-        if total <= most_bytes
+        if total <= max_bytes
     }
 
 

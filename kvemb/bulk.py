@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvemb.catalog import open_stored
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_GIVEN_STEPS, MOST_PARTS, MOST_ROWS
+from kvemb.checks.ranges import MAX_GIVEN_STEPS, MAX_PARTS, MAX_ROWS
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
 from kvemb.handle import inside
@@ -64,8 +64,8 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
     description cannot be read; SchemaMismatch; ValueError for a count above 2**61.
     """
     entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
-    as_int(entry.step, "step", 0, MOST_GIVEN_STEPS)
-    as_int(entry.optimizer_steps, "optimizer_steps", 0, MOST_GIVEN_STEPS)
+    as_int(entry.step, "step", 0, MAX_GIVEN_STEPS)
+    as_int(entry.optimizer_steps, "optimizer_steps", 0, MAX_GIVEN_STEPS)
     variable = open_stored(store, name, entry)
     inside(variable).storage.advance(entry.step, entry.optimizer_steps)
     return variable
@@ -98,7 +98,7 @@ def scan(
 
     None: no bound. Dirty rows are written first, as by Variable.export_batches. Raises Closed, Poisoned, Corruption.
     """
-    schema, size = inside(variable).schema, as_int(n, "n", 1, MOST_ROWS)
+    schema, size = inside(variable).schema, as_int(n, "n", 1, MAX_ROWS)
     limits = np.iinfo(schema.key_dtype)
     least, most = int(limits.min), int(limits.max)
     low = least if first is None else max(as_int(first, "first"), least)
@@ -127,7 +127,7 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
     Together they cover every possible key. Raises Closed.
     """
     schema = inside(variable).schema
-    splits = inside(variable).storage.cold.splits(as_int(n, "n", 1, MOST_PARTS))
+    splits = inside(variable).storage.cold.splits(as_int(n, "n", 1, MAX_PARTS))
     firsts, lasts = [0, *splits], [*(split - 1 for split in splits), LAST_KEY]
     return [(key_at(first, schema), key_at(last, schema)) for first, last in zip(firsts, lasts, strict=True)]
 
@@ -144,7 +144,7 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
     if isinstance(variable.restrict_policy, MissingPolicy):
         raise variable.restrict_policy.error()
-    reserved, operations = as_int(num_reserved, "num_reserved", 0, MOST_ROWS), inside(variable).operations
+    reserved, operations = as_int(num_reserved, "num_reserved", 0, MAX_ROWS), inside(variable).operations
     return operations.would_leave(reserved, progress) if dry_run else operations.restrict(reserved, None, progress)
 
 

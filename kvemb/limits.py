@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_ROWS
+from kvemb.checks.ranges import MAX_ROWS
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = as_int(getattr(self, field.name), f"Limits {field.name}", 1, MOST_ROWS)
+            value = as_int(getattr(self, field.name), f"Limits {field.name}", 1, MAX_ROWS)
             object.__setattr__(self, field.name, value)
 
 

@@ -22,7 +22,7 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.handle import StoreHandle, inside
 from kvemb.interrupts import uninterrupted
-from kvemb.parallel import MOST_THREADS, cores, run_each
+from kvemb.parallel import MAX_THREADS, cores, run_each
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import rows_to_fill
@@ -218,7 +218,7 @@ def _read(parts: list[Part], touch: bool) -> None:
 
     reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
     pays = bool(cold) and reads >= cold[0].table.storage.limits.cold_parallel_keys
-    _raise_first(cold, run_each([fill(*each) for each in left], MOST_THREADS if pays else 1))
+    _raise_first(cold, run_each([fill(*each) for each in left], MAX_THREADS if pays else 1))
 
 
 def _read_on_device(parts: list[Part], touch: bool) -> None:

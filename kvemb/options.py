@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_BUDGET_BYTES
+from kvemb.checks.ranges import MAX_BUDGET_BYTES
 from kvemb.errors import UnsupportedFormat
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -34,8 +34,8 @@ def parse_budget(size: int | str, what: str = "memory_budget") -> int:
     total = parse_bytes(size, what)
     if total < MIN_BUDGET_BYTES:
         raise ValueError(f"{what} must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {brief(size)}")
-    if total > MOST_BUDGET_BYTES:
-        raise ValueError(f"{what} must be at most {format_bytes(MOST_BUDGET_BYTES)}, got {brief(size)}")
+    if total > MAX_BUDGET_BYTES:
+        raise ValueError(f"{what} must be at most {format_bytes(MAX_BUDGET_BYTES)}, got {brief(size)}")
     return total
 
 
@@ -67,7 +67,7 @@ _LIMITS = {
     "write_buffer_bytes": (1 << 16, 1 << 36),
     "background_jobs": (1, 256),
 }
-_COMPRESSIONS, _MOST_LEVELS = ("none", "lz4", "zstd", "snappy"), 7
+_COMPRESSIONS, _MAX_LEVELS = ("none", "lz4", "zstd", "snappy"), 7
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class RocksDBCreator:
             raise ValueError(f"RocksDBCreator compaction must be 'universal' or 'level', got {brief(self.compaction)}")
         given = self.compression
         names = (given,) if isinstance(given, str) else given if isinstance(given, (tuple, list)) else ()
-        if not 0 < len(names) <= _MOST_LEVELS or any(name not in _COMPRESSIONS for name in names):
+        if not 0 < len(names) <= _MAX_LEVELS or any(name not in _COMPRESSIONS for name in names):
             raise ValueError(
                 f"RocksDBCreator compression must be 'none', 'lz4', 'zstd' or 'snappy', or a tuple of at most "
-                f"{_MOST_LEVELS} of them, got {brief(given)}"
+                f"{_MAX_LEVELS} of them, got {brief(given)}"
             )
         if not isinstance(given, str):
             object.__setattr__(self, "compression", tuple(given))

@@ -13,7 +13,7 @@ from functools import cache
 from kvemb.interrupts import result_of
 
 # For work that waits for the disk: more threads than cores, so that reads overlap.
-MOST_THREADS = 8
+MAX_THREADS = 8
 
 
 @cache
@@ -53,7 +53,7 @@ def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="kvemb-variables")
+    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kvemb-variables")
 
 
 if hasattr(os, "register_at_fork"):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_ROWS
+from kvemb.checks.ranges import MAX_ROWS
 from kvemb.contracts import HotTable
 from kvemb.defaults import chosen
 from kvemb.engine import on_device
@@ -291,7 +291,7 @@ class Variable(Handle[Table]):
         how many rows were removed. A variable without a policy keeps every row, warns and returns None.
         Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
         """
-        reserved = as_int(num_reserved, "num_reserved", 0, MOST_ROWS)
+        reserved = as_int(num_reserved, "num_reserved", 0, MAX_ROWS)
         if self.restrict_policy is None:
             warnings.warn(
                 f"variable {self.name!r} has no restrict_policy, so restrict removes nothing; give get_variable one "
@@ -335,7 +335,7 @@ class Variable(Handle[Table]):
         Dirty rows are written to the cold store first, so a poisoned store refuses. Records no use. Raises Closed, from
         a later batch too.
         """
-        scan = self._inside.storage.scan(as_int(n, "n", 1, MOST_ROWS))
+        scan = self._inside.storage.scan(as_int(n, "n", 1, MAX_ROWS))
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ def rows_of(keys: Any, value: float = 1.0, *, flags: int = 0, score: float = 0.0
 def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
     """Empty hot tables on the CPU, of a fixed size each."""
     made = [CpuTable(SCHEMA, cells, cells) for _ in range(tables)]
-    return HotTables(made, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * tables, least_rows=None)
+    return HotTables(made, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * tables, min_rows=None)
 
 
 def values_of(rows: RowBlock) -> dict[int, float]:

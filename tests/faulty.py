@@ -17,7 +17,7 @@ from kvemb.cluster.local import Here, made_here
 from kvemb.cluster.transport import Transport, Unanswered
 
 # So that no shard counts as lost.
-MOST_IN_A_ROW = 3
+MAX_IN_A_ROW = 3
 
 
 class FaultyTransport:
@@ -34,7 +34,7 @@ class FaultyTransport:
         """See Transport."""
         in_a_row = getattr(self._here, "in_a_row", 0)  # a thread repeats its own calls
         with self._drawing:
-            spared = in_a_row == MOST_IN_A_ROW or self._chance.random() >= self.share
+            spared = in_a_row == MAX_IN_A_ROW or self._chance.random() >= self.share
             fault = self._chance.choice(list(self.counts))
         self._here.in_a_row = 0 if spared else in_a_row + 1
         if spared:

@@ -65,8 +65,8 @@ class OpaqueTable:
         return RowBlock.bytes_per_row(schema)
 
     @staticmethod
-    def first_rows(rows: int, most_rows: int) -> int:
-        halved = most_rows // 16
+    def first_rows(rows: int, max_rows: int) -> int:
+        halved = max_rows // 16
         while halved >= 2 * -(-rows // 16):
             halved //= 2
         return max(rows, halved * 16)
@@ -222,9 +222,9 @@ class OpaqueTable:
             raise ValueError(f"a table of {self._capacity} cells cannot grow past {self._most}")
         self._capacity *= 2
 
-    def shrink(self, cells: int, least_rows: int) -> RowBlock:
+    def shrink(self, cells: int, min_rows: int) -> RowBlock:
         half = self._capacity // 2
-        if half % self.cells_per_bucket or half < max(least_rows, self.cells_per_bucket):
+        if half % self.cells_per_bucket or half < max(min_rows, self.cells_per_bucket):
             return RowBlock(self._schema, 0)
         order = sorted(self._cells.values(), key=lambda cell: (cell.score, cell.key))
         leaving, staying = order[: max(0, len(order) - half)], order[max(0, len(order) - half) :]

@@ -65,4 +65,4 @@ def chain_of(manager: kvemb.CheckpointManager, store: kvemb.Store, url: str, cou
         fill(store, np.arange(version * 10), version)
     files, root = fsspec.core.url_to_fs(url)
     texts = [files.cat_file(f"{root}/checkpoints/{number:08d}.json").decode() for number in range(1, count + 1)]
-    return [chain.parse(text, "there", most_characters=1 << 20) for text in texts]
+    return [chain.parse(text, "there", max_characters=1 << 20) for text in texts]

@@ -30,7 +30,7 @@ VALUES = [
     *(True, None, 1.5, float("inf"), -1, 0, 1, 2**31, 2**40, 2**62, 2**63, 2**64, 2**70, -(2**63), 1e300, 5e-324, []),
     *(np.int64(3), np.int8(-1), np.uint64(2**63), np.float32(0.5), np.float64("nan"), np.bool_(True), np.array(3)),
 ]
-MOST_SECONDS, MOST_CHARACTERS = 10, 600
+MAX_SECONDS, MAX_CHARACTERS = 10, 600
 
 
 def numeric(function: Callable[..., Any]) -> Iterator[str]:
@@ -223,7 +223,7 @@ OWN = {
         f"{kind}RestrictPolicy.score.now"
         for kind in ("", "Timestamp", "Frequency", "EpochTimestamp", "EpochFrequency", "Norm")
     ),
-    *("RestrictPolicy.least_score.now", "TimeToLiveRestrictPolicy.least_score.now"),
+    *("RestrictPolicy.min_score.now", "TimeToLiveRestrictPolicy.min_score.now"),
 }
 # What says that there is no such place, as for a list.
 LOOKUPS = {"Variable.size.index": IndexError}
@@ -285,7 +285,7 @@ def test_numbers_that_cannot_be_are_refused_in_one_line(place, name):
             CALLS[name](place, value)
         except (TypeError, ValueError, KvembError, LOOKUPS.get(name, KvembError)) as error:
             told = str(error)
-            if not told or "\n" in told or len(told) > MOST_CHARACTERS:
+            if not told or "\n" in told or len(told) > MAX_CHARACTERS:
                 wrong.append(f"{shown}: not one line: {told[:300]!r}")
             try:
                 np.testing.assert_equal(state(place), before)
@@ -296,6 +296,6 @@ def test_numbers_that_cannot_be_are_refused_in_one_line(place, name):
         else:
             if any(value is each for each in NEVER[name in FLOATS :]) and not (name in BOUNDS and type(value) is int):
                 wrong.append(f"{shown}: was taken")
-        if (took := time.monotonic() - began) > MOST_SECONDS:
+        if (took := time.monotonic() - began) > MAX_SECONDS:
             wrong.append(f"{shown}: took {took:.0f} s")
     assert wrong == []

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 
-from kvemb.checks.ranges import MOST_ROWS
+from kvemb.checks.ranges import MAX_ROWS
 from kvemb.limits import DEFAULT, Limits
 
 NAMES = [field.name for field in fields(Limits)]
@@ -27,9 +27,9 @@ def test_every_limit_is_explained():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_limit_is_a_number_from_1_on(name):
-    for value in (1, MOST_ROWS):
+    for value in (1, MAX_ROWS):
         assert getattr(Limits(**{name: value}), name) == value
-    for wrong in (0, -1, MOST_ROWS + 1):
+    for wrong in (0, -1, MAX_ROWS + 1):
         with pytest.raises(ValueError, match=f"Limits {name} must be"):
             Limits(**{name: wrong})
     for wrong in (1.5, True, "7", None):

@@ -34,7 +34,7 @@ def test_other_types_are_refused(size):
         parse_bytes(size, "cache")
 
 
-def test_a_budget_holds_the_least_a_store_can_work_with():
+def test_a_budget_holds_the_min_a_store_can_work_with():
     assert parse_budget("4MiB") == 4 << 20
     with pytest.raises(ValueError, match=r"at least 4\.0 MiB, got 4194303"):
         parse_budget((4 << 20) - 1)

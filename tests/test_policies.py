@@ -113,7 +113,7 @@ def test_rows_that_were_not_used_for_long_leave_and_are_not_served(make):
 def test_seconds_to_live_are_those_of_the_clock(make):
     table = make(kvemb.TimeToLiveRestrictPolicy(ttl=100))
     assert table.restrict(1000) == 0
-    late = table.restrict_policy.least_score(time.time())
+    late = table.restrict_policy.min_score(time.time())
     assert late == pytest.approx(time.time() - 100, abs=5)
     for wrong in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="ttl must be finite and above 0"):

@@ -619,7 +619,7 @@ def test_uses_are_recorded_explicitly(table):
     assert table.size() == 100
 
 
-def test_the_least_recently_used_rows_leave_first(make):
+def test_the_min_recently_used_rows_leave_first(make):
     variable = make(restrict_policy=TimestampRestrictPolicy(clock="steps"))
     variable.upsert(np.arange(100), values_of(100))
     for key in (30, 10, 20, 99):

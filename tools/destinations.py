@@ -54,12 +54,12 @@ def local(path: str | os.PathLike[str], what: str) -> Path:
     return Path(path)
 
 
-def first_line(source: PathOrFile, most_bytes: int) -> bytes:
-    """Return the first line of a file or a pipe, at most most_bytes of it."""
+def first_line(source: PathOrFile, max_bytes: int) -> bytes:
+    """Return the first line of a file or a pipe, at most max_bytes of it."""
     if isinstance(source, Path):
         with open(source, "rb") as file:
-            return file.readline(most_bytes)
-    return source.readline(most_bytes)
+            return file.readline(max_bytes)
+    return source.readline(max_bytes)
 
 
 @contextmanager

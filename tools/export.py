@@ -16,7 +16,7 @@ from kvemb.tools.destinations import PIPE, atomic_output
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Column, PathOrFile, Table
 from kvemb.tools.formats.known import Format, format_of
-from kvemb.tools.limits import MOST_JOBS, MOST_PARTS
+from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
 from kvemb.tools.numbers import dtype_of, rounded, unit, widen
 from kvemb.tools.reading import Progress, opened, readable, rows_of, selected, with_progress
 from kvemb.tools.where import Where, parse_where
@@ -97,7 +97,7 @@ def export(
     options = RowOptions(kind.always or asked, dtype, normalize, conditions, batch_rows)
     if (partitions > 1 or jobs > 1) and (since is not None or not isinstance(target, str)):
         raise WrongUsage("--partitions and --jobs write a folder of files; leave them out with --since and with a pipe")
-    for what, number, most in (("--partitions", partitions, MOST_PARTS), ("--jobs", jobs, MOST_JOBS)):
+    for what, number, most in (("--partitions", partitions, MAX_PARTS), ("--jobs", jobs, MAX_JOBS)):
         if not 1 <= number <= most:
             raise WrongUsage(f"{what} must be at least 1 and at most {most:,}")
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ OK, BAD_INPUT, WRONG_USAGE, STORE_IN_USE, DISK_REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED, READER_LEFT, TERMINATED = 130, 141, 143
 
 # Characters of a message of Click.
-_MOST_CHARACTERS = 600
+_MAX_CHARACTERS = 600
 # Advice in kvemb's messages that is for programs, and what to do on the command line instead.
 _ADVICE = {
     "is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path": (
@@ -79,8 +79,8 @@ def _usage(failure: Any) -> str:
     """Return Click's message and the command that prints the help."""
     command = getattr(getattr(failure, "ctx", None), "command_path", None) or "kvemb"
     message = failure.format_message()
-    if len(message) > _MOST_CHARACTERS:  # it quotes arguments of any length
-        message = f"{message[: _MOST_CHARACTERS // 2]} ... {message[-_MOST_CHARACTERS // 2 :]}"
+    if len(message) > _MAX_CHARACTERS:  # it quotes arguments of any length
+        message = f"{message[: _MAX_CHARACTERS // 2]} ... {message[-_MAX_CHARACTERS // 2 :]}"
     return f"{message} (see {command} --help)"
 
 

@@ -7,21 +7,21 @@ import math
 import typer
 
 # The library's own bounds.
-MOST_DIM = 1 << 20
-MOST_STORED_ROWS = 2**63 - 1
-MOST_SERIES = 10**18 - 1
-MOST_PARTS = 1 << 16
-MOST_JOBS = 256
+MAX_DIM = 1 << 20
+MAX_STORED_ROWS = 2**63 - 1
+MAX_SERIES = 10**18 - 1
+MAX_PARTS = 1 << 16
+MAX_JOBS = 256
 # Of a table that is generated, and of keys that are drawn.
-MOST_ROWS = 10**10
-MOST_KEYS_DRAWN = 10**15
-MOST_BATCH = 1 << 24
-MOST_RUNS = 10**6
-MOST_SEED = 2**63 - 1
-MOST_MIB = 1 << 26
-MOST_RECORD_BYTES = 1 << 24
-MOST_ZIPF = 10.0
-MOST_PAUSE_S = 3600.0
+MAX_ROWS = 10**10
+MAX_KEYS_DRAWN = 10**15
+MAX_BATCH = 1 << 24
+MAX_RUNS = 10**6
+MAX_SEED = 2**63 - 1
+MAX_MIB = 1 << 26
+MAX_RECORD_BYTES = 1 << 24
+MAX_ZIPF = 10.0
+MAX_PAUSE_S = 3600.0
 
 
 def no_nan(value: float | None) -> float | None:

@@ -44,16 +44,16 @@ class Inserted(NamedTuple):
 
 
 class Cells:
-    """The cells of a table of at most most_buckets buckets; there are none at first.
+    """The cells of a table of at most max_buckets buckets; there are none at first.
 
     value_bytes: of an embedding; buffers: for the inputs and outputs of a call.
     moves: how often rows may have come, left or moved, so that a key's cell may be another. together: see
     contracts.DeviceRows.together.
     """
 
-    def __init__(self, device: Device, schema: Schema, most_buckets: int) -> None:
+    def __init__(self, device: Device, schema: Schema, max_buckets: int) -> None:
         self.schema, self.queue = schema, Queue(device)
-        self.chunks = Chunks(self.queue, schema, most_buckets)
+        self.chunks = Chunks(self.queue, schema, max_buckets)
         self.buffers = Buffers(self.queue)
         self.value_bytes = schema.dim * schema.value_dtype.itemsize
         self.moves, self.together = 0, False

@@ -22,7 +22,7 @@ from kvemb.options import format_bytes
 THREADS = 256
 # The most threads in a launch; kernels loop over the rest. Some 15 to 20 times as many as a large GPU runs at once, so
 # that it is idle for little of a launch's end.
-MOST_THREADS = 1 << 22
+MAX_THREADS = 1 << 22
 DEFAULT_STREAM, THREAD_STREAM = 1, 2
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -247,7 +247,7 @@ class CupyDevice:
         functions: dict[str, Any] = {}
 
         def run(stream: int, name: str, threads: int, *arguments: Any) -> None:
-            blocks = -(-min(threads, MOST_THREADS) // THREADS)
+            blocks = -(-min(threads, MAX_THREADS) // THREADS)
             with self._device, self._stream(stream):
                 if name not in functions:
                     functions[name] = module.get_function(name)

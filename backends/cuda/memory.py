@@ -17,7 +17,7 @@ from kvemb.rows.schema import Schema
 
 CELLS = 128
 # A table has at most 2 to this power chunks at its largest size, each of a power of two of buckets.
-MOST_CHUNKS_BIT = 10
+MAX_CHUNKS_BIT = 10
 # What a device takes to sort a number with its position: a copy, the positions, and as much again for a pass.
 SORTED_BYTES = 32
 # Room for rows outside buckets is for a multiple of this number, so that columns begin at multiples of 16 bytes.
@@ -32,16 +32,16 @@ def bytes_per_cell(schema: Schema) -> int:
 class Chunks:
     """The buckets of a table, in chunks whose addresses are in the device's memory too.
 
-    buckets: how many there are; most_buckets: how many there may be. A chunk has 2**shift buckets; the last chunk of
+    buckets: how many there are; max_buckets: how many there may be. A chunk has 2**shift buckets; the last chunk of
     the largest table may have fewer.
     """
 
-    def __init__(self, queue: Queue, schema: Schema, most_buckets: int) -> None:
+    def __init__(self, queue: Queue, schema: Schema, max_buckets: int) -> None:
         self._queue, self._bucket_bytes = queue, CELLS * bytes_per_cell(schema)
-        self.buckets, self.most_buckets = 0, most_buckets
-        self.shift = chunk_shift(most_buckets)
+        self.buckets, self.max_buckets = 0, max_buckets
+        self.shift = chunk_shift(max_buckets)
         self._chunks: list[Memory] = []
-        self._addresses = queue.allocate(8 * self._chunk_count(most_buckets))
+        self._addresses = queue.allocate(8 * self._chunk_count(max_buckets))
 
     @property
     def address(self) -> int:
@@ -50,13 +50,13 @@ class Chunks:
 
     def rounded(self, buckets: int) -> int:
         """Return the smallest number of whole chunks' buckets that is at least this, or the most there may be."""
-        return min(-(-buckets >> self.shift) << self.shift, self.most_buckets)
+        return min(-(-buckets >> self.shift) << self.shift, self.max_buckets)
 
     def resize(self, buckets: int) -> None:
         """Change the number of buckets, to one that rounded() returned. On MemoryError nothing has changed."""
         chunks = self._chunks[: self._chunk_count(buckets)]
         while len(chunks) < self._chunk_count(buckets):
-            size = min(1 << self.shift, self.most_buckets - (len(chunks) << self.shift))
+            size = min(1 << self.shift, self.max_buckets - (len(chunks) << self.shift))
             chunks.append(self._queue.allocate(size * self._bucket_bytes))
         self._queue.upload(self.address, np.array([chunk.address for chunk in chunks], np.uint64))
         self._chunks, self.buckets = chunks, buckets
@@ -65,9 +65,9 @@ class Chunks:
         return -(-buckets >> self.shift)
 
 
-def chunk_shift(most_buckets: int) -> int:
-    """Return the base-2 logarithm of a chunk's buckets, for a table of at most `most_buckets`."""
-    return max(0, (most_buckets - 1).bit_length() - MOST_CHUNKS_BIT)
+def chunk_shift(max_buckets: int) -> int:
+    """Return the base-2 logarithm of a chunk's buckets, for a table of at most `max_buckets`."""
+    return max(0, (max_buckets - 1).bit_length() - MAX_CHUNKS_BIT)
 
 
 class Buffers:

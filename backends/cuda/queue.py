@@ -173,9 +173,9 @@ class Arriving:
 class _Piece:
     """Pinned memory, of at most so many bytes. use: the number of its last use, at whose end the event is."""
 
-    def __init__(self, device: Device, most_bytes: int) -> None:
+    def __init__(self, device: Device, max_bytes: int) -> None:
         self.event, self.use = device.event(), 0
-        self._device, self._most = device, most_bytes
+        self._device, self._most = device, max_bytes
         self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:

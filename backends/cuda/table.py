@@ -74,10 +74,10 @@ class CudaTable:
         return bytes_per_cell(schema)
 
     @staticmethod
-    def first_rows(rows: int, most_rows: int) -> int:
+    def first_rows(rows: int, max_rows: int) -> int:
         """See contracts.HotTable."""
-        chunk = CELLS << chunk_shift(most_rows // CELLS)
-        return min(-(-rows // chunk) * chunk, max(rows, most_rows))
+        chunk = CELLS << chunk_shift(max_rows // CELLS)
+        return min(-(-rows // chunk) * chunk, max(rows, max_rows))
 
     @property
     def schema(self) -> Schema:
@@ -92,7 +92,7 @@ class CudaTable:
     @property
     def max_capacity_rows(self) -> int:
         """See contracts.HotTable."""
-        return self._chunks.most_buckets * CELLS
+        return self._chunks.max_buckets * CELLS
 
     @property
     def nbytes(self) -> int:
@@ -188,7 +188,7 @@ class CudaTable:
         try:
             self.grow()
         except MemoryError as error:
-            self._chunks.most_buckets = self._chunks.buckets
+            self._chunks.max_buckets = self._chunks.buckets
             _logger.warning(
                 "a hot table stays at %d rows: %s; open the store with a smaller device_memory",
                 self.capacity_rows,
@@ -349,10 +349,10 @@ class CudaTable:
         self._chunks.resize(buckets)
         self._run("clear", (buckets - before) * CELLS, before)
 
-    def shrink(self, cells: int, least_rows: int) -> RowBlock:
+    def shrink(self, cells: int, min_rows: int) -> RowBlock:
         """See contracts.HotTable."""
         chunks, buffers = self._chunks, self._buffers
-        floor = chunks.rounded(max(1, -(-least_rows // CELLS)))
+        floor = chunks.rounded(max(1, -(-min_rows // CELLS)))
         wanted = max(0, chunks.buckets - -(-cells // CELLS)) >> chunks.shift << chunks.shift
         least = min(max(wanted, floor), chunks.buckets)
         left, count, buckets = RowBlock(self._schema, (chunks.buckets - least) * CELLS), 0, chunks.buckets

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import reprlib
 
-MOST_CHARACTERS = 100
+MAX_CHARACTERS = 100
 # A longer int is shown by its length: Python refuses to print one of more than 4,300 digits.
-_MOST_BITS = 256
+_MAX_BITS = 256
 
 
 class _Brief(reprlib.Repr):
@@ -19,10 +19,10 @@ class _Brief(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         """Return the digits, or the number of bits of a long int."""
         bits = x.bit_length()
-        return repr(x) if bits <= _MOST_BITS else f"an int of {bits:,} bits"
+        return repr(x) if bits <= _MAX_BITS else f"an int of {bits:,} bits"
 
 
 def brief(value: object) -> str:
-    """Return repr(value) for a message: one line, at most MOST_CHARACTERS, deeply nested values omitted."""
+    """Return repr(value) for a message: one line, at most MAX_CHARACTERS, deeply nested values omitted."""
     text = " ".join(_Brief().repr(value).split())
-    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 4] + " ..."
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 4] + " ..."

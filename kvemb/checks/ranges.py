@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 # Then a row of the widest dtype with a slot has 16 MiB, and one call can still process a few rows.
-MOST_DIM = 1 << 20
+MAX_DIM = 1 << 20
 # Far enough below the int64 maximum that incrementing never overflows.
-MOST_STEPS = MOST_POINTS = 1 << 62
-# Of rows and variables from outside the store: counting on from here never reaches MOST_STEPS.
-MOST_GIVEN_STEPS = 1 << 61
-MOST_ROWS = MOST_FILE_BYTES = 2**63 - 1
+MAX_STEPS = MAX_POINTS = 1 << 62
+# Of rows and variables from outside the store: counting on from here never reaches MAX_STEPS.
+MAX_GIVEN_STEPS = 1 << 61
+MAX_ROWS = MAX_FILE_BYTES = 2**63 - 1
 # An entry of the log has two bytes for the length of the name in UTF-8.
-MOST_NAME_BYTES = 65_535
+MAX_NAME_BYTES = 65_535
 # The first second of the year 10000: dates are written with four-digit years.
 END_OF_TIME = 253_402_300_800
 # The most that an address space of 48 bits can reserve.
-MOST_BUDGET_BYTES = 1 << 46
+MAX_BUDGET_BYTES = 1 << 46
 # A numbered directory has a name of 8 to 18 digits.
-MOST_SERIES = 10**18 - 1
+MAX_SERIES = 10**18 - 1
 # The longest timeout: no thread can wait much longer.
-MOST_SECONDS = 10**9
+MAX_SECONDS = 10**9
 # Ranges of keys, or files of an export.
-MOST_PARTS = 1 << 16
+MAX_PARTS = 1 << 16
 # Threads that transfer files.
-MOST_JOBS = 256
+MAX_JOBS = 256

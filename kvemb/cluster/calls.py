@@ -17,9 +17,9 @@ from kvemb.errors import ShardLost
 from kvemb.interrupts import result_of, uninterrupted
 
 # How often a call is sent before its shard counts as lost.
-MOST_ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 # Between two questions whether a call that is held back may be sent: doubled each time.
-LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
+MIN_PAUSE, MAX_PAUSE = 0.001, 0.05
 
 ADVICE = "recover() takes the whole cluster back to its last checkpoint; so does closing it and opening it again"
 
@@ -140,7 +140,7 @@ class Calls:
             except Failed as error:
                 raise self._lost(f"{self._who(shard)} is lost: {error}") from error
             except Unanswered as error:
-                if attempts == MOST_ATTEMPTS:
+                if attempts == MAX_ATTEMPTS:
                     what = f"{self._who(shard)} did not answer a call of {name}, sent {attempts} times: {error}"
                     raise self._lost(what) from error
                 attempts += 1
@@ -181,13 +181,13 @@ class Calls:
         return error
 
     def _wait_at_gate(self, shard: int, stamp: Stamp) -> None:
-        pause, begun = LEAST_PAUSE, False
+        pause, begun = MIN_PAUSE, False
         while not begun:
             self.check()
             if self.on_wait is not None:
                 self.on_wait()
             time.sleep(pause)
-            pause = min(2 * pause, MOST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE)
             begun = self.answer(shard, self.transport.call(shard, "admits", stamp), "admits", (stamp,))
 
 

@@ -36,7 +36,7 @@ from kvemb.store_state import StoreState
 
 Result = TypeVar("Result")
 # Asynchronous calls (lookup_async, apply_gradients_async) under way at the same time; further ones wait.
-MOST_STARTED = 8
+MAX_STARTED = 8
 
 
 class Wanted(NamedTuple):
@@ -75,7 +75,7 @@ class Cluster:
         self.router = Router(self.session.calls.transport.shards)
         self._last_call = threading.local()  # session: of the last call of each thread
         self._recovery: Recovery | None = None
-        self._started = ThreadPoolExecutor(MOST_STARTED, thread_name_prefix="kvemb-started")
+        self._started = ThreadPoolExecutor(MAX_STARTED, thread_name_prefix="kvemb-started")
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="kvemb-written")
         self._checkpointing = threading.RLock()
         self._pending: PendingCheckpoint[Checkpoint] | None = None

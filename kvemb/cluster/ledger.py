@@ -20,7 +20,7 @@ from kvemb.cluster.transport import GateClosed
 from kvemb.interrupts import result_of
 
 # The most recent clients are remembered. A client repeats a call within seconds, or never.
-MOST_CLIENTS = 4096
+MAX_CLIENTS = 4096
 
 
 class Stamp(NamedTuple):
@@ -196,7 +196,7 @@ class Ledger:
         if found is None:
             found = self._clients[name] = _Client()
         self._clients.move_to_end(name)
-        if len(self._clients) > MOST_CLIENTS:
+        if len(self._clients) > MAX_CLIENTS:
             self._clients.popitem(last=False)
         return found
 

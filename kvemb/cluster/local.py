@@ -17,7 +17,7 @@ from kvemb.cluster.transport import Unanswered
 from kvemb.meter import Meter
 
 # Calls of several threads overlap; more threads than this only wait for each other.
-MOST_THREADS = 16
+MAX_THREADS = 16
 
 
 class LocalTransport:
@@ -38,7 +38,7 @@ class LocalTransport:
                 self._shards.append(make(number))
                 undo.callback(self._shards[-1].close)
             self._undo = undo.pop_all()
-        self._pool = ThreadPoolExecutor(min(MOST_THREADS, 2 * shards), thread_name_prefix="kvemb-shards")
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, 2 * shards), thread_name_prefix="kvemb-shards")
         self._closing = threading.Lock()
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:

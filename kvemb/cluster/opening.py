@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
-from kvemb.checks.ranges import MOST_SECONDS
+from kvemb.checks.ranges import MAX_SECONDS
 from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
@@ -70,10 +70,10 @@ def open(
     """
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
-    each = float(device_memory is not None) if gpus is None else as_number(gpus, "gpus", 0, _MOST_GPUS)
+    each = float(device_memory is not None) if gpus is None else as_number(gpus, "gpus", 0, _MAX_GPUS)
     if each > 1 and each != int(each):
         raise ValueError(f"gpus must be a whole number or less than 1, got {brief(gpus)}")
-    seconds = as_number(answer_seconds, "answer_seconds", LEAST_ANSWER_SECONDS, MOST_SECONDS)
+    seconds = as_number(answer_seconds, "answer_seconds", MIN_ANSWER_SECONDS, MAX_SECONDS)
     _check_transport(transport)
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
     series = None if url is None else ClusterSeries(url, options)
@@ -111,7 +111,7 @@ def connect(
     Raises BackendUnavailable if no cluster can be reached, or it has another version of kvemb; TypeError, ValueError.
     """
     _check_transport(transport)
-    seconds = as_number(wait_seconds, "wait_seconds", 0, MOST_SECONDS)
+    seconds = as_number(wait_seconds, "wait_seconds", 0, MAX_SECONDS)
     where, deadline = ClusterSeries(url, options).url, time.monotonic() + seconds
     while (found := ray_starting.find(where) if transport == "ray" else _found_here(where)) is None:
         if time.monotonic() >= deadline:
@@ -127,7 +127,7 @@ def connect(
 # The coordinators of this process, by url.
 _here: WeakValueDictionary[str, Coordinator] = WeakValueDictionary()
 _TURN_SECONDS = 0.1
-LEAST_ANSWER_SECONDS, _MOST_GPUS = 1.0, 1024
+MIN_ANSWER_SECONDS, _MAX_GPUS = 1.0, 1024
 
 
 def _found_here(url: str) -> Here | None:

@@ -119,6 +119,6 @@ class ClusterOperations:
         token, clock, _ = session.opened(self.table)
         session.exchange()
         moment = clock.now(policy)
-        expire = policy is not None and policy.least_score(policy.now(moment.step)) > -math.inf
+        expire = policy is not None and policy.min_score(policy.now(moment.step)) > -math.inf
         left: int = session.ask_once("restrict", token, moment, keep_rows, trigger_rows, expire)
         return left

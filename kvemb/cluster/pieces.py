@@ -11,13 +11,13 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-PIECE_BYTES, MOST_BYTES = 90_000, 8_000_000
+PIECE_BYTES, MAX_BYTES = 90_000, 8_000_000
 ALIGN = 16
 
 
 def pieces_of(nbytes: int) -> int:
     """Return in how many pieces arrays of so many bytes are sent; 0: as Ray sends them."""
-    return -(-nbytes // PIECE_BYTES) if PIECE_BYTES < nbytes <= MOST_BYTES else 0
+    return -(-nbytes // PIECE_BYTES) if PIECE_BYTES < nbytes <= MAX_BYTES else 0
 
 
 class Apart:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.checks.ranges import MOST_ROWS
-from kvemb.cluster.calls import MOST_ATTEMPTS, Patience
+from kvemb.checks.ranges import MAX_ROWS
+from kvemb.cluster.calls import MAX_ATTEMPTS, Patience
 from kvemb.cluster.coordination.starting import Asked
 from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder, probe
@@ -53,7 +53,7 @@ class ShardActor:
             rows = done
 
         try:
-            self._shard, self._lock = plan.make(number, self.folder, Meter(MOST_ROWS, count)), lock
+            self._shard, self._lock = plan.make(number, self.folder, Meter(MAX_ROWS, count)), lock
         except BaseException:
             delete(self.folder, lock)
             raise
@@ -131,7 +131,7 @@ def _made_on_ray(asked: Asked, scratch: str | None, meter: Meter, plan: Plan) ->
 
     Tries again when a process ends meanwhile: Ray may have put it on a node that is lost, but not known to be.
     """
-    for _ in range(MOST_ATTEMPTS - 1):
+    for _ in range(MAX_ATTEMPTS - 1):
         with suppress(Unanswered):
             return _made_once(asked, scratch, meter, plan)
     try:

@@ -11,7 +11,7 @@ from kvemb.cluster.transport import Failed, GateClosed, Unanswered
 from kvemb.errors import KvembError
 
 # Ray's messages go on to advice on its own set-up.
-_MOST_TEXT = 120
+_MAX_TEXT = 120
 
 
 class Answer(Future[Any]):
@@ -70,4 +70,4 @@ def cause_of(error: BaseException) -> BaseException:
     if isinstance(error, (KvembError, Failed, GateClosed, Unanswered)):
         return error
     text = " ".join(str(error).split())
-    return Unanswered(text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}...")
+    return Unanswered(text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")

@@ -17,7 +17,7 @@ from kvemb.rows.hashing import Keys, Positions, Unique
 
 BUCKETS = 4096  # on disk; do not change
 # Batches whose grouping is kept: how many, and of how many keys. They are compared, which pays for long ones.
-MOST_KEPT, LEAST_KEPT_KEYS, MOST_KEPT_KEYS = 8, 256, 65_536
+MAX_KEPT, MIN_KEPT_KEYS, MAX_KEPT_KEYS = 8, 256, 65_536
 _SHIFT = np.uint64(64 - 12)
 _Array = npt.NDArray[np.generic]
 
@@ -76,7 +76,7 @@ class Router:
     """The shards of a table. firsts: first_buckets(shards). Thread-safe."""
 
     def __init__(self, shards: int) -> None:
-        self._latest: deque[tuple[Keys, Grouped]] = deque(maxlen=MOST_KEPT)
+        self._latest: deque[tuple[Keys, Grouped]] = deque(maxlen=MAX_KEPT)
         self.shards, self.firsts = shards, first_buckets(shards)
         self._shard_of = np.repeat(np.arange(shards, dtype=np.uint16), np.diff(self.firsts))
 
@@ -100,7 +100,7 @@ class Router:
         for batch, grouped in list(self._latest):
             if len(batch) == len(keys) and np.array_equal(batch, keys):
                 return grouped
-        keep = LEAST_KEPT_KEYS <= len(keys) <= MOST_KEPT_KEYS
+        keep = MIN_KEPT_KEYS <= len(keys) <= MAX_KEPT_KEYS
         if keep:
             keys = keys.copy()  # the caller may change them, and the grouping may have them as they are
         grouped = Grouped(keys, self.split)

@@ -11,7 +11,7 @@ from kvemb.errors import Closed
 from kvemb.rows.block import RowBlock
 
 # Scans under way at the same time; beyond that, the least recently read one is ended.
-MOST_SCANS = 64
+MAX_SCANS = 64
 
 
 class _Scan:
@@ -44,14 +44,14 @@ class Scans:
         with self._lock:
             if token not in self._scans:
                 self._scans[token] = _Scan(scan())
-            if len(self._scans) > MOST_SCANS:
+            if len(self._scans) > MAX_SCANS:
                 self._scans.popitem(last=False)
 
     def batch(self, token: str, number: int) -> Columns | None:
         """Return the batch with this number, from 0; None after the end. Raises Closed."""
         with self._lock:
             if (scan := self._scans.get(token)) is None:
-                raise Closed(f"the scan was ended, as {MOST_SCANS} others began since; begin it again")
+                raise Closed(f"the scan was ended, as {MAX_SCANS} others began since; begin it again")
             self._scans.move_to_end(token)
         return scan.batch(number)
 

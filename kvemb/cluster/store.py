@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvemb import many_tables
 from kvemb.catalog import VariableMap, agreed_optimizer, stored_arguments, variable_of
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_SERIES
+from kvemb.checks.ranges import MAX_SERIES
 from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint
@@ -220,7 +220,7 @@ class Store(DefaultStore[Cluster]):
         """
         if not self._series:
             raise ValueError("the cluster was opened without a url, where its checkpoints would be; open it with one")
-        kept = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES)
+        kept = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES)
         pending = self._inside.checkpoint(kept, Attachments(files, extra))
         return pending.result() if block else pending
 

@@ -64,7 +64,7 @@ def _table(cluster: Cluster, specification: Specification, variable: Variable) -
     # No row is ever in these. They call the partitioner, so that its errors are raised here, not on a shard.
     empty = [registry.hot_table("cpu")(schema, 16, 16) for _ in specification.devices]
     budgets = [Budget(0) for _ in empty]
-    hot_tables = HotTables(empty, specification.partitioner, schema.key_dtype, budgets, least_rows=None)
+    hot_tables = HotTables(empty, specification.partitioner, schema.key_dtype, budgets, min_rows=None)
     policy = None if specification.policy is None else specification.policy.bind(variable)
     storage, operations = ClusterStorage(cluster), ClusterOperations(cluster, specification.optimizer)
     # These have the methods of a store's storage and operations that a Variable and its Table call.

@@ -112,8 +112,8 @@ class HotTable(Protocol):
         """Bytes of that memory that one cell takes."""
 
     @staticmethod
-    def first_rows(rows: int, most_rows: int) -> int:
-        """Return how many cells to begin with, at least rows, so that steps of this kind's size reach most_rows."""
+    def first_rows(rows: int, max_rows: int) -> int:
+        """Return how many cells to begin with, at least rows, so that steps of this kind's size reach max_rows."""
 
     @property
     def schema(self) -> Schema:
@@ -238,10 +238,10 @@ class HotTable(Protocol):
     def grow(self) -> None:
         """Add step_rows cells. Raises ValueError where that is 0."""
 
-    def shrink(self, cells: int, least_rows: int) -> RowBlock:
+    def shrink(self, cells: int, min_rows: int) -> RowBlock:
         """Give up cells and their memory; return the dirty rows that had to leave.
 
-        cells: how many; a kind may have steps of its own, so it may be more. At least least_rows stay; none are given
+        cells: how many; a kind may have steps of its own, so it may be more. At least min_rows stay; none are given
         up if the kind's smallest step would leave fewer. A row for which there is no room leaves, or one that it
         outscores. If there is no memory for the result, nothing has changed.
         """

@@ -23,7 +23,7 @@ from kvemb.errors import Corruption
 Content = bytes | bytearray | memoryview | str | os.PathLike[str] | Callable[[IO[bytes]], object]
 Files = Mapping[str, Content] | None
 Extra = Mapping[str, Any] | None
-MOST_EXTRA_CHARACTERS = 1 << 20
+MAX_EXTRA_CHARACTERS = 1 << 20
 _COPY_BYTES = 8 << 20
 
 
@@ -129,6 +129,6 @@ def _checked_extra(extra: Extra) -> dict[str, Any]:
         ) from error
     if back != dict(extra):
         raise TypeError("extra would come back changed: use str keys, and lists instead of tuples")
-    if len(text) > MOST_EXTRA_CHARACTERS:
-        raise ValueError(f"extra must have at most {MOST_EXTRA_CHARACTERS:,} characters as JSON, has {len(text):,}")
+    if len(text) > MAX_EXTRA_CHARACTERS:
+        raise ValueError(f"extra must have at most {MAX_EXTRA_CHARACTERS:,} characters as JSON, has {len(text):,}")
     return back

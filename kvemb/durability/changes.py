@@ -218,8 +218,8 @@ class ChangeLog:
 
     def _forget_oldest(self) -> None:
         forgotten: set[str] = set()
-        most, most_bytes = self._limits.change_epochs, self._limits.change_bytes
-        while len(self._epochs) > 2 and (len(self._epochs) > most or self._nbytes() > most_bytes):
+        most, max_bytes = self._limits.change_epochs, self._limits.change_bytes
+        while len(self._epochs) > 2 and (len(self._epochs) > most or self._nbytes() > max_bytes):
             forgotten |= files_of([self._epochs.pop(0)])
         self._drop(list(forgotten))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_ROWS
+from kvemb.checks.ranges import MAX_ROWS
 from kvemb.durability import changes, cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
@@ -126,7 +126,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         names = sorted(known if variables is None else variables)
         if strange := [name for name in names if name not in known]:
             raise KeyError(f"{self.path} has no variable {strange[0]!r}; it has {', '.join(sorted(self.variables))}")
-        return self._changes(earlier, names, as_int(batch_rows, "batch_rows", 1, MOST_ROWS))
+        return self._changes(earlier, names, as_int(batch_rows, "batch_rows", 1, MAX_ROWS))
 
     def _changes(self, earlier: Checkpoint, names: list[str], batch_rows: int) -> Iterator[Change]:
         with opened(earlier.path, inside(earlier)) as before, opened(self.path, self._inside) as after:

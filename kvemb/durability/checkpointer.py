@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from kvemb.checks.numeric import as_number
-from kvemb.checks.ranges import MOST_SECONDS
+from kvemb.checks.ranges import MAX_SECONDS
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import layout
 from kvemb.durability.attachments import Attachments
@@ -62,7 +62,7 @@ class PendingCheckpoint(Handle[Writing[Written]], Generic[Written]):
 
     def result(self, timeout: float | None = None) -> Written:
         """Wait until it is complete, and return it. Raises its error; TimeoutError after timeout seconds."""
-        checkpoint = self._inside.wait(None if timeout is None else as_number(timeout, "timeout", 0, MOST_SECONDS))
+        checkpoint = self._inside.wait(None if timeout is None else as_number(timeout, "timeout", 0, MAX_SECONDS))
         assert checkpoint is not None
         return checkpoint
 

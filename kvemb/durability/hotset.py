@@ -17,7 +17,7 @@ from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.rows.codec import Ordered
 
 # Files of one set before it is written as one complete file again.
-MOST_FILES = 8
+MAX_FILES = 8
 
 
 def read_hot(folder: Path, files: list[str]) -> Iterator[Ordered]:
@@ -32,11 +32,11 @@ def write_hot(
     before: Path,
     known: dict[str, list[str]],
     *,
-    most_files: int = MOST_FILES,
+    max_files: int = MAX_FILES,
 ) -> dict[str, list[str]]:
     """Write the sets of the variables in `hot` (keys in any order) to a folder, and link those of all others.
 
-    number: of the point, unique to its files. before, known: folder and file names of the previous sets. most_files: of
+    number: of the point, unique to its files. before, known: folder and file names of the previous sets. max_files: of
     one set. Returns the file names. If a previous set is damaged, a complete file is written: hot sets only speed up a
     warm start. Raises OSError.
     """
@@ -45,7 +45,7 @@ def write_hot(
         files = known.get(variable, [])
         if variable in hot:
             path = folder / layout.hot_name(number, len(names))
-            files = _next(path, np.sort(hot[variable]), before, files, most_files)
+            files = _next(path, np.sort(hot[variable]), before, files, max_files)
         for file in files:
             folder.mkdir(exist_ok=True)
             if not (folder / file).exists():
@@ -55,7 +55,7 @@ def write_hot(
     return names
 
 
-def _next(path: Path, keys: Ordered, before: Path, files: list[str], most_files: int) -> list[str]:
+def _next(path: Path, keys: Ordered, before: Path, files: list[str], max_files: int) -> list[str]:
     """Write keys (n,), ascending, to a file, complete or as the difference to a set; returns the set's file names."""
     try:
         differing = list(odd([read_hot(before, files), iter([keys])]))
@@ -67,7 +67,7 @@ def _next(path: Path, keys: Ordered, before: Path, files: list[str], most_files:
     if not len(keys):
         return []
     path.parent.mkdir(exist_ok=True)
-    if files and len(files) < most_files and 2 * count < len(keys):
+    if files and len(files) < max_files and 2 * count < len(keys):
         write_keys(path, differing)
         return [*files, path.name]
     write_keys(path, [keys])

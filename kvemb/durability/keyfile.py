@@ -23,7 +23,7 @@ _MAGIC, VERSION = b"kvembkeys\x00", 1  # on disk
 _HEAD = struct.Struct(">10sH")
 _FRAME = struct.Struct("<IIQ")  # keys, payload bytes, first key
 _CHECKSUM = struct.Struct("<I")
-_MOST_PAYLOAD = 9 * FRAME_KEYS
+_MAX_PAYLOAD = 9 * FRAME_KEYS
 
 
 def write_keys(path: Path, batches: Iterable[Ordered], *, frame_keys: int = FRAME_KEYS) -> int:
@@ -71,7 +71,7 @@ def read_keys(path: Path) -> Iterator[Ordered]:
             if len(head) < _FRAME.size:
                 raise _damaged(path, "ends early")
             number, nbytes, first = _FRAME.unpack(head)
-            if number > FRAME_KEYS or nbytes > (_MOST_PAYLOAD if number else 0):
+            if number > FRAME_KEYS or nbytes > (_MAX_PAYLOAD if number else 0):
                 raise _damaged(path, f"has a frame of {number:,} keys in {nbytes:,} bytes")
             rest = file.read(nbytes + _CHECKSUM.size)
             payload = rest[:nbytes]

@@ -38,7 +38,7 @@ PULLED = ".pulled"  # in a series: the files received by a pull that has not com
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
 _LOGGED = " log"  # on disk, in CURRENT
 # At most this much of a file CURRENT, kvemb's or RocksDB's, is read: more than it has.
-_MOST_CURRENT = 64
+_MAX_CURRENT = 64
 _POINT, _ROCKS_MANIFEST = re.compile(r"([0-9]{6,18})( log)?\n"), re.compile(r"MANIFEST-[0-9]{6,20}\n")
 # Temporary names in a series: a checkpoint that is being written, or deleted.
 _LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
@@ -115,7 +115,7 @@ def _said(store: Path) -> str:
     """Return what CURRENT says. Raises StoreNotFound or Corruption."""
     try:
         with open(store / CURRENT, encoding="ascii", newline="") as file:
-            return file.read(_MOST_CURRENT)
+            return file.read(_MAX_CURRENT)
     except (FileNotFoundError, NotADirectoryError) as error:
         numbered = sorted(path.name for path in store.glob("[0-9]*") if is_checkpoint(path))
         hint = f"; it is a series of checkpoints: name one, such as {store / numbered[-1]}" if numbered else ""
@@ -225,7 +225,7 @@ def check_rows(rows: Path) -> None:
     if not current.is_file():
         raise Corruption(f"{rows} is damaged: it has no file CURRENT; restore from another checkpoint")
     with open(current, "rb") as file:
-        named = file.read(_MOST_CURRENT).decode("latin-1")
+        named = file.read(_MAX_CURRENT).decode("latin-1")
     if _ROCKS_MANIFEST.fullmatch(named) is None or not (rows / named[:-1]).is_file():
         raise Corruption(
             f"{current} is damaged: it must name a manifest of RocksDB in {rows}, got {brief(named)}; "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.checks.brief import brief
-from kvemb.checks.ranges import MOST_STEPS
+from kvemb.checks.ranges import MAX_STEPS
 from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, Entry, counted, read
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import Corruption
@@ -37,12 +37,12 @@ def _check(entry: Entry, variables: Mapping[str, VariableEntry]) -> None:
     """Raise ValueError, saying what is wrong with an entry."""
     if entry.variable not in variables:
         raise ValueError(f"holds writes of {brief(entry.variable)}, which the store does not have")
-    if not 0 <= entry.step < MOST_STEPS:
+    if not 0 <= entry.step < MAX_STEPS:
         raise ValueError(f"must have a step from 0 to 2**62 - 1, got {entry.step}")
     if not entry.synced < entry.number:
         raise ValueError(f"must be above the last one that was synced, got {entry.synced:,}")
     if entry.kind == COUNTED:
-        if entry.rows or len(entry.payload) != NUMBER.size or not 0 < counted(entry) < MOST_STEPS:
+        if entry.rows or len(entry.payload) != NUMBER.size or not 0 < counted(entry) < MAX_STEPS:
             raise ValueError("must have a count of steps from 1 to 2**62 - 1")
         return
     schema = variables[entry.variable].schema
@@ -73,7 +73,7 @@ def _check_keys(ordered: Any, schema: Schema) -> None:
 def _check_records(records: Any) -> None:
     if np.isnan(records["score"]).any():
         raise ValueError("must have numbers for scores, got NaN")
-    if len(wrong := records["step"][(records["step"] < 0) | (records["step"] >= MOST_STEPS)]):
+    if len(wrong := records["step"][(records["step"] < 0) | (records["step"] >= MAX_STEPS)]):
         raise ValueError(f"must have steps of rows from 0 to 2**62 - 1, got {wrong[0]}")
     if records["flags"].any():
         raise ValueError(f"must have no flags, got {records['flags'].max()}")

@@ -26,7 +26,7 @@ READABLE = (2, 3, FORMAT)
 # Of a cluster's manifest (kvemb.cluster.durability.manifest), which names manifests of this module.
 CLUSTER_FORMAT = 7
 NAME = "manifest.json"
-MOST_CHARACTERS = 256 << 20  # of a manifest: a million files
+MAX_CHARACTERS = 256 << 20  # of a manifest: a million files
 # The only paths that a manifest may list, so that pulling, restoring and opening a checkpoint never overwrite a file
 # that kvemb or RocksDB writes itself.
 ATTACHED = r"files/[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}"
@@ -183,24 +183,24 @@ def data_of(manifest: Manifest) -> dict[str, Any]:
     return {"checksum": checksum_of(data), **data}
 
 
-def read(directory: Path, *, most_characters: int = MOST_CHARACTERS) -> Manifest:
+def read(directory: Path, *, max_characters: int = MAX_CHARACTERS) -> Manifest:
     """Read directory/manifest.json. Raises CheckpointNotFound, UnsupportedFormat or Corruption, naming the file."""
     path = directory / NAME
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(most_characters + 1)
+            text = file.read(max_characters + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointNotFound(f"there is no checkpoint at {directory}: it has no {NAME}") from error
     except ValueError as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
-    return parse(text, str(path), most_characters=most_characters)
+    return parse(text, str(path), max_characters=max_characters)
 
 
-def parse(text: str, path: str, *, most_characters: int = MOST_CHARACTERS) -> Manifest:
+def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Manifest:
     """Parse a manifest. path: its name in errors. Raises UnsupportedFormat or Corruption."""
     try:
-        if len(text) > most_characters:
-            raise ValueError(f"it is longer than {most_characters:,} characters")
+        if len(text) > max_characters:
+            raise ValueError(f"it is longer than {max_characters:,} characters")
         data = json.loads(text)
         version = data["format"]
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:

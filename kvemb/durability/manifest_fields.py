@@ -16,12 +16,12 @@ from kvemb.checks.brief import brief
 from kvemb.checks.fields import Fields
 from kvemb.checks.ranges import (
     END_OF_TIME,
-    MOST_DIM,
-    MOST_FILE_BYTES,
-    MOST_NAME_BYTES,
-    MOST_POINTS,
-    MOST_ROWS,
-    MOST_STEPS,
+    MAX_DIM,
+    MAX_FILE_BYTES,
+    MAX_NAME_BYTES,
+    MAX_POINTS,
+    MAX_ROWS,
+    MAX_STEPS,
 )
 from kvemb.errors import BackendUnavailable, UnsupportedFormat
 from kvemb.initializers import initializer_from_json
@@ -36,7 +36,7 @@ _CHANGED = (r"[0-9]{6,18}\.keys", "names such as '000007.keys'")
 _HOT = (r"[0-9]{6,18}-[0-9]{3,18}\.keys", "names such as '000007-000.keys'")
 _PLACE = r"host|gpu:[0-9]{1,4}"
 # Limits of operating systems for a file name and for a path.
-_MOST_PART, _MOST_PATH = 255, 4096
+_MAX_PART, _MAX_PATH = 255, 4096
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
 
 
@@ -47,7 +47,7 @@ def check(data: object, version: int) -> None:
         fields.text(name, *_ID)
     if fields.take("parent") is not None:
         Fields(data).text("parent", *_ID)
-    fields.integer("point", 1, MOST_POINTS)
+    fields.integer("point", 1, MAX_POINTS)
     fields.number("created", 0, END_OF_TIME)
     variables = _of_names(fields, "variables")
     for name in variables.names():
@@ -64,7 +64,7 @@ def check(data: object, version: int) -> None:
         if not is_path(name):
             raise ValueError(f"files must be paths below the directory, got {brief(name)}")
         file = files.fields(name)
-        file.integer("bytes", 0, MOST_FILE_BYTES)
+        file.integer("bytes", 0, MAX_FILE_BYTES)
         file.text("sha256", *_SHA256)
         file.done()
     if fields.has("left_out"):
@@ -94,8 +94,8 @@ def _check_tiers(places: Fields) -> None:
         if re.fullmatch(_PLACE, place) is None:
             raise ValueError(f"{places.where} must have 'host' or names such as 'gpu:0' as fields, got {brief(place)}")
         held = places.fields(place)
-        held.integer("rows", 0, MOST_ROWS)
-        held.integer("bytes", 0, MOST_FILE_BYTES)
+        held.integer("rows", 0, MAX_ROWS)
+        held.integer("bytes", 0, MAX_FILE_BYTES)
         held.done()
 
 
@@ -116,14 +116,14 @@ def check_variable(entry: Fields, version: int) -> None:
     """Raise unless the fields are a valid entry of a variable in that format version."""
     entry.one_of("key_dtype", KEY_DTYPES)
     values = entry.one_of("value_dtype", VALUE_DTYPES)
-    dim = entry.integer("dim", 1, MOST_DIM)
+    dim = entry.integer("dim", 1, MAX_DIM)
     slots = _check_slots(entry, dim, version)
     for name in ("trainable", "checkpoint", "bp_v2"):
         entry.flag(name)
-    entry.integer("rows", 0, MOST_ROWS)
-    entry.integer("step", 0, MOST_STEPS - 1)
+    entry.integer("rows", 0, MAX_ROWS)
+    entry.integer("step", 0, MAX_STEPS - 1)
     if version >= 5 and entry.has("optimizer_steps"):
-        entry.integer("optimizer_steps", 0, MOST_STEPS - 1)
+        entry.integer("optimizer_steps", 0, MAX_STEPS - 1)
     initializer = _made(entry, "initializer", initializer_from_json)
     optimizer = _made(entry, "optimizer", optimizer_from_json, or_null=True)
     _made(entry, "policy", policy_from_json, or_null=True)
@@ -150,7 +150,7 @@ def _check_slots(entry: Fields, dim: int, version: int) -> list[dict[str, Any]]:
     for at, slot in enumerate(slots):
         fields = Fields(slot, f"{entry.path('slots')}[{at}]")
         fields.text("name", r"\w{1,100}", "a name of a slot")
-        fields.integer("width", 1, MOST_DIM)
+        fields.integer("width", 1, MAX_DIM)
         fields.done()
     return slots
 
@@ -177,11 +177,11 @@ def is_name(name: str) -> bool:
     if any(unicodedata.category(character) in _BREAKS for character in name) or name == "default":
         return False
     parts = name.split("/")
-    return all(part not in ("", ".", "..") for part in parts) and len(name.encode()) <= MOST_NAME_BYTES
+    return all(part not in ("", ".", "..") for part in parts) and len(name.encode()) <= MAX_NAME_BYTES
 
 
 def is_path(name: str) -> bool:
     """Whether this is a valid path of a file below a checkpoint."""
-    if not (name.isascii() and name.isprintable() and len(name) <= _MOST_PATH):
+    if not (name.isascii() and name.isprintable() and len(name) <= _MAX_PATH):
         return False
-    return all(part not in ("", ".", "..") and len(part) <= _MOST_PART for part in name.split("/"))
+    return all(part not in ("", ".", "..") and len(part) <= _MAX_PART for part in name.split("/"))

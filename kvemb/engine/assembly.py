@@ -83,7 +83,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         specification.partitioner,
         schema.key_dtype,
         sized.budgets,
-        least_rows=sized.least_rows,
+        min_rows=sized.min_rows,
         host_tier=sized.host_tier,
     )
     lease = engine.budgets.host.lease()

@@ -13,7 +13,7 @@ import numpy as np
 from kvemb import registry
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_DIM, MOST_NAME_BYTES, MOST_ROWS
+from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
 from kvemb.engine.arguments import Asked, LeftOut, LeftOutFlag, LeftOutName, check_given
@@ -106,7 +106,7 @@ def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
     name = check_name(asked.name)
     check_given(asked)
     key_type, value_type, width = _asked_shape(stored, asked)
-    first_rows = as_int(asked.init_size, "init_size", 0, MOST_ROWS)
+    first_rows = as_int(asked.init_size, "init_size", 0, MAX_ROWS)
     if stored is None:
         optimizer, policy = as_optimizer(asked.optimizer), as_policy(asked.restrict_policy)
         initializer = seeded(as_initializer(asked.initializer, width, value_type), name)
@@ -165,7 +165,7 @@ def _asked_shape(stored: VariableEntry | None, asked: Asked) -> tuple[np.dtype[A
         keys = stored.key_dtype if isinstance(keys, LeftOutName) else keys
         values = stored.value_dtype if isinstance(values, LeftOutName) else values
         dim = stored.dim if isinstance(dim, LeftOut) else dim
-    return key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MOST_DIM)
+    return key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MAX_DIM)
 
 
 def _flag(asked: Asked, stored: VariableEntry | None, name: str) -> bool:
@@ -253,6 +253,6 @@ def check_name(name: Any) -> str:
     if not name.isprintable() or not is_name(name):
         raise ValueError(
             "name must be printable, without empty, '.' or '..' parts between slashes, at most "
-            f"{MOST_NAME_BYTES:,} bytes in UTF-8, and not 'default', got {brief(name)}"
+            f"{MAX_NAME_BYTES:,} bytes in UTF-8, and not 'default', got {brief(name)}"
         )
     return name

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import Number, as_int, fits, is_integer, rounded, to_plain
-from kvemb.checks.ranges import MOST_DIM
+from kvemb.checks.ranges import MAX_DIM
 
 Keys = npt.NDArray[np.int64]
 Rows = npt.NDArray[Any]
@@ -65,7 +65,7 @@ class Fixed(Initializer):
 
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
         """Raise ValueError unless every value fits dtype: an integer dtype exactly, a float dtype without overflow."""
-        dim, dtype = as_int(dim, "dim", 1, MOST_DIM), np.dtype(dtype)
+        dim, dtype = as_int(dim, "dim", 1, MAX_DIM), np.dtype(dtype)
         for value in self._values(dim):
             if not fits(value, dtype):
                 raise ValueError(f"initializer must fit {dtype.name}, got {brief(value)}; change it or the value_dtype")
@@ -96,7 +96,7 @@ class Random(Initializer):
 
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
         """Raise TypeError for an integer dtype, ValueError where an element could overflow dtype."""
-        dim, dtype = as_int(dim, "dim", 1, MOST_DIM), np.dtype(dtype)
+        dim, dtype = as_int(dim, "dim", 1, MAX_DIM), np.dtype(dtype)
         if is_integer(dtype):
             raise TypeError(
                 f"initializer of {dtype.name} values must be a constant, got {self!r}; "

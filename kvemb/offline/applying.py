@@ -91,13 +91,13 @@ def _blocks(deltas: list[DeltaFile], name: str, entry: VariableEntry, *, replace
 def _take_in(
     database: ColdDatabase, name: str, entry: VariableEntry, blocks: Iterator[RowBlock], scratch: Path
 ) -> None:
-    most_rows = max(1, DEFAULT.table_file_bytes // RowBlock.bytes_per_row(entry.schema))
+    max_rows = max(1, DEFAULT.table_file_bytes // RowBlock.bytes_per_row(entry.schema))
     path, file = scratch / "merged.sst", None
     for block in blocks:
         if len(block):
             file = file or database.sorted_file(path, entry.schema, RocksDBCreator.from_json(entry.creator))
             file.append(block)
-            if file.rows >= most_rows:
+            if file.rows >= max_rows:
                 _ingest(database, name, file)
                 file = None
     if file is not None:

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvemb.checks.fields import Fields
-from kvemb.checks.ranges import MOST_FILE_BYTES, MOST_SERIES
+from kvemb.checks.ranges import MAX_FILE_BYTES, MAX_SERIES
 from kvemb.durability import layout, manifest
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import Corruption
 
 FORMAT = 4  # on disk: an object that is no manifest
-MOST_DELTAS = 256
+MAX_DELTAS = 256
 _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 _SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
 
@@ -108,10 +108,10 @@ def text_of(pushed: Pushed) -> bytes:
     return (json.dumps({"checksum": manifest.checksum_of(data), **data}, indent=1) + "\n").encode()
 
 
-def parse(text: str, where: str, *, most_characters: int) -> Pushed:
+def parse(text: str, where: str, *, max_characters: int) -> Pushed:
     """Parse what is at a URL for a number. where: its name in errors. Raises UnsupportedFormat, Corruption."""
-    if (data := _chained(text, most_characters)) is None:
-        return Pushed(manifest.parse(text, where, most_characters=most_characters))
+    if (data := _chained(text, max_characters)) is None:
+        return Pushed(manifest.parse(text, where, max_characters=max_characters))
     try:
         if data.pop("checksum", None) != manifest.checksum_of(data):
             raise ValueError("its checksum is wrong")
@@ -119,23 +119,23 @@ def parse(text: str, where: str, *, most_characters: int) -> Pushed:
         fields.take("format")
         described = json.dumps(fields.take("manifest"))
         base = fields.fields("base")
-        begin = Base(base.integer("number", 0, MOST_SERIES), base.text("id", *_ID))
+        begin = Base(base.integer("number", 0, MAX_SERIES), base.text("id", *_ID))
         base.done()
         deltas = [_delta(Fields(each, f"deltas[{at}]")) for at, each in enumerate(fields.elements("deltas"))]
         fields.done()
-        if not 0 < len(deltas) <= MOST_DELTAS:
-            raise ValueError(f"it must have 1 to {MOST_DELTAS} deltas, got {len(deltas)}")
+        if not 0 < len(deltas) <= MAX_DELTAS:
+            raise ValueError(f"it must have 1 to {MAX_DELTAS} deltas, got {len(deltas)}")
     except (ValueError, RecursionError) as error:
         raise Corruption(f"{where} is damaged: {error}; push it again") from error
-    pushed = Pushed(manifest.parse(described + "\n", where, most_characters=most_characters), begin, tuple(deltas))
+    pushed = Pushed(manifest.parse(described + "\n", where, max_characters=max_characters), begin, tuple(deltas))
     if deltas[-1].id != pushed.described.id:
         raise Corruption(f"{where} is damaged: its last delta leads to another checkpoint; push it again")
     return pushed
 
 
-def _chained(text: str, most_characters: int) -> dict[str, Any] | None:
+def _chained(text: str, max_characters: int) -> dict[str, Any] | None:
     """Return the object if it is of the format of this module. Anything else is for manifest.parse to judge."""
-    if len(text) > most_characters:
+    if len(text) > max_characters:
         return None
     try:
         data = json.loads(text)
@@ -146,9 +146,9 @@ def _chained(text: str, most_characters: int) -> dict[str, Any] | None:
 
 def _delta(fields: Fields) -> Delta:
     delta = Delta(
-        fields.integer("number", 0, MOST_SERIES),
+        fields.integer("number", 0, MAX_SERIES),
         fields.text("id", *_ID),
-        fields.integer("bytes", 0, MOST_FILE_BYTES),
+        fields.integer("bytes", 0, MAX_FILE_BYTES),
         fields.text("sha256", *_SHA256),
     )
     fields.done()

@@ -29,7 +29,7 @@ from kvemb.rows.codec import KEY_BYTES, Ordered, order_keys, pack_rows, record_d
 from kvemb.rows.schema import Schema
 
 FRAME_BYTES = 256 << 10
-MOST_HEAD_BYTES = 256 << 20
+MAX_HEAD_BYTES = 256 << 20
 _MAGIC, VERSION = b"kvembdelta", 1  # on disk
 _HEAD = struct.Struct(">10sHI")  # magic, version, bytes of the JSON that follows
 _FRAME = struct.Struct("<III")  # number of the variable, rows, removed keys
@@ -53,11 +53,11 @@ def frame_rows(record_bytes: int, frame_bytes: int = FRAME_BYTES) -> int:
 
 
 def write_delta(
-    checkpoint: Path, described: Manifest, before: Manifest, path: Path, most_bytes: int, frame_bytes: int = FRAME_BYTES
+    checkpoint: Path, described: Manifest, before: Manifest, path: Path, max_bytes: int, frame_bytes: int = FRAME_BYTES
 ) -> FileEntry | None:
     """Write the delta from the checkpoint `before` to a later one, at `checkpoint`; returns its size and checksum.
 
-    Returns None if it would have more than most_bytes, or if the recorded changes do not describe a variable
+    Returns None if it would have more than max_bytes, or if the recorded changes do not describe a variable
     completely; a file that is there then is incomplete. Raises CheckpointNotFound if they do not reach back to
     `before`; Corruption naming a local file; OSError.
     """
@@ -85,7 +85,7 @@ def write_delta(
                     rows, exists = cold.read(unordered_keys(ordered, entry.schema))
                     found += len(rows)
                     writer.frame(number, rows, ordered[:0] if part.cleared else ordered[~exists])
-                    if writer.nbytes > most_bytes:
+                    if writer.nbytes > max_bytes:
                         return None
                 if part.cleared and found != entry.rows:
                     return None
@@ -135,7 +135,7 @@ class DeltaFile:
             _, version, size = _HEAD.unpack(begins)
             if version != VERSION:
                 raise UnsupportedFormat(f"{what} has format {version}, this kvemb reads {VERSION}; use a newer kvemb")
-            if size > MOST_HEAD_BYTES:
+            if size > MAX_HEAD_BYTES:
                 raise self._damaged(f"its head says that it has {size:,} bytes")
             text = file.read(size)
             self._check(begins + text, file.read(_CHECKSUM.size))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.checks.ranges import MOST_GIVEN_STEPS
+from kvemb.checks.ranges import MAX_GIVEN_STEPS
 from kvemb.handle import inside
 from kvemb.offline.sorter import Sorter
 from kvemb.offline.table_files import TableFiles
@@ -163,9 +163,7 @@ def _block_of(batch: Rows, variable: Variable) -> RowBlock:
             raise ValueError(f"the score of key {keys[np.isnan(block.scores)][0]} is not a number")
     if batch.steps is not None:
         steps = _column(batch.steps, np.int64, len(keys), "steps")
-        if wrong := [
-            step for step in (steps.min(initial=0), steps.max(initial=0)) if not 0 <= step <= MOST_GIVEN_STEPS
-        ]:
+        if wrong := [step for step in (steps.min(initial=0), steps.max(initial=0)) if not 0 <= step <= MAX_GIVEN_STEPS]:
             raise ValueError(f"steps must be from 0 to 2**61, got {wrong[0]}")
         block.steps[:] = steps
     return block

@@ -27,7 +27,7 @@ from kvemb.offline.remote_checking import is_pushed
 from kvemb.offline.transfer import JOBS, Remote
 
 # The most numbers of checkpoints that a message lists.
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 _NUMBERED = re.compile(r"(.*[^/])/+([0-9]{8,18})/*", re.DOTALL)
 
 
@@ -72,8 +72,8 @@ def chosen(number: int | None, existing: list[int], where: str) -> int:
     if not existing:
         raise CheckpointNotFound(f"there is no checkpoint in {where}")
     if number not in existing:
-        known = ", ".join(map(str, existing[-_MOST_LISTED:]))
-        known = f"{len(existing):,}, the newest {known}" if len(existing) > _MOST_LISTED else known
+        known = ", ".join(map(str, existing[-_MAX_LISTED:]))
+        known = f"{len(existing):,}, the newest {known}" if len(existing) > _MAX_LISTED else known
         raise CheckpointNotFound(f"there is no checkpoint {number} in {where}; it has {known}")
     return number
 

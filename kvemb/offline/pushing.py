@@ -20,17 +20,17 @@ from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
-from kvemb.offline.chain import MOST_DELTAS, Delta, Pushed, is_row_file, text_of
+from kvemb.offline.chain import MAX_DELTAS, Delta, Pushed, is_row_file, text_of
 from kvemb.offline.delta_file import write_delta
 from kvemb.offline.remote import FILES, RemoteCheckpoints
 
 # The deltas of a base are at most this share of its bytes. So all that is pushed is at most twice what changed, and a
 # pull transfers at most twice what the table has.
-MOST_SHARE = 1.0
+MAX_SHARE = 1.0
 # Files transferred concurrently: for most files the network's latency is longer than the transfer.
 JOBS = 8
 # How many earlier checkpoints at a URL are tried as the beginning of a delta.
-MOST_LOOKED_AT = 8
+MAX_LOOKED_AT = 8
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class _Plan(NamedTuple):
 
 
 class Pushing(RemoteCheckpoints):
-    """Checkpoints at a URL, with push and prune. See RemoteCheckpoints. most_deltas: of a base."""
+    """Checkpoints at a URL, with push and prune. See RemoteCheckpoints. max_deltas: of a base."""
 
-    most_deltas = MOST_DELTAS
+    max_deltas = MAX_DELTAS
 
     def push(
         self,
@@ -162,7 +162,7 @@ class Pushing(RemoteCheckpoints):
         rows = {entry.sha256: entry for name, entry in checkpoint.inventory.items() if is_row_file(name)}
         whole = sum(entry.bytes for sha256, entry in rows.items() if found.get(sha256) != entry.bytes)
         deltas = sum(delta.bytes for delta in before.deltas)
-        most = min(int(MOST_SHARE * before.base_bytes) - deltas, whole)
+        most = min(int(MAX_SHARE * before.base_bytes) - deltas, whole)
         path = folder / f"{series_name(number)}.delta"
         with layout.as_cold_store_error(f"write {path}"):
             entry = write_delta(checkpoint.path, described, before.described, path, most)
@@ -173,11 +173,11 @@ class Pushing(RemoteCheckpoints):
     def _followed(self, checkpoint: Checkpoint, number: int, found: dict[str, int]) -> tuple[int, Pushed] | None:
         """Return the newest earlier checkpoint at the URL, complete there, since which changes are known."""
         known = {epoch.since for epoch in inside(checkpoint).changes}
-        for earlier in [each for each in self.numbers() if each < number][: -MOST_LOOKED_AT - 1 : -1]:
+        for earlier in [each for each in self.numbers() if each < number][: -MAX_LOOKED_AT - 1 : -1]:
             with suppress(Corruption, CheckpointNotFound):
                 pushed = self._read(earlier)[1]
                 complete = all(found.get(sha256) == entry.bytes for sha256, entry in pushed.files.items())
-                if pushed.described.id in known and complete and len(pushed.deltas) < self.most_deltas:
+                if pushed.described.id in known and complete and len(pushed.deltas) < self.max_deltas:
                     return earlier, pushed
         return None
 

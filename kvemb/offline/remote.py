@@ -50,7 +50,7 @@ class Described:
 
 
 class RemoteCheckpoints:
-    """Checkpoints at a URL. options: of fsspec's filesystem, such as credentials or an endpoint. most_characters: of a
+    """Checkpoints at a URL. options: of fsspec's filesystem, such as credentials or an endpoint. max_characters: of a
     manifest.
 
     Raises BackendUnavailable; TypeError or ValueError if url is neither a URL nor a path.
@@ -61,10 +61,10 @@ class RemoteCheckpoints:
         url: str | os.PathLike[str],
         options: Mapping[str, Any] | None = None,
         *,
-        most_characters: int = manifest.MOST_CHARACTERS,
+        max_characters: int = manifest.MAX_CHARACTERS,
     ) -> None:
         self._url = url = paths.url_text(url)
-        self._most_characters = most_characters
+        self._max_characters = max_characters
         try:
             import fsspec
         except ImportError as error:
@@ -155,13 +155,13 @@ class RemoteCheckpoints:
         where = f"{self._url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):
             try:
-                most = 4 * self._most_characters + 1  # bytes of UTF-8
+                most = 4 * self._max_characters + 1  # bytes of UTF-8
                 text = streams.read(self._files, self._manifest_at(number), most).decode()
             except FileNotFoundError as error:
                 raise CheckpointNotFound(f"there is no checkpoint {series_name(number)} at {self._url}") from error
             except UnicodeDecodeError as error:
                 raise Corruption(f"{where} is damaged: {error!r}; push it again") from error
-        return text, chain.parse(text, where, most_characters=self._most_characters)
+        return text, chain.parse(text, where, max_characters=self._max_characters)
 
 
 def _protocols(files: Any) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from kvemb.offline.pushing import JOBS
 from kvemb.offline.remote import CHECKPOINTS, FILES, RemoteCheckpoints
 
 # The most numbers of checkpoints that a finding lists.
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 
 
 @dataclass
@@ -62,8 +62,8 @@ class RemoteChecking(RemoteCheckpoints):
         harmed = self._harmed(needed, deep, progress, jobs)
         for sha256 in sorted(harmed, key=lambda each: (users[each], each)):
             what = done.described[users[sha256][0]].name_of(sha256, users[sha256][0])
-            listed = ", ".join(map(series_name, users[sha256][:_MOST_LISTED]))
-            more = f" and {len(users[sha256]) - _MOST_LISTED:,} more" if len(users[sha256]) > _MOST_LISTED else ""
+            listed = ", ".join(map(series_name, users[sha256][:_MAX_LISTED]))
+            more = f" and {len(users[sha256]) - _MAX_LISTED:,} more" if len(users[sha256]) > _MAX_LISTED else ""
             done.findings.append(
                 f"{self._file_at(sha256)}, {what}, {harmed[sha256]}: needed by {listed}{more}; push with verify=True"
             )

@@ -19,7 +19,7 @@ from typing import Any, Literal, overload
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
-from kvemb.checks.ranges import MOST_JOBS, MOST_SECONDS, MOST_SERIES
+from kvemb.checks.ranges import MAX_JOBS, MAX_SECONDS, MAX_SERIES
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.attachments import Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
@@ -46,12 +46,12 @@ class CheckpointManager:
 
     def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
         seconds = None if every is None else as_number(every, "every")
-        if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+        if seconds is not None and not 0 < seconds <= MAX_SECONDS:
             raise ValueError(
-                f"every must be a number of seconds above 0, at most {MOST_SECONDS:,}, or None, got {brief(every)}"
+                f"every must be a number of seconds above 0, at most {MAX_SECONDS:,}, or None, got {brief(every)}"
             )
         self.root, self.every = paths.local(root, "root"), seconds
-        self.keep = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES)
+        self.keep = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES)
         self._lock: LockFile | None = None
         self._pending: PendingCheckpoint[Checkpoint] | None = None
         self._dropping = threading.Lock()
@@ -63,7 +63,7 @@ class CheckpointManager:
 
     def path(self, number: int) -> Path:
         """The path of the checkpoint with this number, whether it exists or not."""
-        return self.root / series_name(as_int(number, "number", 0, MOST_SERIES))
+        return self.root / series_name(as_int(number, "number", 0, MAX_SERIES))
 
     def list(self) -> builtins.list[Checkpoint]:
         """The complete checkpoints, the oldest first. Raises Corruption naming a damaged manifest."""
@@ -183,8 +183,8 @@ class CheckpointManager:
         if the bucket does not exist; Corruption naming a local file; BackendUnavailable; TypeError or ValueError for
         url, keep and jobs.
         """
-        keep, jobs = None if keep is None else as_int(keep, "keep", 1, MOST_SERIES), as_int(jobs, "jobs", 1, MOST_JOBS)
-        number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
+        keep, jobs = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES), as_int(jobs, "jobs", 1, MAX_JOBS)
+        number = None if number is None else as_int(number, "number", 0, MAX_SERIES)
         if layout.is_checkpoint(self.root):
             raise CheckpointNotFound(
                 f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
@@ -223,8 +223,8 @@ class CheckpointManager:
         checkpoint has the number in the series, or the root is a store or a checkpoint; Corruption naming the file;
         ColdStoreError, BackendUnavailable.
         """
-        jobs = as_int(jobs, "jobs", 1, MOST_JOBS)
-        number = None if number is None else as_int(number, "number", 0, MOST_SERIES)
+        jobs = as_int(jobs, "jobs", 1, MAX_JOBS)
+        number = None if number is None else as_int(number, "number", 0, MAX_SERIES)
         remote = source_at(url, options)
         paths.check_series_root(self.root)
         number = chosen(number, remote.numbers(), str(url))

@@ -20,7 +20,7 @@ from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.schema import Schema
 
 # Rows of a run that are read at a time, at least: beyond 64 MiB / 64 rows memory grows with the number of runs.
-LEAST_WINDOW = 64
+MIN_WINDOW = 64
 
 
 class Sorter:
@@ -70,7 +70,7 @@ class Sorter:
         size = self._layout.itemsize
         left = [path.stat().st_size // size for path in self._runs]
         read = [0] * len(left)
-        window = max(LEAST_WINDOW, self._limits.sort_bytes // size // len(left))
+        window = max(MIN_WINDOW, self._limits.sort_bytes // size // len(left))
         heads = [np.empty(0, self._layout)] * len(left)
         while True:
             for run, path in enumerate(self._runs):

@@ -37,7 +37,7 @@ class TableFiles:
         self._keys = folder / "keys"
         limits = self._engine.limits
         self._scan_rows = limits.scan_rows
-        self._most_rows = max(1, limits.table_file_bytes // RowBlock.bytes_per_row(self._table.schema))
+        self._max_rows = max(1, limits.table_file_bytes // RowBlock.bytes_per_row(self._table.schema))
         self._done: list[Path] = []
         self._open: SortedFile | None = None
         self._blocks: list[RowBlock] = []
@@ -67,7 +67,7 @@ class TableFiles:
             database = self._engine.database
             self._open = database.sorted_file(path, self._table.schema, self._table.specification.creator)
         self._open.append(block)
-        if self._open.rows >= self._most_rows:
+        if self._open.rows >= self._max_rows:
             self.finish()
 
     def drain(self) -> Iterator[RowBlock]:

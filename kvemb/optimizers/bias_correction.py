@@ -8,7 +8,7 @@ from typing import Literal
 from kvemb.checks.brief import brief
 from kvemb.optimizers.base import STEPS, Optimizer, Slot, check_at_most
 
-MOST_BETA = 0.999999
+MAX_BETA = 0.999999
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -32,7 +32,7 @@ class Correcting(Optimizer):
         if self.bias_correction not in ("row", "global"):
             what = f"{type(self).__name__} bias_correction"
             raise ValueError(f"{what} must be 'row' or 'global', got {brief(self.bias_correction)}")
-        check_at_most(self, MOST_BETA, "beta_1", "beta_2")
+        check_at_most(self, MAX_BETA, "beta_1", "beta_2")
 
     @property
     def counts_steps(self) -> bool:

@@ -93,7 +93,7 @@ def check_combiner(combiner: Any) -> str:
     return str(combiner)
 
 
-def most_norm_of(max_norm: float | None) -> float:
+def max_norm_of(max_norm: float | None) -> float:
     """Return the largest norm of a row, inf for None. Raises TypeError, ValueError."""
     if max_norm is None:
         return math.inf

@@ -26,7 +26,7 @@ from kvemb.pooling.arguments import (
     check_floats,
     combined,
     given_bags,
-    most_norm_of,
+    max_norm_of,
     single_bags,
     with_default,
     without_weights_up_to_zero,
@@ -117,7 +117,7 @@ def safe_embedding_lookup_sparse(
 
 def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool, *, once: bool) -> Embeddings:
     """Look up single ids. once: each distinct one is read, and counts as a use, once."""
-    table, most = _table(var), most_norm_of(max_norm)
+    table, most = _table(var), max_norm_of(max_norm)
     if device_of(ids) is not None:
         return _rows_on_device(var, table, ids, most, touch, once=once)
     shape, keys = table.flat_and_owned(ids)
@@ -171,7 +171,7 @@ def _pooled(
     var: Variable, table: Table, given: Given, combiner: str, max_norm: float | None, touch: bool, ids: Any
 ) -> Embeddings:
     check_floats(table, "a pooled lookup")
-    bags = combined(given, combiner, most_norm_of(max_norm), table.schema.slot_dtype)
+    bags = combined(given, combiner, max_norm_of(max_norm), table.schema.slot_dtype)
     if device_of(ids) is not None:
         pooled = on_device.pooled(table, ids, given.keys, bags, (bags.bag_count,), touch=bool(touch))
         return Embeddings(var, given.keys, bags, pooled, None, ids)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_BUDGET_BYTES
+from kvemb.checks.ranges import MAX_BUDGET_BYTES
 
-MOST_SIGHTINGS = 255
+MAX_SIGHTINGS = 255
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,6 @@ class Admission:
     memory_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sightings", as_int(self.sightings, "Admission sightings", 1, MOST_SIGHTINGS))
-        most = MOST_BUDGET_BYTES
+        object.__setattr__(self, "sightings", as_int(self.sightings, "Admission sightings", 1, MAX_SIGHTINGS))
+        most = MAX_BUDGET_BYTES
         object.__setattr__(self, "memory_bytes", as_int(self.memory_bytes, "Admission memory_bytes", 1024, most))

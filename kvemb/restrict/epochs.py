@@ -17,7 +17,7 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, Scores
 
 # A float64 holds integers of 53 bits: 21 of the epoch, 32 of the rest.
 _REST = 2.0**32
-MOST_EPOCH = (1 << 21) - 1
+MAX_EPOCH = (1 << 21) - 1
 
 
 class _Epochs(RestrictPolicy):
@@ -37,7 +37,7 @@ class _Epochs(RestrictPolicy):
         epoch: from 0 to 2**21 - 1. Raises TypeError, ValueError; ValueError for a policy that is bound to no variable.
         """
         inside(self.variable)
-        object.__setattr__(self, "_epoch", as_int(epoch, "epoch", 0, MOST_EPOCH))
+        object.__setattr__(self, "_epoch", as_int(epoch, "epoch", 0, MAX_EPOCH))
 
 
 @dataclass(frozen=True)

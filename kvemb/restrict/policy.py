@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_ROWS
+from kvemb.checks.ranges import MAX_ROWS
 from kvemb.handle import Handle, inside
 from kvemb.moment import current_moment
 
@@ -108,7 +108,7 @@ class RestrictPolicy:
             )
         return scores
 
-    def least_score(self, now: float) -> float:
+    def min_score(self, now: float) -> float:
         """Return the score below which rows leave whenever the variable is restricted; -inf: none do."""
         return -math.inf
 
@@ -145,8 +145,8 @@ class RestrictPolicy:
         trigger: do nothing unless the variable holds more rows than this; None: always.
         Raises TypeError if one is not an int, ValueError if it is negative.
         """
-        reserved = as_int(num_reserved, "num_reserved", 0, MOST_ROWS)
-        bound = None if trigger is None else as_int(trigger, "trigger", 0, MOST_ROWS)
+        reserved = as_int(num_reserved, "num_reserved", 0, MAX_ROWS)
+        bound = None if trigger is None else as_int(trigger, "trigger", 0, MAX_ROWS)
         return inside(self.variable).restrict(reserved, bound)
 
     def status(self, keys: npt.ArrayLike) -> Scores:

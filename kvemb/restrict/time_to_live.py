@@ -37,7 +37,7 @@ class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
         """LAST_USE, unless a subclass has a score of its own."""
         return ScoreRule.LAST_USE if type(self).score is TimestampRestrictPolicy.score else ScoreRule.CUSTOM
 
-    def least_score(self, now: float) -> float:
+    def min_score(self, now: float) -> float:
         """Return now - ttl: rows whose last use was before that have expired."""
         return now - self.ttl
 

@@ -70,7 +70,7 @@ class Moving:
 class ReadsAhead:
     """The reads ahead of one variable.
 
-    readers: the threads. lease: pays for their memory. most_rows: rows that one read may bring. moving: makes hot what
+    readers: the threads. lease: pays for their memory. max_rows: rows that one read may bring. moving: makes hot what
     was read, on the same threads.
     """
 
@@ -81,11 +81,11 @@ class ReadsAhead:
         access: TableAccess,
         readers: Executor,
         lease: Lease,
-        most_rows: int,
+        max_rows: int,
         moving: Moving,
     ) -> None:
         self._locator, self._access, self._readers, self._moving = locator, access, readers, moving
-        self._lease, self._most_rows = lease, most_rows
+        self._lease, self._max_rows = lease, max_rows
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
         self._waiting: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
@@ -150,7 +150,7 @@ class ReadsAhead:
         """Return the read that is to be made of distinct keys, which is known from here on; None: none is."""
         if sum(fetch.reading for fetch in self._kept) >= READS_AHEAD:
             return None
-        wanted = self._locator.unknown(keys)[: self._most_rows]
+        wanted = self._locator.unknown(keys)[: self._max_rows]
         if len(self._kept) >= READS_AHEAD:
             self._forget(next(fetch for fetch in self._kept if not fetch.reading))
         if not len(wanted) or not self._lease.take(len(wanted) * self._row_bytes):

@@ -27,7 +27,7 @@ from kvemb.tiers.hot_tables import HotTables, Owners
 
 # Rows of a file where a spent budget leaves no room for more: a file of a few rows costs a thousand times its rows. So
 # much may be in memory beyond the budget, once in a store, while a checkpoint is written.
-LEAST_FILE_BYTES = 1 << 20
+MIN_FILE_BYTES = 1 << 20
 
 
 class DirtySnapshot:
@@ -53,7 +53,7 @@ class DirtySnapshot:
         self._schema, self._hot_tables, self._access = schema, hot_tables, access
         self._in_order, self._written = in_order, written
         row_bytes = RowBlock.bytes_per_row(schema)
-        self._file_rows = max(1, min(max(room_rows // 2, LEAST_FILE_BYTES // row_bytes), file_bytes // row_bytes))
+        self._file_rows = max(1, min(max(room_rows // 2, MIN_FILE_BYTES // row_bytes), file_bytes // row_bytes))
         self._copies: list[RowBlock] = []
         self._copied_rows, self._room_rows = 0, room_rows
         self._keys: list[Keys] = []

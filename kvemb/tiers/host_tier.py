@@ -92,7 +92,7 @@ class HostTier:
         """
         keys, self._used = np.unique(np.concatenate(self._used)), []
         for device, rows in self._by_device(keys, devices, device_of):
-            yield from self._move_up(rows.select(rows.scores > _least_score(device)), device, nullcontext())
+            yield from self._move_up(rows.select(rows.scores > _min_score(device)), device, nullcontext())
 
     def lift(
         self, keys: Keys, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]
@@ -124,7 +124,7 @@ def together_in(table: HotTable) -> AbstractContextManager[None]:
     return nullcontext() if table.device_rows is None else table.device_rows.together()
 
 
-def _least_score(device: HotTable) -> float:
+def _min_score(device: HotTable) -> float:
     """Return an estimate of the lowest score in a full device, from a sample; -inf if the device has room."""
     if device.step_rows or device.size < _FULL * device.capacity_rows:
         return -np.inf

@@ -24,23 +24,23 @@ GIVEN_CELLS, GIVEN_PART = 8192, 64
 class HotShares:
     """The shares of one variable's hot tables, each in the budget that pays for its cells.
 
-    least_rows: cells that each table keeps when others need memory; None: tables neither grow nor shrink.
+    min_rows: cells that each table keeps when others need memory; None: tables neither grow nor shrink.
     has_work: measure() and shrink() have something to do.
     """
 
-    def __init__(self, tables: list[HotTable], budgets: list[Budget], least_rows: int | None) -> None:
+    def __init__(self, tables: list[HotTable], budgets: list[Budget], min_rows: int | None) -> None:
         self._budget_of = dict(zip(tables, budgets, strict=True))
         self._used_beside = dict.fromkeys(tables, 0)
         self._growing, self.has_work = True, False
-        self._shares = {} if least_rows is None else {table: self._joined(table, least_rows) for table in tables}
+        self._shares = {} if min_rows is None else {table: self._joined(table, min_rows) for table in tables}
         self._worths = {table: Worth(table) for table in self._shares}
         for table in tables:
             if table.device_rows is not None:
                 table.device_rows.account(partial(self._use_beside, table))
 
-    def _joined(self, table: HotTable, least_rows: int) -> Share:
+    def _joined(self, table: HotTable, min_rows: int) -> Share:
         cell_bytes = table.bytes_per_cell(table.schema)
-        share = Share(cell_bytes, table.nbytes, min(table.nbytes, least_rows * cell_bytes))
+        share = Share(cell_bytes, table.nbytes, min(table.nbytes, min_rows * cell_bytes))
         share.notify = self._has_work
         self._budget_of[table].join(share)
         return share

@@ -42,7 +42,7 @@ class HotTables:
     """Hot tables with a partitioner over them.
 
     public_dtype: in which the partitioner sees keys. budgets: what pays for each table's cells, which are reserved.
-    least_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not grow.
+    min_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not grow.
     memory: their shares of the budgets. host_tier: the last of tables is kvemb.tiers.host_tier's, below the others.
     """
 
@@ -53,13 +53,13 @@ class HotTables:
         public_dtype: np.dtype[Any],
         budgets: list[Budget],
         *,
-        least_rows: int | None,
+        min_rows: int | None,
         host_tier: bool = False,
     ) -> None:
         self.tables, self._devices = tables, len(tables) - host_tier
         self._partitioner, self._public_dtype = partitioner, public_dtype
         self._all_in_one = [(tables[0], ALL)]
-        self.memory = HotShares(tables, budgets, least_rows)
+        self.memory = HotShares(tables, budgets, min_rows)
         self._host = HostTier(tables[-1], self.memory) if host_tier else None
 
     @property

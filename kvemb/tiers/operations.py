@@ -249,7 +249,7 @@ class TableOperations(TableReads):
         storage = self._storage
         with storage.writing(without_snapshot=True):
             before = storage.size
-            expire = self._scoring.least_score(storage.step) > -math.inf
+            expire = self._scoring.min_score(storage.step) > -math.inf
             if (keep_rows < before or expire) and (trigger_rows is None or before > trigger_rows):
                 keep_highest(storage, self._scoring, keep_rows, self._scratch, progress)
             removed = before - storage.size

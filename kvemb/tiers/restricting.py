@@ -78,7 +78,7 @@ class Restriction:
         self._rank(self._storage.scan(self._storage.limits.call_rows), meter)
 
     def _rank(self, scan: Iterator[RowBlock], meter: Callable[[int], None]) -> None:
-        least = self._scoring.least_score(self._storage.step)
+        least = self._scoring.min_score(self._storage.step)
         for found in scan:
             ranks = self._scoring.ranking(found)
             self.alive += int(np.count_nonzero(ranks >= least))

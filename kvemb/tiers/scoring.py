@@ -36,9 +36,9 @@ class Scoring:
         """Return the time of a use, by the policy's clock."""
         return self._policy.now(step)
 
-    def least_score(self, step: int) -> float:
+    def min_score(self, step: int) -> float:
         """Return the score below which rows expire now; -inf: none do."""
-        return self._policy.least_score(self.now(step))
+        return self._policy.min_score(self.now(step))
 
     def ranking(self, rows: RowBlock) -> Scores:
         """Return what rows are ranked by when the variable is restricted."""

@@ -45,12 +45,12 @@ def lowest_kept(
     matching: Callable[[list[int]], Pairs],
     keep: int,
     *,
-    most_pairs: int = BLOCK_PAIRS,
+    max_pairs: int = BLOCK_PAIRS,
 ) -> Limit:
     """Return the keep-th highest pair, of all spools that counts and matching tell of; of equal scores the larger key
     is higher. REQUIRES: keep is at least 1, and so many pairs.
 
-    counts, matching: Spool's, summed and joined over the spools. most_pairs: as many are sorted in memory.
+    counts, matching: Spool's, summed and joined over the spools. max_pairs: as many are sorted in memory.
     """
     prefix: list[int] = []
     while len(prefix) < _DIGITS:
@@ -59,7 +59,7 @@ def lowest_kept(
         place = int(np.searchsorted(from_top, keep))
         keep -= int(from_top[place - 1]) if place else 0
         prefix.append(len(found) - 1 - place)
-        if found[prefix[-1]] <= most_pairs:
+        if found[prefix[-1]] <= max_pairs:
             break
     left = matching(prefix)
     left.sort(order=("score", "key"))

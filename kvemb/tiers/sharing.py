@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 # Memory moves only to a table whose worth is larger by more than this factor, so that it does not move back and forth.
 BAND = 2.0
-# Rows offered in a turn: 1/TURN_PART of the cells of all tables, and at least LEAST_TURN_ROWS.
-TURN_PART, LEAST_TURN_ROWS = 16, 1024
+# Rows offered in a turn: 1/TURN_PART of the cells of all tables, and at least MIN_TURN_ROWS.
+TURN_PART, MIN_TURN_ROWS = 16, 1024
 # A turn has at least TURN_CALLS calls for each other table in use. If tables are called one after the other and a turn
 # were shorter, tables without a call in it would look unused, and give their memory away.
 TURN_CALLS = 2
-# A poor table gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MOST_GIVEN_PARTS.
-GIVEN_PART, MOST_GIVEN_PARTS = 16, 4
+# A poor table gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MAX_GIVEN_PARTS.
+GIVEN_PART, MAX_GIVEN_PARTS = 16, 4
 # A table gets up to 1/GOTTEN_PART of its memory in a turn, or 1/GOTTEN_OF_ALL of that of all tables if that is more.
 GOTTEN_PART, GOTTEN_OF_ALL = 2, 32
 # A miss adds this part of a use to the worth. It decides between tables that record no uses.
@@ -93,7 +93,7 @@ class Sharing:
         if self.work < self._end_of_turn or self._call - self._first_call < TURN_CALLS * (self._in_use - 1):
             return []
         cells = sum(share.held // share.cell_bytes for share in self.shares)
-        self._end_of_turn, self._first_call = self.work + max(LEAST_TURN_ROWS, cells // TURN_PART), self._call
+        self._end_of_turn, self._first_call = self.work + max(MIN_TURN_ROWS, cells // TURN_PART), self._call
         self._judge()
         return list(self.shares)
 
@@ -122,8 +122,8 @@ class Sharing:
 
 
 def _parts(worth: float, best: float) -> int:
-    """Return floor(log2(best / worth)), at most MOST_GIVEN_PARTS."""
+    """Return floor(log2(best / worth)), at most MAX_GIVEN_PARTS."""
     parts = 0
-    while parts < MOST_GIVEN_PARTS and 2 ** (parts + 1) * worth <= best:
+    while parts < MAX_GIVEN_PARTS and 2 ** (parts + 1) * worth <= best:
         parts += 1
     return parts

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvemb import registry
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_ROWS
+from kvemb.checks.ranges import MAX_ROWS
 from kvemb.contracts import HOST, HotTable, Memory
 from kvemb.limits import Limits
 from kvemb.rows.schema import Schema
@@ -30,14 +30,14 @@ _SLOT_SHARE = 2048
 class Sized:
     """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of a spill slot.
 
-    least_rows: cells that each table keeps whatever others need; None: their number is fixed. host_tier: the
+    min_rows: cells that each table keeps whatever others need; None: their number is fixed. host_tier: the
     last table is not a device's, but kvemb.tiers.host_tier's, below those of devices.
     """
 
     tables: list[HotTable]
     budgets: list[Budget]
     slot_rows: int
-    least_rows: int | None
+    min_rows: int | None
     host_tier: bool
 
 
@@ -64,14 +64,14 @@ def make_tables(
     if host_tier:
         devices, kinds, memories = (*devices, "cpu"), [*kinds, registry.hot_table("cpu")], [*memories, HOST]
     if hot_rows is not None:
-        what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1, MOST_ROWS) // len(devices))
+        what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1, MAX_ROWS) // len(devices))
         first = most = [_buckets(wanted, kind) for kind in kinds]
-        least_rows = None
+        min_rows = None
     else:
         what = "init_size of " if init_size else ""
         sizes = _growing(schema, kinds, memories, init_size, slot_rows, budgets, limits, host_tier=host_tier)
         first, most = [begin for begin, _ in sizes], [limit for _, limit in sizes]
-        least_rows = min(
+        min_rows = min(
             limits.init_rows, *(count * kind.cells_per_bucket for count, kind in zip(first, kinds, strict=True))
         )
     with ExitStack() as undo:
@@ -87,7 +87,7 @@ def make_tables(
             for kind, start, limit, device in zip(kinds, first, most, devices, strict=True)
         ]
         undo.pop_all()
-    return Sized(tables, paying, slot_rows, least_rows, host_tier)
+    return Sized(tables, paying, slot_rows, min_rows, host_tier)
 
 
 def _growing(

@@ -18,8 +18,8 @@ from kvemb.rows.hashing import KeyIndex, Keys
 # Cells in a sample; of these, the 1/WATCHED_PART with the lowest scores is watched. Empty cells score lowest.
 SAMPLE_CELLS, WATCHED_PART = 8192, 4
 # A measurement waits until ENOUGH_USES watched rows were used, or a quarter of them if that is fewer, as fewer uses say
-# little. It waits for at most MOST_LOOKS looks; the first measurement does not wait.
-ENOUGH_USES, MOST_LOOKS = 16, 8
+# little. It waits for at most MAX_LOOKS looks; the first measurement does not wait.
+ENOUGH_USES, MAX_LOOKS = 16, 8
 # The golden ratio spreads successive samples over the table.
 _SPREAD = 0.6180339887498949
 
@@ -56,7 +56,7 @@ class Worth:
 
     def _is_enough(self, used: int) -> bool:
         few = self._watched_cells // 4
-        return self._last is None or used >= min(ENOUGH_USES, few) or self._looks >= MOST_LOOKS
+        return self._last is None or used >= min(ENOUGH_USES, few) or self._looks >= MAX_LOOKS
 
     def offered(self, keys: Keys) -> None:
         """Record that these keys, which were not hot, were used."""

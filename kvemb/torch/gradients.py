@@ -22,7 +22,7 @@ from kvemb.torch.bags import Keys, joined_keys
 from kvemb.variable import Variable
 
 # Backwards whose gradients wait apart; beyond them, equal keys are summed, so that memory is bounded by distinct keys.
-MOST_APART = 8
+MAX_APART = 8
 
 
 class Gradient(NamedTuple):
@@ -62,7 +62,7 @@ class Pending:
         with self._lock:
             self.waiting += gradients
             self._backwards += 1
-            if self._backwards > MOST_APART:
+            if self._backwards > MAX_APART:
                 self.waiting, self._backwards = merged(self.waiting), 1
 
     @property

@@ -22,7 +22,7 @@ Batch = TypeVar("Batch")
 Source = str | int | Callable[[Any], Any]
 # What reads ahead the rows that a batch needs.
 Ask = Callable[[Any], None]
-MOST_DEPTH = 16
+MAX_DEPTH = 16
 
 
 def prefetching(
@@ -42,7 +42,7 @@ def prefetching(
     if not isinstance(ids, Mapping):
         raise TypeError(f"expected a dict from variables to where a batch has their ids, got {brief(ids)}")
     asks = [_ask(given, _function(source)) for given, source in ids.items()]
-    return _ahead(iter(loader), asks, as_int(depth, "depth", 1, MOST_DEPTH))
+    return _ahead(iter(loader), asks, as_int(depth, "depth", 1, MAX_DEPTH))
 
 
 def _ahead(batches: Iterator[Batch], asks: list[Ask], depth: int) -> Iterator[Batch]:

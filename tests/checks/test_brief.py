@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvemb.checks.brief import MOST_CHARACTERS, brief
+from kvemb.checks.brief import MAX_CHARACTERS, brief
 
 
 @pytest.mark.parametrize("value", [7, -1.5, "users", None, True, [1, 2], {"a": 1}])
@@ -16,7 +16,7 @@ def test_small_values_are_shown_as_they_are(value):
     "value", ["x" * 10_000, list(range(10_000)), {"a" * 500: "b" * 500}, b"\0" * 5000, [[[[[[1]]]]]]]
 )
 def test_long_and_nested_values_are_cut(value):
-    assert len(brief(value)) <= MOST_CHARACTERS
+    assert len(brief(value)) <= MAX_CHARACTERS
     assert "..." in brief(value)
 
 

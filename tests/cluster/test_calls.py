@@ -11,7 +11,7 @@ import pytest
 from faulty import FaultyCluster
 from twins import twin_of
 
-from kvemb.cluster.calls import MOST_ATTEMPTS, Calls, Patience
+from kvemb.cluster.calls import MAX_ATTEMPTS, Calls, Patience
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import ShardLost
 
@@ -110,8 +110,8 @@ def test_a_failure_is_raised_when_all_have_ended_and_is_not_repeated():
 
 
 def test_a_shard_that_never_answers_is_lost_and_nothing_goes_on():
-    calls = Calls(Script("a", *[Unanswered("gone")] * MOST_ATTEMPTS))
-    with pytest.raises(ShardLost, match=f"shard 1 did not answer a call of name, sent {MOST_ATTEMPTS} times: gone"):
+    calls = Calls(Script("a", *[Unanswered("gone")] * MAX_ATTEMPTS))
+    with pytest.raises(ShardLost, match=f"shard 1 did not answer a call of name, sent {MAX_ATTEMPTS} times: gone"):
         calls.all("name")
     with pytest.raises(ShardLost, match="shard 1"):
         calls.all("other")

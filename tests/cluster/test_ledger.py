@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kvemb.cluster.ledger import MOST_CLIENTS, Ledger, Stamp
+from kvemb.cluster.ledger import MAX_CLIENTS, Ledger, Stamp
 
 
 def test_a_call_is_made_once_and_answers_as_often_as_it_arrives():
@@ -76,7 +76,7 @@ def test_a_read_that_arrives_again_is_known():
 
 def test_clients_that_called_last_are_remembered():
     ledger = Ledger()
-    for number in range(MOST_CLIENTS + 1):
+    for number in range(MAX_CLIENTS + 1):
         assert begun(ledger, Stamp(str(number), 0, 0, 1))
     assert not begun(ledger, Stamp("1", 0, 0, 1))
     assert begun(ledger, Stamp("0", 0, 0, 1))

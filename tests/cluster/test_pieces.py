@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvemb.cluster.pieces import ALIGN, MOST_BYTES, PIECE_BYTES, Apart, joined, pieces_of
+from kvemb.cluster.pieces import ALIGN, MAX_BYTES, PIECE_BYTES, Apart, joined, pieces_of
 
 ODD = [
     np.arange(6).reshape(2, 3),
@@ -42,6 +42,6 @@ def test_a_value_without_arrays_is_its_description():
 
 
 def test_small_and_very_large_answers_come_whole():
-    assert [pieces_of(nbytes) for nbytes in (0, PIECE_BYTES, MOST_BYTES + 1)] == [0, 0, 0]
+    assert [pieces_of(nbytes) for nbytes in (0, PIECE_BYTES, MAX_BYTES + 1)] == [0, 0, 0]
     assert pieces_of(PIECE_BYTES + 1) == 2
-    assert -(-MOST_BYTES // pieces_of(MOST_BYTES)) <= PIECE_BYTES
+    assert -(-MAX_BYTES // pieces_of(MAX_BYTES)) <= PIECE_BYTES

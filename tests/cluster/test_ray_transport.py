@@ -18,7 +18,7 @@ from twins import twin_of
 import kvemb
 import kvemb.cluster
 from kvemb.cluster import ray_actors
-from kvemb.cluster.calls import MOST_ATTEMPTS
+from kvemb.cluster.calls import MAX_ATTEMPTS
 from kvemb.cluster.making import Plan
 from kvemb.cluster.ray_actors import ShardActor
 from kvemb.cluster.transport import Unanswered
@@ -320,7 +320,7 @@ def test_shards_whose_process_ends_before_they_are_made_are_made_again(monkeypat
 
     monkeypatch.setattr(ray_actors, "_made_once", made)
     assert ray_actors._made_on_ray(None, None, None, None) == "made"
-    ends += [True] * MOST_ATTEMPTS
+    ends += [True] * MAX_ATTEMPTS
     with pytest.raises(ShardLost, match="a shard ended when it was to begin: the actor died; try again"):
         ray_actors._made_on_ray(None, None, None, None)
     assert ends == []

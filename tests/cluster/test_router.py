@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kvemb.cluster.router import BUCKETS, LEAST_KEPT_KEYS, Router, buckets_of, first_buckets
+from kvemb.cluster.router import BUCKETS, MIN_KEPT_KEYS, Router, buckets_of, first_buckets
 
 
 def test_the_bucket_of_a_key_never_changes():
@@ -47,7 +47,7 @@ def test_buckets_are_divided_into_ranges_of_nearly_one_length(shards):
 
 
 @pytest.mark.parametrize("keys", [np.arange(10**6), np.arange(10**6) << 32, np.arange(10**6) * 4096])
-def test_the_heaviest_of_eight_shards_has_at_most_a_tenth_more_than_its_share(keys):
+def test_the_heaviest_of_eight_shards_has_at_max_a_tenth_more_than_its_share(keys):
     counts = np.bincount(Router(8).shards_of(keys.astype(np.int64)), minlength=8)
     assert counts.max() <= 1.02 * counts.mean()
 
@@ -89,9 +89,9 @@ def test_a_group_has_each_distinct_key_once_with_those_of_its_shard(keys, shards
 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_caller_who_changes_an_array_of_keys_changes_no_group_of_its_batch(shards):
-    router, keys = Router(shards), np.arange(LEAST_KEPT_KEYS)
+    router, keys = Router(shards), np.arange(MIN_KEPT_KEYS)
     router.group(keys)
     keys += 1000
-    again = np.arange(LEAST_KEPT_KEYS)
+    again = np.arange(MIN_KEPT_KEYS)
     grouped = router.group(again)
     assert (grouped.keys[grouped.inverse] == again).all()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb.durability.attachments import MOST_EXTRA_CHARACTERS
+from kvemb.durability.attachments import MAX_EXTRA_CHARACTERS
 from kvemb.errors import Corruption
 
 
@@ -110,7 +110,7 @@ def test_bad_files_are_refused_and_nothing_is_written(store, users, tmp_path, fi
         ({"a": np.float32(1)}, TypeError),
         ({"a": float("nan")}, TypeError),
         ({"a": b"x"}, TypeError),
-        ({"a": "x" * MOST_EXTRA_CHARACTERS}, ValueError),
+        ({"a": "x" * MAX_EXTRA_CHARACTERS}, ValueError),
     ],
     ids=lambda value: repr(value)[:40],
 )

@@ -27,7 +27,7 @@ def test_sets_come_back_whatever_changes_between_them(tmp_path, seed):
                 added = chance.integers(0, 2**64, churn, np.uint64, endpoint=False)
                 sets[name] = np.unique(np.concatenate([kept if churn else sets[name], added]))
                 given[name] = chance.permutation(sets[name])
-        known = write_hot(tmp_path / f"{number}", number, given, tmp_path / f"{number - 1}", known, most_files=3)
+        known = write_hot(tmp_path / f"{number}", number, given, tmp_path / f"{number - 1}", known, max_files=3)
         for name, keys in sets.items():
             assert whole(tmp_path / f"{number}", known.get(name, [])) == keys.tolist()
             assert len(known.get(name, [])) <= 3

@@ -7,7 +7,7 @@ import pytest
 from blocks import SCHEMA, rows_of
 from manifests import entry_of, log_entry, segment
 
-from kvemb.checks.ranges import MOST_STEPS
+from kvemb.checks.ranges import MAX_STEPS
 from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, counted
 from kvemb.durability.log_entries import checked
 from kvemb.errors import Corruption
@@ -34,12 +34,12 @@ def read(tmp_path, *entries):
 
 
 def test_what_a_log_may_hold_is_given_as_it_is(tmp_path):
-    written = log_entry(row(), rows=1, step=MOST_STEPS - 1)
+    written = log_entry(row(), rows=1, step=MAX_STEPS - 1)
     small = log_entry(removed(-(2**31), 2**31 - 1), REMOVED, b"small", rows=2, number=2, synced=1)
     cleared = log_entry(kind=CLEARED, number=3)
-    counts = log_entry(NUMBER.pack(MOST_STEPS - 1), COUNTED, number=4)
+    counts = log_entry(NUMBER.pack(MAX_STEPS - 1), COUNTED, number=4)
     entries = read(tmp_path, written, small, cleared, counts)
-    assert counted(entries.pop()) == MOST_STEPS - 1
+    assert counted(entries.pop()) == MAX_STEPS - 1
     assert [(entry.kind, entry.variable, entry.rows) for entry in entries] == [
         (ROWS, "table", 1), (REMOVED, "small", 2), (CLEARED, "table", 0),
     ]  # fmt: skip
@@ -52,7 +52,7 @@ def test_what_a_log_may_hold_is_given_as_it_is(tmp_path):
         (log_entry(name=b"other"), "holds writes of 'other', which the store does not have"),
         (log_entry(name=b"\xff"), "which the store does not have"),
         (log_entry(step=-1), r"step from 0 to 2\*\*62 - 1, got -1"),
-        (log_entry(step=MOST_STEPS), f"got {MOST_STEPS}"),
+        (log_entry(step=MAX_STEPS), f"got {MAX_STEPS}"),
         (log_entry(synced=1), "above the last one that was synced, got 1"),
         (log_entry(row(), rows=2), "bytes for each of 2 rows, got 33 bytes"),
         (log_entry(row()[:-1], rows=1), "bytes for each of 1 rows, got 32 bytes"),
@@ -63,10 +63,10 @@ def test_what_a_log_may_hold_is_given_as_it_is(tmp_path):
         (log_entry(row(keys=2**31), name=b"small", rows=1), OUTSIDE),
         (log_entry(row(scores=np.nan), rows=1), "numbers for scores, got NaN"),
         (log_entry(row(steps=-1), rows=1), "steps of rows from 0 to .*, got -1"),
-        (log_entry(row(steps=MOST_STEPS), rows=1), f"steps of rows from 0 to .*, got {MOST_STEPS}"),
+        (log_entry(row(steps=MAX_STEPS), rows=1), f"steps of rows from 0 to .*, got {MAX_STEPS}"),
         (log_entry(row(flags=16), rows=1), "no flags, got 16"),
         (log_entry(NUMBER.pack(0), COUNTED), "a count of steps from 1 to .*"),
-        (log_entry(NUMBER.pack(MOST_STEPS), COUNTED), "a count of steps from 1 to .*"),
+        (log_entry(NUMBER.pack(MAX_STEPS), COUNTED), "a count of steps from 1 to .*"),
         (log_entry(NUMBER.pack(1), COUNTED, rows=1), "a count of steps from 1 to .*"),
         (log_entry(b"1234567", COUNTED), "a count of steps from 1 to .*"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from manifests import ID, entry_of, manifest_of
 
 from kvemb.checks.fields import Fields
-from kvemb.checks.ranges import MOST_NAME_BYTES, MOST_STEPS
+from kvemb.checks.ranges import MAX_NAME_BYTES, MAX_STEPS
 from kvemb.durability.manifest import Changed, Epoch, FileEntry, Held
 from kvemb.durability.manifest_fields import check, check_variable, is_name, is_path
 from kvemb.errors import UnsupportedFormat
@@ -108,8 +108,8 @@ def refused(expected=ValueError, match="", version=5, **fields):
 
 
 def test_a_variable_at_its_limits_is_valid():
-    check_variable(Fields(parsed(entry_of(step=MOST_STEPS - 1))), 5)
-    refused(match="users.step must be an int", step=MOST_STEPS)
+    check_variable(Fields(parsed(entry_of(step=MAX_STEPS - 1))), 5)
+    refused(match="users.step must be an int", step=MAX_STEPS)
 
 
 ADAGRAD = Adagrad().to_json()
@@ -133,9 +133,9 @@ def test_a_slot_of_format_2_is_a_name():
 
 
 def test_steps_are_counted_since_format_5():
-    for count in (0, MOST_STEPS - 1):
+    for count in (0, MAX_STEPS - 1):
         check_variable(Fields(parsed(entry_of(optimizer_steps=count))), 5)
-    for count in (-1, MOST_STEPS, True, 0.5):
+    for count in (-1, MAX_STEPS, True, 0.5):
         refused(match="users.optimizer_steps must be an int", optimizer_steps=count)
     refused(version=3, match="optimizer_steps is not a field that this kvemb knows")
 
@@ -152,14 +152,14 @@ def test_a_kind_that_is_not_known_is_of_another_version(name):
     refused(ValueError, rf"users\.{name} must be an object", **{name: "new"})
 
 
-@pytest.mark.parametrize("name", ["a", "users/new", "über", "a b", ".a", "x" * MOST_NAME_BYTES])
+@pytest.mark.parametrize("name", ["a", "users/new", "über", "a b", ".a", "x" * MAX_NAME_BYTES])
 def test_a_name_is_a_path_of_plain_names(name):
     assert is_name(name)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", "default", "/a", "a/", "a//b", ".", "a/..", "a\nb", "a\u2028b", "a\0", "é" * (MOST_NAME_BYTES // 2 + 1)],
+    ["", "default", "/a", "a/", "a//b", ".", "a/..", "a\nb", "a\u2028b", "a\0", "é" * (MAX_NAME_BYTES // 2 + 1)],
 )
 def test_what_could_leave_its_store_is_no_name(name):
     assert not is_name(name)

@@ -51,7 +51,7 @@ def test_rows_are_read_and_no_file_is_added_or_changed(made):
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 9])
-def test_recorded_keys_come_in_batches_of_at_most_so_many(made, most):
+def test_recorded_keys_come_in_batches_of_at_max_so_many(made, most):
     path, described = made
     with readable.opened(path, described) as opened:
         cleared, batches = opened.recorded(described.changes, "users", most)

@@ -39,7 +39,7 @@ def third() -> Pushed:
 
 
 def parse(text: str) -> Pushed:
-    return chain.parse(text, "there", most_characters=MOST)
+    return chain.parse(text, "there", max_characters=MOST)
 
 
 def test_a_chain_names_all_that_it_needs():
@@ -106,4 +106,4 @@ def test_an_end_that_is_another_checkpoint_and_too_many_deltas_are_damage():
         with pytest.raises(Corruption, match="it must have 1 to 256 deltas"):
             parse(chain.text_of(replace(pushed, deltas=deltas)).decode())
     with pytest.raises(Corruption, match="longer than"):
-        chain.parse(chain.text_of(pushed).decode(), "there", most_characters=100)
+        chain.parse(chain.text_of(pushed).decode(), "there", max_characters=100)

@@ -94,6 +94,6 @@ def test_every_damaged_byte_is_found(made, tmp_path):
         DeltaFile(path, "it")
 
 
-def test_a_frame_has_at_least_a_row():
+def test_a_frame_has_at_min_a_row():
     assert frame_rows(1 << 24) == 1
     assert frame_rows(92) == (256 << 10) // 100

@@ -85,7 +85,7 @@ def test_what_is_sent_is_what_changed_and_a_base_when_the_deltas_outgrow_it(stor
     assert sent < 2.5 * 24 * 300 * record + base
     # And by the number of deltas.
     remote, deltas = Remote(url), []
-    remote.most_deltas = 2
+    remote.max_deltas = 2
     for version in range(5):
         fill(store, [version], version)
         manager.save(store)

@@ -125,7 +125,7 @@ def test_no_more_of_a_manifest_is_read_than_one_may_have(monkeypatch, store, man
     make(store, manager, 1)
     manager.push(f"memory://{tmp_path.name}")
     asked: list[int] = []
-    place = RemoteCheckpoints(f"memory://{tmp_path.name}", most_characters=100)
+    place = RemoteCheckpoints(f"memory://{tmp_path.name}", max_characters=100)
     real = streams.read
 
     def read(files: Any, path: str, most: int) -> bytes:
@@ -137,4 +137,4 @@ def test_no_more_of_a_manifest_is_read_than_one_may_have(monkeypatch, store, man
         place.id_of(place.numbers()[-1])
     assert asked == [401]
     with pytest.raises(Corruption, match="longer than 100 char"):
-        manifest.read(manager.latest().path, most_characters=100)
+        manifest.read(manager.latest().path, max_characters=100)

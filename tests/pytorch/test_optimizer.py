@@ -251,11 +251,11 @@ def test_no_gradient_is_lost_between_backwards_of_two_threads(loaded, monkeypatc
         return done
 
     monkeypatch.setattr(gradients, "merged", meanwhile)
-    for _ in range(gradients.MOST_APART + 1):
+    for _ in range(gradients.MAX_APART + 1):
         backward()
     second.join()
     optimizer.step()
-    assert variable.lookup([1]).tolist() == [[-gradients.MOST_APART - 2.0]]
+    assert variable.lookup([1]).tolist() == [[-gradients.MAX_APART - 2.0]]
 
 
 @pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])

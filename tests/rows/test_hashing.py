@@ -70,7 +70,7 @@ def test_a_large_batch_of_few_keys_is_counted():
 
 
 @pytest.mark.parametrize("entries", [0, 1, 7, 8, 9, 1000, 2**20])
-def test_an_index_is_at_most_half_full(entries):
+def test_an_index_is_at_max_half_full(entries):
     size = table_size(entries)
     assert size & (size - 1) == 0
     assert size >= 2 * entries

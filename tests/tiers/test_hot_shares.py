@@ -15,11 +15,11 @@ SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 2)
 MIB = 1 << 20
 
 
-def shares_of(count=2, cells=64, least_rows=32, budget=None):
+def shares_of(count=2, cells=64, min_rows=32, budget=None):
     budget = budget or Budget(16 * MIB)
     tables = [registry.hot_table("cpu")(SCHEMA, cells, 1 << 17) for _ in range(count)]
     budget.reserve(sum(table.nbytes for table in tables), "tables")
-    return tables, budget, HotShares(tables, [budget] * count, least_rows)
+    return tables, budget, HotShares(tables, [budget] * count, min_rows)
 
 
 def rows_of(keys):
@@ -38,7 +38,7 @@ def test_growth_is_taken_from_the_budget_and_the_end_gives_all_of_it_back():
 
 
 def test_tables_of_a_fixed_size_neither_grow_nor_give():
-    (table, _), budget, memory = shares_of(least_rows=None)
+    (table, _), budget, memory = shares_of(min_rows=None)
     assert memory.reserve(table) is None
     assert budget.sharing.shares == []
     assert list(memory.shrink()) == []

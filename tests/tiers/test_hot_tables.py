@@ -18,10 +18,10 @@ from kvemb.tiers.hot_tables import HotTables, default_partitioner
 KEYS = np.array([-7, -1, 0, 1, 2, 3, 2**63 - 1, -(2**63)])
 
 
-def tables_of(count, partitioner=default_partitioner, key="int64", capacity=64, least_rows=None):
+def tables_of(count, partitioner=default_partitioner, key="int64", capacity=64, min_rows=None):
     schema = Schema(dtype_of(key), dtype_of("float32"), 2)
     tables = [registry.hot_table("cpu")(schema, capacity, 16 * capacity) for _ in range(count)]
-    return HotTables(tables, partitioner, schema.key_dtype, [Budget(64 << 20)] * count, least_rows=least_rows)
+    return HotTables(tables, partitioner, schema.key_dtype, [Budget(64 << 20)] * count, min_rows=min_rows)
 
 
 def rows_of(hot_tables, keys, *, dirty=False):
@@ -41,7 +41,7 @@ def three_tiers(devices=1):
     schema = Schema(dtype_of("int64"), dtype_of("float32"), 2)
     tables = [*(SmallTable(schema, 16, 16) for _ in range(devices)), CpuTable(schema, 16, 16)]
     budgets = [Budget(1 << 20)] * len(tables)
-    return HotTables(tables, default_partitioner, schema.key_dtype, budgets, least_rows=None, host_tier=True)
+    return HotTables(tables, default_partitioner, schema.key_dtype, budgets, min_rows=None, host_tier=True)
 
 
 def scored(hot_tables, keys, scores, *, dirty=False):
@@ -190,7 +190,7 @@ def test_rows_that_leave_are_gathered_from_every_table():
 
 
 def test_growth_is_paid_for_by_the_budget():
-    hot_tables = tables_of(2, capacity=16, least_rows=16)
+    hot_tables = tables_of(2, capacity=16, min_rows=16)
     assert insert(hot_tables, rows_of(hot_tables, np.arange(200), dirty=True)) == []
     assert hot_tables.size == 200
 
@@ -235,7 +235,7 @@ def test_a_device_that_shrinks_gives_its_dirty_rows_to_the_table_below():
     budgets = [Budget(1 << 20), Budget(1 << 20)]
     for table, budget in zip(tables, budgets, strict=True):
         budget.reserve(table.nbytes, "cells")
-    hot_tables = HotTables(tables, default_partitioner, schema.key_dtype, budgets, least_rows=16, host_tier=True)
+    hot_tables = HotTables(tables, default_partitioner, schema.key_dtype, budgets, min_rows=16, host_tier=True)
     tables[0].insert(rows_of(hot_tables, np.arange(60), dirty=True))
     (share,) = budgets[0].sharing.shares
     share.ask(share.held // 2)

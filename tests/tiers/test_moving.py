@@ -46,7 +46,7 @@ class Place:
         kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: self.device)})
         tables: list[Any] = [kind(SCHEMA, 128, 128), *([CpuTable(SCHEMA, below, below)] if below else [])]
         self.hot = HotTables(
-            tables, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * len(tables), least_rows=None,
+            tables, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * len(tables), min_rows=None,
             host_tier=bool(below),
         )  # fmt: skip
         self.readers = readers or Now()

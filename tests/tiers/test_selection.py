@@ -38,7 +38,7 @@ def below_highest(spool, keep, block_pairs=BLOCK_PAIRS):
     """The keys of all pairs of a spool but the `keep` highest, in batches; as kvemb.tiers.restricting finds them."""
     if keep >= len(spool):
         return []
-    limit = lowest_kept(spool.counts, spool.matching, keep, most_pairs=block_pairs) if keep else None
+    limit = lowest_kept(spool.counts, spool.matching, keep, max_pairs=block_pairs) if keep else None
     return list(spool.below(limit))
 
 

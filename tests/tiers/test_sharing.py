@@ -11,8 +11,8 @@ from kvemb.tiers.sharing import (
     GIVEN_PART,
     GOTTEN_OF_ALL,
     GOTTEN_PART,
-    LEAST_TURN_ROWS,
-    MOST_GIVEN_PARTS,
+    MAX_GIVEN_PARTS,
+    MIN_TURN_ROWS,
     TURN_CALLS,
     Share,
     Sharing,
@@ -32,7 +32,7 @@ def after_a_turn(*shares: Share) -> list[Share]:
     sharing.shares = list(shares)
     called: list[Share] = []
     while not called:
-        called = sharing.offered(shares[0], LEAST_TURN_ROWS // 4)
+        called = sharing.offered(shares[0], MIN_TURN_ROWS // 4)
     return called
 
 
@@ -42,7 +42,7 @@ def test_the_more_a_cell_is_worth_elsewhere_the_more_is_given(poor, rich, parts)
     assert len(after_a_turn(taker, giver)) == 2
     assert giver.owed == 64 * MIB // GIVEN_PART * parts
     assert (giver.poor, taker.poor, taker.owed) == (parts > 0, False, 0)
-    assert MOST_GIVEN_PARTS == 4
+    assert MAX_GIVEN_PARTS == 4
 
 
 def test_nobody_gives_while_nobody_was_refused_anything():
@@ -66,7 +66,7 @@ def test_no_more_is_asked_for_than_the_others_may_take():
     assert giver.owed == 128 * MIB // GOTTEN_OF_ALL
     other.refused, giver.owed = True, 0
     after_a_turn(other, giver, taker)
-    assert giver.owed == min(60 * MIB // GOTTEN_PART, 64 * MIB // GIVEN_PART * MOST_GIVEN_PARTS)
+    assert giver.owed == min(60 * MIB // GOTTEN_PART, 64 * MIB // GIVEN_PART * MAX_GIVEN_PARTS)
 
 
 def test_a_table_keeps_its_least():
@@ -97,7 +97,7 @@ def test_what_cannot_be_given_is_owed_no_longer():
 def test_in_a_turn_every_table_in_use_is_called(tables, calls):
     sharing = Sharing()
     sharing.shares = [share_of(1.0, held=1 << 14) for _ in range(30)]
-    ended = [at for at in range(500) if sharing.offered(sharing.shares[at % tables], 10 * LEAST_TURN_ROWS)]
+    ended = [at for at in range(500) if sharing.offered(sharing.shares[at % tables], 10 * MIN_TURN_ROWS)]
     assert {later - earlier for earlier, later in zip(ended[-5:], ended[-4:], strict=False)} == {calls}
 
 

@@ -101,7 +101,7 @@ class Tiering(RuleBasedStateMachine):
     device, on_device = "cpu", "opaque_table:OpaqueTable"
     spread, examples = 1, 1.0
     hot_rows: int | None = 16
-    most_devices = 3
+    max_devices = 3
     limits = Limits()
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Tiering(RuleBasedStateMachine):
         optimizer = None if kind.kind == "i" else made
         self.arguments: dict[str, Any] = {
             "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim,
-            "devices": [self.device] * min(devices, self.most_devices),
+            "devices": [self.device] * min(devices, self.max_devices),
             "initializer": start, "optimizer": optimizer, "restrict_policy": policy, "kv_creator": self.cold(),
             "partitioner": shuffled if seed % 2 else kvemb.tiers.hot_tables.default_partitioner,
             **({"init_size": 1} if growing or self.hot_rows is None else {"hot_rows": self.hot_rows}),
@@ -344,7 +344,7 @@ class TieringOfArraysOnCuda(TieringOnCudaOverTheHost):
     """The same, with arrays in the GPU's memory; there is one device. at_once: other threads' moves between tiers are
     made before the call that has them made returns, not whenever there is time."""
 
-    most_devices, at_once = 1, False
+    max_devices, at_once = 1, False
 
 
 class TieringOfArraysMovedAtOnce(TieringOfArraysOnCuda):

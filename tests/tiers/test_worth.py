@@ -11,7 +11,7 @@ import pytest
 from kvemb import registry
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
-from kvemb.tiers.worth import ENOUGH_USES, MOST_LOOKS, SAMPLE_CELLS, Worth
+from kvemb.tiers.worth import ENOUGH_USES, MAX_LOOKS, SAMPLE_CELLS, Worth
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 2)
 
@@ -54,7 +54,7 @@ def test_uses_of_higher_scores_do_not_count_and_rows_that_left_count_if_they_are
     table.remove(table.find(keys[:512]))
     worth.offered(np.concatenate([keys[:256], keys[:256], keys[1024:], -keys]))
     assert worth.look(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
-    unused = [worth.look(100 + at, 0.0) for at in range(1, MOST_LOOKS + 1)]
+    unused = [worth.look(100 + at, 0.0) for at in range(1, MAX_LOOKS + 1)]
     assert unused[-1] == pytest.approx(-math.log(1 - 0.25) / 200, rel=1e-9)
 
 
@@ -89,7 +89,7 @@ def test_a_few_uses_say_little_so_more_are_waited_for():
     use(table, keys[:1024:2])
     first = worth.look(100, 0.0)
     lowest = keys[np.argsort(table.scores(table.find(keys)))][:1024]
-    for at in range(1, MOST_LOOKS - 1):
+    for at in range(1, MAX_LOOKS - 1):
         use(table, lowest[at : at + 1])
         assert worth.look(100 + at, 0.0) == first
     use(table, lowest[: 2 * ENOUGH_USES])

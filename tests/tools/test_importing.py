@@ -25,7 +25,7 @@ pytest.importorskip("safetensors")
 # All of them with KVEMB_HOSTILE=all.
 ALL = os.environ.get("KVEMB_HOSTILE") == "all"
 STRIDE = 1 if ALL else 31
-MOST_SECONDS, MOST_CHARACTERS = 20, 1500
+MAX_SECONDS, MAX_CHARACTERS = 20, 1500
 ROWS = 20
 
 
@@ -108,9 +108,9 @@ def outcome(command: list[str], new: Path, capsys: Any) -> tuple[int | None, str
     except BaseException as error:
         return None, f"{type(error).__name__}: {str(error)[:300]}"
     shown = capsys.readouterr().err
-    if time.monotonic() - began > MOST_SECONDS:
+    if time.monotonic() - began > MAX_SECONDS:
         return code, f"took {time.monotonic() - began:.0f} s"
-    if code not in (0, 1) or len(shown.splitlines()) != code or len(shown) > MOST_CHARACTERS:
+    if code not in (0, 1) or len(shown.splitlines()) != code or len(shown) > MAX_CHARACTERS:
         return code, f"exit code {code}: {shown[:400]!r}"
     if new.exists() == bool(code):
         return code, f"exit code {code}, and there is {'a' if code else 'no'} store"

@@ -39,9 +39,9 @@ FOUND = list(numbers(cli.app))
 
 
 def test_bounds_of_the_library_are_the_librarys():
-    names = ["MOST_DIM", "MOST_SERIES", "MOST_PARTS", "MOST_JOBS"]
+    names = ["MAX_DIM", "MAX_SERIES", "MAX_PARTS", "MAX_JOBS"]
     assert [getattr(limits, name) for name in names] == [getattr(ranges, name) for name in names]
-    assert limits.MOST_STORED_ROWS == ranges.MOST_ROWS
+    assert limits.MAX_STORED_ROWS == ranges.MAX_ROWS
 
 
 def test_the_numbers_of_all_commands_are_found():

@@ -278,7 +278,7 @@ def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys)
 
 
 @pytest.mark.slow
-def test_rows_that_became_nan_stand_first_among_those_that_moved_most_and_hide_no_other(tmp_path):
+def test_rows_that_became_nan_stand_first_among_those_that_moved_max_and_hide_no_other(tmp_path):
     rows = np.full((40, 1), 1.5, np.float32)
     rows[[5, 30], 0], rows[31:34, 0], rows[39, 0], rows[38, 0] = np.nan, [1000, 2000, 3000], 9000, np.inf
     make(tmp_path / "a", np.arange(40), np.ones((40, 1), np.float32))

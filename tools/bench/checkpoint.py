@@ -21,8 +21,8 @@ from kvemb.tools.bench.results import Line, Report, Spread, compare
 
 LOAD_BATCH = 65_536
 RECORD_OVERHEAD_BYTES = 8 + 17
-MOST_WRITTEN, MOST_UNCHANGED_BYTES = 2.0, 100_000
-MOST_PAUSE_MS, MOST_RESTORE_S = 100.0, 1.0
+MAX_WRITTEN, MAX_UNCHANGED_BYTES = 2.0, 100_000
+MAX_PAUSE_MS, MAX_RESTORE_S = 100.0, 1.0
 
 
 def run(rows: int, dim: int, share: float, hot_mib: int, batch: int, runs: int, folder: Path | None) -> Report:
@@ -81,10 +81,10 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
             raise AssertionError(f"{rows} rows were loaded, but the table has {whole}")
     report.lines.append(
         _at_most(
-            "written by a checkpoint", "bytes", written, "the changed records", [record * changed_rows], MOST_WRITTEN
+            "written by a checkpoint", "bytes", written, "the changed records", [record * changed_rows], MAX_WRITTEN
         )
     )
-    report.lines.append(_below("written with no change", "bytes", unchanged, MOST_UNCHANGED_BYTES))
+    report.lines.append(_below("written with no change", "bytes", unchanged, MAX_UNCHANGED_BYTES))
     rate, all_rate = [changed_rows / taken for taken in delta_seconds], [rows / export_seconds] * runs
     report.lines.append(compare("delta of what changed", "rows/s", rate, "export of the whole table", all_rate))
     _restores(report, folder_path, before, dim, runs)
@@ -105,7 +105,7 @@ def _restores(report: Report, folder_path: Path, large: kvemb.Checkpoint, dim: i
         shutil.rmtree(folder_path / "restored")
         for name, load in saved.items():
             taken[name].append(seconds(lambda _, load=load: load(), 0))  # type: ignore[misc]
-    report.lines.append(_below("restore", "s", taken["large"], MOST_RESTORE_S))
+    report.lines.append(_below("restore", "s", taken["large"], MAX_RESTORE_S))
     report.lines.append(_beside("restore", "s", taken["large"], f"of {rows // 16:,} rows", taken["small"]))
     for name in saved:
         report.lines.append(_beside("restore", "s", taken["large"], f"{name} of the same rows", taken[name]))
@@ -166,7 +166,7 @@ def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int
                 whole.append(time.perf_counter() - began)
                 pauses.append(1000 * longest)
                 shutil.rmtree(pending.result())
-        most = MOST_PAUSE_MS if name == "all hot" else None
+        most = MAX_PAUSE_MS if name == "all hot" else None
         report.lines.append(_below(f"longest call during a checkpoint, {name}", "ms", pauses, most))
         report.facts[f"longest call without one, {name}"] = f"{float(np.median(quiet)):.1f} ms"
         report.facts[f"until it is complete, {name}"] = f"{float(np.median(whole)):.2f} s"

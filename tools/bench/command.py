@@ -30,14 +30,14 @@ from kvemb.tools.bench.options import (
 )
 from kvemb.tools.bench.tier.command import tier
 from kvemb.tools.limits import (
-    MOST_BATCH,
-    MOST_DIM,
-    MOST_KEYS_DRAWN,
-    MOST_MIB,
-    MOST_PAUSE_S,
-    MOST_RECORD_BYTES,
-    MOST_ROWS,
-    MOST_RUNS,
+    MAX_BATCH,
+    MAX_DIM,
+    MAX_KEYS_DRAWN,
+    MAX_MIB,
+    MAX_PAUSE_S,
+    MAX_RECORD_BYTES,
+    MAX_ROWS,
+    MAX_RUNS,
     no_nan,
 )
 from kvemb.tools.screen import to_json
@@ -93,14 +93,14 @@ def gpu(
     batch: Batch = 65_536,
     batches: Batches = 10,
     runs: Runs = 9,
-    cells: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="find, insert: of a full table.")] = 1 << 26,
+    cells: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="find, insert: of a full table.")] = 1 << 26,
     keys: Annotated[
-        int, typer.Option(min=16, max=MOST_BATCH, help="find, insert: of a call; training: ids of a step.")
+        int, typer.Option(min=16, max=MAX_BATCH, help="find, insert: of a call; training: ids of a step.")
     ] = 1 << 20,
-    train_rows: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="training: rows.")] = 10_000_000,
-    train_dim: Annotated[int, typer.Option(min=1, max=MOST_DIM, help="training, tiers: numbers in a row.")] = 128,
+    train_rows: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="training: rows.")] = 10_000_000,
+    train_dim: Annotated[int, typer.Option(min=1, max=MAX_DIM, help="training, tiers: numbers in a row.")] = 128,
     device_mib: Annotated[
-        int, typer.Option(min=4, max=MOST_MIB, help="tiers: of the GPU, for a table of 10 times as much.")
+        int, typer.Option(min=4, max=MAX_MIB, help="tiers: of the GPU, for a table of 10 times as much.")
     ] = 1024,
     device: Annotated[str, typer.Option(help="The GPU: gpu:0, gpu:1 ...")] = "gpu:0",
     folder: Folder = None,
@@ -126,7 +126,7 @@ def gpu(
 def pool(
     rows: Rows = 4_000_000,
     dim: Dims = None,
-    bags: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Bags per call.")] = 4_096,
+    bags: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Bags per call.")] = 4_096,
     bag: Annotated[int, typer.Option(min=1, max=1_000, help="Ids in a bag.")] = 20,
     batches: Batches = 10,
     runs: Runs = 9,
@@ -143,7 +143,7 @@ def pool(
 def small(
     rows: Rows = 200_000,
     dim: Dim = 64,
-    calls: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Calls of each kind per run.")] = 500,
+    calls: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Calls of each kind per run.")] = 500,
     runs: Runs = 7,
     folder: Folder = None,
     json: AsJson = False,
@@ -163,7 +163,7 @@ def cluster(
         bool, typer.Option("--simulate", help="Instead, tell what 8, 64 and 1,000 shards of 10^12 rows would take.")
     ] = False,
     rows: Annotated[
-        int | None, typer.Option(min=1, max=MOST_ROWS, help="Rows in the table; 200,000, with --reshard 10 million.")
+        int | None, typer.Option(min=1, max=MAX_ROWS, help="Rows in the table; 200,000, with --reshard 10 million.")
     ] = None,
     dim: Dim = 64,
     batch: Batch = 16_384,
@@ -233,7 +233,7 @@ def torch(
 
 @app.command()
 def cold(
-    rows: Annotated[list[int] | None, typer.Option(min=1, max=MOST_ROWS, help="Table sizes, one --rows each.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, max=MAX_ROWS, help="Table sizes, one --rows each.")] = None,
     dim: Dim = 32,
     hot: Annotated[float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that fit.")] = 0.02,
     batch: Batch = 8_192,
@@ -273,7 +273,7 @@ def hitrate(
     dim: Dim = 4,
     hot_rows: HotRows = 131_072,
     batch: Batch = 8_192,
-    accesses: Annotated[int, typer.Option(min=1, max=MOST_KEYS_DRAWN, help="Keys looked up in total.")] = 6_000_000,
+    accesses: Annotated[int, typer.Option(min=1, max=MAX_KEYS_DRAWN, help="Keys looked up in total.")] = 6_000_000,
     zipf: Zipf = 0.8,
     budget_mib: BudgetMib = 256,
     folder: Folder = None,
@@ -287,7 +287,7 @@ def hitrate(
 
 @app.command()
 def memory(
-    rows: Annotated[list[int] | None, typer.Option(min=1, max=MOST_ROWS, help="Table sizes, one --rows each.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, max=MAX_ROWS, help="Table sizes, one --rows each.")] = None,
     dim: Dim = 32,
     hot_rows: HotRows = 400_000,
     batch: Batch = 8_192,
@@ -306,11 +306,11 @@ def memory(
 @app.command()
 def spill(
     rows: Rows = 4_000_000,
-    record_bytes: Annotated[int, typer.Option(min=1, max=MOST_RECORD_BYTES, help="Bytes per record.")] = 273,
+    record_bytes: Annotated[int, typer.Option(min=1, max=MAX_RECORD_BYTES, help="Bytes per record.")] = 273,
     batch: Batch = 65_536,
-    batches: Annotated[int, typer.Option(min=3, max=MOST_RUNS, help="Batches written, each followed by a read.")] = 120,
-    reads: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Rows read after each batch.")] = 16_384,
-    cache_mib: Annotated[int, typer.Option(min=1, max=MOST_MIB, help="Block cache and memtables in MiB.")] = 64,
+    batches: Annotated[int, typer.Option(min=3, max=MAX_RUNS, help="Batches written, each followed by a read.")] = 120,
+    reads: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Rows read after each batch.")] = 16_384,
+    cache_mib: Annotated[int, typer.Option(min=1, max=MAX_MIB, help="Block cache and memtables in MiB.")] = 64,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
@@ -328,7 +328,7 @@ def checkpoint(
         float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes.")
     ] = 0.01,
     hot_mib: Annotated[
-        int, typer.Option(min=1, max=MOST_MIB, help="Size in MiB of the hot tier, entirely dirty, for the pause.")
+        int, typer.Option(min=1, max=MAX_MIB, help="Size in MiB of the hot tier, entirely dirty, for the pause.")
     ] = 512,
     batch: Batch = 8_192,
     runs: Runs = 3,
@@ -345,12 +345,12 @@ def checkpoint(
 def series(
     rows: Rows = 4_000_000,
     dim: Dim = 32,
-    checkpoints: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Checkpoints after the first.")] = 64,
+    checkpoints: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Checkpoints after the first.")] = 64,
     share: Annotated[
         float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes between two.")
     ] = 0.01,
-    flush_mib: Annotated[int, typer.Option(min=1, max=MOST_MIB, help="Rewritten rows of a flush, in MiB.")] = 75,
-    flushes: Annotated[int, typer.Option(min=2, max=MOST_RUNS, help="Flushes that are timed.")] = 4,
+    flush_mib: Annotated[int, typer.Option(min=1, max=MAX_MIB, help="Rewritten rows of a flush, in MiB.")] = 75,
+    flushes: Annotated[int, typer.Option(min=2, max=MAX_RUNS, help="Flushes that are timed.")] = 4,
     budget_mib: BudgetMib = 512,
     folder: Folder = None,
     json: AsJson = False,
@@ -371,9 +371,9 @@ def follow(
         float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes each time.")
     ] = 0.01,
     every: Annotated[
-        float, typer.Option(min=0.01, max=MOST_PAUSE_S, callback=no_nan, help="Seconds between two points.")
+        float, typer.Option(min=0.01, max=MAX_PAUSE_S, callback=no_nan, help="Seconds between two points.")
     ] = 1.0,
-    points: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Points per run.")] = 5,
+    points: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Points per run.")] = 5,
     runs: Runs = 3,
     budget_mib: BudgetMib = 512,
     folder: Folder = None,

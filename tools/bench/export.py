@@ -26,7 +26,7 @@ from kvemb.tools.importing import BUDGET, import_table
 from kvemb.tools.memory import peak_bytes
 
 LOAD_BATCH = 65_536
-LEAST_EXPORT, LEAST_IMPORT, MOST_MB = 0.8, 3.0, 500.0
+MIN_EXPORT, MIN_IMPORT, MAX_MB = 0.8, 3.0, 500.0
 
 
 def run(rows: int, dim: int, runs: int, folder: Path | None) -> Report:
@@ -40,10 +40,10 @@ def run(rows: int, dim: int, runs: int, folder: Path | None) -> Report:
             store.checkpoint(made)
         out, hand, into = folder_path / "ours.parquet", folder_path / "hand.parquet", folder_path / "in"
         ours, theirs = take_turns((lambda _: _export(made, out), lambda _: _export_by_hand(made, hand)), runs, rows)
-        report.lines.append(compare("export to Parquet", "rows/s", ours, "pyarrow by hand", theirs, LEAST_EXPORT))
+        report.lines.append(compare("export to Parquet", "rows/s", ours, "pyarrow by hand", theirs, MIN_EXPORT))
         _export(made, file)
         ours, theirs = take_turns((lambda _: _import(file, into), lambda _: _upsert(file, into)), runs, rows)
-        report.lines.append(compare("import of Parquet", "rows/s", ours, "upsert in batches", theirs, LEAST_IMPORT))
+        report.lines.append(compare("import of Parquet", "rows/s", ours, "upsert in batches", theirs, MIN_IMPORT))
         for what, arguments in (
             ("export", [made, folder_path / "out.parquet"]),
             ("import", [file, folder_path / "imported"]),
@@ -93,7 +93,7 @@ def _peak(what: str, arguments: list[Path]) -> Line:
     command = [sys.executable, "-m", "kvemb.tools.bench.export", json.dumps([what, *map(str, arguments)])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     peak = Spread.of([json.loads(done.stdout) / 1e6])
-    return Line(f"peak memory of {what}", "MB", peak, bar=f"≤ {MOST_MB:g}", met=peak.median <= MOST_MB)
+    return Line(f"peak memory of {what}", "MB", peak, bar=f"≤ {MAX_MB:g}", met=peak.median <= MAX_MB)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from kvemb.tools.bench.data import Ids, Zipf, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
 from kvemb.tools.bench.results import Line, Report, Spread
 
-LEAST_RATE = 0.50
+MIN_RATE = 0.50
 LOAD_BATCH = 65_536
 
 
@@ -51,7 +51,7 @@ def run(
     report.facts["hit_rate_by_eighth"] = [round(rate, 3) for rate in rising]
     rate, lru, best = hits / accesses, lru_hit_rate(work, hot_rows), zipf.mass_of_top(hot_rows)
     report.lines = [
-        _line(rate, "exact LRU, simulated", lru, f"rate ≥ {LEAST_RATE:g}", rate >= LEAST_RATE),
+        _line(rate, "exact LRU, simulated", lru, f"rate ≥ {MIN_RATE:g}", rate >= MIN_RATE),
         _line(rate, "static optimum", best, "", None),
     ]
     return report

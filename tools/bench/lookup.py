@@ -9,7 +9,7 @@ import numpy as np
 
 from kvemb.tools.bench.data import ids_of
 from kvemb.tools.bench.measure import compile_seconds, take_timed_turns
-from kvemb.tools.bench.resident import assert_same, least_ratio, resident
+from kvemb.tools.bench.resident import assert_same, min_ratio, resident
 from kvemb.tools.bench.results import Line, Report, compare, compare_cost
 
 PEER = "np.take, one thread"
@@ -49,6 +49,6 @@ def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Pat
         assert_same(pair, work[0][0])
     touched, untouched, peer = ([batches * batch / each.wall for each in side] for side in taken)
     cpu, _, peer_cpu = ([each.cpu / batches / batch * 1e9 for each in side] for side in taken)
-    yield compare(f"lookup, dim {dim}", "rows/s", touched, PEER, peer, least_ratio(dim))
+    yield compare(f"lookup, dim {dim}", "rows/s", touched, PEER, peer, min_ratio(dim))
     yield compare(f"lookup, touch=False, dim {dim}", "rows/s", untouched, PEER, peer)
     yield compare_cost(f"CPU of a lookup, dim {dim}", "ns a row", cpu, PEER, peer_cpu)

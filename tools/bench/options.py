@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from kvemb.tools.limits import MOST_BATCH, MOST_DIM, MOST_MIB, MOST_ROWS, MOST_RUNS, MOST_ZIPF, no_nan
+from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_MIB, MAX_ROWS, MAX_RUNS, MAX_ZIPF, no_nan
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Folder = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, writable=True, help="The folder for the table.")
 ]
-Rows = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows in the table.")]
-Dim = Annotated[int, typer.Option(min=1, max=MOST_DIM, help="Numbers in a row, float32.")]
-Dims = Annotated[list[int] | None, typer.Option(min=1, max=MOST_DIM, help="Numbers in a row, one --dim each.")]
+Rows = Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Rows in the table.")]
+Dim = Annotated[int, typer.Option(min=1, max=MAX_DIM, help="Numbers in a row, float32.")]
+Dims = Annotated[list[int] | None, typer.Option(min=1, max=MAX_DIM, help="Numbers in a row, one --dim each.")]
 DIMS = [8, 16, 32, 64, 128]
-HotRows = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows in the hot tier.")]
-Batch = Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Keys per call.")]
-Batches = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Calls per run.")]
-Steps = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Training steps per run.")]
-Runs = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Runs, whose median counts.")]
-Zipf = Annotated[float, typer.Option(min=0.0, max=MOST_ZIPF, callback=no_nan, help="Zipf exponent of popularity.")]
-BudgetMib = Annotated[int, typer.Option(min=4, max=MOST_MIB, help="Memory budget in MiB, for both sides.")]
+HotRows = Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Rows in the hot tier.")]
+Batch = Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Keys per call.")]
+Batches = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Calls per run.")]
+Steps = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Training steps per run.")]
+Runs = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Runs, whose median counts.")]
+Zipf = Annotated[float, typer.Option(min=0.0, max=MAX_ZIPF, callback=no_nan, help="Zipf exponent of popularity.")]
+BudgetMib = Annotated[int, typer.Option(min=4, max=MAX_MIB, help="Memory budget in MiB, for both sides.")]

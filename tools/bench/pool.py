@@ -16,7 +16,7 @@ from kvemb.tools.bench.measure import compile_seconds, take_timed_turns
 from kvemb.tools.bench.resident import resident
 from kvemb.tools.bench.results import Line, Report, compare, compare_cost
 
-LEAST_RATIO = 1.5
+MIN_RATIO = 1.5
 NUMPY = "np.take and np.add.reduceat"
 
 
@@ -54,7 +54,7 @@ def _lines(rows: int, dim: int, bags: int, bag: int, batches: int, runs: int, fo
     count = batches * bags * bag
     rates = [[count / each.wall for each in side] for side in (mine, other)]
     cpu = [[each.cpu / count * 1e9 for each in side] for side in (mine, other)]
-    yield compare(f"bags of {bag}, dim {dim}", "rows/s", rates[0], name, rates[1], LEAST_RATIO)
+    yield compare(f"bags of {bag}, dim {dim}", "rows/s", rates[0], name, rates[1], MIN_RATIO)
     yield compare_cost(f"CPU of a pooled row, dim {dim}", "ns a row", cpu[0], name, cpu[1])
 
 

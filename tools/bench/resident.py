@@ -16,7 +16,7 @@ from kvemb.tools.bench.measure import scratch
 LOAD_BATCH = 65_536
 
 
-def least_ratio(dim: int) -> float:
+def min_ratio(dim: int) -> float:
     """Return the least share of an array's rows/s that counts as near an array."""
     return 0.6 if dim >= 16 else 0.4
 

@@ -47,22 +47,22 @@ class Line:
 
 
 def compare(
-    name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], least_ratio: float | None = None
+    name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], min_ratio: float | None = None
 ) -> Line:
-    """Return the line of the ratios ours[i] / peer[i] of runs i; the bar is a ratio of at least least_ratio."""
+    """Return the line of the ratios ours[i] / peer[i] of runs i; the bar is a ratio of at least min_ratio."""
     ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
-    bar = "" if least_ratio is None else f"ratio ≥ {least_ratio:g}"
-    met = None if least_ratio is None else ratio.median >= least_ratio
+    bar = "" if min_ratio is None else f"ratio ≥ {min_ratio:g}"
+    met = None if min_ratio is None else ratio.median >= min_ratio
     return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
 
 
 def compare_cost(
-    name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], most_ratio: float | None = None
+    name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], max_ratio: float | None = None
 ) -> Line:
-    """The same for costs; the bar is a ratio of at most most_ratio."""
+    """The same for costs; the bar is a ratio of at most max_ratio."""
     ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
-    bar = "" if most_ratio is None else f"ratio ≤ {most_ratio:g}"
-    met = None if most_ratio is None else ratio.median <= most_ratio
+    bar = "" if max_ratio is None else f"ratio ≤ {max_ratio:g}"
+    met = None if max_ratio is None else ratio.median <= max_ratio
     return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
 
 

@@ -19,7 +19,7 @@ from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, until_idle
 from kvemb.tools.bench.results import Line, Report, Spread
 
-MOST_PUSHED, MOST_ON_DISK, MOST_LATER_FLUSH = 2.5, 6.0, 1.3
+MAX_PUSHED, MAX_ON_DISK, MAX_LATER_FLUSH = 2.5, 6.0, 1.3
 LOAD_BATCH = 100_000
 
 
@@ -67,8 +67,8 @@ def _checkpoints(report: Report, store: kvemb.Store, place: Path, count: int, ch
             pushed.append(done.nbytes + (Path(url) / "checkpoints" / f"{done.number:08d}.json").stat().st_size)
             bases += done.deltas == 0
             before = after
-    report.lines.append(_mean("pushed by a checkpoint", pushed, changed, MOST_PUSHED))
-    report.lines.append(_mean("new on disk by a checkpoint", written, changed, MOST_ON_DISK))
+    report.lines.append(_mean("pushed by a checkpoint", pushed, changed, MAX_PUSHED))
+    report.lines.append(_mean("new on disk by a checkpoint", written, changed, MAX_ON_DISK))
     began = time.perf_counter()
     with kvemb.CheckpointManager(place / "pulled") as copy:
         found = copy.pull(url)
@@ -107,7 +107,7 @@ def _flushes(report: Report, store: kvemb.Store, changing: int, count: int) -> N
         store.flush()
         seconds.append(time.perf_counter() - began)
     ratio = Spread.of(each / seconds[0] for each in seconds[1:])
-    bar, met = f"ratio ≤ {MOST_LATER_FLUSH:g}", ratio.median <= MOST_LATER_FLUSH
+    bar, met = f"ratio ≤ {MAX_LATER_FLUSH:g}", ratio.median <= MAX_LATER_FLUSH
     first = Spread.of(seconds[:1])
     report.lines.append(
         Line("second and later flush", "s", Spread.of(seconds[1:]), "the first", first, ratio, bar, met)

@@ -101,7 +101,7 @@ def run(
         for table in tables:
             table.close()
     put, ingest = tables
-    report.facts["most_files_in_l0"] = [max(table.files_in_l0) for table in tables]
+    report.facts["max_files_in_l0"] = [max(table.files_in_l0) for table in tables]
     report.facts["longest_write_s"] = [round(max(table.write_seconds), 3) for table in tables]
     report.facts["write_and_read_s"] = [round(sum(table.write_seconds + table.read_seconds), 1) for table in tables]
     written = min(batch, rows)

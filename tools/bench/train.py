@@ -17,7 +17,7 @@ from kvemb.tools.bench.measure import compile_seconds, scratch, take_timed_turns
 from kvemb.tools.bench.results import Report, compare, compare_cost
 from kvemb.tools.bench.train_by_hand import RocksLoop
 
-LEAST_RATIO = 4.0
+MIN_RATIO = 4.0
 PEER = "rocksdict by hand"
 LEARNING_RATE = 0.05
 EPSILON = 1e-10
@@ -108,7 +108,7 @@ def run(
     rates, peer_rates = ([steps * batch / each.wall for each in side] for side in taken)
     costs, peer_costs = ([1e3 * each.cpu / steps for each in side] for side in taken)
     for first, how in enumerate(("with prefetch", "no prefetch")):
-        least, most = (LEAST_RATIO, 1 / LEAST_RATIO) if first == 0 else (None, None)
+        least, most = (MIN_RATIO, 1 / MIN_RATIO) if first == 0 else (None, None)
         report.lines += [
             compare(f"step, {how}", "rows/s", rates[first::2], PEER, peer_rates[first::2], least),
             compare_cost(f"CPU, {how}", "ms a step", costs[first::2], PEER, peer_costs[first::2], most),

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvemb.tools.bench.data import Ids, ids_of
 from kvemb.tools.bench.measure import compile_seconds, take_timed_turns
-from kvemb.tools.bench.resident import assert_same, least_ratio, resident
+from kvemb.tools.bench.resident import assert_same, min_ratio, resident
 from kvemb.tools.bench.results import Line, Report, compare, compare_cost
 
 PEER = "array[index] = rows"
@@ -48,5 +48,5 @@ def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Pat
         assert_same(pair, touched)
     rates, peer = ([batches * batch / each.wall for each in side] for side in taken)
     cpu, peer_cpu = ([each.cpu / batches / batch * 1e9 for each in side] for side in taken)
-    yield compare(f"upsert, dim {dim}", "rows/s", rates, PEER, peer, least_ratio(dim))
+    yield compare(f"upsert, dim {dim}", "rows/s", rates, PEER, peer, min_ratio(dim))
     yield compare_cost(f"CPU of an upsert, dim {dim}", "ns a row", cpu, PEER, peer_cpu)

@@ -11,7 +11,7 @@ import typer
 
 from kvemb.tools.destinations import PIPE
 from kvemb.tools.formats.known import FORMATS, names
-from kvemb.tools.limits import MOST_JOBS, MOST_PARTS
+from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path
 
 _FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
@@ -36,9 +36,9 @@ def export(
     with_slots: Annotated[bool, typer.Option("--with-slots", help="Export the optimizer's slots too.")] = False,
     with_scores: Annotated[bool, typer.Option("--with-scores", help="Export score and step too.")] = False,
     partitions: Annotated[
-        int, typer.Option(min=1, max=MOST_PARTS, help="Number of files, one per key range, in the folder OUT.")
+        int, typer.Option(min=1, max=MAX_PARTS, help="Number of files, one per key range, in the folder OUT.")
     ] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=MOST_JOBS, help="Number of processes that write them.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Number of processes that write them.")] = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvemb.tools import inspect, table_stats
-from kvemb.tools.limits import MOST_STORED_ROWS
+from kvemb.tools.limits import MAX_STORED_ROWS
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path, size
 
 Place = Annotated[str, typer.Argument(help=PLACE)]
@@ -100,9 +100,9 @@ def peek(
     keys: Annotated[
         list[int] | None, typer.Argument(min=-(2**63), max=2**64 - 1, help="Keys; without them, the first rows.")
     ] = None,
-    count: Annotated[int, typer.Option(min=1, max=MOST_STORED_ROWS, help="How many rows, if no key is given.")] = 10,
+    count: Annotated[int, typer.Option(min=1, max=MAX_STORED_ROWS, help="How many rows, if no key is given.")] = 10,
     neighbours: Annotated[
-        int, typer.Option(min=0, max=MOST_STORED_ROWS, help="How many nearest rows by cosine to show for each.")
+        int, typer.Option(min=0, max=MAX_STORED_ROWS, help="How many nearest rows by cosine to show for each.")
     ] = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -171,7 +171,7 @@ def diff(
     b: Annotated[str, typer.Argument(help="Another one.")],
     variable: Annotated[str | None, typer.Option(help="Compare only this variable.")] = None,
     top: Annotated[
-        int, typer.Option(min=0, max=MOST_STORED_ROWS, help="How many of the rows that moved most to name.")
+        int, typer.Option(min=0, max=MAX_STORED_ROWS, help="How many of the rows that moved most to name.")
     ] = 10,
     format: Annotated[
         str, typer.Option(help="table, or parquet, which also writes the rows that differ to --out.")

@@ -11,7 +11,7 @@ import typer
 import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.limits import MOST_DIM, MOST_STORED_ROWS
+from kvemb.tools.limits import MAX_DIM, MAX_STORED_ROWS
 from kvemb.tools.reading import chosen
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
@@ -34,7 +34,7 @@ def _open(path: Path, *, read_only: bool = False) -> kvemb.Store:
 def restrict(
     path: Store,
     keep: Annotated[
-        int, typer.Argument(min=0, max=MOST_STORED_ROWS, help="How many rows to keep: those with the highest scores.")
+        int, typer.Argument(min=0, max=MAX_STORED_ROWS, help="How many rows to keep: those with the highest scores.")
     ],
     variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many rows would leave; change nothing.")] = False,
@@ -134,7 +134,7 @@ def migrate(
     ] = "keep",
     value_dtype: Annotated[str | None, typer.Option(help="Another dtype for the values.")] = None,
     dim: Annotated[
-        int | None, typer.Option(min=1, max=MOST_DIM, help="Another dim: rows are padded with zeros, or cut.")
+        int | None, typer.Option(min=1, max=MAX_DIM, help="Another dim: rows are padded with zeros, or cut.")
     ] = None,
     key_dtype: Annotated[
         Literal["int64", "int32", "uint64"] | None, typer.Option(help="Another dtype for the keys.")

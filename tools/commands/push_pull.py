@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 import kvemb
-from kvemb.tools.limits import MOST_JOBS, MOST_SERIES
+from kvemb.tools.limits import MAX_JOBS, MAX_SERIES
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
 
 Number = Annotated[
-    int | None, typer.Option(min=1, max=MOST_SERIES, help="The checkpoint's number; default: the newest.")
+    int | None, typer.Option(min=1, max=MAX_SERIES, help="The checkpoint's number; default: the newest.")
 ]
-Jobs = Annotated[int, typer.Option(min=1, max=MOST_JOBS, help="How many files to transfer at once.")]
+Jobs = Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="How many files to transfer at once.")]
 
 
 def push(
@@ -25,7 +25,7 @@ def push(
     url: Annotated[str, typer.Argument(help="The destination: a folder, s3://bucket/prefix, ...")],
     number: Number = None,
     keep: Annotated[
-        int | None, typer.Option(min=1, max=MOST_SERIES, help="Keep only this many of the newest checkpoints there.")
+        int | None, typer.Option(min=1, max=MAX_SERIES, help="Keep only this many of the newest checkpoints there.")
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Also read the files that are there, and replace damaged ones.")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvemb.tools.demos.workplace import PatientInterrupts, workplace
-from kvemb.tools.limits import MOST_BATCH, MOST_DIM, MOST_ROWS, MOST_RUNS, MOST_SEED, no_nan
+from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_ROWS, MAX_RUNS, MAX_SEED, no_nan
 from kvemb.tools.screen import Screen, local_path
 
 # The budget of the click log and of triples, and the steps of --dlrm, unless given.
@@ -40,7 +40,7 @@ def demo(
         int | None,
         typer.Option(
             min=20,
-            max=MOST_ROWS,
+            max=MAX_ROWS,
             show_default="6,000,000; with --shards 400,000",
             help="Lines of the generated click log.",
         ),
@@ -53,16 +53,16 @@ def demo(
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_RUNS, show_default="15", help="With --triples: passes over the training triples."),
+        typer.Option(min=1, max=MAX_RUNS, show_default="15", help="With --triples: passes over the training triples."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, max=MOST_RUNS, show_default="1000", help="With --dlrm: steps.")
+        int | None, typer.Option(min=1, max=MAX_RUNS, show_default="1000", help="With --dlrm: steps.")
     ] = None,
     kill_at: Annotated[
         int | None,
         typer.Option(
             min=1,
-            max=MOST_RUNS,
+            max=MAX_RUNS,
             help="With --dlrm: train once more, with kill -9 after this many steps, and resume: it must end the same.",
         ),
     ] = None,
@@ -77,11 +77,11 @@ def demo(
         ),
     ] = None,
     dim: Annotated[
-        int | None, typer.Option(min=1, max=MOST_DIM, show_default="32, 200 or 16", help="Elements of an embedding.")
+        int | None, typer.Option(min=1, max=MAX_DIM, show_default="32, 200 or 16", help="Elements of an embedding.")
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_BATCH, show_default="8192, 512 or 1024", help="Lines, or triples, per step."),
+        typer.Option(min=1, max=MAX_BATCH, show_default="8192, 512 or 1024", help="Lines, or triples, per step."),
     ] = None,
     budget: Annotated[
         str | None,
@@ -90,7 +90,7 @@ def demo(
             help="The store's memory budget: bytes, or text such as 96MiB.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the random data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the random data.")] = 0,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", parser=local_path, help="Work in this new or empty directory; default: a temporary one."),

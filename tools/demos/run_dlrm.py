@@ -23,11 +23,11 @@ from kvemb.tools.failures import BadInput
 from kvemb.tools.screen import Screen, size
 
 # Of the tables, what the budget is; but a store needs some.
-BUDGET_SHARE, LEAST_BUDGET = 5, 16 << 20
+BUDGET_SHARE, MIN_BUDGET = 5, 16 << 20
 CHECKPOINTS = 10
 ALONE_STEPS = 20
 # How far losses may differ, relatively, in so many steps: the two sides sum in different orders.
-MOST_DIFFERENCE, COMPARED_STEPS = 1e-4, 500
+MAX_DIFFERENCE, COMPARED_STEPS = 1e-4, 500
 OVERHEAD_BYTES = 300_000_000
 
 
@@ -56,7 +56,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: PatientInterrupts
     plain = Settings(settings.steps, settings.batch, settings.dim, settings.seed)
     rows = sum(plain.log.sizes)
     tables = rows * plain.row_bytes
-    share = max(tables // BUDGET_SHARE, LEAST_BUDGET)
+    share = max(tables // BUDGET_SHARE, MIN_BUDGET)
     with kvemb.open(folder / "store", memory_budget=settings.budget or share) as store:
         budget = store.budget.total  # one that cannot be is refused before anything is trained
     stored = replace(plain, folder=str(folder), budget=budget, every=max(1, settings.steps // CHECKPOINTS))
@@ -111,9 +111,9 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: PatientInterrupts
         )
         summary |= {"killed_at": settings.kill_at, "resumed_at": again.first, "resumed_the_same": same}
     screen.close("kvemb demo --dlrm", lines, summary)
-    if not difference <= MOST_DIFFERENCE:
+    if not difference <= MAX_DIFFERENCE:
         raise kvemb.errors.Corruption(
-            f"the losses of kvemb and PyTorch differ by {difference:.1e}, more than {MOST_DIFFERENCE:g}, relatively"
+            f"the losses of kvemb and PyTorch differ by {difference:.1e}, more than {MAX_DIFFERENCE:g}, relatively"
         )
     if again is not None and not same:
         raise kvemb.errors.Corruption(

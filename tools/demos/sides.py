@@ -17,7 +17,7 @@ from kvemb.tools.demos.field_log import FieldLog
 from kvemb.tools.failures import BadInput
 
 MODULE = "kvemb.tools.demos.dlrm_side"
-MOST_HELD_OUT = 50_000
+MAX_HELD_OUT = 50_000
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Settings:
     @property
     def held_out(self) -> int:
         """Lines that the AUC is taken of."""
-        return min(MOST_HELD_OUT, self.lines)
+        return min(MAX_HELD_OUT, self.lines)
 
     @property
     def log(self) -> FieldLog:

@@ -26,9 +26,9 @@ Named = list[tuple[str, str, str]]
 GZIP_MAGIC = b"\x1f\x8b"
 SPLITS = ("train", "valid", "test")
 # Of a file, decompressed: a gzip file of some megabytes can contain a thousand times as much.
-MOST_TEXT_BYTES = 256 << 20
-MOST_TRIPLES = 2_000_000
-MOST_LINE_BYTES = 64 << 10
+MAX_TEXT_BYTES = 256 << 20
+MAX_TRIPLES = 2_000_000
+MAX_LINE_BYTES = 64 << 10
 HELD_OUT_SHARE = 0.05  # for each of valid and test, if no file is named so
 
 
@@ -57,9 +57,9 @@ def read_triples(path: Path) -> Named:
         except ValueError as error:
             got = repr(line[:60].decode(errors="replace"))
             raise BadInput(f"{path}, line {number}: expected head<TAB>relation<TAB>tail in UTF-8, got {got}") from error
-        if len(triples) == MOST_TRIPLES:
+        if len(triples) == MAX_TRIPLES:
             raise BadInput(
-                f"{path} has more than {MOST_TRIPLES:,} triples; the demo keeps them in memory, so give fewer"
+                f"{path} has more than {MAX_TRIPLES:,} triples; the demo keeps them in memory, so give fewer"
             )
         triples.append(
             (known.setdefault(head, head), known.setdefault(relation, relation), known.setdefault(tail, tail))
@@ -79,12 +79,12 @@ def _lines(path: Path) -> Iterator[bytes]:
         file = gzip.GzipFile(fileobj=raw) if packed else raw
         read = 0
         try:
-            while line := file.readline(MOST_LINE_BYTES + 1):
+            while line := file.readline(MAX_LINE_BYTES + 1):
                 read += len(line)
-                if len(line) > MOST_LINE_BYTES:
-                    raise BadInput(f"{path} has a line of more than {MOST_LINE_BYTES:,} bytes: it holds something else")
-                if read > MOST_TEXT_BYTES:
-                    raise BadInput(f"{path} has more than {MOST_TEXT_BYTES:,} bytes of text; give fewer triples")
+                if len(line) > MAX_LINE_BYTES:
+                    raise BadInput(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes: it holds something else")
+                if read > MAX_TEXT_BYTES:
+                    raise BadInput(f"{path} has more than {MAX_TEXT_BYTES:,} bytes of text; give fewer triples")
                 yield line.removeprefix(codecs.BOM_UTF8) if read == len(line) else line
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise BadInput(f"{path}: damaged gzip file: {error}") from error

@@ -19,7 +19,7 @@ import numpy as np
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import (
     KEY,
-    MOST_METADATA_BYTES,
+    MAX_METADATA_BYTES,
     VALUE,
     Batch,
     Column,
@@ -78,7 +78,7 @@ def read_npy(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
     metadata = {}
     if (folder / METADATA_FILE).is_file():
         with open(folder / METADATA_FILE, "rb") as file:
-            metadata = parse_metadata(file.read(MOST_METADATA_BYTES + 1), folder / METADATA_FILE)
+            metadata = parse_metadata(file.read(MAX_METADATA_BYTES + 1), folder / METADATA_FILE)
     return of_arrays(str(folder), arrays, metadata, given)
 
 

@@ -22,9 +22,9 @@ KEY, VALUE, SCORE, STEP, SCALE = "key", "value", "score", "step", "scale"
 # Stands for all of the optimizer's slots; each slot is a column under its own name.
 SLOTS = "slots"
 # The most numbers in a row: a header that claims more is damaged, or crafted to exhaust the memory.
-MOST_WIDTH = 1 << 20
+MAX_WIDTH = 1 << 20
 # The most bytes of the description of a variable; names and initializers of a row are the long parts.
-MOST_METADATA_BYTES = 64 << 20
+MAX_METADATA_BYTES = 64 << 20
 # The most bytes of a batch that is read, unless a single row is larger.
 BATCH_BYTES = 16 << 20
 
@@ -87,8 +87,8 @@ def rows_at_once(row_bytes: int, most: int) -> int:
 
 def check_width(width: int, source: object) -> int:
     """Return width. Raises BadInput if no row can have so many numbers."""
-    if not 0 <= width <= MOST_WIDTH:
-        raise BadInput(f"{source} says that a row has {width:,} numbers; a row can have at most {MOST_WIDTH:,}")
+    if not 0 <= width <= MAX_WIDTH:
+        raise BadInput(f"{source} says that a row has {width:,} numbers; a row can have at most {MAX_WIDTH:,}")
     return width
 
 
@@ -100,8 +100,8 @@ def renamed(name: str, chosen: dict[str, str]) -> str:
 def parse_metadata(text: str | bytes, source: object) -> dict[str, Any]:
     """Parse the metadata of a file. Raises BadInput if it is not as kvemb writes it."""
     try:
-        if len(text) > MOST_METADATA_BYTES:
-            raise ValueError(f"it is longer than {MOST_METADATA_BYTES:,} bytes")
+        if len(text) > MAX_METADATA_BYTES:
+            raise ValueError(f"it is longer than {MAX_METADATA_BYTES:,} bytes")
         metadata = json.loads(text)
         if not isinstance(metadata, dict) or not isinstance(metadata.get("name", ""), str):
             raise ValueError("it must be an object with a name")

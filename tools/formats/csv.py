@@ -15,8 +15,8 @@ from kvemb.tools.formats.arrow import check_once, numbers_of, translating_errors
 from kvemb.tools.formats.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Given, PathOrFile, Table, renamed
 
 # There is a column for each number of a row; each takes some kilobytes while the file is read.
-MOST_COLUMNS = 16_384
-MOST_HEAD_BYTES = 1 << 20
+MAX_COLUMNS = 16_384
+MAX_HEAD_BYTES = 1 << 20
 
 
 def read_csv(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
@@ -25,7 +25,7 @@ def read_csv(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
     A CSV does not contain dtypes: int64 keys and float32 values are assumed unless given.
     """
     chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
-    head = first_line(source, MOST_HEAD_BYTES + 1)
+    head = first_line(source, MAX_HEAD_BYTES + 1)
     names = _csv_names(head, source)
     groups = _groups(names, chosen, source)
     halves = ("float16", "bfloat16")  # pyarrow does not read these from text
@@ -62,14 +62,14 @@ def read_csv(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
 def _csv_names(head: bytes, source: object) -> list[str]:
     """Return the column names in a CSV's first line. Raises BadInput if there are too many."""
     advice = "import longer rows as parquet or npy"
-    if len(head) > MOST_HEAD_BYTES:
-        raise BadInput(f"{source} has a first line of more than {MOST_HEAD_BYTES:,} bytes; {advice}")
+    if len(head) > MAX_HEAD_BYTES:
+        raise BadInput(f"{source} has a first line of more than {MAX_HEAD_BYTES:,} bytes; {advice}")
     try:
         names = next(csv.reader([head.decode("utf-8-sig", errors="replace")]), [])
     except csv.Error as error:
         raise BadInput(f"{source} has a first line that cannot be read: {error}") from error
-    if len(names) > MOST_COLUMNS:
-        raise BadInput(f"{source} has {len(names):,} columns, at most {MOST_COLUMNS:,} are allowed; {advice}")
+    if len(names) > MAX_COLUMNS:
+        raise BadInput(f"{source} has {len(names):,} columns, at most {MAX_COLUMNS:,} are allowed; {advice}")
     return names
 
 

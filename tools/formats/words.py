@@ -17,10 +17,10 @@ from kvemb.tools.numbers import rounded
 
 READ_ROWS = 65_536
 READ_BYTES = 4 << 20
-MOST_HEAD_BYTES = 100
+MAX_HEAD_BYTES = 100
 # The most bytes of a key or a number as text; a longer one is a sign of another format.
-MOST_DIGITS = 64
-_SHORTER = f"word2vec allows {MOST_DIGITS}: the file is damaged, or of another format"
+MAX_DIGITS = 64
+_SHORTER = f"word2vec allows {MAX_DIGITS}: the file is damaged, or of another format"
 
 
 def _head(table: Table) -> bytes:
@@ -68,7 +68,7 @@ def _key(word: bytes, source: object) -> int:
         return int(word)
     except ValueError:
         raise BadInput(
-            f"{source} has the key {word[:MOST_DIGITS].decode(errors='replace')!r}; keys must be integers: number "
+            f"{source} has the key {word[:MAX_DIGITS].decode(errors='replace')!r}; keys must be integers: number "
             "or hash the words"
         ) from None
 
@@ -95,18 +95,18 @@ def _lines(file: IO[bytes], most: int, source: object) -> Iterator[list[bytes]]:
 
 def read_words(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's text, whose words must be integers."""
-    head = first_line(source, MOST_HEAD_BYTES)
+    head = first_line(source, MAX_HEAD_BYTES)
     rows, dim = _read_head(head, source)
     dtype = np.dtype(given.key_dtype or "int64")
 
     def batches() -> Iterator[Batch]:
         read = 0
         with resumed(source, head) as file:
-            for lines in _lines(file, MOST_DIGITS * (dim + 1), source):
+            for lines in _lines(file, MAX_DIGITS * (dim + 1), source):
                 words = [line.split() for line in lines]
                 if wrong := [word for word in words if len(word) != dim + 1]:
                     raise BadInput(f"{source} has a row of {len(wrong[0]) - 1} numbers after row {read:,}, not {dim}")
-                if (longest := max(map(len, chain.from_iterable(words)))) > MOST_DIGITS:
+                if (longest := max(map(len, chain.from_iterable(words)))) > MAX_DIGITS:
                     raise BadInput(f"{source} has a number of {longest:,} characters after row {read:,}; {_SHORTER}")
                 keys = _keys([_key(word[0], source) for word in words], dtype, source)
                 try:
@@ -125,18 +125,18 @@ def read_words(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]
 
 
 def _word(file: IO[bytes], source: object) -> bytes:
-    """Read up to the space that ends a key. Raises BadInput if the key is longer than MOST_DIGITS."""
+    """Read up to the space that ends a key. Raises BadInput if the key is longer than MAX_DIGITS."""
     word = b""
     while (letter := file.read(1)) not in (b" ", b""):
         word += letter
-        if len(word) > MOST_DIGITS:
-            raise BadInput(f"{source} has a key of more than {MOST_DIGITS} bytes, {word[:20]!r}...; {_SHORTER}")
+        if len(word) > MAX_DIGITS:
+            raise BadInput(f"{source} has a key of more than {MAX_DIGITS} bytes, {word[:20]!r}...; {_SHORTER}")
     return word
 
 
 def read_words_binary(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's binary format, whose words must be integers."""
-    head = first_line(source, MOST_HEAD_BYTES)
+    head = first_line(source, MAX_HEAD_BYTES)
     rows, dim = _read_head(head, source)
     dtype = np.dtype(given.key_dtype or "int64")
     step = rows_at_once(4 * dim, READ_ROWS)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvemb.tools.limits import MOST_BATCH, MOST_KEYS_DRAWN, MOST_ROWS, MOST_RUNS, MOST_SEED, no_nan
+from kvemb.tools.limits import MAX_BATCH, MAX_KEYS_DRAWN, MAX_ROWS, MAX_RUNS, MAX_SEED, no_nan
 
 app = typer.Typer(help="Look for differences between a table and its model.", no_args_is_help=True)
 
@@ -21,14 +21,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 @app.command("random")
 def random_operations(
     ops: Annotated[
-        int, typer.Option(min=1, max=MOST_KEYS_DRAWN, help="Total number of keys in all calls.")
+        int, typer.Option(min=1, max=MAX_KEYS_DRAWN, help="Total number of keys in all calls.")
     ] = 10_000_000,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of all random choices.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of all random choices.")] = 0,
     hot: Annotated[
         float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Size of the hot tier, as a share of the keys.")
     ] = 0.01,
-    keys: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Number of different keys.")] = 200_000,
-    batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="The most keys per call.")] = 8_192,
+    keys: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Number of different keys.")] = 200_000,
+    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="The most keys per call.")] = 8_192,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -41,10 +41,10 @@ def random_operations(
 
 @app.command("crash")
 def crashes(
-    rounds: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Number of processes to kill.")] = 200,
+    rounds: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Number of processes to kill.")] = 200,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=MOST_SEED, help="Seed of all random choices; the instants of the kills still vary."),
+        typer.Option(min=0, max=MAX_SEED, help="Seed of all random choices; the instants of the kills still vary."),
     ] = 0,
     durability: Annotated[
         Literal["checkpoint", "write"] | None, typer.Option(help="Test only this mode, not both in turns.")
@@ -61,12 +61,10 @@ def crashes(
 
 @app.command("cluster")
 def losses(
-    rounds: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Number of losses.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Number of losses.")] = 100,
     seed: Annotated[
         int,
-        typer.Option(
-            min=0, max=MOST_SEED, help="Seed of all random choices; what is under way at a loss still varies."
-        ),
+        typer.Option(min=0, max=MAX_SEED, help="Seed of all random choices; what is under way at a loss still varies."),
     ] = 0,
     shards: Annotated[int, typer.Option(min=2, max=64, help="Number of shards.")] = 3,
     clients: Annotated[int, typer.Option(min=1, max=64, help="Number of clients that make calls.")] = 4,

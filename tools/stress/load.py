@@ -20,7 +20,7 @@ from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Keys, Model, Values
 
 BUDGET = "8MiB"
-DIM, HOT_ROWS, MOST_KEYS = 4, 300, 400
+DIM, HOT_ROWS, MAX_KEYS = 4, 300, 400
 UNIVERSE = np.arange(-1000, 5000)
 NAMES = ("users", "ads")
 
@@ -50,7 +50,7 @@ def calls(seed: int) -> Iterator[Call]:
     weights = np.array(list(_CALLS.values()), float)
     while True:
         name = list(_CALLS)[chance.choice(len(_CALLS), p=weights / weights.sum())]
-        count = int(chance.integers(1, MOST_KEYS))
+        count = int(chance.integers(1, MAX_KEYS))
         start = int(chance.integers(len(UNIVERSE)))
         keys = UNIVERSE[(start + chance.integers(0, 2000, count)) % len(UNIVERSE)]
         values = chance.standard_normal((count, DIM)).astype(np.float32)

@@ -33,9 +33,9 @@ from kvemb.tools.stress.lockstep import Difference, check_same
 from kvemb.tools.stress.places import LocalPlace, Place, RayPlace
 
 # A loss comes within so many seconds; every client must have heard of it so many seconds later. Between checkpoints
-# there are at most MOST_PAUSE seconds.
-MOST_SECONDS, MOST_UNHEARD = 2.0, 120.0
-MOST_PAUSE = 0.1
+# there are at most MAX_PAUSE seconds.
+MAX_SECONDS, MAX_UNHEARD = 2.0, 120.0
+MAX_PAUSE = 0.1
 KEPT = 3
 
 
@@ -75,7 +75,7 @@ class Load:
 
     def _checkpoint(self, seed: int) -> None:
         chance = np.random.default_rng([seed, len(self.written)])
-        time.sleep(float(chance.random()) * MOST_PAUSE)
+        time.sleep(float(chance.random()) * MAX_PAUSE)
         before = list(self.done)
         self.attempted = before
         client = self._rounds.clients[int(chance.integers(len(self._rounds.clients)))]
@@ -89,7 +89,7 @@ class Load:
 
         Raises Difference.
         """
-        deadline, enough = time.monotonic() + MOST_UNHEARD, len(self.written) + 2
+        deadline, enough = time.monotonic() + MAX_UNHEARD, len(self.written) + 2
         while time.monotonic() < deadline and not self.failures and any(each.is_alive() for each in self._threads):
             time.sleep(0.01)
             if not lost and not self.lost and len(self.written) >= enough:
@@ -99,7 +99,7 @@ class Load:
             raise Difference(f"a call raised {self.failures[0]!r}") from self.failures[0]
         if any(thread.is_alive() for thread in self._threads):
             self._stop.set()
-            raise Difference(f"a client goes on {MOST_UNHEARD:.0f} seconds after the loss")
+            raise Difference(f"a client goes on {MAX_UNHEARD:.0f} seconds after the loss")
 
 
 class LossRounds:
@@ -122,7 +122,7 @@ class LossRounds:
     def round(self, kind: str) -> None:
         """Lose something, recover, compare. Raises Difference."""
         load = Load(self, int(self._chance.integers(1 << 30)))
-        time.sleep(float(self._chance.random()) * MOST_SECONDS)
+        time.sleep(float(self._chance.random()) * MAX_SECONDS)
         lost = True
         try:
             lost = self.place.losses[kind](self._chance)
@@ -199,9 +199,9 @@ def _told(rounds: LossRounds) -> dict[str, dict[str, float]]:
         kind: {
             "losses": len(heard),
             "heard_median_s": median(heard),
-            "heard_most_s": max(heard),
+            "heard_max_s": max(heard),
             "recovered_median_s": median(rounds.recovered[kind]),
-            "recovered_most_s": max(rounds.recovered[kind]),
+            "recovered_max_s": max(rounds.recovered[kind]),
         }
         for kind, heard in rounds.heard.items()
         if kind in rounds.recovered
@@ -255,8 +255,8 @@ def run(
     lines += [
         (
             f"{kind} lost {figures['losses']:.0f} times",
-            f"heard of after {figures['heard_median_s']:.2f} s (most {figures['heard_most_s']:.2f}), back after "
-            f"{figures['recovered_median_s']:.2f} s (most {figures['recovered_most_s']:.2f})",
+            f"heard of after {figures['heard_median_s']:.2f} s (most {figures['heard_max_s']:.2f}), back after "
+            f"{figures['recovered_median_s']:.2f} s (most {figures['recovered_max_s']:.2f})",
         )
         for kind, figures in told.items()
     ]

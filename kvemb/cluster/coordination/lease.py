@@ -25,7 +25,7 @@ from kvemb.offline import streams
 NAME = "LEASE"
 RENEW_SECONDS, LOST_RENEWALS = 10.0, 3
 SETTLE_SECONDS = 0.5
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 class Lease:
@@ -99,7 +99,7 @@ class Lease:
     def _read(self) -> bytes | None:
         try:
             self._files.invalidate_cache()
-            return streams.read(self._files, self._path, _MOST_BYTES)
+            return streams.read(self._files, self._path, _MAX_BYTES)
         except FileNotFoundError:
             return None
 

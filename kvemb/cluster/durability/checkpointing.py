@@ -25,7 +25,7 @@ from kvemb.durability.manifest import VariableEntry, rows_in_words
 from kvemb.interrupts import result_of, uninterrupted
 
 # Checkpoints whose outcome is remembered for clients that have not asked for it yet.
-MOST_REMEMBERED = 256
+MAX_REMEMBERED = 256
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,7 +114,7 @@ class Checkpointing:
                     calls.each("snapshot", {shard: (*given, None if shard else asked.files) for shard in numbers})
             with uninterrupted():  # a snapshot that nobody writes would never end
                 self._writing[number] = self._background.submit(self._write, snapshot)
-            if len(self._writing) > MOST_REMEMBERED:
+            if len(self._writing) > MAX_REMEMBERED:
                 self._writing.popitem(last=False)
             return number
 

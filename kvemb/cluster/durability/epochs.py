@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from kvemb.cluster.durability.manifest import MOST_FOLLOWED, ClusterManifest, ShardEntry, id_of_part
+from kvemb.cluster.durability.manifest import MAX_FOLLOWED, ClusterManifest, ShardEntry, id_of_part
 from kvemb.durability import changes, cold_databases, fresh_files, layout
 from kvemb.durability.changes import dropped, recorded
 from kvemb.durability.checkpoint import Checkpoint
@@ -89,7 +89,7 @@ def write_changes(
         later = _recorded(parts, known[known.index(before.id) :], keys)
     else:
         later = [_compared(before, folder, made, keys)]
-    earlier = inside(before).changes[-max(1, MOST_FOLLOWED - len(later)) :]
+    earlier = inside(before).changes[-max(1, MAX_FOLLOWED - len(later)) :]
     return [*keys.link(before.path / layout.CHANGES, earlier), *later]
 
 

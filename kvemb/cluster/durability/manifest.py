@@ -24,7 +24,7 @@ from kvemb.errors import Corruption, UnsupportedFormat
 
 FORMAT = manifest.CLUSTER_FORMAT  # on disk
 # As many epochs of changes as a store keeps.
-MOST_FOLLOWED = 256
+MAX_FOLLOWED = 256
 _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 
 
@@ -82,7 +82,7 @@ def following(before: ClusterManifest | None, shards: tuple[ShardEntry, ...]) ->
     """Return what a checkpoint follows that comes after another, None: the first, given its shards."""
     if before is None or before.shards != shards:
         return ()
-    return (*before.follows, before.id)[-MOST_FOLLOWED:]
+    return (*before.follows, before.id)[-MAX_FOLLOWED:]
 
 
 def joined(entries: Collection[VariableEntry]) -> VariableEntry:
@@ -122,7 +122,7 @@ def text_of(described: ClusterManifest) -> bytes:
 def parse(text: str, where: str) -> ClusterManifest:
     """Parse a manifest. where: its name in errors. Raises UnsupportedFormat, Corruption."""
     try:
-        data = json.loads(text) if len(text) <= manifest.MOST_CHARACTERS else None
+        data = json.loads(text) if len(text) <= manifest.MAX_CHARACTERS else None
         if not isinstance(data, dict):
             raise ValueError("it is no JSON object")
         if data.get("format") != FORMAT:

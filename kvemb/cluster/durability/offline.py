@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MOST_SERIES
+from kvemb.checks.ranges import MAX_SERIES
 from kvemb.cluster.durability.manifest import ClusterManifest
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.durability import paths
@@ -38,7 +38,7 @@ def latest(
 def found(series: ClusterSeries, number: int | None) -> tuple[int, ClusterManifest]:
     """Return a checkpoint of a series with its number; None: the newest. Raises as latest()."""
     if number is not None:
-        return number, series.read(as_int(number, "number", 0, MOST_SERIES))
+        return number, series.read(as_int(number, "number", 0, MAX_SERIES))
     if (newest := series.newest()) is None:
         raise CheckpointNotFound(f"there is no checkpoint of a cluster at {series.url}")
     return newest
@@ -63,7 +63,7 @@ def verify(
     if not (numbers := series.numbers()):
         raise CheckpointNotFound(f"there is no checkpoint of a cluster at {series.url}")
     needed: dict[str, dict[int, str]] = defaultdict(dict)
-    for each in numbers if number is None else [as_int(number, "number", 0, MOST_SERIES)]:
+    for each in numbers if number is None else [as_int(number, "number", 0, MAX_SERIES)]:
         try:
             described = series.read(each)
         except (Corruption, UnsupportedFormat) as error:

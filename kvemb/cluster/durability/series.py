@@ -20,7 +20,7 @@ from kvemb.cluster.durability.manifest import ClusterManifest
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
-from kvemb.durability.manifest import MOST_CHARACTERS
+from kvemb.durability.manifest import MAX_CHARACTERS
 from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.offline import streams
 from kvemb.offline.pushing import Pushing
@@ -74,7 +74,7 @@ class ClusterSeries(Pushing):
         where = f"{self.url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):
             try:
-                text = streams.read(self._files, self._manifest_at(number), 4 * MOST_CHARACTERS).decode()
+                text = streams.read(self._files, self._manifest_at(number), 4 * MAX_CHARACTERS).decode()
             except FileNotFoundError as error:
                 raise CheckpointNotFound(f"there is no checkpoint {series_name(number)} at {self.url}") from error
             except UnicodeDecodeError as error:

@@ -95,7 +95,7 @@ FACTS = {
         "flush_s",
     },
     "follow": {"compile_s", "refresh_s", "refreshes"},
-    "spill": {"most_files_in_l0", "longest_write_s", "write_and_read_s", "seconds_to_compact_all"},
+    "spill": {"max_files_in_l0", "longest_write_s", "write_and_read_s", "seconds_to_compact_all"},
 }
 # These start processes, which import everything anew.
 PROCESSES = {"memory", "follow"}

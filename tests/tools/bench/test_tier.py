@@ -78,7 +78,7 @@ def test_the_first_size_is_measured_in_full_and_the_others_in_the_middle() -> No
     assert len(plan([100, 200], [0.5, 0.1], [1.0], True)) == 2 + 2 + 2
 
 
-def test_the_most_popular_rows_come_last_and_each_once() -> None:
+def test_the_max_popular_rows_come_last_and_each_once() -> None:
     batches = list(most_popular(10, 4))
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert len(np.unique(np.concatenate(batches))) == 10

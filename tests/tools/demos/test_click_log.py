@@ -43,7 +43,7 @@ def test_new_ids_arrive_until_the_end() -> None:
     assert len(fresh) > 0.03 * len(last)
 
 
-def test_a_few_items_are_most_of_the_log() -> None:
+def test_a_few_items_are_max_of_the_log() -> None:
     _, counts = np.unique(LOG.part(0, 20_000).items, return_counts=True)
     counts = np.sort(counts)[::-1]
     assert counts[: len(counts) // 10].sum() > 0.4 * counts.sum()

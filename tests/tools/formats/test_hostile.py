@@ -20,7 +20,7 @@ import pytest
 from quick import quick
 
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats.columns import MOST_WIDTH, Given
+from kvemb.tools.formats.columns import MAX_WIDTH, Given
 from kvemb.tools.formats.known import FORMATS
 from kvemb.tools.importing import import_table
 
@@ -145,21 +145,21 @@ def wide_folder(make: Callable[[Path], None]) -> Callable[[Path], Path]:
 
 def _hugectr(place: Path) -> None:
     np.arange(1).tofile(place / "key")
-    np.zeros(MOST_WIDTH + 1, np.float32).tofile(place / "emb_vector")
+    np.zeros(MAX_WIDTH + 1, np.float32).tofile(place / "emb_vector")
 
 
 def _npy(place: Path) -> None:
     np.save(place / "key.npy", np.arange(1))
-    np.save(place / "value.npy", np.zeros((1, MOST_WIDTH + 1), np.float32))
+    np.save(place / "value.npy", np.zeros((1, MAX_WIDTH + 1), np.float32))
 
 
 def _arrow(place: Path) -> Path:
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(MOST_WIDTH + 1, np.float32)), MOST_WIDTH + 1)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(MAX_WIDTH + 1, np.float32)), MAX_WIDTH + 1)
     return write_arrow(place, pa.RecordBatch.from_arrays([pa.array([1]), lists], names=["key", "value"]))
 
 
 def _words(place: Path) -> Path:
-    place.write_text(f"1 {MOST_WIDTH + 1}\n")
+    place.write_text(f"1 {MAX_WIDTH + 1}\n")
     return place
 
 
@@ -178,7 +178,7 @@ def test_rows_of_no_possible_length_are_refused(tmp_path, format, write):
 def test_long_rows_are_read_few_at_a_time(tmp_path):
     (tmp_path / "in").mkdir()
     np.arange(5).tofile(tmp_path / "in" / "key")
-    np.zeros((5, MOST_WIDTH), np.float32).tofile(tmp_path / "in" / "emb_vector")
+    np.zeros((5, MAX_WIDTH), np.float32).tofile(tmp_path / "in" / "emb_vector")
     _, batches = FORMATS["hugectr"].read(tmp_path / "in", Given())
     assert [len(part["key"]) for part in batches] == [3, 2]
 
@@ -223,11 +223,11 @@ def test_as_many_columns_as_a_csv_may_have_come_in_soon(tmp_path):
     assert seconds(lambda: import_table(io.BytesIO(text), tmp_path / "new", format="csv")) < 20
 
 
-def limited(arguments: list[str], cwd: Path, most_bytes: int) -> subprocess.CompletedProcess[str]:
+def limited(arguments: list[str], cwd: Path, max_bytes: int) -> subprocess.CompletedProcess[str]:
     """Run the command with so much memory to write to."""
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+        resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
 
     code = "from kvemb.tools import main; main()"
     return subprocess.run(

@@ -61,7 +61,7 @@ def test_numbers_of_many_magnitudes_have_a_log_scale():
     assert not isinstance(filled(chance.zipf(1.5, 5000), Kind.STEP).scale, Log)
 
 
-def test_the_least_and_the_greatest_numbers_have_bins():
+def test_the_min_and_the_greatest_numbers_have_bins():
     found = filled([5e-324, 1e-300, 1.0, 1e300, np.finfo(np.float64).max])
     assert isinstance(found.scale, Log)
     assert found.counts.sum() == 5

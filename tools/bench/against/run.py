@@ -25,7 +25,7 @@ from kvemb.tools.bench.results import Report, compare_cost
 from kvemb.tools.failures import BadInput
 from kvemb.tools.stopping import check
 
-MOST_CPU = 0.5
+MAX_CPU = 0.5
 WARM_UP = 2
 
 
@@ -74,7 +74,7 @@ def run(
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
         report.facts["rows_compared"] = len(mine)
     for name, windows, bar in (
-        ("all steps, mean", slice(None), MOST_CPU),
+        ("all steps, mean", slice(None), MAX_CPU),
         ("step, with prefetch", slice(0, None, 2), None),
         ("step, no prefetch", slice(1, None, 2), None),
     ):

@@ -21,7 +21,7 @@ from kvemb.tools.bench.measure import compile_seconds, scratch
 from kvemb.tools.bench.results import Report, compare_cost
 
 LOAD_BATCH, BALANCED, BUDGET = 65_536, 8, "1GiB"
-MOST_RATIO_TO_FLOOR, MOST_IMBALANCE = 1.5, 1.1
+MAX_RATIO_TO_FLOOR, MAX_IMBALANCE = 1.5, 1.1
 
 
 def run(
@@ -66,11 +66,11 @@ def run(
         report.lines.append(compare_cost(name, "ms", taken["shards"], "one store", taken["one store"]))
         if floor is not None:
             peer = "empty actor calls, the same bytes", taken["empty calls"]
-            report.lines.append(compare_cost(name, "ms", taken["shards"], *peer, MOST_RATIO_TO_FLOOR))
+            report.lines.append(compare_cost(name, "ms", taken["shards"], *peer, MAX_RATIO_TO_FLOOR))
         filled = _filled(distinct, place)
         heaviest, mean = [float(max(filled))], [sum(filled) / len(filled)]
         what = f"distinct keys on the heaviest of {BALANCED} shards"
-        report.lines.append(compare_cost(what, "rows", heaviest, "the mean", mean, MOST_IMBALANCE))
+        report.lines.append(compare_cost(what, "rows", heaviest, "the mean", mean, MAX_IMBALANCE))
     return report
 
 

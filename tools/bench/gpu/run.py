@@ -13,7 +13,7 @@ from kvemb.tools.bench.measure import compile_seconds, scratch
 from kvemb.tools.bench.results import Line, Report
 
 # The most steps of a run of training.
-MOST_STEPS = 5
+MAX_STEPS = 5
 # What there is to measure, in this order. All but the first have bars.
 PARTS = ("calls", "find", "insert", "training", "tiers")
 
@@ -45,7 +45,7 @@ def run(
     """Time `runs` runs of `batches` calls of each kind. dims: of the part "calls". Raises BackendUnavailable without
     the device.
     """
-    chosen, steps = [part for part in PARTS if part in set(parts)], min(batches, MOST_STEPS)
+    chosen, steps = [part for part in PARTS if part in set(parts)], min(batches, MAX_STEPS)
     settings = {"rows": rows, "dims": dims, "batch": batch, "batches": batches, "runs": runs, "device": device}
     report = Report("gpu", {**settings, **({} if chosen == ["calls"] else asdict(sizes)), "parts": chosen})
     with scratch(folder) as path, kvemb.open(path / "store") as store:

@@ -17,7 +17,7 @@ from kvemb.tools.bench.gpu.hot import rows_there, unsaved
 from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
 from kvemb.tools.bench.results import Line, compare
 
-LEAST_RATIO, EXPONENT = 3.0, 1.05
+MIN_RATIO, EXPONENT = 3.0, 1.05
 LOAD_ROWS = 65_536
 
 
@@ -44,7 +44,7 @@ def measure(
             raise AssertionError("the rows on the GPU are not those on the CPU")
     rates, others = ([steps * batch / each.wall for each in side] for side in taken)
     what = f"training, table of 10 times {device_mib} MiB of the GPU, 2 times the host's budget, Zipf {EXPONENT}"
-    yield compare(what, "ids/s", rates, "the same, hot on the CPU alone", others, LEAST_RATIO)
+    yield compare(what, "ids/s", rates, "the same, hot on the CPU alone", others, MIN_RATIO)
 
 
 def _loaded(store: kvemb.Store, device: str, rows: int, dim: int) -> kvemb.Variable:

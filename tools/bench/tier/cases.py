@@ -11,7 +11,7 @@ from typing import Literal
 
 MIB = 1 << 20
 # Beside the hot rows: the memtables of the loop by hand, which the store needs less of.
-LEAST_MEMORY = 64 * MIB
+MIN_MEMORY = 64 * MIB
 CELL_BYTES = 26
 RECORD_BYTES = 25  # the key, and a record's header
 
@@ -37,7 +37,7 @@ class Settings:
 
     def memory(self, hot_rows: int) -> int:
         """Return the memory in bytes that both sides get: one and a half times the hot rows' cells, and 64 MiB."""
-        return LEAST_MEMORY + hot_rows * (8 * self.dim + CELL_BYTES) * 3 // 2
+        return MIN_MEMORY + hot_rows * (8 * self.dim + CELL_BYTES) * 3 // 2
 
 
 @dataclass(frozen=True)

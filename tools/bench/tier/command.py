@@ -9,14 +9,14 @@ import typer
 
 from kvemb.tools.bench.options import AsJson, Batch, Dim, Runs, Steps
 from kvemb.tools.bench.tier.cases import DEFAULTS, HOT, ROWS, ZIPF, Settings, plan
-from kvemb.tools.limits import MOST_PAUSE_S, MOST_ROWS, MOST_RUNS, MOST_ZIPF, no_nan, no_nans
+from kvemb.tools.limits import MAX_PAUSE_S, MAX_ROWS, MAX_RUNS, MAX_ZIPF, no_nan, no_nans
 from kvemb.tools.screen import Screen
 
 
 def tier(
     rows: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=MOST_ROWS, help="Table sizes, one --rows each; the first one is measured in full."),
+        typer.Option(min=1, max=MAX_ROWS, help="Table sizes, one --rows each; the first one is measured in full."),
     ] = None,
     hot: Annotated[
         list[float] | None,
@@ -24,7 +24,7 @@ def tier(
     ] = None,
     zipf: Annotated[
         list[float] | None,
-        typer.Option(min=0.0, max=MOST_ZIPF, callback=no_nans, help="Zipf exponents of popularity, one --zipf each."),
+        typer.Option(min=0.0, max=MAX_ZIPF, callback=no_nans, help="Zipf exponents of popularity, one --zipf each."),
     ] = None,
     everywhere: Annotated[
         bool, typer.Option("--everywhere", help="Measure every hot share and skew at every size.")
@@ -34,9 +34,9 @@ def tier(
     steps: Steps = DEFAULTS.steps,
     runs: Runs = DEFAULTS.runs,
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=MOST_PAUSE_S, callback=no_nan, help="The most seconds of one run's steps.")
+        float, typer.Option(min=0.01, max=MAX_PAUSE_S, callback=no_nan, help="The most seconds of one run's steps.")
     ] = DEFAULTS.seconds,
-    checkpoints: Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="Checkpoints of the series.")] = (
+    checkpoints: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Checkpoints of the series.")] = (
         DEFAULTS.checkpoints
     ),
     folder: Annotated[

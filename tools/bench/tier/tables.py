@@ -17,7 +17,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.bench.data import Ids, ids_of, values_of
 from kvemb.tools.bench.measure import until_idle
-from kvemb.tools.bench.tier.cases import LEAST_MEMORY
+from kvemb.tools.bench.tier.cases import MIN_MEMORY
 from kvemb.tools.bench.tier.page_cache import table_files
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, open_table
 from kvemb.tools.bench.train_by_hand import RocksLoop
@@ -43,11 +43,11 @@ class TableOnDisk:
         ids = ids_of(np.arange(self.rows, dtype=np.int64))
         ranks = np.argsort(ids)
         ids = ids[ranks]
-        with kvemb.open(unfinished / "store", memory_budget=4 * LEAST_MEMORY) as store:
+        with kvemb.open(unfinished / "store", memory_budget=4 * MIN_MEMORY) as store:
             bulk.load(open_table(store, self.dim, 16), self._rows(ids, ranks))
             store.checkpoint(unfinished / "checkpoint")
         shutil.rmtree(unfinished / "store")
-        peer = RocksLoop(unfinished / "by-hand", self.dim, LEARNING_RATE, EPSILON, 4 * LEAST_MEMORY)
+        peer = RocksLoop(unfinished / "by-hand", self.dim, LEARNING_RATE, EPSILON, 4 * MIN_MEMORY)
         peer.ingest((rows.keys, rows.values) for rows in self._rows(ids, ranks))
         until_idle()
         peer.close()
