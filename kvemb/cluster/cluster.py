@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -76,6 +76,7 @@ class Cluster:
         self._last_call = threading.local()  # session: of the last call of each thread
         self._recovery: Recovery | None = None
         self._started = ThreadPoolExecutor(MAX_STARTED, thread_name_prefix="kvemb-started")
+        self._under_way = set[Future[Any]]()
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="kvemb-written")
         self._checkpointing = threading.RLock()
         self._pending: PendingCheckpoint[Checkpoint] | None = None
@@ -226,7 +227,15 @@ class Cluster:
     def start(self, call: Callable[[], Result]) -> Future[Result]:
         """Run a function on another thread, and return a future of its result. Raises Closed."""
         self.state.check_open()
-        return self._started.submit(call)
+        future = self._started.submit(call)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
+
+    def finish(self) -> None:
+        """Wait for all functions that start() was given, and for the checkpoint: settle()."""
+        wait(list(self._under_way))
+        self.settle()
 
     def end(self, *, owner: bool) -> None:
         """Make no more calls. owner: close the shards, too. Idempotent."""

@@ -255,7 +255,7 @@ class Store(DefaultStore[Cluster]):
             return
         with ExitStack() as last:
             last.callback(self._close, flush)
-            self._inside.settle()
+            self._inside.finish()
 
     def _close(self, flush: bool) -> None:
         writes = self._owner and flush and self._series and self._inside.session.calls.lost is None

@@ -215,3 +215,12 @@ def test_check_names_what_is_wrong(open_cluster, tmp_path):
     with pytest.raises(Corruption, match="shard-0001"):
         cluster.check()
     damaged.write_bytes(text)
+
+
+def test_close_saves_what_was_started_before(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=2, optimizer=kvemb.optimizers.SGD(1.0))
+    started = [table.apply_gradients_async([1, 2, 3], np.ones((3, 2), np.float32)) for _ in range(60)]
+    cluster.close()
+    assert [each.exception() for each in started] == [None] * 60
+    assert open_cluster(2, url=tmp_path / "series").variables["table"].lookup([1, 3]).tolist() == [[-60, -60]] * 2
