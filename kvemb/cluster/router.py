@@ -19,7 +19,6 @@ BUCKETS = 4096  # on disk; do not change
 # Batches whose grouping is kept: how many, and of how many keys. They are compared, which pays for long ones.
 MAX_KEPT, MIN_KEPT_KEYS, MAX_KEPT_KEYS = 8, 256, 65_536
 _SHIFT = np.uint64(64 - 12)
-_Array = npt.NDArray[np.generic]
 
 
 def buckets_of(keys: Keys) -> npt.NDArray[np.uint16]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.run_clicks import ClickRun
 from kvemb.tools.demos.training import FIRST_NOTE
 from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.local_ray import start_ray
 from kvemb.tools.screen import Screen
 from kvemb.tools.stress.places import kill_process
 
@@ -41,7 +41,7 @@ def run(
     lose: loses a shard; None: kills the process of the last one. Raises Corruption if a row differs.
     """
     if transport == "ray":
-        _start_ray()
+        start_ray()
     log = ClickLog(settings.seed, settings.clicks)
     starts = range(0, settings.clicks, settings.batch)
     parts: list[Callable[[], Clicks]] = [
@@ -93,14 +93,6 @@ def run(
     screen.close("kvemb demo --shards", lines, {**summary, "recovery_seconds": round(back.seconds, 3)})
     if differing:
         raise kvemb.errors.Corruption(f"{differing} of {rows} rows differ from those of the undisturbed training")
-
-
-def _start_ray() -> None:
-    with suppress(ImportError):  # kvemb.cluster.open says what to install
-        import ray
-
-        if not ray.is_initialized():
-            ray.init(address="local", include_dashboard=False, log_to_driver=False)
 
 
 def _kill(cluster: kvemb.cluster.Store) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import kvemb.cluster
 from kvemb.tools.bench.data import Ids, Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
 from kvemb.tools.bench.results import Report, compare_cost
+from kvemb.tools.local_ray import start_ray
 
 LOAD_BATCH, BALANCED, BUDGET = 65_536, 8, "1GiB"
 MAX_RATIO_TO_FLOOR, MAX_IMBALANCE = 1.5, 1.1
@@ -40,7 +40,7 @@ def run(
     report = Report("cluster", settings)
     report.facts["compile_s"] = compile_seconds(dim)
     if transport == "ray":
-        _start_ray()
+        start_ray()
     drawn, optimizer = Zipf(rows, zipf, 0), kvemb.optimizers.Adagrad(0.01)
     batches = [ids_of(drawn.sample(batch)) for _ in range(steps)]
     distinct = np.unique(np.concatenate(batches))
@@ -72,15 +72,6 @@ def run(
         what = f"distinct keys on the heaviest of {BALANCED} shards"
         report.lines.append(compare_cost(what, "rows", heaviest, "the mean", mean, MAX_IMBALANCE))
     return report
-
-
-def _start_ray() -> None:
-    """Start Ray on this machine, unless this process has reached a cluster of it, or Ray is not installed."""
-    with suppress(ImportError):  # kvemb.cluster.open says what to install
-        import ray
-
-        if not ray.is_initialized():
-            ray.init(address="local", include_dashboard=False, log_to_driver=False)
 
 
 def _steps(table: kvemb.Variable, batches: list[Ids], dim: int) -> None:
