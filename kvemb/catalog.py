@@ -25,12 +25,9 @@ class VariableMap(Mapping[str, Variable]):
         self._names, self._get = names, get
 
     def __getitem__(self, name: str) -> Variable:
-        try:
-            return self._get(name)
-        except KeyError:  # only now are the names asked for: a cluster asks its coordinator
-            if name in (names := self._names()):
-                raise
-            raise KeyError(f"there is no variable {name!r}; there is {', '.join(names) or 'none'}") from None
+        if name not in self._names():
+            raise KeyError(f"there is no variable {name!r}; there is {', '.join(self._names()) or 'none'}")
+        return self._get(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names()

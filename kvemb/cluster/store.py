@@ -124,7 +124,7 @@ class Store(DefaultStore[Cluster]):
     def _opened(self, name: str) -> OneStoresVariable:
         self.state.check_here()
         with self._inside.lock:
-            if (known := self._inside.tables.get(name)) is not None and self._inside.begun().has(known):
+            if (known := self._inside.tables.get(name)) is not None and self._inside.session.has(known):
                 return variable_of(known)
             _, entry = self._inside.begun().ask("described", name)
             if entry is None:
