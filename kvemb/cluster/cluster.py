@@ -17,6 +17,7 @@ import numpy as np
 import kvemb
 from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
+from kvemb.cluster.client_state import ClientState
 from kvemb.cluster.coordination.counting import Clock
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Asked, Checkpoint
@@ -32,7 +33,6 @@ from kvemb.errors import KvembError, ShardLost
 from kvemb.moment import Moment
 from kvemb.restrict import MissingPolicy, ScoreRule
 from kvemb.rows.hashing import Keys
-from kvemb.store_state import StoreState
 
 Result = TypeVar("Result")
 # Asynchronous calls (lookup_async, apply_gradients_async) under way at the same time; further ones wait.
@@ -64,7 +64,7 @@ class Cluster:
 
     def __init__(self, coordinator: Transport, path: str, *, shared: bool = False) -> None:
         self.path, self.shared = path, shared
-        self.state = StoreState(path)
+        self.state = ClientState(path, lambda: self.session.calls.transport)
         self.lock = threading.RLock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
@@ -134,6 +134,7 @@ class Cluster:
 
     def checkpoint(self, keep: int | None, attachments: Attachments) -> PendingCheckpoint[Checkpoint]:
         """Begin a checkpoint, once the last one that was begun here is complete. Raises as Store.checkpoint()."""
+        self.state.check_here()
         with self._checkpointing:
             self.settle()
             session = self.begun()

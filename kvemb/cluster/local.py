@@ -18,6 +18,8 @@ from kvemb.meter import Meter
 
 # Calls of several threads overlap; more threads than this only wait for each other.
 MAX_THREADS = 16
+# shards: those whose calls this thread makes.
+_thread = threading.local()
 
 
 class LocalTransport:
@@ -38,7 +40,9 @@ class LocalTransport:
                 self._shards.append(make(number))
                 undo.callback(self._shards[-1].close)
             self._undo = undo.pop_all()
-        self._pool = ThreadPoolExecutor(min(MAX_THREADS, 2 * shards), thread_name_prefix="kvemb-shards")
+        mark = partial(setattr, _thread, "shards", self._shards)
+        threads = min(MAX_THREADS, 2 * shards)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kvemb-shards", initializer=mark)
         self._closing = threading.Lock()
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
@@ -47,6 +51,10 @@ class LocalTransport:
             return self._pool.submit(self._shards[shard].call, name, arguments)
         except RuntimeError:  # it is closed
             return failed(Unanswered("the shard was closed"))
+
+    def makes_calls_here(self) -> bool:
+        """Whether this thread makes calls of these shards: so it does in a user's function that they call."""
+        return getattr(_thread, "shards", None) is self._shards
 
     def ping(self, shard: int) -> Future[Any]:
         """See Transport."""

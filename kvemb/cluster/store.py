@@ -80,11 +80,10 @@ class Store(DefaultStore[Cluster]):
         """Return the variable of this name: the open one, the stored one, or a new one: kvemb.Store.get_variable.
 
         hot_rows, init_size and the memory of an Admission are each shard's. Functions and a user-defined policy are
-        called on the shards; later changes to a policy's own attributes do not reach them.
+        called on the shards, and cannot call the cluster; later changes of a policy's attributes do not reach them.
         """
-        self.state.check_here()
+        self.state.check_open()
         with self._inside.lock:
-            self.state.check_open()
             return cast(Variable, get_in_scope(asked, cast(Engine, self._inside), self._got))
 
     def _got(self, asked: Arguments) -> Variable:
@@ -109,8 +108,8 @@ class Store(DefaultStore[Cluster]):
 
     def drop_variable(self, name: str) -> None:
         """Drop a variable with all its rows; the Variable raises Closed from then on. Raises KeyError; Closed."""
+        self.state.check_open()
         with self._inside.lock:
-            self.state.check_open()
             table = inside(self.variables[name])  # raises KeyError
             _storage(table).keep_stats()
             self._inside.session.ask_once("drop_variable", name)
@@ -253,6 +252,7 @@ class Store(DefaultStore[Cluster]):
         """
         if self.state.gone:
             return
+        self.state.check_here()
         with ExitStack() as last:
             last.callback(self._close, flush)
             self._inside.finish()
