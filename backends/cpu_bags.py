@@ -48,36 +48,32 @@ def _add(total: Any, row: Any, dim: Any, weight: Any, weighted: Any, most_norm: 
 @kernel
 def _pool(
     wanted: Any,
-    offsets: Any,
+    bags: Any,
     begin: int,
     end: int,
-    weights: Any,
-    divisors: Any,
-    most_norm: float,
-    at: Any,
     beside: Any,
-    hashes: Any,
-    places: Any,
-    total: Any,
-    buckets: int,
-    tags: Any,
-    keys: Any,
-    values: Any,
+    cells: Any,
+    uses: Any,
+    scratch: Any,
     out: Any,
-    dim: int,
-    rule: int,
-    now: float,
-    shared: bool,
-    scores: Any,
-    flags: Any,
     missing: Any,
 ) -> int:
-    """Find the keys of bags begin to end, sum their rows into out, and record the uses. The pipeline is lookup's.
+    """Find the keys of bags begin to end, sum their rows into out (b, dim), and record the uses.
 
-    at: empty, or for each key its row of beside, -1 for those of the table. total: room for the sum of one bag. shared:
-    other threads have other bags. Writes the positions of keys that are nowhere to missing[offsets[begin]:], and
-    returns how many they are; out has nothing for their bags.
+    bags, beside: the fields of Bags and of Beside, whose `at` is empty if no row is beside the table. cells: how many
+    buckets there are, and the table's columns. uses: the rule, as cpu_probe numbers it, the time, and whether other
+    threads have other bags. scratch: the rings of the pipeline, which is lookup's, and the sum of one bag (dim,).
+    Plain tuples, because each named one would add half a microsecond to a call.
+
+    Writes the positions of keys that are nowhere to missing[offsets[begin]:], and returns how many they are; out has
+    nothing for their bags.
     """
+    offsets, weights, divisors, most_norm = bags
+    at, rows_beside = beside
+    buckets, tags, keys, values, scores, flags = cells
+    rule, now, shared = uses
+    hashes, places, total = scratch
+    dim = out.shape[1]
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
     start, stop = offsets[begin], offsets[end]
@@ -130,7 +126,7 @@ def _pool(
             flags[c] |= DIRTY
         source = values
         if c == BESIDE:
-            source, c = beside, at[i]
+            source, c = rows_beside, at[i]
         if c < 0:
             missing[start + absent] = i
             absent += 1
@@ -171,15 +167,15 @@ def pool(
     schema = rows.schema
     missing: Positions = np.empty(len(wanted), np.int64)
     absences: list[Positions] = []
-    at, kept = (missing[:0], rows.values[:0]) if beside is None else (beside.at, beside.values)
-    values = kept.view(schema.kernel_dtype), out.view(schema.kernel_dtype)
+    at, values = (missing[:0], rows.values[:0]) if beside is None else beside
+    beside_table = at, values.view(schema.kernel_dtype)
+    cells = buckets, tags, rows.keys, rows.values, rows.scores, rows.flags
+    pooled = out.view(schema.kernel_dtype)
 
     def work(begin: int, end: int) -> None:
-        absent = _pool(
-            wanted, bags.offsets, begin, end, bags.weights, bags.divisors, bags.most_norm, at, values[0],
-            *rings(), np.empty(schema.dim, schema.slot_dtype), buckets, tags, rows.keys, rows.values, values[1],
-            schema.dim, rule, now, end - begin < bags.bag_count, rows.scores, rows.flags, missing,
-        )  # fmt: skip
+        uses = rule, now, end - begin < bags.bag_count
+        scratch = *rings(), np.empty(schema.dim, schema.slot_dtype)
+        absent = _pool(wanted, tuple(bags), begin, end, beside_table, cells, uses, scratch, pooled, missing)
         if absent:
             start = bags.offsets[begin]
             absences.append(missing[start : start + absent])
