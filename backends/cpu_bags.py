@@ -14,8 +14,6 @@ import numpy as np
 from kvemb.backends.cpu_probe import FAR, LAST_USE, NEAR, RING, cell_of, first_bucket, likely_cell, rings
 from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
 from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, item_bytes, load, prefetch, store
-from kvemb.limits import DEFAULT
-from kvemb.parallel import cores
 from kvemb.rows.bags import Bags, Beside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hash_kernels import inlined, kernel, mix
@@ -190,14 +188,14 @@ def pool(
     return absences
 
 
-def row_gradients(sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any) -> None:
-    """See contracts.RowKernels.row_gradients."""
+def row_gradients(sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any, *, threads: bool) -> None:
+    """See contracts.RowKernels.row_gradients. threads: keys are split over the cores."""
     count, dim = out.shape
 
     def work(start: int, stop: int) -> None:
         _row_gradients(sums.first, sums.following, bag_of, weights, grads, start, stop, out, dim)
 
-    in_ranges(count, work, spread=len(bag_of) >= DEFAULT.hot_parallel_keys and cores() > 1)
+    in_ranges(count, work, spread=threads)
 
 
 @kernel

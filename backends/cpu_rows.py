@@ -12,7 +12,9 @@ from kvemb.backends.cpu_bags import row_gradients
 from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.cpu_formulas import AHEAD, match_slots, take_step
 from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
+from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
+from kvemb.parallel import cores
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hash_kernels import kernel
 from kvemb.rows.hashing import Positions, Sums
@@ -55,7 +57,10 @@ def _add(index: Any, values: Any, old: Any, new: Any, dim: int, step: int, steps
 
 
 class CpuRows:
-    """contracts.RowKernels on NumPy memory. Stateless."""
+    """contracts.RowKernels on NumPy memory. limits: those of the store, which say what is split over the cores."""
+
+    def __init__(self, limits: Limits = DEFAULT) -> None:
+        self._parallel_keys = limits.hot_parallel_keys
 
     def gather(self, block: RowBlock, index: Positions, out: Any) -> None:
         """See contracts.RowKernels."""
@@ -90,7 +95,8 @@ class CpuRows:
 
     def row_gradients(self, sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any) -> None:
         """See contracts.RowKernels."""
-        row_gradients(sums, bag_of, weights, grads, out)
+        threads = len(bag_of) >= self._parallel_keys and cores() > 1
+        row_gradients(sums, bag_of, weights, grads, out, threads=threads)
 
 
 def _seen(array: Any, block: RowBlock) -> Any:

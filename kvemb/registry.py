@@ -7,6 +7,7 @@ from typing import Any
 
 from kvemb.contracts import HotTable, RowKernels
 from kvemb.errors import BackendUnavailable
+from kvemb.limits import DEFAULT, Limits
 
 # The class of hot tables of each kind of device. Another one may be added.
 hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable", "gpu": "kvemb.backends.cuda.table:CudaTable"}
@@ -27,9 +28,9 @@ def hot_table(device: str) -> type[HotTable]:
     return table
 
 
-def row_kernels() -> RowKernels:
-    """Return the operations on rows in host memory."""
-    kernels: RowKernels = _load(_ROWS)()
+def row_kernels(limits: Limits = DEFAULT) -> RowKernels:
+    """Return the operations on rows in host memory. limits: those of the store whose rows they are."""
+    kernels: RowKernels = _load(_ROWS)(limits)
     return kernels
 
 

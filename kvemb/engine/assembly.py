@@ -114,7 +114,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         optimizer_steps=stored.optimizer_steps if stored else 0,
     )
     policy = None if specification.policy is None else specification.policy.bind(variable)
-    kernels, optimizer = registry.row_kernels(), specification.optimizer
+    kernels, optimizer = registry.row_kernels(engine.limits), specification.optimizer
     operations = DeviceOperations(
         storage,
         RowFactory(schema, specification.initializer, optimizer, kernels),
@@ -126,7 +126,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         admission=specification.admission,
     )
     warm(engine, specification.name, hot_tables, operations)
-    return Table(specification, policy, hot_tables, storage, operations, variable)
+    return Table(specification, policy, hot_tables, storage, operations, variable, engine.limits)
 
 
 def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> ColdStore:

@@ -17,6 +17,7 @@ from kvemb.durability.point_writer import Part
 from kvemb.engine.device_operations import DeviceOperations
 from kvemb.engine.specification import Specification, check_optimizer
 from kvemb.errors import Closed
+from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import RestrictPolicy, Scores
 from kvemb.rows.hashing import Keys
@@ -30,7 +31,7 @@ from kvemb.tiers.storage import TieredStorage
 class Table:
     """A variable that is open. specification: as it was when it was opened; policy: bound to the variable.
 
-    variable: the kvemb.Variable that users hold.
+    variable: the kvemb.Variable that users hold. limits: the store's.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class Table:
         storage: TieredStorage,
         operations: DeviceOperations,
         variable: Any,
+        limits: Limits = DEFAULT,
     ) -> None:
         self.specification, self.policy, self.variable = specification, policy, variable
         self.hot_tables, self.storage, self.operations = hot_tables, storage, operations
+        self.limits = limits
         self._bytes_cold: int | None = None
         self._last_stats: Stats | None = None
 

@@ -68,7 +68,8 @@ class Embeddings:
             by = np.where(divisors == 0, np.inf, divisors)[:, None]
             flat = (flat / by).astype(table.schema.slot_dtype, copy=False)
         out = np.empty((len(distinct.keys), table.schema.dim), table.schema.slot_dtype)
-        registry.row_kernels().row_gradients(distinct.sums, self._bags.of_keys(), self._bags.weights, flat, out)
+        kernels = registry.row_kernels(table.limits)
+        kernels.row_gradients(distinct.sums, self._bags.of_keys(), self._bags.weights, flat, out)
         keys = table.public(distinct.keys)
         if self._bags.most_norm < math.inf and len(keys):
             _through_clipping(out, self.variable.lookup(keys, touch=False), self._bags.most_norm)

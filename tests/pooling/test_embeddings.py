@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kvemb
+from kvemb.backends import cpu_bags, cpu_rows
 from kvemb.optimizers import SGD
 
 IDS, OFFSETS = np.array([3, 1, 3, 7, 2, 3, 9]), np.array([0, 3, 3, 5])
@@ -70,6 +71,21 @@ def test_a_step_is_that_of_the_row_gradients(table, kind):
     before = table.lookup(keys)
     result.apply_gradients(grads)
     np.testing.assert_array_equal(table.lookup(keys), before - rows)
+
+
+@pytest.mark.limits(hot_parallel_keys=7)
+def test_gradients_are_summed_over_the_cores_from_the_limit_of_the_store(table, monkeypatch):
+    over_cores, in_ranges = [], cpu_bags.in_ranges
+
+    def watched(count, work, *, spread):
+        over_cores.append(spread)
+        in_ranges(count, work, spread=spread)
+
+    monkeypatch.setattr(cpu_rows, "cores", lambda: 2)
+    monkeypatch.setattr(cpu_bags, "in_ranges", watched)
+    for ids in (IDS, IDS[:6]):
+        kvemb.embedding_lookup(table, ids).row_gradients(np.ones((len(ids), 4)))
+    assert over_cores == [True, False]
 
 
 def test_gradients_of_bags_equal_those_of_rows_bit_for_bit(store):
