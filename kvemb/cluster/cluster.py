@@ -18,12 +18,11 @@ import kvemb
 from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.client_state import ClientState
-from kvemb.cluster.coordination.counting import Clock
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Asked, Checkpoint
 from kvemb.cluster.messages import Change, JoinReply, OpenVariable, Read
 from kvemb.cluster.router import Grouped, Router
-from kvemb.cluster.session import ENDED, Session
+from kvemb.cluster.session import ENDED, Opened, Session
 from kvemb.cluster.transport import Transport
 from kvemb.contracts import Mask, Values
 from kvemb.durability.attachments import Attachments
@@ -31,7 +30,7 @@ from kvemb.durability.checkpointer import PendingCheckpoint, Writing
 from kvemb.engine.table import Table
 from kvemb.errors import KvembError, ShardLost
 from kvemb.moment import Moment
-from kvemb.restrict import MissingPolicy, ScoreRule
+from kvemb.restrict import ScoreRule
 from kvemb.rows.hashing import Keys
 
 Result = TypeVar("Result")
@@ -162,12 +161,12 @@ class Cluster:
         reads: dict[int, list[Read]] = {}
         asked: dict[int, list[int]] = {}
         for at, (part, grouped) in enumerate(parts):
-            token, clock, _ = session.opened(part.table)
-            moment, counts = self._used(part.table, clock, grouped, touch)
+            opened = session.opened(part.table)
+            moment, counts = self._used(part.table, opened, grouped, touch)
             for shard, where in grouped.parts:
                 some = None if counts is None else counts[where]
                 nbytes = (where.stop - where.start) * part.out.shape[1] * part.out.itemsize
-                reads.setdefault(shard, []).append(Read(token, grouped.keys[where], some, moment, nbytes))
+                reads.setdefault(shard, []).append(Read(opened.token, grouped.keys[where], some, moment, nbytes))
                 asked.setdefault(shard, []).append(at)
         exists = any(part.exists is not None for part in wanted)
         with session.calls.stamped(reads) as stamp:
@@ -181,12 +180,12 @@ class Cluster:
             _fill(part, grouped, answer)
 
     @staticmethod
-    def _used(table: Table, clock: Clock, grouped: Grouped, touch: bool) -> tuple[Moment, Any]:
+    def _used(table: Table, opened: Opened, grouped: Grouped, touch: bool) -> tuple[Moment, Any]:
         """Return the moment of a lookup, and the uses of each distinct key; None: one of each, or they do not count."""
-        if not touch or isinstance(table.policy, MissingPolicy):
-            return clock.now(table.policy), None
+        if not touch or not opened.scores:
+            return opened.clock.now(table.policy), None
         counts = grouped.repeated and (table.policy is None or table.policy.rule is not ScoreRule.LAST_USE)
-        return clock.use(table.policy), grouped.counts if counts else None
+        return opened.clock.use(table.policy), grouped.counts if counts else None
 
     def train(self, steps: list[Step]) -> list[Exception | None]:
         """Take an optimizer's step on each variable; returns what each failed with."""
@@ -194,7 +193,7 @@ class Cluster:
         changes: dict[int, list[Change]] = {}
         tokens: list[str] = []
         for table, keys, grads in steps:
-            token, clock, admits = session.opened(table)
+            token, clock, admits, _ = session.opened(table)
             optimizer = table.operations.optimizer  # raises Closed of a dropped variable
             assert optimizer is not None
             counted = optimizer.counts_steps and len(keys) > 0
@@ -215,7 +214,7 @@ class Cluster:
         use: whether it is a call that records uses.
         """
         session = self.begun()
-        token, clock, _ = session.opened(table)
+        token, clock, *_ = session.opened(table)
         moment = clock.use(table.policy) if use else clock.now(table.policy)
         changes = {
             shard: [Change(token, method, tuple(each[positions] for each in (keys, *columns)), moment)]

@@ -26,12 +26,14 @@ def columns_of(block: RowBlock) -> Columns:
 class OpenVariable(NamedTuple):
     """What a client must know of a variable that is open. token: what calls say for it (coordination.opened).
 
-    steps: of all clients. admits: whether its shards count how often a key that is missing is trained.
+    steps: of all clients. admits: whether its shards count how often a key that is missing is trained. scores: whether
+    uses change scores there: they do not while a user-defined policy is missing.
     """
 
     token: str
     steps: Steps
     admits: bool
+    scores: bool
 
 
 class JoinReply(NamedTuple):

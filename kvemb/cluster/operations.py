@@ -101,7 +101,7 @@ class ClusterOperations:
     def clear(self) -> None:
         """Drop every row."""
         session = self._cluster.begun()
-        token, clock, _ = session.opened(self.table)
+        token, clock, *_ = session.opened(self.table)
         session.ask_once("clear", token, clock.now(self.table.policy))
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
@@ -116,7 +116,7 @@ class ClusterOperations:
         Rows that the policy has expire leave in any case. Does nothing unless there are more than trigger_rows.
         """
         session, policy = self._cluster.begun(), self.table.policy
-        token, clock, _ = session.opened(self.table)
+        token, clock, *_ = session.opened(self.table)
         session.exchange()
         moment = clock.now(policy)
         expire = policy is not None and policy.min_score(policy.now(moment.step)) > -math.inf

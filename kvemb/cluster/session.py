@@ -34,11 +34,12 @@ ENDED = "the cluster's coordinator has ended with the process that opened it, or
 
 
 class Opened(NamedTuple):
-    """A variable that this client has open. token, admits: see OpenVariable."""
+    """A variable that this client has open. token, admits, scores: see OpenVariable."""
 
     token: str
     clock: Clock
     admits: bool
+    scores: bool
 
 
 class Session:
@@ -61,7 +62,7 @@ class Session:
 
     def open(self, table: Table, told: OpenVariable) -> None:
         """Add a variable."""
-        self._opened[table] = Opened(told.token, Clock(Steps(*told.steps)), told.admits)
+        self._opened[table] = Opened(told.token, Clock(Steps(*told.steps)), told.admits, told.scores)
 
     def forget(self, table: Table) -> None:
         """Drop a variable."""

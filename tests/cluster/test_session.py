@@ -96,6 +96,38 @@ def test_functions_and_policies_are_those_of_the_client_that_opened_the_variable
             yours.restrict(1)
 
 
+def test_uses_of_a_client_without_the_policy_count_as_those_of_one_store(two, store):
+    first, second = two
+    one = store.get_variable("table", dim=2, restrict_policy=Fading())
+    mine = first.get_variable("table", dim=2, restrict_policy=Fading())
+    yours, keys = second.variables["table"], np.arange(40)
+    for table in (one, mine):
+        table.upsert(keys, np.ones((40, 2), np.float32))
+    for batch, touch in (([1, 2, 1, 1], True), ([2, 3, 50, 31, 50, 33], True), ([7] * 9, False), ([4, *keys], True)):
+        one.lookup(batch, touch=touch)
+        yours.lookup(batch, touch=touch)
+        for client in (second, first):
+            inside(client).session.exchange()
+        one.lookup([5, 5])
+        mine.lookup([5, 5])
+        for client in (first, second):
+            inside(client).session.exchange()
+    assert mine.restrict_policy.status(keys).tolist() == one.restrict_policy.status(keys).tolist()
+    assert inside(mine).storage.step == inside(one).storage.step == 7
+
+
+def test_no_use_counts_while_no_client_has_given_the_policy(open_cluster, tmp_path):
+    with open_cluster(2, url=tmp_path / "series") as cluster:
+        table = cluster.get_variable("table", dim=2, restrict_policy=Fading())
+        table.upsert([1, 2, 3], ONES)
+        table.lookup([1, 2, 2])
+        scores = table.restrict_policy.status([1, 2, 3]).tolist()
+    table = open_cluster(2, url=tmp_path / "series").variables["table"]
+    table.lookup([1, 1, 2])
+    assert table.restrict_policy.status([1, 2, 3]).tolist() == scores
+    assert inside(table).storage.step == 1
+
+
 def test_clients_that_take_turns_are_one_store_bit_for_bit(open_cluster, tmp_path):
     first = open_cluster(3, url=tmp_path / "series")
     clients = [first, *(kvemb.cluster.connect(tmp_path / "series", transport="local") for _ in range(2))]

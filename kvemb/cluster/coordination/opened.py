@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kvemb.cluster.coordination.counting import Steps, Total
 from kvemb.cluster.messages import OpenVariable
 from kvemb.durability.manifest import VariableEntry
+from kvemb.restrict import MissingPolicy
 
 
 class Open(NamedTuple):
@@ -22,7 +23,9 @@ class Open(NamedTuple):
 
     def told(self) -> OpenVariable:
         """Return what clients must know of it."""
-        return OpenVariable(self.token, self.total.steps(), self.arguments["admission"] is not None)
+        admits = self.arguments["admission"] is not None
+        scores = not isinstance(self.arguments["restrict_policy"], MissingPolicy)
+        return OpenVariable(self.token, self.total.steps(), admits, scores)
 
 
 def new_token() -> str:
