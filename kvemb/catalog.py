@@ -53,30 +53,30 @@ def opened(store: Handle[Engine], name: str) -> Variable:
         return open_stored(store, name, engine.described.variables[name])
 
 
-def get_or_make(store: Handle[Engine], asked: Arguments) -> Variable:
+def get_or_make(store: Handle[Engine], arguments: Arguments) -> Variable:
     """Return the variable of this full name: open, stored, or new. REQUIRES: the engine's lock. See get_variable."""
-    known = inside(store).tables.get(check_name(asked.name))
+    known = inside(store).tables.get(check_name(arguments.name))
     if known is None:
-        return Variable(**{**vars(asked), "store": store})
-    if (optimizer := agreed_optimizer(known, asked)) is not None:
+        return Variable(**{**vars(arguments), "store": store})
+    if (optimizer := agreed_optimizer(known, arguments)) is not None:
         known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
     return variable_of(known)
 
 
-def agreed_optimizer(known: Table, asked: Arguments) -> Optimizer | None:
+def agreed_optimizer(known: Table, arguments: Arguments) -> Optimizer | None:
     """Check what is requested of an open variable; return the optimizer that it goes on with, None for its own.
 
     Raises as get_variable does.
     """
-    optimizer, policy = agreed(asked, known.entry())
+    optimizer, policy = agreed(arguments, known.entry())
     if isinstance(known.policy, MissingPolicy) and policy is not None and not isinstance(policy, MissingPolicy):
         raise known.policy.error()
-    if asked.constraint not in (None, known.specification.constraint):
+    if arguments.constraint not in (None, known.specification.constraint):
         raise ValueError(
-            f"variable {asked.name!r} is open with another constraint, or none; give it where it is opened"
+            f"variable {arguments.name!r} is open with another constraint, or none; give it where it is opened"
         )
-    if asked.admission not in (None, known.specification.admission):
-        raise ValueError(f"variable {asked.name!r} is open with another admission; give it when it is opened")
+    if arguments.admission not in (None, known.specification.admission):
+        raise ValueError(f"variable {arguments.name!r} is open with another admission; give it when it is opened")
     return optimizer
 
 

@@ -40,15 +40,15 @@ class BackendUnavailable(KvembError, ImportError):
 class SchemaMismatch(KvembError, ValueError):
     """A variable was requested with properties that differ from the stored ones.
 
-    field, stored, asked: what differs, as attributes. advice: what to do.
+    field, stored, given: what differs, as attributes. advice: what to do.
     """
 
-    def __init__(self, variable: str, field: str, stored: object, asked: object, advice: str | None = None) -> None:
+    def __init__(self, variable: str, field: str, stored: object, given: object, advice: str | None = None) -> None:
         super().__init__(
-            f"variable {variable!r} is stored with {field}={stored!r}, got {field}={asked!r}; "
+            f"variable {variable!r} is stored with {field}={stored!r}, got {field}={given!r}; "
             f"{advice or f'ask for the stored {field}, use another name, or delete it with store.drop_variable'}"
         )
-        self.variable, self.field, self.stored, self.asked = variable, field, stored, asked
+        self.variable, self.field, self.stored, self.given = variable, field, stored, given
 
 
 # While a store is used.

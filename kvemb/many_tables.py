@@ -150,7 +150,7 @@ def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.ND
 def to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> Part:
     """Return what a lookup does. out: what its rows go to; None: a new array."""
     if device_of(keys) is not None:
-        given = on_device.asked(table, keys, out)
+        given = on_device.device_lookup(table, keys, out)
         return Part(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given)
     shape, flat = table.flat_and_owned(keys)  # a partitioner that raises does so now
     schema = table.schema
@@ -223,9 +223,9 @@ def _read(parts: list[Part], touch: bool) -> None:
 
 def _read_on_device(parts: list[Part], touch: bool) -> None:
     for part in parts:
-        asked = part.on_device
+        wanted = part.on_device
         try:
-            part.table.operations.lookup_on_device(asked.keys, asked.out, None, touch=touch)
+            part.table.operations.lookup_on_device(wanted.keys, wanted.out, None, touch=touch)
         except Exception as error:
             raise_named(part.table.name, error)
 

@@ -22,13 +22,13 @@ class ArgumentsInStore(Arguments, InStore):
 
 
 @function_of(ArgumentsInStore)
-def get_variable(asked: ArgumentsInStore) -> Variable:
+def get_variable(arguments: ArgumentsInStore) -> Variable:
     """Return the variable of this name in a store: Store.get_variable, which explains the other arguments.
 
     store: the innermost default store (`with kvemb.open(path):`) unless given.
     """
-    place = cast(Store, chosen(asked.store))
-    return place.get_variable(**{name: value for name, value in vars(asked).items() if name != "store"})
+    place = cast(Store, chosen(arguments.store))
+    return place.get_variable(**{name: value for name, value in vars(arguments).items() if name != "store"})
 
 
 def get_collection(name: str, *, store: Store | None = None) -> list[Any]:

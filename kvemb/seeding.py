@@ -26,8 +26,8 @@ def seeded(initializer: Initializer, name: str) -> Initializer:
     return initializer
 
 
-def seeded_like(asked: Initializer, kept: Initializer) -> Initializer:
+def seeded_like(given: Initializer, kept: Initializer) -> Initializer:
     """Return the requested initializer with the seed of the stored one, `kept`, if its own seed is None."""
-    if isinstance(asked, _SEEDED) and asked.seed is None and isinstance(kept, type(asked)):
-        return replace(asked, seed=kept.seed)
-    return asked
+    if isinstance(given, _SEEDED) and given.seed is None and isinstance(kept, type(given)):
+        return replace(given, seed=kept.seed)
+    return given

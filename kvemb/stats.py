@@ -68,9 +68,9 @@ class Stats:
         gpus = sorted(name for name in self.tiers if name not in (HOST, DISK))
         if not gpus:
             return f"{self.rows_hot:,} hot in {format_bytes(self.bytes_hot)}"
-        shown = [(f"hot on {name}", self.tiers[name]) for name in gpus]
-        shown += [("in the host's memory", self.tiers[HOST])] if HOST in self.tiers else []
-        return ", ".join(f"{each.rows:,} {where} in {format_bytes(each.nbytes)}" for where, each in shown)
+        parts = [(f"hot on {name}", self.tiers[name]) for name in gpus]
+        parts += [("in the host's memory", self.tiers[HOST])] if HOST in self.tiers else []
+        return ", ".join(f"{each.rows:,} {where} in {format_bytes(each.nbytes)}" for where, each in parts)
 
     def as_dict(self) -> dict[str, Any]:
         """Return every figure by name, hit_rate included; tiers as a dict of dicts."""

@@ -60,17 +60,17 @@ class Store(DefaultStore[Engine]):
     @property
     def id(self) -> str:
         """The store's identity: 32 hexadecimal digits, kept by checkpoints of it and by stores restored from them."""
-        return self._inside.shown.store
+        return self._inside.current_manifest.store
 
     @property
     def point(self) -> int:
         """The number of its last durable point, of a reader the one it shows; every later one has a larger number."""
-        return self._inside.shown.point
+        return self._inside.current_manifest.point
 
     # Its variables.
 
     @method_of(Arguments)
-    def get_variable(self, asked: Arguments) -> Variable:
+    def get_variable(self, arguments: Arguments) -> Variable:
         """Return the variable of this name: the open one, the stored one, or a new one.
 
         name: printable; slashes may divide it, as in "towers/users".
@@ -117,7 +117,7 @@ class Store(DefaultStore[Engine]):
         self.state.check_here()
         with self._inside.lock:
             self.state.check_open()
-            return cast(Variable, get_in_scope(asked, self._inside, partial(get_or_make, self)))
+            return cast(Variable, get_in_scope(arguments, self._inside, partial(get_or_make, self)))
 
     def drop_variable(self, name: str) -> None:
         """Drop a variable with all its rows, durably; its memory and its disk space are freed.

@@ -73,15 +73,15 @@ class Variable(Handle[Table]):
     """
 
     @method_of(VariableArguments)
-    def __init__(self, asked: VariableArguments) -> None:
-        if asked.custom_getter is not None:
+    def __init__(self, arguments: VariableArguments) -> None:
+        if arguments.custom_getter is not None:
             raise ValueError("custom_getter wraps get_variable; Variable makes what it is told")
-        self._store = chosen(asked.store)
+        self._store = chosen(arguments.store)
         engine = inside(self._store)
         if not isinstance(engine, Engine):
             raise TypeError(f"Variable makes one in a Store; use get_variable of {brief(self._store)}")
-        super().__init__(open_table(engine, asked, self))
-        if asked.regularizer is not None and (loss := asked.regularizer(self)) is not None:
+        super().__init__(open_table(engine, arguments, self))
+        if arguments.regularizer is not None and (loss := arguments.regularizer(self)) is not None:
             engine.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
 
     # What it is.

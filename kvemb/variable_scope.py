@@ -122,54 +122,54 @@ def _nested(inner: CustomGetter | None, outer: CustomGetter | None) -> CustomGet
     return both
 
 
-def get_in_scope(asked: Arguments, engine: Engine, get: Callable[[Arguments], Any]) -> Any:
-    """Return get(asked), asked being completed by the scope, or what its custom getter returns.
+def get_in_scope(arguments: Arguments, engine: Engine, get: Callable[[Arguments], Any]) -> Any:
+    """Return get(arguments) with what the scope adds to them, or what a custom getter returns.
 
     Raises ValueError against `reuse`. REQUIRES: the engine's lock.
     """
-    scope, custom = _current.get(), asked.custom_getter
+    scope, custom = _current.get(), arguments.custom_getter
     if scope is None:
         if custom is None:
-            return get(asked)
-        return _custom(custom, asked, get)
-    check_name(asked.name)
-    name = f"{scope.name}/{asked.name}"
-    is_new, unset = name not in engine.names(), asked.partitioner is default_partitioner
-    asked = replace(
-        asked,
+            return get(arguments)
+        return _custom(custom, arguments, get)
+    check_name(arguments.name)
+    name = f"{scope.name}/{arguments.name}"
+    is_new, unset = name not in engine.names(), arguments.partitioner is default_partitioner
+    arguments = replace(
+        arguments,
         name=name,
-        initializer=scope.initializer if asked.initializer is None and is_new else asked.initializer,
-        regularizer=asked.regularizer or scope.regularizer,
-        partitioner=scope.partitioner if unset and scope.partitioner else asked.partitioner,
-        constraint=asked.constraint or scope.constraint,
+        initializer=scope.initializer if arguments.initializer is None and is_new else arguments.initializer,
+        regularizer=arguments.regularizer or scope.regularizer,
+        partitioner=scope.partitioner if unset and scope.partitioner else arguments.partitioner,
+        constraint=arguments.constraint or scope.constraint,
     )
 
-    def getter(asked: Arguments) -> Any:
-        exists = asked.name in engine.names()
+    def getter(arguments: Arguments) -> Any:
+        exists = arguments.name in engine.names()
         if scope.reuse is True and not exists:
             raise ValueError(
-                f"variable {asked.name!r} does not exist, and the scope {scope.name!r} has reuse=True; create it "
+                f"variable {arguments.name!r} does not exist, and the scope {scope.name!r} has reuse=True; create it "
                 "first, or use AUTO_REUSE"
             )
-        if scope.reuse is False and asked.name in engine.tables:
+        if scope.reuse is False and arguments.name in engine.tables:
             raise ValueError(
-                f"variable {asked.name!r} exists already; did you mean to set reuse=True or reuse=kvemb.AUTO_REUSE in "
-                f"variable_scope({scope.name!r})?"
+                f"variable {arguments.name!r} exists already; did you mean to set reuse=True or "
+                f"reuse=kvemb.AUTO_REUSE in variable_scope({scope.name!r})?"
             )
-        if not exists and asked.initializer is None and value_dtype(asked.value_dtype).kind not in "iu":
-            asked = replace(asked, initializer=GlorotUniform())
-        return get(asked)
+        if not exists and arguments.initializer is None and value_dtype(arguments.value_dtype).kind not in "iu":
+            arguments = replace(arguments, initializer=GlorotUniform())
+        return get(arguments)
 
     custom = custom or scope.custom_getter
-    return getter(asked) if custom is None else _custom(custom, asked, getter)
+    return getter(arguments) if custom is None else _custom(custom, arguments, getter)
 
 
-def _custom(custom: CustomGetter, asked: Arguments, get: Callable[[Arguments], Got]) -> Got:
-    """Return custom(getter, name, **arguments); getter takes the same arguments, name first."""
-    arguments = {**vars(asked), "custom_getter": None}
+def _custom(custom: CustomGetter, arguments: Arguments, get: Callable[[Arguments], Got]) -> Got:
+    """Return custom(getter, name, **others); getter takes the same arguments, name first."""
+    others = {**vars(arguments), "custom_getter": None}
 
     def getter(name: str, **given: Any) -> Got:
         return get(Arguments(name, **given))
 
-    result: Got = custom(getter, arguments.pop("name"), **arguments)
+    result: Got = custom(getter, others.pop("name"), **others)
     return result

@@ -244,7 +244,7 @@ def test_a_mismatch_names_the_field(open_store, tmp_path, field, asked, stored_v
     error = caught.value
     assert isinstance(error, ValueError)
     assert (error.variable, error.field) == ("x", field)
-    assert (error.stored, error.asked) == (stored_value, asked_value)
+    assert (error.stored, error.given) == (stored_value, asked_value)
     assert store.get_variable("x", dim=3).lookup([1]).tolist() == values_of(1).tolist()
 
 
@@ -267,7 +267,7 @@ def test_scores_of_one_scale_are_not_read_on_another(open_store, tmp_path, store
         store = open_store(tmp_path / "store")
     with pytest.raises(SchemaMismatch, match=r"leave restrict_policy out .* or see kvemb migrate --policy") as caught:
         store.get_variable("x", dim=3, restrict_policy=asked)
-    assert (caught.value.stored, caught.value.asked) == (stored, asked() if isinstance(asked, type) else asked)
+    assert (caught.value.stored, caught.value.given) == (stored, asked() if isinstance(asked, type) else asked)
     old = store.get_variable("x", dim=3, restrict_policy=stored)
     assert old is store.get_variable("x", dim=3)
     # Rows can be taken over without their scores.

@@ -36,26 +36,26 @@ def dropped(epochs: list[Epoch]) -> set[str]:
     return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.dropped}
 
 
-def dropped_after(shown: list[Epoch], epochs: list[Epoch]) -> set[str] | None:
+def dropped_after(earlier: list[Epoch], later: list[Epoch]) -> set[str] | None:
     """Return the names of the variables dropped between two durable points of a store, given the epochs of each.
 
     None if the later point does not say: its epochs do not reach back to the earlier one.
     """
-    later = since(epochs, shown[-1].since)
-    return None if later is None else (dropped(later[:1]) - dropped(shown[-1:])) | dropped(later[1:])
+    between = since(later, earlier[-1].since)
+    return None if between is None else (dropped(between[:1]) - dropped(earlier[-1:])) | dropped(between[1:])
 
 
-def files_between(shown: list[Epoch], epochs: list[Epoch], variable: str) -> list[str] | None:
+def files_between(earlier: list[Epoch], later: list[Epoch], variable: str) -> list[str] | None:
     """Return the key files that have all keys of a variable that changed between two durable points of a store.
 
-    shown, epochs: those of each point. None if the later one does not say: its epochs do not reach back, or the
+    earlier, later: the epochs of each point. None if the later one does not say: its epochs do not reach back, or the
     variable was cleared.
     """
-    later = since(epochs, shown[-1].since)
-    if later is None:
+    between = since(later, earlier[-1].since)
+    if between is None:
         return None
-    known = shown[-1].variables.get(variable, Changed()).files
-    changes = [epoch.variables[variable] for epoch in later if variable in epoch.variables]
+    known = earlier[-1].variables.get(variable, Changed()).files
+    changes = [epoch.variables[variable] for epoch in between if variable in epoch.variables]
     if any(changed.cleared or changed.dropped for changed in changes):
         return None
     files = [file for changed in changes for file in changed.files]

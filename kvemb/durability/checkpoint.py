@@ -161,10 +161,10 @@ def check_there(path: Path) -> None:
         raise StoreNotFound(describe_path(path))
 
 
-def warn_if_not_closed(store: Path, shown: Manifest) -> None:
+def warn_if_not_closed(store: Path, point: Manifest) -> None:
     """Log a warning if a store that is read was not closed: a reader sees its durable point, not its log."""
     if layout.was_not_closed(store):
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created))
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(point.created))
         _logger.warning(
             "the store %s was not closed; this is its durable point of %s: opening it for writing recovers the rest",
             store,

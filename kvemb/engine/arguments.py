@@ -110,30 +110,31 @@ class ReferenceArguments(Use, NamedLater, RowArguments):
     shared_name: str | None = None
 
 
-Asked = Arguments | ReferenceArguments
+AnyArguments = Arguments | ReferenceArguments
 
 
-def check_given(asked: Asked) -> None:
+def check_given(arguments: AnyArguments) -> None:
     """Raise ValueError for an argument that means something in a TensorFlow graph only; TypeError for another kind.
 
     Values that say what kvemb does in any case are accepted.
     """
     meant = {"synchronization": "AUTO", "aggregation": "NONE"}
     for name, only in meant.items():
-        given = getattr(asked, name)
+        given = getattr(arguments, name)
         if given is not None and str(getattr(given, "name", given)).upper() != only:
             raise ValueError(f"{name} must be {only} or left out, got {given!r}: kvemb has no distribution strategy")
-    if asked.caching_device is not None:
+    if arguments.caching_device is not None:
         raise ValueError("caching_device has no meaning in kvemb, whose hot tier is the cache; leave it out")
-    if asked.validate_shape is not True:
+    if arguments.validate_shape is not True:
         raise ValueError("validate_shape must be True or left out: the shape of a row is always known, (dim,)")
-    if asked.use_resource not in (None, True):
+    if arguments.use_resource not in (None, True):
         raise ValueError("use_resource must be True or left out: a variable always behaves as a resource")
-    if asked.admission is not None and not isinstance(asked.admission, Admission):
-        raise TypeError(f"admission must be an Admission, got {asked.admission!r}; use kvemb.Admission(sightings=3)")
+    admission = arguments.admission
+    if admission is not None and not isinstance(admission, Admission):
+        raise TypeError(f"admission must be an Admission, got {admission!r}; use kvemb.Admission(sightings=3)")
     for name in ("regularizer", "constraint", "custom_getter"):
-        if getattr(asked, name) is not None and not callable(getattr(asked, name)):
-            raise TypeError(f"{name} must be callable, got {getattr(asked, name)!r}")
-    given = asked.collections
+        if getattr(arguments, name) is not None and not callable(getattr(arguments, name)):
+            raise TypeError(f"{name} must be callable, got {getattr(arguments, name)!r}")
+    given = arguments.collections
     if given is not None and (isinstance(given, str) or not all(isinstance(each, str) for each in given)):
         raise TypeError(f"collections must be a list of names such as GraphKeys.GLOBAL_VARIABLES, got {given!r}")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from kvemb import registry
 from kvemb.contracts import ColdStore
 from kvemb.durability import cold_databases, layout
-from kvemb.engine.arguments import Asked
+from kvemb.engine.arguments import AnyArguments
 from kvemb.engine.device_operations import DeviceOperations
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification, check_name, specify
@@ -41,19 +41,19 @@ class GraphKeys:
     REGULARIZATION_LOSSES = "regularization_losses"
 
 
-def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
+def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table]) -> Table:
     """Make the table of a variable, new or stored, which must not be open.
 
     Raises SchemaMismatch, ValueError, TypeError; Closed; for a new one ReadOnly, Poisoned; ColdStoreError; for one that
     joins checkpoints also Corruption, and the error of a failed checkpoint with block=False.
     """
-    name = check_name(asked.name)
+    name = check_name(arguments.name)
     engine.state.check_here()
     with engine.lock:
         engine.state.check_open()
         if name in engine.tables:
             raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
-        specification = specify(asked, engine.described.variables.get(name))
+        specification = specify(arguments, engine.described.variables.get(name))
         if specification.is_new:
             if engine.state.read_only:
                 known = ", ".join(sorted(engine.described.variables)) or "none"
@@ -62,7 +62,7 @@ def open_table(engine: Engine, asked: Asked, variable: Handle[Table]) -> Table:
         # Ctrl-C is deferred: a durable point must not name a variable that is undone here.
         with uninterrupted() if specification.is_new else nullcontext(), ExitStack() as undo:
             table = _made(engine, specification, variable, undo)
-            _register(engine, table, undo, asked)
+            _register(engine, table, undo, arguments)
             if specification.is_new and engine.log is not None:
                 engine.flush()  # the log may name only variables of the durable point before it
             undo.pop_all()
@@ -200,16 +200,16 @@ def give_back(
     engine.budgets.host.give_back(spill_bytes(specification.schema, slot_rows))
 
 
-def _register(engine: Engine, table: Table, undo: ExitStack, asked: Asked) -> None:
+def _register(engine: Engine, table: Table, undo: ExitStack, arguments: AnyArguments) -> None:
     undo.callback(engine.discard, table)
     engine.tables[table.name] = table
-    for collection in collections_of(asked, table.specification):
+    for collection in collections_of(arguments, table.specification):
         engine.collect(collection, table.variable)
 
 
-def collections_of(asked: Asked, specification: Specification) -> list[str]:
+def collections_of(arguments: AnyArguments, specification: Specification) -> list[str]:
     """Return the names of the collections that a variable joins."""
-    collections = [GraphKeys.GLOBAL_VARIABLES] if asked.collections is None else list(asked.collections)
+    collections = [GraphKeys.GLOBAL_VARIABLES] if arguments.collections is None else list(arguments.collections)
     if specification.trainable and GraphKeys.TRAINABLE_VARIABLES not in collections:
         collections.append(GraphKeys.TRAINABLE_VARIABLES)
     return collections

@@ -186,7 +186,7 @@ class Engine:
     # Durable points.
 
     @property
-    def shown(self) -> Manifest:
+    def current_manifest(self) -> Manifest:
         """The manifest of the last durable point, or of the one that a reader shows."""
         return self.described if self.state.read_only else self.points.current
 

@@ -18,9 +18,11 @@ from kvemb.rows.device_arrays import SOME_GPU, DeviceArray, device_of, empty_lik
 from kvemb.rows.hashing import Keys, Unique
 
 
-class Asked(NamedTuple):
-    """A lookup. keys (n,); out (n, dim); exists (n,), bool, or None; made, flags: arrays that these two fill; given:
-    the keys as the caller has them.
+class DeviceLookup(NamedTuple):
+    """The arrays of one lookup, on a device: keys (n,), out (n, dim), exists (n,) bool or None.
+
+    made, flags: the caller's arrays, or new ones, that out and exists are views of. given: the keys as the caller has
+    them.
     """
 
     keys: DeviceArray
@@ -67,8 +69,8 @@ def beside(table: Table, keys: DeviceArray, data: Any, dtype: np.dtype[Any], wha
     return found.reshaped(keys.size, *width)
 
 
-def asked(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> Asked:
-    """Return what a lookup works on. out: an array to fill, or None. Raises TypeError, ValueError."""
+def device_lookup(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> DeviceLookup:
+    """Return the arrays of a lookup, checked. out: an array to fill; None: a new one. Raises TypeError, ValueError."""
     found, schema = keys_on_device(table, keys), table.schema
     device_rows = rows_on(table, SOME_GPU)
     shape = *found.shape, schema.dim
@@ -80,12 +82,12 @@ def asked(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> 
     if return_exists:
         flags = empty_like(keys, found.shape, np.dtype(np.bool_), device_rows.empty)
         exists = beside(table, found, flags, np.dtype(np.bool_), "exists")
-    return Asked(found.reshaped(found.size), filled, exists, made, flags, keys)
+    return DeviceLookup(found.reshaped(found.size), filled, exists, made, flags, keys)
 
 
 def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: bool) -> Any:
     """See Variable.lookup."""
-    given = asked(table, keys, out, return_exists=return_exists)
+    given = device_lookup(table, keys, out, return_exists=return_exists)
     table.operations.lookup_on_device(given.keys, given.out, given.exists, touch=touch)
     table.storage.ahead.looked_up()
     rows = given.made if out is not None else given.rows

@@ -69,7 +69,7 @@ def _show(engine: Engine, database: ColdDatabase, described: Manifest) -> list[T
 
 
 def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> Renewed | None:
-    """Return what changed from the point that is shown to this one, which is open, with the new rows of what is hot.
+    """Return what changed from the point that is read now to this one, which is open: with the new rows of what is hot.
 
     None if it is not known, or no less than what is hot: then nothing is gained by keeping any.
     """

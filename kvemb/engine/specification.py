@@ -16,7 +16,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
-from kvemb.engine.arguments import Asked, LeftOut, LeftOutFlag, LeftOutName, check_given
+from kvemb.engine.arguments import AnyArguments, LeftOut, LeftOutFlag, LeftOutName, check_given
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
@@ -98,69 +98,69 @@ class Specification:
         )
 
 
-def specify(asked: Asked, stored: VariableEntry | None) -> Specification:
+def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specification:
     """Return what is requested; what was left out is as stored.
 
     Raises SchemaMismatch naming the field; TypeError, ValueError; UnsupportedFormat, BackendUnavailable.
     """
-    name = check_name(asked.name)
-    check_given(asked)
-    key_type, value_type, width = _asked_shape(stored, asked)
-    first_rows = as_int(asked.init_size, "init_size", 0, MAX_ROWS)
+    name = check_name(arguments.name)
+    check_given(arguments)
+    key_type, value_type, width = _given_shape(stored, arguments)
+    first_rows = as_int(arguments.init_size, "init_size", 0, MAX_ROWS)
     if stored is None:
-        optimizer, policy = as_optimizer(asked.optimizer), as_policy(asked.restrict_policy)
-        initializer = seeded(as_initializer(asked.initializer, width, value_type), name)
+        optimizer, policy = as_optimizer(arguments.optimizer), as_policy(arguments.restrict_policy)
+        initializer = seeded(as_initializer(arguments.initializer, width, value_type), name)
     else:
-        chosen, restricting = agreed(asked, stored)
+        chosen, restricting = agreed(arguments, stored)
         optimizer, policy = chosen or stored_optimizer(stored), restricting or policy_from_json(stored.policy)
         initializer = initializer_from_json(stored.initializer)
     if optimizer is not None and value_type.kind in "iu":
         raise ValueError(f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; train floats")
-    if not callable(asked.partitioner):
-        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(asked.partitioner)}")
+    if not callable(arguments.partitioner):
+        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(arguments.partitioner)}")
     return Specification(
         name=name,
         schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else ()),
         initializer=initializer,
         optimizer=optimizer,
         policy=policy,
-        creator=_creator_for(asked.kv_creator, stored),
-        devices=_parse_devices(asked.devices),
-        partitioner=asked.partitioner,
+        creator=_creator_for(arguments.kv_creator, stored),
+        devices=_parse_devices(arguments.devices),
+        partitioner=arguments.partitioner,
         first_rows=first_rows,
-        hot_rows=asked.hot_rows,
-        trainable=_flag(asked, stored, "trainable"),
-        checkpointed=_flag(asked, stored, "checkpoint"),
-        bp_v2=_flag(asked, stored, "bp_v2"),
+        hot_rows=arguments.hot_rows,
+        trainable=_flag(arguments, stored, "trainable"),
+        checkpointed=_flag(arguments, stored, "checkpoint"),
+        bp_v2=_flag(arguments, stored, "bp_v2"),
         stored=stored,
-        dim_left_out=isinstance(asked.dim, LeftOut),
-        constraint=asked.constraint,
-        admission=asked.admission,
+        dim_left_out=isinstance(arguments.dim, LeftOut),
+        constraint=arguments.constraint,
+        admission=arguments.admission,
     )
 
 
-def agreed(asked: Asked, stored: VariableEntry) -> tuple[Optimizer | None, RestrictPolicy | None]:
+def agreed(arguments: AnyArguments, stored: VariableEntry) -> tuple[Optimizer | None, RestrictPolicy | None]:
     """Return the optimizer and the policy requested of an existing variable, None for what was left out.
 
     Raises SchemaMismatch if a request differs from what is stored; TypeError, ValueError.
     """
-    check_given(asked)
-    key_type, value_type, width = _asked_shape(stored, asked)
-    given = asked.initializer
+    check_given(arguments)
+    key_type, value_type, width = _given_shape(stored, arguments)
+    given = arguments.initializer
     initializer = None if given is None else as_initializer(given, width, value_type)
-    optimizer, policy = as_optimizer(asked.optimizer), as_policy(asked.restrict_policy)
-    _check_stored(asked.name, stored, key_type, value_type, width, initializer, optimizer, policy)
+    optimizer, policy = as_optimizer(arguments.optimizer), as_policy(arguments.restrict_policy)
+    _check_stored(arguments.name, stored, key_type, value_type, width, initializer, optimizer, policy)
     return optimizer, policy
 
 
-def _asked_shape(stored: VariableEntry | None, asked: Asked) -> tuple[np.dtype[Any], np.dtype[Any], int]:
+def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple[np.dtype[Any], np.dtype[Any], int]:
     """Return key dtype, value dtype and dim as requested; what was left out is as stored.
 
     Raises TypeError or ValueError.
     """
-    keys: Any = asked.key_dtype
-    values: Any = asked.value_dtype
-    dim: Any = asked.dim
+    keys: Any = arguments.key_dtype
+    values: Any = arguments.value_dtype
+    dim: Any = arguments.dim
     if stored is not None:
         keys = stored.key_dtype if isinstance(keys, LeftOutName) else keys
         values = stored.value_dtype if isinstance(values, LeftOutName) else values
@@ -168,10 +168,10 @@ def _asked_shape(stored: VariableEntry | None, asked: Asked) -> tuple[np.dtype[A
     return key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MAX_DIM)
 
 
-def _flag(asked: Asked, stored: VariableEntry | None, name: str) -> bool:
+def _flag(arguments: AnyArguments, stored: VariableEntry | None, name: str) -> bool:
     """Return a flag as requested; one that was left out is as stored."""
-    left_out = isinstance(getattr(asked, name), LeftOutFlag)
-    return bool(getattr(asked if stored is None or not left_out else stored, name))
+    left_out = isinstance(getattr(arguments, name), LeftOutFlag)
+    return bool(getattr(arguments if stored is None or not left_out else stored, name))
 
 
 def _check_stored(
@@ -201,22 +201,22 @@ def _check_stored(
         _check_policy(name, stored.policy, policy)
 
 
-def _check_policy(name: str, stored: dict[str, Any] | None, asked: RestrictPolicy) -> None:
+def _check_policy(name: str, stored: dict[str, Any] | None, given: RestrictPolicy) -> None:
     """Raise SchemaMismatch if stored scores have another scale than new scores would have."""
-    kept, wanted = policy_class_name(stored), policy_class_name(asked)
+    kept, wanted = policy_class_name(stored), policy_class_name(given)
     stay = "leave restrict_policy out to keep the stored one"
     advice = f"{stay}, or see kvemb migrate --policy"
     if kept != wanted:
         raise SchemaMismatch(name, "restrict_policy", kept, wanted, advice)
-    if stored != asked.to_json():
-        raise SchemaMismatch(name, "restrict_policy", policy_from_json(stored), asked, advice)
+    if stored != given.to_json():
+        raise SchemaMismatch(name, "restrict_policy", policy_from_json(stored), given, advice)
 
 
-def check_optimizer(name: str, kept: Optimizer | None, asked: Optimizer) -> None:
-    """Raise SchemaMismatch unless rows trained with `kept` can be trained with `asked`; its numbers may differ."""
-    if kept is None or not asked.fits(kept):
+def check_optimizer(name: str, kept: Optimizer | None, given: Optimizer) -> None:
+    """Raise SchemaMismatch unless rows trained with `kept` can be trained with `given`; its numbers may differ."""
+    if kept is None or not given.fits(kept):
         advice = "its numbers may change, its class may not, as rows carry its slots; see kvemb migrate --optimizer"
-        raise SchemaMismatch(name, "optimizer", kept, asked, advice)
+        raise SchemaMismatch(name, "optimizer", kept, given, advice)
 
 
 def stored_optimizer(stored: VariableEntry) -> Optimizer | None:
@@ -224,16 +224,16 @@ def stored_optimizer(stored: VariableEntry) -> Optimizer | None:
     return None if stored.optimizer is None else optimizer_from_json(stored.optimizer)
 
 
-def _creator_for(asked: Any, stored: VariableEntry | None) -> Creator:
+def _creator_for(given: Any, stored: VariableEntry | None) -> Creator:
     """Return where cold rows live: as requested, else as stored, else in RocksDB. Raises TypeError or ValueError."""
-    if asked is None:
+    if given is None:
         return RocksDBCreator() if stored is None else RocksDBCreator.from_json(stored.creator)
     # Not isinstance: what a subclass adds could not be stored.
-    if type(asked) is not RocksDBCreator and type(asked) is not MemoryCreator:
-        raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {brief(asked)}")
-    if stored is not None and isinstance(asked, MemoryCreator):
+    if type(given) is not RocksDBCreator and type(given) is not MemoryCreator:
+        raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {brief(given)}")
+    if stored is not None and isinstance(given, MemoryCreator):
         raise ValueError("kv_creator must be a RocksDBCreator for a variable stored in RocksDB, got a MemoryCreator")
-    return asked
+    return given
 
 
 def _parse_devices(spec: Any) -> tuple[str, ...]:

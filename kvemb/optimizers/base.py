@@ -135,8 +135,8 @@ class Optimizer(abc.ABC):
     def __repr__(self) -> str:
         """Return the call that makes it, without those of the options by keyword that have their defaults."""
         told = ((field.name, getattr(self, field.name), field) for field in self._fields())
-        shown = [f"{name}={value!r}" for name, value, field in told if not field.kw_only or value != field.default]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        parts = [f"{name}={value!r}" for name, value, field in told if not field.kw_only or value != field.default]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def _fields(self) -> list[Field[Any]]:
         """The fields in the order of arguments."""

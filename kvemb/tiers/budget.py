@@ -74,8 +74,8 @@ class Budget:
                 self._free -= nbytes
                 self._promised = max(0, self._promised - nbytes)
                 return True
-            asked = self._ask(nbytes) if nbytes <= self._free + self._leased() - self.kept_from_growth else []
-        _notify(asked)
+            owing = self._ask(nbytes) if nbytes <= self._free + self._leased() - self.kept_from_growth else []
+        _notify(owing)
         return False
 
     # The hot tables that grow (kvemb.tiers.sharing).
@@ -144,8 +144,8 @@ class Budget:
                 return True
             largest = max(self._leases, key=lambda other: other.held - other.owed)
             fairer = lease.owed == 0 and largest.held - largest.owed > 2 * (lease.held + nbytes)
-            asked = self._ask(nbytes, [largest]) if fairer else []
-        _notify(asked)
+            owing = self._ask(nbytes, [largest]) if fairer else []
+        _notify(owing)
         return False
 
     def use(self, nbytes: int) -> None:
@@ -172,7 +172,7 @@ class Budget:
 
     def _ask(self, nbytes: int, lessees: Sequence[Lease] | None = None) -> list[Lease]:
         """Have the largest lessees owe what is not free of nbytes. Returns those to notify. REQUIRES: the lock."""
-        asked = []
+        owing = []
         missing = nbytes - self._free - sum(lease.owed for lease in self._leases)
         for lease in sorted(self._leases if lessees is None else lessees, key=lambda lease: -lease.held):
             if missing > 0 and lease.held > lease.owed:
@@ -180,8 +180,8 @@ class Budget:
                 more = min(lease.held - lease.owed, max(missing, lease.held // 4))
                 lease.owed += more
                 missing -= more
-                asked.append(lease)
-        return asked
+                owing.append(lease)
+        return owing
 
     def give_back(self, nbytes: int) -> None:
         """Free what was reserved."""
@@ -201,10 +201,10 @@ class Budget:
                 if nbytes > had + self.sharing.spare or time.monotonic() >= until:
                     break
                 self._ask(nbytes)
-                asked = [lease for lease in self._leases if lease.owed]
+                owing = [lease for lease in self._leases if lease.owed]
                 self.sharing.ask(nbytes - had)
                 giving = [share for share in self.sharing.shares if share.owed]
-            _notify(asked)
+            _notify(owing)
             for share in giving:
                 share.notify()
                 share.wake()
@@ -249,8 +249,8 @@ class Lease:
         self._budget.take_back(self, self.held, end=True)
 
 
-def _notify(asked: Iterable[Lease]) -> None:
-    for lease in asked:
+def _notify(owing: Iterable[Lease]) -> None:
+    for lease in owing:
         lease.pay()
 
 

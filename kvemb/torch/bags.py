@@ -52,7 +52,7 @@ def _checked(ids: Any, what: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Bags:
+class JaggedIds:
     """Ids in bags. keys (n,); offsets (count,) int64, on the CPU, where each bag begins; weights (n,) or None.
 
     one_each: every bag has exactly one id, so bag i is id i. device: where results go.
@@ -74,7 +74,7 @@ def bags_of(
     include_last_offset: bool = False,
     mode: str = "sum",
     what: str = "ids",
-) -> Bags:
+) -> JaggedIds:
     """Return bags given as torch.nn.EmbeddingBag takes them: ids (n,) and offsets, or ids (count, m) without.
 
     weights: per_sample_weights, of the shape of ids. Raises TypeError, ValueError, before anything is looked up.
@@ -107,4 +107,4 @@ def bags_of(
         one_each = count == len(keys) and bool((begins == np.arange(count)).all())
     else:
         raise ValueError(f"{what} must have one or two dimensions, got the shape {tuple(ids.shape)}")
-    return Bags(keys.reshape(-1), torch.from_numpy(begins), count, weights, one_each, ids.device)
+    return JaggedIds(keys.reshape(-1), torch.from_numpy(begins), count, weights, one_each, ids.device)

@@ -11,7 +11,7 @@ import torch
 from kvemb.checks.brief import brief
 from kvemb.rows.bags import bounds_of
 from kvemb.store import Store
-from kvemb.torch.bags import Bags, Keys, bags_of, keys_of
+from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_mode, check_names
 from kvemb.torch.pooling import Pooling, Prepared
@@ -96,7 +96,7 @@ class EmbeddingBagCollection(RowsModule):
             raise ValueError(f"the feature {missing[0]!r} is not given; there is {', '.join(map(str, by_feature))}")
         return {name: by_feature[name] for name in self.features}
 
-    def _bags_of(self, name: str, given: Any) -> Bags:
+    def _bags_of(self, name: str, given: Any) -> JaggedIds:
         parts = given if isinstance(given, (tuple, list)) else (given,)
         if not 1 <= len(parts) <= 3:
             raise TypeError(f"{name} must be ids, (ids, offsets) or (ids, offsets, weights), got {len(parts)} parts")

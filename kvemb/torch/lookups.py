@@ -116,10 +116,10 @@ def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool) -> list[torch.T
         stores.setdefault(id(store), (store, {}))[1].setdefault(variable, []).append(at)
     rows: list[Any] = [None] * len(wanted)
     for store, variables in stores.values():
-        asked: dict[Variable | str, Any] = {}
+        keys_by_variable: dict[Variable | str, Any] = {}
         for variable, places in variables.items():
-            asked[variable] = joined_keys([wanted[each][1] for each in places])
-        found = store.lookup(asked, touch=touch)
+            keys_by_variable[variable] = joined_keys([wanted[each][1] for each in places])
+        found = store.lookup(keys_by_variable, touch=touch)
         for variable, places in variables.items():
             begin = 0
             for each in places:

@@ -147,9 +147,9 @@ class RowsModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Return what repr shows of it."""
-        shown = [f"{variable.name!r}, dim={variable.dim}" for variable in self.variables]
+        parts = [f"{variable.name!r}, dim={variable.dim}" for variable in self.variables]
         told = {"fused=True": self.pending.fused, "frozen": self.frozen}
-        return ", ".join([*shown, *(text for text, true in told.items() if true)])
+        return ", ".join([*parts, *(text for text, true in told.items() if true)])
 
 
 def _take_weights(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvemb.torch.bags import Bags, Keys, joined_keys
+from kvemb.torch.bags import JaggedIds, Keys, joined_keys
 from kvemb.torch.lookups import Wanted, distinct, divide_gradient, fitting, possible
 from kvemb.torch.options import clipped
 from kvemb.variable import Variable
@@ -35,7 +35,7 @@ class Prepared:
     bags: of one feature.
     """
 
-    def __init__(self, variable: Variable, bags: Bags, how: Pooling) -> None:
+    def __init__(self, variable: Variable, bags: JaggedIds, how: Pooling) -> None:
         self._bags, self._how = bags, how
         self._alone = how.padding is None and not how.scale_grad_by_freq and bags.one_each
         if self._alone:
