@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Any, Literal, NoReturn, cast, overload
@@ -17,11 +17,10 @@ from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint
 from kvemb.cluster.storage import ClusterStorage
-from kvemb.cluster.variable import Variable, arguments_of
+from kvemb.cluster.variable import OpenVariables, Variable, arguments_of, lines_of
 from kvemb.defaults import DefaultStore
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpointer import PendingCheckpoint
-from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.arguments import Arguments
 from kvemb.engine.assembly import GraphKeys, collections_of
 from kvemb.engine.engine import Engine
@@ -120,6 +119,10 @@ class Store(DefaultStore[Cluster]):
         """The variables by name. Getting one that is not open yet opens it. Raises Closed."""
         return VariableMap(self._inside.names, self._opened)
 
+    @property
+    def _by_name(self) -> OpenVariables:
+        return OpenVariables(self._inside, self._opened)
+
     def _opened(self, name: str) -> OneStoresVariable:
         self.state.check_here()
         with self._inside.lock:
@@ -144,14 +147,14 @@ class Store(DefaultStore[Cluster]):
         out: dict[OneStoresVariable | str, npt.NDArray[Any]] | None = None,
     ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
         """Look up keys of several variables, in one call of each shard: kvemb.Store.lookup."""
-        parts = many_tables.parts_to_read(self, keys, out, self.variables)
+        parts = many_tables.parts_to_read(self, keys, out, self._by_name)
         wanted = [Wanted(part.table, part.keys, part.values, None) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
         return many_tables.rows_of(parts, out)
 
     def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables, in one call of each shard: kvemb.Store.apply_gradients."""
-        parts = list(many_tables.checked(self, grads, many_tables.to_train, self.variables).values())
+        parts = list(many_tables.checked(self, grads, many_tables.to_train, self._by_name).values())
         failures = self._inside.train([Step(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
@@ -162,7 +165,7 @@ class Store(DefaultStore[Cluster]):
 
         after_lookup: see Variable.prefetch.
         """
-        for part in many_tables.checked(self, keys, many_tables.to_prefetch, self.variables).values():
+        for part in many_tables.checked(self, keys, many_tables.to_prefetch, self._by_name).values():
             part.table.operations.prefetch(part.keys, bool(after_lookup))
 
     def lookup_async(
@@ -283,17 +286,7 @@ class Store(DefaultStore[Cluster]):
     def __repr__(self) -> str:
         state = "closed" if self.state.gone else "lost" if self._inside.session.calls.lost is not None else "open"
         first = f"<kvemb.cluster.Store {self.path} {state}, {self.shards} shards>"
-        return "\n".join([first, *(self._lines() if state == "open" else [])])
-
-    def _lines(self) -> Iterator[str]:
-        catalog: dict[str, VariableEntry | None] = self._inside.begun().ask("catalog")
-        for name, entry in sorted(catalog.items()):
-            if name in self._inside.tables:
-                yield f"  {self._inside.tables[name].variable!r}"
-            elif entry is None:
-                yield f"  {name}: open in another client"
-            else:
-                yield f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet"
+        return "\n".join([first, *(lines_of(self._inside) if state == "open" else [])])
 
 
 def _storage(table: Table) -> ClusterStorage:

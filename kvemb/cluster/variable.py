@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NoReturn, cast
 
 import numpy.typing as npt
 
 from kvemb import registry
+from kvemb.catalog import VariableMap, variable_of
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.operations import ClusterOperations
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.contracts import HotTable
+from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, StoreHandle, inside
@@ -19,6 +22,35 @@ from kvemb.stats import Stats
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.variable import Variable as OneStoresVariable
+
+
+class OpenVariables(VariableMap):
+    """A client's variables for calls by name: what it has open is found without a question of the coordinator.
+
+    If another client has dropped one since, the call raises Closed: its token reaches nothing (coordination.opened).
+    """
+
+    def __init__(self, cluster: Cluster, get: Callable[[str], OneStoresVariable]) -> None:
+        super().__init__(cluster.names, get)
+        self._cluster = cluster
+
+    def __getitem__(self, name: str) -> OneStoresVariable:
+        known = self._cluster.tables.get(name)
+        if known is None or not self._cluster.begun().has(known):
+            return super().__getitem__(name)
+        return variable_of(known)
+
+
+def lines_of(cluster: Cluster) -> Iterator[str]:
+    """Yield a line for each variable of a cluster, for its repr."""
+    catalog: dict[str, VariableEntry | None] = cluster.begun().ask("catalog")
+    for name, entry in sorted(catalog.items()):
+        if name in cluster.tables:
+            yield f"  {cluster.tables[name].variable!r}"
+        elif entry is None:
+            yield f"  {name}: open in another client"
+        else:
+            yield f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet"
 
 
 class Variable(OneStoresVariable):

@@ -66,6 +66,27 @@ def test_what_another_client_drops_is_gone_and_its_name_is_free(two):
     assert first.variables["table"] is again
 
 
+def test_a_call_by_name_never_reaches_the_next_variable_of_that_name_by_an_old_handle(two):
+    first, second = two
+    first.get_variable("table", dim=2, optimizer=SGD)
+    second.drop_variable("table")
+    second.get_variable("table", dim=2, optimizer=SGD).upsert([1, 2, 3], ONES)
+    for call in (
+        lambda: first.lookup({"table": [1]}),
+        lambda: first.apply_gradients({"table": ([1], ONES[:1])}),
+        lambda: first.prefetch({"table": [1]}),
+    ):
+        with pytest.raises(Closed, match="dropped"):
+            call()
+    first.get_variable("table")
+    assert first.lookup({"table": [1]})["table"].tolist() == [[1, 1]]
+    second.drop_variable("table")
+    for client in (first, second):
+        client.recover()
+    with pytest.raises(KeyError, match="no variable 'table'; there is none"):
+        first.lookup({"table": [1]})
+
+
 class Fading(kvemb.RestrictPolicy):
     """A user's policy."""
 

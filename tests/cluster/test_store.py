@@ -11,6 +11,7 @@ import pytest
 
 import kvemb
 import kvemb.cluster
+from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.errors import Closed, Corruption, SchemaMismatch
 from kvemb.handle import inside
 from kvemb.stats import Stats
@@ -110,6 +111,27 @@ def test_calls_on_many_variables_check_everything_first(cluster):
     with pytest.raises(KeyError, match="no variable 'none'"):
         cluster.lookup({"none": [1]})
     assert users.lookup([1]).tolist() == [[-1, -1]]
+
+
+def test_calls_by_name_ask_the_coordinator_about_no_variable_that_is_open(cluster, monkeypatch):
+    tables = [cluster.get_variable(name, dim=2, optimizer=SGD) for name in ("users", "items")]
+    asked, call = [], Coordinator.call
+    monkeypatch.setattr(Coordinator, "call", lambda self, name, given: asked.append(name) or call(self, name, given))
+    for _ in range(3):
+        cluster.apply_gradients({"users": ([1], ONES[:1]), "items": ([2], ONES[:1])})
+        cluster.prefetch({"users": [1], "items": [2]})
+        rows = cluster.lookup({"users": [1], "items": [2]})
+    assert set(asked) <= {"exchange"}
+    assert [rows["users"].tolist(), rows["items"].tolist()] == [[[-1.5, -1.5]]] * 2
+    with pytest.raises(KeyError, match="there is no variable 'none'; there is items, users"):
+        cluster.apply_gradients({"users": ([1], ONES[:1]), "none": ([1], ONES[:1])})
+    cluster.drop_variable("items")
+    with pytest.raises(KeyError, match="there is no variable 'items'; there is users"):
+        cluster.lookup({"users": [1], "items": [2]})
+    assert tables[0].lookup([1]).tolist() == [[-1.5, -1.5]]
+    cluster.close()
+    with pytest.raises(Closed):
+        cluster.lookup({"users": []})
 
 
 def test_a_variable_of_one_place_is_refused_by_another(cluster, store):
