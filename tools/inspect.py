@@ -101,7 +101,10 @@ def _as_json(entry: Any) -> dict[str, Any]:
 
 @dataclass
 class Peek:
-    """Rows by key. missing: keys without a row. neighbours: for each key, the nearest other keys and their cosines."""
+    """Rows by key, in the order of the keys given, and without those that have no row, which are in missing.
+
+    neighbours: for each key, the nearest other keys and their cosines.
+    """
 
     rows: bulk.Rows
     missing: list[int] = field(default_factory=list)

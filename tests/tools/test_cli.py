@@ -113,7 +113,7 @@ def test_keep_leaves_a_store_that_opens(tmp_path: Path) -> None:
     with library.open(tmp_path / "here" / "store", memory_budget="8MiB") as store:
         assert sorted(store.variables) == ["click_rate", "item", "user"]
         assert store.variables["user"].size() > 100
-    assert (tmp_path / "here" / "checkpoint").is_dir()
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["checkpoint", "store"]
 
 
 @pytest.mark.slow
@@ -127,6 +127,7 @@ def test_what_the_demo_says_to_type_next_works(
     assert run(demo) == 0
     shown = capsys.readouterr().out
     assert f"kept: {here}\n" in shown
+    assert sorted(path.name for path in here.iterdir()) == ["checkpoint", "store"]
     commands = [shlex.split(line.removeprefix("next: ")) for line in shown.splitlines() if line.startswith("next: ")]
     assert [command[1] for command in commands] == ["info", "stats", "peek", "diff", "report"]
     for command in commands:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import kvemb
 from kvemb.tools import inspect, table_stats
 from kvemb.tools.limits import MAX_STORED_ROWS
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path, size
 
 Place = Annotated[str, typer.Argument(help=PLACE)]
 Variable = Annotated[str | None, typer.Argument(help="The variable; required if there are several.")]
-# How many numbers of a row are shown.
-SHOWN = 6
-# How much of an attached value is.
-SHOWN_CHARACTERS = 100
+# How many numbers of a row are printed, and how many characters of an attached value.
+ROW_NUMBERS = 6
+MAX_CHARACTERS = 100
 BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -66,13 +67,18 @@ def _where(place: str) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 4] + " ..."
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 4] + " ..."
 
 
 def _brief(described: dict[str, Any]) -> str:
+    """Return a description as a call: of an optimizer the learning rate and what differs from the defaults."""
     name = described.get("kind") or described.get("name")
-    rest = ", ".join(f"{key}={value}" for key, value in described.items() if key not in ("kind", "name"))
-    return f"{name}({rest})"
+    optimizer = kvemb.optimizers.KINDS.get(name) if "name" in described and isinstance(name, str) else None
+    usual = {} if optimizer is None else {each.name: each.default for each in fields(optimizer)}
+    usual.pop("learning_rate", None)
+    arguments = {key: value for key, value in described.items() if key not in ("kind", "name")}
+    told = ", ".join(f"{key}={value}" for key, value in arguments.items() if key not in usual or value != usual[key])
+    return f"{name}({told})"
 
 
 def ls(
@@ -107,30 +113,45 @@ def peek(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show rows by key, and with --neighbours the nearest rows to each; exits with 1 if a key is missing.
+    """Show rows by key, in the order given, and with --neighbours the nearest rows to each; exits with 1 if a key is
+    missing.
 
     Example: kvemb peek checkpoints/00000042 users 17 42 --neighbours 5
     """
     screen = Screen(quiet, as_json)
     with screen.counting("peek") as update:
         found = inspect.peek(path, variable, keys, count=count, neighbours=neighbours, progress=update)
-    rows, lines, records = found.rows, [], []
-    for at, key in enumerate(rows.keys.tolist()):
-        numbers = rows.values[at].astype(float).tolist()
-        shown = " ".join(f"{number:.4g}" for number in numbers[:SHOWN]) + (" ..." if len(numbers) > SHOWN else "")
-        assert rows.scores is not None
-        assert rows.steps is not None
-        score, step = float(rows.scores[at]), int(rows.steps[at])
-        lines.append((str(key), f"{shown}   score {score:g}, changed at call {step:,}"))
-        near = found.neighbours.get(key, [])
-        lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in near]
-        records.append({"key": key, "values": numbers, "score": score, "step": step, "neighbours": near})
-        for slot, array in (rows.slots or {}).items():
-            records[-1][slot] = array[at].astype(float).tolist()
-    lines += [(str(key), "missing") for key in found.missing]
+    records = list(_records(found))
+    lines, following = [], iter(records)
+    for key in keys or found.rows.keys.tolist():
+        if key in found.missing:
+            lines.append((str(key), "missing"))
+            continue
+        row = next(following)
+        numbers = row["values"]
+        start = " ".join(f"{number:.4g}" for number in numbers[:ROW_NUMBERS])
+        more = " ..." if len(numbers) > ROW_NUMBERS else ""
+        lines.append((str(key), f"{start}{more}   score {row['score']:g}, changed at call {row['step']:,}"))
+        lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in row["neighbours"]]
     screen.close(f"kvemb peek {path}", lines, {"rows": records, "missing": found.missing})
     if found.missing:
         raise typer.Exit(1)
+
+
+def _records(found: inspect.Peek) -> Iterator[dict[str, Any]]:
+    """Yield each row as JSON has it: key, values, score, step, neighbours, and each slot by its name."""
+    rows = found.rows
+    assert rows.scores is not None
+    assert rows.steps is not None
+    for at, key in enumerate(rows.keys.tolist()):
+        yield {
+            "key": key,
+            "values": rows.values[at].astype(float).tolist(),
+            "score": float(rows.scores[at]),
+            "step": int(rows.steps[at]),
+            "neighbours": found.neighbours.get(key, []),
+            **{slot: array[at].astype(float).tolist() for slot, array in (rows.slots or {}).items()},
+        }
 
 
 def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
@@ -195,7 +216,7 @@ def diff(
         found = differing.diff(a, b, variable=variable, top=top, out=target, progress=update)
     lines = []
     for each in found:
-        how = "as recorded" if each.recorded else "found by reading both"
+        how = "read from the recorded changes" if each.recorded else "both tables were read"
         counts = f"{each.added:,} added, {each.removed:,} removed, {each.changed:,} changed"
         lines.append((each.variable, f"{counts}; {how}"))
         lines.append(("", f"{each.moved:,} moved" + ("; relative to the row before:" if each.moved else "")))

@@ -6,6 +6,7 @@ the model did when it was taken.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def run(settings: ClickRun, folder: Path, screen: Screen, stop: PatientInterrupt
     stop.check()
     with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=settings.budget) as restored:
         again = Factorisation(restored, settings.dim, settings.seed).auc(_held_out(log, half))
+    shutil.rmtree(folder / "restored")
     best = _held_out(log, settings.clicks)
     limit = auc(log.logits(best.users, best.items), best.clicked)
     lines = [

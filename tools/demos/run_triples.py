@@ -6,6 +6,7 @@ the validation triples exactly as the model did when it was taken.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrup
     stop.check()
     with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=settings.budget) as restored:
         again = evaluated(Bilinear(restored, graph, tuning, hot_rows, settings.seed), graph.valid)
+    shutil.rmtree(folder / "restored")
     same = np.array_equal(taken, again, equal_nan=True)
     lines = [
         ("trained on", sizes),

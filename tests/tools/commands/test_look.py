@@ -16,6 +16,7 @@ import kvemb
 from kvemb import bulk, registry
 from kvemb.tools import inspect, table_stats
 from kvemb.tools.cli import run
+from kvemb.tools.commands.look import _brief
 from kvemb.tools.diff import diff
 from kvemb.tools.failures import BadInput
 
@@ -54,9 +55,10 @@ def test_info_and_ls_say_what_is_there(place, capsys):
     assert inspect.info(place / "store").kind == "store"
     assert run(["info", str(place / "2")]) == 0
     out = capsys.readouterr().out
-    parts = ("1,999 rows of 4 float32, keys int64", "uses recorded by 1 calls", "adagrad(", "frequency(half_life=None)")
+    parts = ("1,999 rows of 4 float32, keys int64", "uses recorded by 1 calls", "frequency(half_life=None)")
     for part in (*parts, found.id):
         assert part in out
+    assert "optimizer: adagrad(learning_rate=0.01) " in out, "what it has by default is not printed"
     assert "step" not in out
     assert run(["info", str(place / "2"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -68,6 +70,19 @@ def test_info_and_ls_say_what_is_there(place, capsys):
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["1", "other"], ["1,999", "table"]]
     assert run(["ls", str(place / "2"), "--files", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found.files
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "printed"),
+    [
+        (kvemb.optimizers.Adam(), "adam(learning_rate=0.001)"),
+        (kvemb.optimizers.Adam(bias_correction="global", beta_1=0.5), "adam(learning_rate=0.001, beta_1=0.5, bias_c"),
+        (kvemb.optimizers.SGD(0.5, clip_norm=1), "sgd(learning_rate=0.5, clip_norm=1.0)"),
+    ],
+    ids=repr,
+)
+def test_info_prints_what_an_optimizer_does_not_have_by_default(optimizer, printed):
+    assert _brief(optimizer.to_json()).startswith(printed)
 
 
 @pytest.fixture
@@ -124,6 +139,15 @@ def test_peek_shows_rows_and_their_nearest(place, capsys):
     assert str(2**64 - 1) in capsys.readouterr().out
     assert run(["peek", str(place / "2"), "table", "8", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {"rows": [], "missing": [8]}
+    assert run(["peek", str(place / "2"), "table", "9", "6", "8", "5", "9"]) == 1
+    rows = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [(key.strip(), text.strip() == "missing") for key, text in rows] == [
+        ("9", True),
+        ("6", False),
+        ("8", True),
+        ("5", False),
+        ("9", True),
+    ]
     assert run(["peek", str(place / "2"), "other", "--", "-1"]) == 1
     assert "key -1 does not fit uint64" in capsys.readouterr().err
     assert run(["peek", str(place / "2"), "table", "--count", "3", "--json"]) == 0
@@ -188,7 +212,7 @@ def test_diff_reads_what_was_recorded_and_finds_the_same_without(place, tmp_path
         assert sum(found_of.counts) == 1
     assert run(["diff", str(place / "1"), str(place / "2")]) == 0
     told = capsys.readouterr().out
-    assert "1 added, 2 removed, 3 changed; as recorded" in told
+    assert "1 added, 2 removed, 3 changed; read from the recorded changes" in told
     assert "more: 1" in told, "the row that was replaced moved further than it was long"
 
 
