@@ -99,9 +99,10 @@ class CheckpointManager:
         """Write the next checkpoint of the series, as Store.checkpoint does, and delete those beyond `keep`.
 
         files, extra: what belongs to it beside the rows, such as a model's dense parameters; see Store.checkpoint. With
-        block=False old ones are deleted when it is complete. Raises Locked if another process writes to the series, and
-        what Store.checkpoint raises.
+        block=False old ones are deleted when it is complete. Raises Locked if another process writes to the series,
+        TypeError for a cluster, whose url is its series, and what Store.checkpoint raises.
         """
+        _check_store(store)
         self._hold()
         if self._pending is not None and not self._pending.done():
             self._pending.result()
@@ -121,6 +122,7 @@ class CheckpointManager:
         """
         if self.every is None:
             raise ValueError("save_if_due needs a manager made with every=, the seconds between checkpoints")
+        _check_store(store)
         if self._begun is None:
             newest = self.latest()
             self._begun = newest.created if newest is not None else 0.0
@@ -273,3 +275,12 @@ class CheckpointManager:
                 with layout.as_cold_store_error(f"delete {self.path(number)}"):
                     os.rename(self.path(number), hidden)
                     fresh_files.remove(hidden)
+
+
+def _check_store(store: object) -> None:
+    """Raise TypeError for anything but a single store, before the series is made."""
+    if not isinstance(store, Store):
+        raise TypeError(
+            f"store must be a kvemb.Store, got {brief(store)}; a cluster saves to its own url with "
+            "checkpoint(keep=), from which pull(url) copies"
+        )

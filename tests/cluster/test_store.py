@@ -226,6 +226,12 @@ def test_a_closed_cluster_refuses_every_call_and_keeps_its_counts(open_cluster):
             call()
 
 
+def test_a_series_of_a_single_store_says_where_a_cluster_saves(cluster, tmp_path):
+    with pytest.raises(TypeError, match=r"a kvemb\.Store, got <kvemb\.cluster.* its own url with checkpoint\(keep=\)"):
+        kvemb.CheckpointManager(tmp_path / "one").save(cluster)
+    assert not (tmp_path / "one").exists()
+
+
 def test_check_names_what_is_wrong(open_cluster, tmp_path):
     cluster = open_cluster(2)
     table = cluster.get_variable("table", dim=2)

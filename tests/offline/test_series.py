@@ -142,6 +142,11 @@ def test_arguments_are_checked(store, tmp_path):
             kvemb.CheckpointManager(tmp_path / "series", every=every)
     with pytest.raises(ValueError, match="made with every="):
         kvemb.CheckpointManager(tmp_path / "series").save_if_due(store)
+    for wrong in (None, tmp_path / "store", store.get_variable("users", dim=1)):
+        manager = kvemb.CheckpointManager(tmp_path / "series", every=3600)
+        for save in (manager.save, manager.save_if_due):
+            with pytest.raises(TypeError, match=r"store must be a kvemb\.Store, got"):
+                save(wrong)
     assert not (tmp_path / "series").exists()
 
 
