@@ -25,6 +25,7 @@ import numpy as np
 from arrays_on_device import ArrayOnDevice
 
 from kvemb.backends.cuda.device import Memory, Program
+from kvemb.backends.cuda.staging import Staging
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
 from kvemb.limits import DEFAULT, Limits
@@ -75,6 +76,7 @@ class CpuDevice:
         self._programs: dict[str, Program] = {}
         self._streams = itertools.count(16)
         self.launches: dict[str, int] = {}
+        self.staging = Staging(self)
 
     def name(self) -> str:
         return "this machine's CPU"

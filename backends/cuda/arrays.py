@@ -64,6 +64,10 @@ class ArrayRows:
         """See contracts.DeviceRows."""
         self._buffers.account(use)
 
+    def account_host(self, use: Callable[[int], None], total: int) -> None:
+        """See contracts.DeviceRows."""
+        self._cells.queue.device.staging.account(use, total)
+
     def finish(self) -> None:
         """See contracts.DeviceRows."""
         self._cells.queue.download(np.empty(1, np.int64), self._buffers.of("count", 8))
@@ -92,12 +96,15 @@ class ArrayRows:
             self._cells.queue.download(found, array.address)
         return found
 
-    def begin_to_host(self, array: DeviceArray) -> Callable[[], npt.NDArray[Any]]:
+    def begin_to_host(self, array: DeviceArray) -> Callable[[], npt.NDArray[Any]] | None:
         """See contracts.DeviceRows."""
         if not array.size:
             return lambda: np.empty(array.shape, array.dtype)
         arriving = self._cells.queue.begin_download(array.address, array.size * array.dtype.itemsize)
-        return lambda: arriving.wait().view(array.dtype).reshape(array.shape).copy()
+        if arriving is None:
+            return None
+        shape, dtype = array.shape, array.dtype  # the array itself may be freed meanwhile
+        return lambda: arriving.copied().view(dtype).reshape(shape)
 
     def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:
         """See contracts.DeviceRows."""

@@ -2,6 +2,7 @@
 
 The table uses addresses, not CuPy's arrays, so that tests can run it on a CPU. A stream is the number by which the CUDA
 array interface and DLPack name it: 1 is the default stream of a device, 2 the one of a thread, others are handles.
+Longer than 300 lines: what a device does, and how CuPy does it, are read side by side.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.cuda.source import OPTIONS
+from kvemb.backends.cuda.staging import Staging
 from kvemb.errors import BackendUnavailable
 from kvemb.options import format_bytes
 
@@ -40,7 +42,12 @@ Program = Callable[..., None]
 
 
 class Device(Protocol):
-    """One GPU. What is given to one stream happens in the order of the calls. Thread-safe."""
+    """One GPU. What is given to one stream happens in the order of the calls. Thread-safe.
+
+    staging: the pinned memory that its tables share.
+    """
+
+    staging: Staging
 
     def name(self) -> str:
         """Return what its maker calls it."""
@@ -124,6 +131,7 @@ class CupyDevice:
         self._streams: dict[int, Any] = {DEFAULT_STREAM: cupy.cuda.Stream.null, THREAD_STREAM: cupy.cuda.Stream.ptds}
         self._programs: dict[str, Program] = {}
         self._lock = threading.Lock()
+        self.staging = Staging(self)
 
     def name(self) -> str:
         """See Device."""
@@ -160,10 +168,11 @@ class CupyDevice:
             return None
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """See Device."""
+        """See Device. Not of CuPy's pool, which would keep what is freed for arrays of the same size."""
         try:
             with self._device:
-                memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
+                owner = self._cupy.cuda.PinnedMemory(nbytes, self._runtime.hostAllocPortable)
+                memory = self._cupy.cuda.PinnedMemoryPointer(owner, 0)
         except self._runtime.CUDARuntimeError as error:
             raise MemoryError(f"the host has no {format_bytes(nbytes)} of pinned memory left: {error}") from error
         return np.frombuffer(memory, np.uint8, nbytes)

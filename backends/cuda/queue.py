@@ -1,14 +1,12 @@
 """What one hot table has its device do: in the order of the calls, on its own stream or on a caller's.
 
-Arrays cross to and from the host through pinned memory of the table's own, as the caller's may be pinned, too, and is
-then read by the device after the call. Large ones have two pieces, one of which is filled or emptied while the device
-copies the other; small ones have more, so that the host need not wait. They grow to a bound and are kept. Not
-thread-safe: the table's caller locks.
+Arrays cross to and from the host through pinned memory that all tables of a device share (staging.py); only the few
+bytes of an answer, for which a call may wait long, have a piece of the table's own. Not thread-safe: the table's caller
+locks.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,27 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.cuda.device import Device, Memory
+from kvemb.backends.cuda.staging import Arriving, Order, Piece
 
-PIECE_BYTES = 4 << 20
-SMALL_UPLOAD_BYTES, SMALL_UPLOADS = 64 << 10, 16
+ANSWER_BYTES = 512
 
 
 class Queue:
-    """The order of one table's work. device: where it is done.
+    """The order of one table's work. device: where it is done."""
 
-    piece_bytes: of each piece of pinned memory, at most. small_bytes: of uploads for which the host does not wait,
-    until SMALL_UPLOADS of them are under way.
-    """
-
-    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, small_bytes: int = SMALL_UPLOAD_BYTES) -> None:
-        self.device, self._small_bytes = device, small_bytes
+    def __init__(self, device: Device) -> None:
+        self.device, self._staging = device, device.staging
         self._own = device.stream()
         self._stream = self._last = self._own  # where work goes now; where the last of it went
         self._event = device.event()  # the end of a block of on(), or what its own stream has done
         self._beside = device.event()
-        self._pieces = deque(_Piece(device, piece_bytes) for _ in range(2))
-        self._small = deque(_Piece(device, small_bytes) for _ in range(SMALL_UPLOADS))
-        self._uses = self._ended = 0  # of pieces, in their order, which is that of the device's work
+        self._answer = Piece(device, lambda nbytes: None)
+        self._uses = Order()
 
     @contextmanager
     def on(self, stream: int, others: frozenset[int] = frozenset()) -> Iterator[None]:
@@ -91,95 +84,50 @@ class Queue:
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous array to the device. The caller may change it afterwards."""
-        stream, left = self._here(), array.reshape(-1).view(np.uint8)
-        pieces = self._small if len(left) <= self._small_bytes else self._pieces
-        while len(left):
-            piece = self._next(pieces)
-            part = piece.take(len(left))
-            part[:] = left[: len(part)]
-            self.device.upload(address, part, stream)
-            self._record(piece, stream)
-            address, left = address + len(part), left[len(part) :]
+        stream, left, staging = self._here(), array.reshape(-1).view(np.uint8), self._staging
+        if 0 < len(left) <= staging.small_bytes:
+            with staging.small_lock:
+                piece = staging.next_small()
+                part = piece.take(len(left))
+                part[:] = left
+                piece.upload(address, part, stream, self._uses)
+            return
+        lane = staging.lane()
+        with lane.lock:
+            while len(left):
+                piece, part = lane.next(len(left))
+                part[:] = left[: len(part)]
+                piece.upload(address, part, stream, self._uses)
+                address, left = address + len(part), left[len(part) :]
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         """Copy to a contiguous array from the device, and wait for it."""
         stream, left = self._here(), array.reshape(-1).view(np.uint8)
-        before: tuple[_Piece, Any, Any] | None = None
-        while len(left):
-            piece = self._next(self._pieces)
-            part = piece.take(len(left))
-            self.device.download(part, address, stream)
-            self._record(piece, stream)
+        if 0 < len(left) <= ANSWER_BYTES:
+            part = self._answer.take(len(left))
+            self._answer.download(part, address, stream, self._uses)
+            _receive(self._answer, part, left)
+            return
+        lane, before = self._staging.lane(), None
+        with lane.lock:
+            while len(left):
+                piece, part = lane.next(len(left))
+                piece.download(part, address, stream, self._uses)
+                if before is not None:
+                    _receive(*before)
+                before, address, left = (piece, part, left[: len(part)]), address + len(part), left[len(part) :]
             if before is not None:
-                self._receive(*before)
-            before, address, left = (piece, part, left[: len(part)]), address + len(part), left[len(part) :]
-        if before is not None:
-            self._receive(*before)
+                _receive(*before)
 
-    def _receive(self, piece: _Piece, part: Any, to: Any) -> None:
-        self._finish(piece)
-        to[:] = part
-
-    def _next(self, pieces: deque[_Piece]) -> _Piece:
-        """Return the piece that was used longest ago, once it is in use no longer."""
-        pieces.rotate()
-        self._finish(pieces[0])
-        return pieces[0]
-
-    def _record(self, piece: _Piece, stream: int) -> None:
-        """A piece is in use until the stream has done its work of now."""
-        self.device.record(piece.event, stream)
-        self._uses += 1
-        piece.use = self._uses
-
-    def _finish(self, piece: _Piece) -> None:
-        """Wait until a piece is in use no longer. All uses before its last one have ended then, too."""
-        if piece.use > self._ended:
-            self.device.finish(piece.event)
-            self._ended = piece.use
-
-    def begin_download(self, address: int, nbytes: int) -> Arriving:
-        """Begin to copy bytes from the device; nobody waits for them here."""
-        arriving = Arriving(self.device, nbytes)
-        arriving.begin(address, self._here())
+    def begin_download(self, address: int, nbytes: int) -> Arriving | None:
+        """Begin to copy bytes from the device; nobody waits for them here. None: too many are on their way."""
+        stream = self._here()
+        arriving = self._staging.arriving(nbytes, stream)
+        if arriving is not None:
+            arriving.begin(address, stream)
         return arriving
 
 
-class Arriving:
-    """Bytes on their way to pinned memory of their own, which is kept until they are there. For any one thread."""
-
-    def __init__(self, device: Device, nbytes: int) -> None:
-        self._under_way = False
-        self._device, self._event, self._memory = device, device.event(), device.pinned(nbytes)
-
-    def begin(self, address: int, stream: int) -> None:
-        """Copy them from the device."""
-        self._device.download(self._memory, address, stream)
-        self._under_way = True
-        self._device.record(self._event, stream)
-
-    def wait(self) -> npt.NDArray[np.uint8]:
-        """Wait until they are there, and return them."""
-        if self._under_way:
-            self._device.finish(self._event)
-            self._under_way = False
-        return self._memory
-
-    def __del__(self) -> None:
-        if self._under_way:
-            self.wait()
-
-
-class _Piece:
-    """Pinned memory, of at most so many bytes. use: the number of its last use, at whose end the event is."""
-
-    def __init__(self, device: Device, max_bytes: int) -> None:
-        self.event, self.use = device.event(), 0
-        self._device, self._most = device, max_bytes
-        self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-
-    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return up to so many of its bytes; the most there may be, if that is less. REQUIRES: it is not in use."""
-        if len(self._bytes) < min(nbytes, self._most):
-            self._bytes = self._device.pinned(min(self._most, max(256, nbytes + nbytes // 4)))
-        return self._bytes[: min(nbytes, self._most)]
+def _receive(piece: Piece, part: npt.NDArray[np.uint8], to: npt.NDArray[np.uint8]) -> None:
+    piece.finish()
+    to[:] = part

@@ -52,6 +52,13 @@ class DeviceRows(Protocol):
     def account(self, use: Callable[[int], None]) -> None:
         """Call use(bytes) when calls' buffers take so much more of the device's memory; now for what they take."""
 
+    def account_host(self, use: Callable[[int], None], total: int) -> None:
+        """Call use(bytes) when pinned memory takes so much more of the host's; now for what it takes.
+
+        All tables of a device share it, so a method that was given is not called for another table, too. total: bytes
+        of the budget that pays; pinned memory is at most a small share of it.
+        """
+
     def finish(self) -> None:
         """Wait until everything that was asked for is done."""
 
@@ -66,10 +73,11 @@ class DeviceRows(Protocol):
     def to_host(self, array: DeviceArray) -> npt.NDArray[Any]:
         """Return a copy."""
 
-    def begin_to_host(self, array: DeviceArray) -> Callable[[], npt.NDArray[Any]]:
+    def begin_to_host(self, array: DeviceArray) -> Callable[[], npt.NDArray[Any]] | None:
         """Begin to make a copy of an array as it is now; return a function, for any thread, that waits and returns it.
 
-        The array may be changed or freed on its stream afterwards.
+        It is called once. The array may be changed or freed on its stream afterwards. None: there is no memory left for
+        more copies on their way.
         """
 
     def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:

@@ -86,10 +86,14 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         min_rows=sized.min_rows,
         host_tier=sized.host_tier,
     )
-    lease = engine.budgets.host.lease()
+    host = engine.budgets.host
+    for table in sized.tables:
+        if table.device_rows is not None:
+            table.device_rows.account_host(host.use, host.total)
+    lease = host.lease()
     if specification.admission is not None:
         try:
-            engine.budgets.host.reserve(specification.admission.memory_bytes, f"sightings of {specification.name!r}")
+            host.reserve(specification.admission.memory_bytes, f"sightings of {specification.name!r}")
         except BaseException:
             give_back(engine, replace(specification, admission=None), hot_tables, sized.slot_rows, lease)
             raise

@@ -43,12 +43,13 @@ class DeviceOperations(TableOperations):
         return copied.astype(np.int64, copy=False)
 
     def prefetch_on_device(self, keys: DeviceArray, *, after_lookup: bool) -> None:
-        """Do what prefetch does. The caller does not wait for keys."""
+        """Do what prefetch does. The caller does not wait for keys; where memory is short, nothing is read ahead."""
         with self._storage.held(rows=False), self.device_rows.on(keys):
             self._storage.state.check_open()
             arriving = self.device_rows.begin_to_host(keys)
         self.give_back(keys)
-        self._storage.read_ahead(lambda: arriving().astype(np.int64, copy=False), after_lookup=after_lookup)
+        if arriving is not None:
+            self._storage.read_ahead(lambda: arriving().astype(np.int64, copy=False), after_lookup=after_lookup)
 
     # Reading.
 

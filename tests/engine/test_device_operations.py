@@ -11,13 +11,16 @@ import pytest
 from arrays_on_device import ArrayOnDevice, DlpackOnly, there
 from counting_device import CountingDevice
 from cuda_devices import device_of
-from cuda_on_cpu import CudaOnCpuTable
+from cuda_on_cpu import CudaOnCpuTable, cpu_device
 
 import kvemb
 from kvemb import many_tables, registry
+from kvemb.backends.cuda.queue import Queue
+from kvemb.backends.cuda.staging import SMALL_UPLOADS
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.optimizers import Adagrad
+from kvemb.tiers.budget import Budget
 from tests.histories import small_spill
 
 KEYS, DIM = 900, 5
@@ -73,9 +76,19 @@ def assert_equal(one: kvemb.Variable, other: kvemb.Variable) -> None:
         np.testing.assert_equal(column, another)
 
 
+def fill_pinned_memory(host: Budget) -> None:
+    """Let the budget pay now for what the GPU's tables will take of it, so that it has a known rest."""
+    device = cpu_device("gpu:0")
+    device.staging.account(host.use, host.total)
+    queue, memory = Queue(device), device.allocate(1 << 16)
+    for nbytes in (*[device.staging.small_bytes] * SMALL_UPLOADS, 1 << 16):
+        queue.upload(memory.address, np.zeros(nbytes, np.uint8))
+
+
 def test_rows_in_three_tiers(opened: Any) -> None:
     store = opened(limits=Limits(**small_spill(8)))
     host = inside(store).budgets.host
+    fill_pinned_memory(host)
     plain = made(store, "plain", hot_rows=KEYS)
     store.get_variable("other", dim=8, hot_rows=(host.free - host.kept_from_growth - 30_000) // (8 * 4 + 26))
     var = made(store, "rows", devices="gpu:0")

@@ -15,7 +15,7 @@ from cuda_on_cpu import ALIGNMENT_FLAGS, CpuDevice, CudaOnCpuTable
 
 import kvemb
 from kvemb import registry
-from kvemb.backends.cuda.queue import PIECE_BYTES
+from kvemb.backends.cuda.staging import PIECE_BYTES
 from kvemb.limits import Limits
 from kvemb.optimizers import LAMB, Adagrad, Adam, Ftrl, Optimizer
 from tests.histories import small_spill

@@ -8,7 +8,8 @@ from counting_device import CountingDevice
 from cuda_devices import device_of
 from late_device import LateDevice
 
-from kvemb.backends.cuda.queue import SMALL_UPLOADS, Queue
+from kvemb.backends.cuda.queue import Queue
+from kvemb.backends.cuda.staging import SMALL_UPLOADS, Staging
 
 PIECE, SMALL = 1 << 12, 1 << 8
 
@@ -16,11 +17,13 @@ PIECE, SMALL = 1 << 12, 1 << 8
 @pytest.fixture
 def device() -> CountingDevice:
     device_of("cpu")
-    return CountingDevice()
+    device = CountingDevice()
+    device.staging = Staging(device, PIECE, SMALL)
+    return device
 
 
 def test_arrays_of_any_size_come_and_go_in_pieces(device):
-    work = Queue(device, PIECE, SMALL)
+    work = Queue(device)
     for count in (0, 1, 31, 100, 512, 513, 5000):
         memory, given = work.allocate(8 * count + 1), np.arange(count)[::-1].copy()
         got, before = np.zeros(count, np.int64), given.copy()
@@ -34,7 +37,7 @@ def test_arrays_of_any_size_come_and_go_in_pieces(device):
 
 
 def test_the_host_waits_once_for_a_small_copy_and_never_for_a_few_small_uploads(device):
-    work = Queue(device, PIECE, SMALL)
+    work = Queue(device)
     memory = work.allocate(100)
     device.start()
     for _ in range(3):
@@ -50,7 +53,8 @@ def test_the_host_waits_once_for_a_small_copy_and_never_for_a_few_small_uploads(
 def test_small_uploads_under_way_have_memory_of_their_own():
     device_of("cpu")
     device = LateDevice()
-    work = Queue(device, PIECE, SMALL)
+    device.staging = Staging(device, PIECE, SMALL)
+    work = Queue(device)
     memory, given = work.allocate(8 * 100), np.empty(1, np.int64)
     for number in range(100):
         given[0] = number
@@ -61,7 +65,7 @@ def test_small_uploads_under_way_have_memory_of_their_own():
 
 
 def test_work_follows_other_work_from_stream_to_stream(device):
-    work = Queue(device, PIECE, SMALL)
+    work = Queue(device)
     memory = work.allocate(1 << 12)
     for at, stream in enumerate((None, 1, 77, 77, None, None, 2, 78, None)):
         if stream is None:
@@ -75,7 +79,7 @@ def test_work_follows_other_work_from_stream_to_stream(device):
 
 
 def test_a_stream_of_an_array_waits_for_the_block_and_the_block_for_it(device):
-    work = Queue(device, PIECE, SMALL)
+    work = Queue(device)
     memory = work.allocate(64)
     with work.on(77, frozenset({5})):
         work.zero(memory.address, 8)

@@ -1,0 +1,254 @@
+"""Pinned memory of the host through which arrays cross to and from one device: one for all tables of a process there.
+
+A caller's array may be pinned, too, and is then read by the device after the call: so it is copied to memory of ours
+first. Its size does not depend on how many tables there are: it grows to bounds, which are shares of the smallest
+memory_budget that pays for it, and is kept, as asking the driver for more takes long. Thread-safe: whoever uses a lane,
+or a small piece, holds its lock, alone, and waits at most for the device's work, which waits for no lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kvemb.backends.cuda.device import Device
+
+# Lanes for large arrays, each of two pieces: one is filled or emptied while the device copies the other. A thread takes
+# one, so so many threads copy at once.
+LANES, PIECE_BYTES = 4, 1 << 20
+# Uploads for which the host does not wait, until so many of them are under way.
+SMALL_UPLOADS, SMALL_BYTES = 32, 64 << 10
+# What they take of a memory_budget at most: all pieces of lanes, all small pieces, and what is on its way to the host.
+LANES_PART, SMALL_PART, ARRIVING_PART = 64, 128, 32
+_MIN_BYTES = 512
+
+
+class Staging:
+    """The pinned memory of a device. piece_bytes, small_bytes: of each piece at most.
+
+    small_lock: guards next_small()'s piece. nbytes: what is taken; arriving_bytes: of these, for what is on its way to
+    the host.
+    """
+
+    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, small_bytes: int = SMALL_BYTES) -> None:
+        self._device, self._bounds = device, (piece_bytes, small_bytes)
+        self.piece_bytes, self.small_bytes = self._bounds
+        self._lanes = [Lane(self, device) for _ in range(LANES)]
+        self.small_lock = threading.Lock()
+        self._small = deque(Piece(device, self.took) for _ in range(SMALL_UPLOADS))
+        self._lock = threading.Lock()
+        self._payers: list[tuple[weakref.WeakMethod[Callable[[int], None]], int]] = []
+        self._idle: list[_Parcel] = []
+        self.nbytes = self.arriving_bytes = 0
+        self._max_arriving: float = np.inf
+
+    def account(self, use: Callable[[int], None], total: int) -> None:
+        """See contracts.DeviceRows.account_host. use: a bound method, called for as long as its object is there."""
+        with self._lock:
+            self._payers = [payer for payer in self._payers if payer[0]() is not None]
+            known = any(payer[0]() == use for payer in self._payers)
+            if not known:
+                self._payers.append((weakref.WeakMethod(use), total))
+            least = min(total for _, total in self._payers)
+            self.piece_bytes, self.small_bytes = (
+                min(bound, _floor(least // part // count))
+                for bound, part, count in zip(
+                    self._bounds, (LANES_PART, SMALL_PART), (2 * LANES, SMALL_UPLOADS), strict=True
+                )
+            )
+            self._max_arriving = least // ARRIVING_PART
+            taken = self.nbytes
+        if not known:
+            use(taken)
+
+    def took(self, nbytes: int) -> None:
+        """So many bytes more are taken, which the budgets pay."""
+        with self._lock:
+            self.nbytes += nbytes
+            payers = [payer() for payer, _ in self._payers]
+        for use in payers:
+            if use is not None:
+                use(nbytes)
+
+    def lane(self) -> Lane:
+        """Return one that nobody uses, if there is one. Use it under its lock, and no other beside it."""
+        return next((lane for lane in self._lanes if not lane.lock.locked()), self._lanes[0])
+
+    def next_small(self) -> Piece:
+        """Return the small piece that was used longest ago, once it is in use no longer. REQUIRES: small_lock."""
+        self._small.rotate()
+        self._small[0].finish()
+        return self._small[0]
+
+    # What comes to the host while nobody waits.
+
+    def arriving(self, nbytes: int, stream: int) -> Arriving | None:
+        """Return memory for so many bytes, for the work that this stream is given from now on; None: all is in use."""
+        parcel = self._parcel(nbytes)
+        if parcel is None:
+            return None
+        if parcel.event is not None:
+            self._device.wait(stream, parcel.event)  # somebody gave up what was on its way there
+        return Arriving(self._device, parcel, nbytes, self._idle)
+
+    def _parcel(self, nbytes: int) -> _Parcel | None:
+        """Return the smallest idle one for so many bytes, or a new one; None if there may be no more."""
+        size, idle = _rounded(nbytes), self._idle
+        with self._lock:
+            fitting = [parcel for parcel in idle if len(parcel.memory) >= nbytes]
+            if fitting:
+                parcel = min(fitting, key=lambda parcel: len(parcel.memory))
+                idle.remove(parcel)
+                return parcel
+            dropped = list(idle) if self.arriving_bytes + size > self._max_arriving else []
+            for parcel in dropped:
+                idle.remove(parcel)
+            freed = sum(len(parcel.memory) for parcel in dropped)
+            fits = self.arriving_bytes - freed + size <= self._max_arriving
+            self.arriving_bytes += size * fits - freed
+        for parcel in dropped:
+            if parcel.event is not None:
+                self._device.finish(parcel.event)
+        dropped.clear()
+        self.took(size * fits - freed)
+        if not fits:
+            return None
+        try:
+            return _Parcel(self._device.pinned(size))
+        except MemoryError:
+            with self._lock:
+                self.arriving_bytes -= size
+            self.took(-size)
+            return None
+
+
+class Lane:
+    """Two pieces that take turns. Use them under the lock."""
+
+    def __init__(self, staging: Staging, device: Device) -> None:
+        self.lock, self._staging = threading.Lock(), staging
+        self._pieces = deque(Piece(device, staging.took) for _ in range(2))
+
+    def next(self, nbytes: int) -> tuple[Piece, npt.NDArray[np.uint8]]:
+        """Return the piece that was used longest ago, once it is in use no longer, and up to so many of its bytes."""
+        self._pieces.rotate()
+        piece = self._pieces[0]
+        piece.finish()
+        return piece, piece.take(min(nbytes, self._staging.piece_bytes))
+
+
+class Order:
+    """The uses of pieces by one table, in the order of its work. uses: how many; ended: of these, known to be over."""
+
+    def __init__(self) -> None:
+        self.uses = self.ended = 0
+
+
+class Piece:
+    """Pinned memory that is used time and again. took: called with the bytes by which it grows."""
+
+    def __init__(self, device: Device, took: Callable[[int], None]) -> None:
+        self._device, self._took = device, took
+        self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._event: Any = None
+        self._order, self._use = Order(), 0
+        self._begun_on: int | None = None  # a stream with a copy that was begun, and whose end is not recorded yet
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return so many of its bytes. REQUIRES: it is not in use."""
+        if len(self._bytes) < nbytes:
+            before, size = len(self._bytes), _rounded(nbytes)
+            self._bytes = np.empty(0, np.uint8)  # freed before there is more
+            self._took(-before)
+            self._bytes = self._device.pinned(size)
+            self._took(size)
+        return self._bytes[:nbytes]
+
+    def upload(self, address: int, part: npt.NDArray[np.uint8], stream: int, order: Order) -> None:
+        """Copy some of its bytes to the device, in the order of a table's work. It is in use until that is over."""
+        self._begin(stream)
+        self._device.upload(address, part, stream)
+        self._end(stream, order)
+
+    def download(self, part: npt.NDArray[np.uint8], address: int, stream: int, order: Order) -> None:
+        """The reverse."""
+        self._begin(stream)
+        self._device.download(part, address, stream)
+        self._end(stream, order)
+
+    def _begin(self, stream: int) -> None:
+        if self._event is None:
+            self._event = self._device.event()
+        self._begun_on = stream
+
+    def _end(self, stream: int, order: Order) -> None:
+        self._device.record(self._event, stream)
+        order.uses += 1
+        self._order, self._use, self._begun_on = order, order.uses, None
+
+    def finish(self) -> None:
+        """Wait until it is in use no longer. All earlier uses by the same table have ended then, too."""
+        order, use = self._order, self._use
+        if self._begun_on is not None:  # a call was interrupted
+            self._device.record(self._event, self._begun_on)
+            self._device.finish(self._event)
+            self._begun_on = None
+        elif use > order.ended:
+            self._device.finish(self._event)
+            order.ended = max(order.ended, use)
+
+
+class _Parcel:
+    """Memory for what is on its way. event: when it is not used any more; None: it is not."""
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory, self.event = memory, None
+
+
+class Arriving:
+    """Bytes on their way to a parcel, which is idle again once they were copied, or given up. For any one thread."""
+
+    def __init__(self, device: Device, parcel: _Parcel, nbytes: int, idle: list[_Parcel]) -> None:
+        self._device, self._idle, self._event = device, idle, device.event()
+        self._parcel: _Parcel | None = parcel
+        self._memory = parcel.memory[:nbytes]
+
+    def begin(self, address: int, stream: int) -> None:
+        """Copy them from the device."""
+        assert self._parcel is not None
+        self._device.download(self._memory, address, stream)
+        self._device.record(self._event, stream)
+        self._parcel.event = self._event
+
+    def copied(self) -> npt.NDArray[np.uint8]:
+        """Wait until they are there, and return a copy. Once."""
+        assert self._parcel is not None
+        self._device.finish(self._event)
+        self._parcel.event, found = None, self._memory.copy()
+        self._give_back()
+        return found
+
+    def _give_back(self) -> None:
+        parcel, self._parcel = self._parcel, None
+        if parcel is not None:
+            self._idle.append(parcel)  # takes no lock, so that it may be done wherever Python collects garbage
+
+    def __del__(self) -> None:
+        self._give_back()
+
+
+def _rounded(nbytes: int) -> int:
+    """Return the smallest power of two from this on, at least _MIN_BYTES: few sizes, each of which is used again."""
+    return max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
+
+
+def _floor(nbytes: int) -> int:
+    """Return the largest power of two up to this, at least _MIN_BYTES."""
+    return max(_MIN_BYTES, 1 << nbytes.bit_length() - 1 if nbytes else 0)
