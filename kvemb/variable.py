@@ -29,7 +29,7 @@ from kvemb.engine.slot_variable import SlotVariable
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import Initializer
-from kvemb.optimizers import KINDS, Optimizer
+from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import format_bytes
 from kvemb.restrict import RestrictPolicy
 from kvemb.rows.block import RowBlock
@@ -147,9 +147,7 @@ class Variable(Handle[Table]):
 
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
-        if type(optimizer) not in KINDS.values():  # what a subclass adds could not be stored
-            raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}; give one such as Adagrad(0.01)")
-        self._inside.set_optimizer(optimizer)
+        self._inside.set_optimizer(cast(Optimizer, as_optimizer(optimizer, required=True)))
 
     @property
     def bp_v2(self) -> bool:

@@ -182,16 +182,16 @@ def set_current(store: Path, number: int, *, logged: bool = False) -> None:
     fresh_files.sync_directory(store)
 
 
-def lock(
-    directory: Path,
-    what: str = "the store {} is open for writing",
-    advice: str = "close it there, or open it with read_only=True",
-) -> LockFile:
+def lock(directory: Path, what: str = "the store {} is open for writing", advice: str | None = None) -> LockFile:
     """Take the lock of a store or a series for this process. Raises Locked, also if this process holds it already.
 
-    what, advice: of the message; "{}" in what is replaced by the directory.
+    what, advice: of the message; "{}" in what is replaced by the directory. advice: None: that of a store, which can be
+    read meanwhile if it has a durable point.
     """
     file = LockFile(directory / LOCK, os.O_RDWR | os.O_CREAT)
+    if advice is None:
+        reading = "to read it meanwhile, open it with follow=True, and refresh() moves to its newest durable point"
+        advice = f"close it there; {reading}" if is_store(directory) else "close it there"
     file.lock(fcntl.LOCK_EX, what.format(directory), advice)
     file.name_owner()
     return file

@@ -58,12 +58,19 @@ _ALL = (
 KINDS: dict[str, type[Optimizer]] = {kind.name: kind for kind in _ALL}
 
 
-def as_optimizer(spec: Any) -> Optimizer | None:
-    """Return the optimizer of an `optimizer` argument: None or one of KINDS. Raises TypeError for anything else."""
-    if spec is None or type(spec) in KINDS.values():
+def as_optimizer(spec: Any, *, required: bool = False) -> Optimizer | None:
+    """Return the optimizer of an `optimizer` argument: None, unless one is required, or an object of one of KINDS.
+
+    Raises TypeError for anything else.
+    """
+    # An object of a subclass is refused, as what it adds could not be stored.
+    if type(spec) in KINDS.values() or (spec is None and not required):
         return spec  # type: ignore[no-any-return]
-    known = ", ".join(kind.__name__ for kind in KINDS.values())
-    raise TypeError(f"optimizer must be None or an Optimizer, got {spec!r}; use one of {known} of kvemb.optimizers")
+    if isinstance(spec, type) and spec in KINDS.values():
+        name = spec.__name__
+        raise TypeError(f"optimizer must be an object, got the class {name}; use kvemb.optimizers.{name}()")
+    kinds, known = "an Optimizer" if required else "None or an Optimizer", ", ".join(each.__name__ for each in _ALL)
+    raise TypeError(f"optimizer must be {kinds}, got {spec!r}; use one of {known} of kvemb.optimizers")
 
 
 def optimizer_from_json(data: Mapping[str, Any]) -> Optimizer:

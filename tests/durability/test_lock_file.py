@@ -93,8 +93,12 @@ def make(place: Path) -> Path:
 def test_the_file_names_its_owner_while_it_is_held(tmp_path):
     with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
         assert (store.path / "LOCK").read_text() == f"{os.getpid()} {socket.gethostname()}\n"
-        with pytest.raises(Locked, match="is open for writing elsewhere, by this process; close it there"):
+        with pytest.raises(
+            Locked, match=r"is open for writing elsewhere, by this process; close it there; .*follow=True"
+        ):
             kvemb.open(store.path)
+        with kvemb.open(store.path, memory_budget="4MiB", follow=True) as follower:
+            assert follower.refresh() is False
         with pytest.raises(Locked, match="by this process; close it there"):
             kvemb.verify(store.path)
     assert (tmp_path / "store/LOCK").read_bytes() == b""

@@ -181,9 +181,11 @@ def test_another_class_of_optimizer_is_refused(make):
             variable.optimizer = other
     with pytest.raises(SchemaMismatch, match=r"optimizer=None, got optimizer=SGD"):
         bare.optimizer = SGD()
-    for wrong in (None, 0.1, "sgd", SGD):
+    for wrong in (None, 0.1, "sgd"):
         with pytest.raises(TypeError, match=r"optimizer must be an Optimizer, got .*Adagrad"):
             variable.optimizer = wrong
+    with pytest.raises(TypeError, match=r"got the class SGD; use kvemb\.optimizers\.SGD\(\)"):
+        variable.optimizer = SGD
     assert variable.optimizer == SGD(1.0)
     assert bare.optimizer is None
 

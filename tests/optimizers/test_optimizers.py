@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+import kvemb
 from kvemb.errors import UnsupportedFormat
 from kvemb.optimizers import (
     KINDS,
@@ -231,9 +232,19 @@ def test_the_argument_is_none_or_an_optimizer():
     class Mine(SGD):
         """Of a user's own, which no manifest could name."""
 
-    for spec in ("sgd", SGD, 0.1, Mine()):
+    for spec in ("sgd", Mine, Optimizer, 0.1, Mine()):
         with pytest.raises(TypeError, match="optimizer must be None or an Optimizer"):
             as_optimizer(spec)
+    with pytest.raises(TypeError, match="optimizer must be an Optimizer, got None"):
+        as_optimizer(None, required=True)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.__name__)
+def test_a_class_is_refused_with_the_call_that_makes_an_object(kind):
+    with pytest.raises(TypeError) as caught:
+        as_optimizer(kind)
+    made = str(caught.value).partition("; use ")[2]
+    assert eval(made, {"kvemb": kvemb}) == kind()
 
 
 def test_optimizers_are_frozen_and_abstract():
