@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
-from kvemb.checks.ranges import MAX_SECONDS
+from kvemb.checks.ranges import MAX_SECONDS, MAX_SERIES
 from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
@@ -36,6 +36,7 @@ from kvemb.store import Store as OneStore
 def open(
     url: str | os.PathLike[str] | None = None,
     *,
+    number: int | None = None,
     shards: int | None = None,
     memory_budget: int | str = "1GiB",
     device_memory: int | str | None = None,
@@ -47,11 +48,12 @@ def open(
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Open a cluster of shards, in the state of the newest checkpoint at url.
+    """Open a cluster of shards, in the state of the newest checkpoint at url, or of another one.
 
     url: where its checkpoints are: a directory, or a URL that fsspec supports. None: it has no checkpoints, and its
-    rows are lost when it is closed. shards: how many, from 1 to 4,096; None: as many as the checkpoint has. If the
-    checkpoint has as many, its files are used; otherwise its rows are read and loaded again. memory_budget: of each
+    rows are lost when it is closed. number: of the checkpoint; None: the newest. Later ones stay until keep= deletes
+    them, and the next one is numbered after them. shards: how many, from 1 to 4,096; None: as many as the checkpoint
+    has. If it has as many, its files are used; otherwise its rows are read and loaded again. memory_budget: of each
     shard, bytes or text. device_memory: of each shard, for hot tables on a GPU, as for kvemb.open. gpus: how many each
     shard gets of Ray, for variables with devices=["gpu"]; None: one if device_memory is given, otherwise none, and the
     shard sees no GPU. scratch: a directory for the shards' files, made if it is missing; each shard has a folder
@@ -63,10 +65,10 @@ def open(
     progress(done, total): called with the number of rows loaded. limits: of each shard's store (kvemb.limits).
 
     This process can have several threads as clients; more processes use connect().
-    Raises TypeError or ValueError for arguments; Locked if a cluster has this url open; FileExistsError if url is a
-    store, or has a single store's checkpoints; BackendUnavailable without Ray, or with too few GPUs; ShardLost if a
-    process ends meanwhile; ColdStoreError if scratch cannot be written to; what CheckpointManager.pull and
-    kvemb.restore raise.
+    Raises TypeError or ValueError for arguments; CheckpointNotFound for number; Locked if a cluster has this url open;
+    FileExistsError if url is a store, or has a single store's checkpoints; BackendUnavailable without Ray, or with too
+    few GPUs; ShardLost if a process ends meanwhile; ColdStoreError if scratch cannot be written to; what
+    CheckpointManager.pull and kvemb.restore raise.
     """
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
@@ -75,6 +77,9 @@ def open(
         raise ValueError(f"gpus must be a whole number or less than 1, got {brief(gpus)}")
     seconds = as_number(answer_seconds, "answer_seconds", MIN_ANSWER_SECONDS, MAX_SECONDS)
     _check_transport(transport)
+    earlier = None if number is None else as_int(number, "number", 0, MAX_SERIES)
+    if earlier is not None and url is None:
+        raise ValueError(f"number is of a checkpoint at a url, got {earlier} and no url; give the url of the cluster")
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
     series = None if url is None else ClusterSeries(url, options)
     if series is not None and transport == "ray" and series.is_in_memory:
@@ -82,7 +87,7 @@ def open(
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
     how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "limits": limits}
     of_series = series.options if series else {}
-    asked = Asked(series.url if series else None, of_series, wanted, how, each, seconds)
+    asked = Asked(series.url if series else None, of_series, wanted, how, each, seconds, number=earlier)
     if transport == "ray":
         place = None if scratch is None else str(root)
         way = ray_starting.start(asked, place, progress)

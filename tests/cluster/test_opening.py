@@ -32,6 +32,8 @@ def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
         ({"shards": 2, "device_memory": "lots"}, ValueError, "device_memory"),
         ({"shards": 2, "gpus": -1}, ValueError, "gpus must be at least 0"),
         ({"shards": 2, "gpus": 1.5}, ValueError, r"gpus must be a whole number or less than 1, got 1\.5"),
+        ({"number": 1.5}, TypeError, "number must be an int"),
+        ({"number": 1, "shards": 2}, ValueError, "number is of a checkpoint at a url, got 1 and no url; give"),
         ({"shards": 2, "answer_seconds": 0.5}, ValueError, "answer_seconds must be at least 1"),
     ],
 )

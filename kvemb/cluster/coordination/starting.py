@@ -26,7 +26,7 @@ class Asked:
 
     url: None: no checkpoints. shards: None: as many as the checkpoint has. how: arguments of kvemb.open for a shard.
     gpus: that each shard asks Ray for. answer_seconds: how long a shard may take for a call on rows. absent_seconds:
-    how long a cut waits for the rest of a call (cuts).
+    how long a cut waits for the rest of a call (cuts). number: of the checkpoint to begin with; None: the newest.
     """
 
     url: str | None
@@ -36,10 +36,11 @@ class Asked:
     gpus: float = 0.0
     answer_seconds: float = ANSWER_SECONDS
     absent_seconds: float = ABSENT_SECONDS
+    number: int | None = None
 
 
 def start(asked: Asked, make: Callable[[Meter, Plan], Transport], progress: Progress | None) -> Coordinator:
-    """Start a coordinator with its shards, in the state of the newest checkpoint. make: makes the shards of a plan.
+    """Start a coordinator with its shards, in the state of a checkpoint. make: makes the shards of a plan.
 
     progress(done, total): called with the number of rows loaded. Raises ValueError if neither the caller nor a
     checkpoint says how many shards; Locked; what making a shard raises.
@@ -50,6 +51,8 @@ def start(asked: Asked, make: Callable[[Meter, Plan], Transport], progress: Prog
             series = ClusterSeries(asked.url, asked.options)
             checkpointing = Checkpointing(series, series.lock())
             undo.callback(checkpointing.close)
+            if asked.number is not None:
+                checkpointing.begin_with(asked.number)
             newest = checkpointing.settled()
         if (count := asked.shards or (len(newest[1].shards) if newest else None)) is None:
             raise ValueError(f"shards must be given, as there is no checkpoint at {asked.url}")

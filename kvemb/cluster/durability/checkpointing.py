@@ -93,9 +93,18 @@ class Checkpointing:
         self.last: int | None = None
         self._lock, self._starting = lock, threading.Lock()
         self._before: ClusterManifest | None = None
+        self._begun: tuple[int, ClusterManifest] | None = None
+        self._passed = 0  # the newest checkpoint there was when an earlier one was begun with
         self._tried = 0  # the last number begun; shards have files of it even if it failed
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
         self._writing: OrderedDict[int, Future[Checkpoint]] = OrderedDict()
+
+    def begin_with(self, number: int) -> None:
+        """Begin with this checkpoint: settled() returns it until another one is written. Raises as ClusterSeries.read.
+
+        Later ones stay where they are.
+        """
+        self._begun, self._passed = (number, self.series.read(number)), max(self.series.numbers())
 
     def start(self, shards: Shards, asked: Asked) -> int:
         """Make the cut of the next checkpoint, and let it be written in the background; returns its number.
@@ -160,12 +169,14 @@ class Checkpointing:
         return Checkpoint(*how, parts[0].files)
 
     def settled(self) -> tuple[int, ClusterManifest] | None:
-        """Return the newest checkpoint, once the one that is being written is complete or has failed; None: no one."""
+        """Return the last checkpoint, once the one that is being written is complete or has failed; None: no one."""
         with self._starting:
             self.wait()
-            newest = self.series.newest()
-            self.last, self._before = newest if newest else (None, None)
-            return newest
+            last = self.series.newest()
+            if last is not None and last[0] <= self._passed:
+                last = self._begun
+            self.last, self._before = last if last else (None, None)
+            return last
 
     def close(self) -> None:
         """Wait until none is being written, and release the directory or the URL. Idempotent."""

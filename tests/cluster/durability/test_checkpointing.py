@@ -97,6 +97,41 @@ def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path)
         alone.close()
 
 
+@pytest.mark.parametrize("shards", [2, 3])
+def test_an_earlier_checkpoint_can_be_gone_on_from(open_cluster, tmp_path, shards):
+    url, keys = tmp_path / "series", np.arange(200)
+    with open_cluster(2, url=url) as cluster:
+        table = cluster.get_variable("table", dim=1)
+        for number in (1, 2, 3):
+            table.upsert(keys[: 100 - number], np.full((100 - number, 1), number, np.float32))
+            assert cluster.checkpoint(extra={"number": number}).number == number
+    series = kvemb.CheckpointManager(tmp_path / "pulled")
+    replica = kvemb.restore(series.pull(url), tmp_path / "replica")  # the newest
+
+    with open_cluster(shards, url=url, number=1) as cluster:
+        table = cluster.variables["table"]
+        assert (cluster.last_checkpoint, table.size(), float(table.lookup(keys).max())) == (1, 99, 1.0)
+        table.upsert([150], [[9.0]])
+        assert cluster.recover().number == 1
+        assert (table.size(), float(table.lookup(keys).max())) == (99, 1.0)
+        table.upsert([151], [[4.0]])
+        assert cluster.checkpoint().number == 4, "later ones stay"
+        table.clear()
+        assert cluster.recover().number == 4
+        assert (table.size(), float(table.lookup(keys).max())) == (100, 4.0)
+        assert kvemb.cluster.latest(url, number=3)[1].extra == {"number": 3}
+        expected = table.lookup(keys)
+    replica.apply_delta(series.pull(url))
+    assert np.array_equal(replica.variables["table"].lookup(keys), expected)
+    assert replica.variables["table"].size() == 100
+    replica.close()
+    series.close()
+    assert kvemb.cluster.verify(url, deep=True)
+    with pytest.raises(CheckpointNotFound, match="there is no checkpoint 00000009"):
+        kvemb.cluster.open(url, number=9, transport="local")
+    assert open_cluster(None, url=url).variables["table"].size() == 100
+
+
 def test_values_beside_the_rows_belong_to_one_checkpoint(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     cluster.get_variable("table", dim=2).upsert([1, 2], np.ones((2, 2), np.float32))
