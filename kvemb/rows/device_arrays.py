@@ -29,8 +29,9 @@ SOME_GPU = "gpu"
 class DeviceArray:
     """A C-contiguous array in a GPU's memory. stream: on which it may be used; owner: keeps its memory.
 
-    version: another number once the owner was changed in place; None: nobody counts that. borrowed: it is its library's
-    again when the call ends, whatever the stream.
+    version: another number once the owner was changed in place; None: nobody counts that. storage: of a tensor, keeps
+    its memory even where the tensor is given another (tensor.data = another). borrowed: it is its library's again when
+    the call ends, whatever the stream.
     """
 
     address: int
@@ -39,6 +40,7 @@ class DeviceArray:
     stream: int
     owner: Any
     version: int | None = None
+    storage: Any = None
     borrowed: bool = False
 
     @property
@@ -56,12 +58,16 @@ class DeviceArray:
         return replace(self, shape=shape)
 
     def is_as(self, other: DeviceArray | None) -> bool:
-        """Whether it is known to be the same array with the same contents."""
+        """Whether it is known to be the same array with the same contents.
+
+        It is where PyTorch's autograd would trust what it saved for backward. tensor.data = another changes the address
+        and the storage, not the version; the other's storage is kept, so its address is nobody else's. resize_() and
+        set_() change the version. What nobody counts: writes through tensor.data or a view that another library has.
+        """
         if other is None or self.version is None:
             return False
-        # tensor.data = another changes the address alone.
         mine, theirs = ((each.version, each.address, each.shape, each.dtype) for each in (self, other))
-        return self.owner is other.owner and mine == theirs
+        return self.owner is other.owner and self.storage is other.storage and mine == theirs
 
     def seen_as(self, dtype: np.dtype[Any]) -> DeviceArray:
         """Return the same memory as an array of another dtype of this size."""
@@ -148,7 +154,8 @@ def _of_tensor(data: Any, what: str) -> tuple[DeviceArray, bool, bool]:
     address = data.data_ptr() if data.numel() else 0
     # The count that autograd trusts for what it saved for backward.
     version = None if data.is_inference() else data._version
-    found = DeviceArray(address, tuple(data.shape), dtype, stream_of_tensor(data), data, version)
+    storage = None if version is None else data.untyped_storage()
+    found = DeviceArray(address, tuple(data.shape), dtype, stream_of_tensor(data), data, version, storage)
     return found, data.is_contiguous(), True
 
 

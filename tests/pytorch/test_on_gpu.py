@@ -6,6 +6,7 @@ PyTorch itself does on a GPU is not tested by this.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,14 +155,43 @@ def test_a_plain_step_on_hot_rows_waits_once_and_brings_eight_bytes(counted: Any
 
 
 @pytest.mark.parametrize(
-    "change", ["in place", "another tensor", "rows move", "some are left out", "in inference mode"]
+    "change",
+    [
+        "in place",
+        "another tensor",
+        "rows move",
+        "some are left out",
+        "in inference mode",
+        "resized and back",
+        "set to nothing and back",
+        "given other memory",
+        "given memory that is where its own was",
+    ],
 )
 def test_keys_that_may_be_elsewhere_are_found_again(counted: Any, change: str) -> None:
     device, variable = counted
     with torch.inference_mode(change == "in inference mode"):
-        keys = torch.arange(30)
+        memory = np.arange(30)
+        keys = torch.from_numpy(memory)
         variable.lookup(keys)
-    if change == "in place":
+    if change == "resized and back":
+        keys.resize_(0)
+        memory += 30
+        keys.resize_(30)
+    elif change == "set to nothing and back":
+        storage = keys.untyped_storage()
+        keys.set_()
+        memory += 30
+        keys.set_(storage, 0, (30,))
+    elif change == "given other memory":
+        keys.data = keys + 30
+    elif change == "given memory that is where its own was":
+        address = keys.data_ptr()
+        keys.data = torch.zeros(0, dtype=torch.int64)
+        memory += 30
+        keys.data = torch.from_numpy(memory)
+        assert (keys.data_ptr(), keys._version) == (address, 0)
+    elif change == "in place":
         keys.add_(30)
     elif change == "another tensor":
         keys = keys.clone()
@@ -175,6 +205,18 @@ def test_keys_that_may_be_elsewhere_are_found_again(counted: Any, change: str) -
     assert device.waits > 0
     after = variable.lookup_slot("accumulator", np.arange(100))[:, 0]
     assert np.flatnonzero(after != before).tolist() == keys.tolist()
+
+
+def test_the_memory_of_the_last_keys_is_nobody_elses_though_their_tensor_was_given_other(counted: Any) -> None:
+    memory = np.arange(30)
+    alive = weakref.ref(memory)
+    keys = torch.from_numpy(memory)
+    del memory
+    counted[1].lookup(keys)
+    keys.data = torch.arange(30)
+    assert alive() is not None
+    counted[1].lookup(keys)
+    assert alive() is None
 
 
 def test_what_does_not_fit_is_refused(stores: Any) -> None:
