@@ -31,7 +31,8 @@ class Stats:
     Updated under the variable's lock, except for spills and seconds_spill, which the one writing thread updates, and
     seconds_cold_read, which any thread updates and which is therefore approximate.
 
-    hits: keys looked up that were hot. misses: keys looked up that were not, absent ones included (absent).
+    hits, misses, absent: keys looked up whose row was hot, whose row was not hot, and that had no row; their sum is
+    all that were looked up. While a lookup goes on, its absent keys are among the misses.
     refused: gradients of keys that Admission has given no row yet; bytes_sightings: of its counters.
     promotions: rows offered to the hot tier, cold ones and new ones. spills: rows written to the cold store, removals
     included. rows: of both tiers; rows_waiting: in the spill buffer, removals included. Seconds are wall-clock: in
@@ -59,7 +60,10 @@ class Stats:
 
     @property
     def hit_rate(self) -> float:
-        """Share of looked-up keys that were hot; 0 before the first lookup."""
+        """hits / (hits + misses); 0 before the first of them.
+
+        Absent keys do not count: no size of the hot tier would make them hits.
+        """
         return self.hits / max(1, self.hits + self.misses)
 
     @property
@@ -85,7 +89,7 @@ class Stats:
     def __str__(self) -> str:
         return (
             f"{self.rows:,} rows: {self.hot}, {format_bytes(self.bytes_cold)} cold\n"
-            f"hits {self.hits:,}, misses {self.misses:,} ({self.absent:,} absent), hit rate {self.hit_rate:.1%}\n"
+            f"hit rate {self.hit_rate:.1%}: hits {self.hits:,}, misses {self.misses:,}; absent keys {self.absent:,}\n"
             + (f"refused gradients {self.refused:,}\n" if self.bytes_sightings else "")
             + f"promotions {self.promotions:,}, spills {self.spills:,}, waiting {self.rows_waiting:,}\n"
             f"seconds: lookups {self.seconds_lookup:.2f}, updates {self.seconds_update:.2f}, "

@@ -10,6 +10,13 @@ from kvemb.stats import Stats, TierSize
 def test_a_hit_rate_needs_no_lookup():
     assert Stats().hit_rate == 0.0
     assert Stats(hits=3, misses=1).hit_rate == 0.75
+    assert Stats(absent=5).hit_rate == 0.0
+
+
+def test_absent_keys_do_not_lower_the_hit_rate():
+    stats = Stats(hits=3, misses=1, absent=96)
+    assert stats.hit_rate == 0.75
+    assert "hit rate 75.0%: hits 3, misses 1; absent keys 96" in str(stats)
 
 
 def test_stats_add_up_field_by_field():

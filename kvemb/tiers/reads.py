@@ -201,20 +201,25 @@ class TableReads:
     def _pool_beside(self, keys: Keys, bags: Bags, missing: Positions, out: Values, now: float | None) -> None:
         """Pool bags with keys that are not hot, at `missing`. Rows that cease to be hot meanwhile follow them."""
         at, rows = np.full(len(keys), -1, np.int64), out[:0]
+        counted = False  # whether the keys at `missing` were counted as hits before
         while len(missing):
             distinct = Unique(keys[missing])
+            counts = np.zeros_like(distinct.counts) if counted else distinct.counts
             found = [
-                self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now)[0]
+                self._look_up_chunk(distinct.keys[chunk], counts[chunk], now)[0]
                 for chunk in self._chunks(len(distinct.keys))
             ]
             at[missing] = len(rows) + distinct.inverse
-            rows, now = np.concatenate([rows, *found]), None  # the uses of all keys are recorded by now
+            rows, now, counted = np.concatenate([rows, *found]), None, True  # the uses of all keys are recorded by now
             with self._storage.reading():
                 owners, beside = self._hot_tables.owners(keys), Beside(at, rows)
                 missing = self._hot_tables.pool(keys, owners, bags, beside, out, None, self._storage.step)
 
     def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None) -> tuple[Values, Mask]:
-        """Return the rows of distinct keys, used so often each, and which of them exist."""
+        """Return the rows of distinct keys, and which of them exist.
+
+        counts: how often each is used, and was counted as a miss. now: the time of the uses; None: not to be recorded.
+        """
         storage, values = self._storage, np.empty((len(keys), self._schema.dim), self._schema.value_dtype)
         with storage.reading():
             at = storage.locate(keys)
@@ -227,7 +232,8 @@ class TableReads:
             absent = at.cold[~at.exists]
             if len(absent):
                 values[absent] = self._factory.embeddings(keys[absent])
-                storage.counts.absent += int(counts[absent].sum())
+                storage.counts.absent += (uses := int(counts[absent].sum()))
+                storage.counts.misses -= uses
             there = at.present
             if len(absent) < len(at.cold):
                 cold = at.only(at.exists)

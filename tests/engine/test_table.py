@@ -236,8 +236,12 @@ def test_stats_tell_hits_from_misses(table):
     table.lookup(np.arange(100))
     table.lookup([5000, 5000])
     after = table.stats
-    assert after.hits + after.misses - before.hits - before.misses == 102
+    assert after.hits + after.misses - before.hits - before.misses == 100
     assert after.absent - before.absent == 2
+    kvemb.embedding_lookup_sparse(table, [5000, 1, 5001, 5000, 2], [0, 3], combiner="sum")
+    pooled = table.stats
+    assert pooled.absent - after.absent == 3
+    assert pooled.hits + pooled.misses - after.hits - after.misses == 2
     assert after.rows == 100
     assert after.promotions > before.promotions
     assert after.rows_hot <= sum(t.capacity_rows for t in table.tables)

@@ -42,9 +42,10 @@ def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Pat
                 np.take(pair.array, positions, axis=0)
 
         take_timed_turns((touching, untouching, array), 1)  # warm up
-        hits, misses = pair.var.stats.hits, pair.var.stats.misses
+        before = pair.var.stats
         taken = take_timed_turns((touching, untouching, array), runs)
-        if pair.var.stats.misses != misses or pair.var.stats.hits == hits:
+        after = pair.var.stats
+        if (after.misses, after.absent) != (before.misses, before.absent) or after.hits == before.hits:
             raise AssertionError("some rows were not hot, so the measurement is not valid")
         assert_same(pair, work[0][0])
     touched, untouched, peer = ([batches * batch / each.wall for each in side] for side in taken)

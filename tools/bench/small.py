@@ -112,7 +112,7 @@ def _missing(var: kvemb.Variable, hot: Ids, draw: Callable[[], Ids], count: int,
         var.lookup(keys)
         used, seconds = time.thread_time() - used, time.perf_counter() - start
         after = var.stats
-        if after.misses - before.misses == 1 and after.absent - before.absent == absent:
+        if (after.misses - before.misses, after.absent - before.absent) == (1 - absent, absent):
             cold.append(after.seconds_cold_read - before.seconds_cold_read)
             wall.append(seconds - cold[-1])
             cpu.append(used)

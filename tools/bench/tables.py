@@ -62,11 +62,11 @@ def run(
     row_bytes = np.array([_row_bytes(dim) for dim in dims])
     hot = np.array([stats.rows_hot for stats in after])
     hits = sum(b.hits - a.hits for a, b in zip(before, after, strict=True))
-    asked = hits + sum(b.misses - a.misses for a, b in zip(before, after, strict=True))
+    keys = hits + sum(b.misses + b.absent - a.misses - a.absent for a, b in zip(before, after, strict=True))
     best = _best_hit_rate(sizes, row_bytes, exponent, int((hot * row_bytes).sum()))
     share = Spread.of([float((hot * row_bytes).sum()) / (budget_mib << 20)])
-    rate, peer = Spread.of([hits / asked]), Spread.of([best])
-    ratio = Spread.of([hits / asked / best])
+    rate, peer = Spread.of([hits / keys]), Spread.of([best])
+    ratio = Spread.of([hits / keys / best])
     report.lines = [
         Line("budget that holds hot rows", "share", share, bar=f"≥ {MIN_SHARE:g}", met=share.median >= MIN_SHARE),
         Line(

@@ -101,7 +101,7 @@ def run(
         taken = take_timed_turns((ours, theirs), 2 * runs)
         after = var.stats
         hits, misses = after.hits - before.hits, after.misses - before.misses
-        report.facts["hit_rate"] = hits / (hits + misses)
+        report.facts["hit_rate"] = hits / max(1, hits + misses)
         report.facts["spills_per_step"] = (after.spills - before.spills) / (2 * runs * steps)
         report.facts["rows_compared"] = _assert_same(var, peer, np.unique(np.concatenate([w[-1] for w in work])))
         peer.close()

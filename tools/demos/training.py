@@ -61,7 +61,7 @@ class Meter:
 
     @property
     def hit_rate(self) -> float:
-        """The share of looked-up rows that were hot; 0 before the first lookup."""
+        """The share of looked-up rows that were hot, of those that existed; 0 before the first lookup."""
         hits = sum(variable.stats.hits for variable in self._variables)
         misses = sum(variable.stats.misses for variable in self._variables)
         return hits / (hits + misses) if hits + misses else 0.0
