@@ -110,7 +110,8 @@ def gpu(
 
     calls: lookup, upsert, training and pooling of hot rows beside the same on the CPU. find, insert: keys a second in a
     full table. training: a step beside PyTorch's on the same GPU, if its build for CUDA is installed. tiers: training a
-    table of 10 times a GPU's memory beside the same with hot rows on the CPU.
+    table of 10 times a GPU's memory beside the same with hot rows on the CPU. Each part's figures are printed when it
+    has ended; with --json all of them at the end.
     """
     from kvemb.tools.bench.gpu.run import PARTS, Sizes, run
 
@@ -119,7 +120,8 @@ def gpu(
     dims = dim or ([8, 32, 64, 128] if every else [64])
     sizes = Sizes(cells, keys, train_rows, train_dim, device_mib)
     parts = PARTS if every else only or ["calls"]
-    run(rows, dims, batch, batches, runs, device, folder, parts, sizes).show(json)
+    report, measured = run(rows, dims, batch, batches, runs, device, folder, parts, sizes)
+    report.show_parts(measured, json)
 
 
 @app.command()

@@ -77,26 +77,38 @@ class Report:
 
     def show(self, as_json: bool) -> None:
         """Print to stdout one JSON object, or a table followed by the facts."""
+        self.show_parts([self.lines], as_json)
+
+    def show_parts(self, parts: Iterable[Sequence[Line]], as_json: bool) -> None:
+        """Print as show() does; of text, the lines of each part as soon as that has ended. They become the report's."""
+        console = Console()
+        lines: list[Line] = []
+        if not as_json:
+            title = f"bench {self.bench}: " + ", ".join(f"{k} {_number(v)}" for k, v in self.settings.items())
+            console.print(title, highlight=False)
+        for part in parts:
+            lines += part
+            if part and not as_json:
+                _print_table(part, console)
+                console.file.flush()  # what is killed later has printed this
+        self.lines = lines
         if as_json:
             print(to_json(asdict(self), indent=2))
-        else:
-            _print_table(self, Console())
+            return
+        for name, fact in self.facts.items():
+            console.print(f"[dim]{name}:[/dim] {_number(fact)}", highlight=False)
 
 
-def _print_table(report: Report, console: Console) -> None:
-    title = f"bench {report.bench}: " + ", ".join(f"{k} {_number(v)}" for k, v in report.settings.items())
-    console.print(title, highlight=False)
+def _print_table(lines: Iterable[Line], console: Console) -> None:
     table = Table(padding=0)
     for column in ("", "ours", "peer", "ratio", "bar", "met"):
         table.add_column(column, justify="left" if column in ("", "bar", "met") else "right", no_wrap=column != "")
-    for line in report.lines:
+    for line in lines:
         name = f"{line.name}, {line.unit}\n[dim]{escape(line.peer_name)}[/dim]"
         peer, ratio = ("" if spread is None else _spread(spread) for spread in (line.peer, line.ratio))
         met = "" if line.met is None else ("[green]yes[/green]" if line.met else "[red]no[/red]")
         table.add_row(name, _spread(line.ours), peer, ratio, line.bar, met)
     console.print(table)
-    for name, fact in report.facts.items():
-        console.print(f"[dim]{name}:[/dim] {_number(fact)}", highlight=False)
 
 
 def _spread(spread: Spread) -> str:

@@ -20,7 +20,7 @@ from kvemb.errors import BackendUnavailable
 from kvemb.tools.bench import memory
 from kvemb.tools.bench.command import app
 from kvemb.tools.bench.data import Zipf, ids_of, values_of
-from kvemb.tools.bench.gpu import rates
+from kvemb.tools.bench.gpu import rates, training
 from kvemb.tools.bench.gpu.cells import FullTable
 from kvemb.tools.bench.hitrate import lru_hit_rate
 from kvemb.tools.bench.results import Line, Report, Spread, compare
@@ -189,6 +189,25 @@ def test_all_of_gpu_has_every_bar(tmp_path: Path) -> None:
     assert report["lines"][-1]["bar"] == "ratio ≥ 3"
     assert report["facts"]["gpu"] == "this machine's CPU"
     assert report["facts"]["load"] > 0.95
+
+
+@NEEDS_CXX
+def test_the_figures_of_a_part_of_gpu_are_printed_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+
+    def stopped(*_: Any) -> Any:
+        said.append(sys.stdout.buffer.getvalue().decode())  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "measure", stopped)
+    for how in ([], ["--json"]):
+        arguments = ["gpu", *TINY["gpu"], "--only", "find", "--only", "training", *GPU_SIZES, *how]
+        assert RUNNER.invoke(app, [*arguments, "--folder", str(tmp_path)]).exit_code != 0
+    assert said[0].startswith("bench gpu: rows 120")
+    assert "find with rows" in said[0]
+    assert said[1] == "", "JSON is one document"
 
 
 class _Hopper(CpuDevice):

@@ -41,11 +41,14 @@ def run(
     folder: Path | None,
     parts: Iterable[str],
     sizes: Sizes,
-) -> Report:
+) -> tuple[Report, Iterator[list[Line]]]:
     """Time `runs` runs of `batches` calls of each kind. dims: of the part "calls". Raises BackendUnavailable without
     the device.
+
+    Returns a report without lines, and the lines of each part, or of each dim of "calls", which are measured as they
+    are asked for.
     """
-    chosen, steps = [part for part in PARTS if part in set(parts)], min(batches, MAX_STEPS)
+    chosen = [part for part in PARTS if part in set(parts)]
     settings = {"rows": rows, "dims": dims, "batch": batch, "batches": batches, "runs": runs, "device": device}
     report = Report("gpu", {**settings, **({} if chosen == ["calls"] else asdict(sizes)), "parts": chosen})
     with scratch(folder) as path, kvemb.open(path / "store") as store:
@@ -53,26 +56,42 @@ def run(
         there = hot.gpu_of(probe)
         report.facts |= {"gpu": there.name(), "bytes_per_second": there.bytes_per_second()}
     report.facts["compile_s"] = compile_seconds(dims[0])
+    return report, _measured(report, rows, dims, batch, batches, runs, device, folder, chosen, sizes)
+
+
+def _measured(
+    report: Report,
+    rows: int,
+    dims: list[int],
+    batch: int,
+    batches: int,
+    runs: int,
+    device: str,
+    folder: Path | None,
+    chosen: list[str],
+    sizes: Sizes,
+) -> Iterator[list[Line]]:
+    """Yield the lines of one part after the other, and set the report's facts."""
+    steps = min(batches, MAX_STEPS)
     if "calls" in chosen:
         for dim in dims:
-            report.lines += hot.measure(rows, dim, batch, batches, runs, device, folder)
+            yield list(hot.measure(rows, dim, batch, batches, runs, device, folder))
     if {"find", "insert"} & set(chosen):
-        report.lines += _on_full_table(chosen, device, sizes, batches, runs, report.facts)
+        yield from _on_full_table(chosen, device, sizes, batches, runs, report.facts)
     if "training" in chosen:
         beside = list(training.measure(device, sizes.train_rows, sizes.train_dim, sizes.keys, steps, runs, folder))
         report.facts["pytorch"] = "measured" if beside else "not measured: PyTorch with a GPU is not installed"
-        report.lines += beside
+        yield beside
     if "tiers" in chosen:
-        report.lines += tiers.measure(device, sizes.device_mib, sizes.train_dim, batch, steps, runs, folder)
-    return report
+        yield list(tiers.measure(device, sizes.device_mib, sizes.train_dim, batch, steps, runs, folder))
 
 
 def _on_full_table(
     parts: list[str], device: str, sizes: Sizes, calls: int, runs: int, facts: dict[str, object]
-) -> Iterator[Line]:
+) -> Iterator[list[Line]]:
     table = FullTable(device, sizes.cells, rates.BAR_DIM, sizes.keys, calls)
     facts["load"] = table.load
     if "find" in parts:
-        yield from rates.find(table, runs)
+        yield list(rates.find(table, runs))
     if "insert" in parts:
-        yield from rates.insert(table, runs)
+        yield list(rates.insert(table, runs))
