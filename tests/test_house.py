@@ -397,7 +397,8 @@ TESTED_BY = {
             "embedding": ["embedding", "lookups", "options", "module"],
             "embedding_bag": ["embedding_bag", "pooling"],
             "optimizer": ["optimizer", "gradients"],
-            **{name: [name] for name in ("bags", "collection", "prefetching", "weights")},
+            **{name: [name] for name in ("bags", "collection", "prefetching")},
+            "weights": ["weights", "table_module"],
         }.items()
         for name in names
     },

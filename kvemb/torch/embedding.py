@@ -9,13 +9,14 @@ import torch
 from kvemb.store import Store
 from kvemb.torch.bags import keys_where_they_are
 from kvemb.torch.lookups import Wanted, distinct, divide_gradient
-from kvemb.torch.module import RowsModule, variable_of
+from kvemb.torch.module import variable_of
 from kvemb.torch.options import check_names, check_norm, check_padding, clipped
+from kvemb.torch.table_module import TableModule
 from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
-class Embedding(RowsModule):
+class Embedding(TableModule):
     """Rows by key, as torch.nn.Embedding gives them by index. See RowsModule for fused, check_finite, output_dtype.
 
     variable: a Variable, or a name; then dim, store (None: the default one) and all other arguments are those of
@@ -24,7 +25,8 @@ class Embedding(RowsModule):
     max_norm, norm_type: rows of a larger norm are scaled to it in the result; the table keeps them, unlike torch.nn's.
     scale_grad_by_freq: as torch.nn's; a row then counts as used once in a batch. sparse: accepted; a gradient is always
     of the rows that were used.
-    load_state_dict takes the weight of a torch.nn.Embedding, too: row i becomes the row of key i.
+    load_state_dict takes the weight of a torch.nn.Embedding, too: row i becomes the row of key i. from_pretrained makes
+    a module of such a weight.
     Raises TypeError or ValueError for an argument, and what get_variable raises.
     """
 
@@ -50,11 +52,6 @@ class Embedding(RowsModule):
         super().__init__([self.variable], fused, check_finite, output_dtype)
         self.padding_idx, (self.max_norm, self.norm_type) = padding, norm
         self.scale_grad_by_freq, self.sparse = bool(scale_grad_by_freq), bool(sparse)
-
-    @property
-    def embedding_dim(self) -> int:
-        """Values in a row."""
-        return self.variable.dim
 
     def destinations(self) -> dict[str, Destination]:
         """Return where a weight of torch.nn.Embedding goes."""

@@ -8,14 +8,15 @@ import torch
 
 from kvemb.store import Store
 from kvemb.torch.bags import bags_of
-from kvemb.torch.module import RowsModule, variable_of
+from kvemb.torch.module import variable_of
 from kvemb.torch.options import check_mode, check_names, check_norm, check_padding
 from kvemb.torch.pooling import Pooling, Prepared
+from kvemb.torch.table_module import TableModule
 from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
-class EmbeddingBag(RowsModule):
+class EmbeddingBag(TableModule):
     """Bags of rows by key, as torch.nn.EmbeddingBag pools them by index. See RowsModule for fused, check_finite,
     output_dtype, and Embedding for variable, dim, store, max_norm, scale_grad_by_freq, sparse and other arguments.
 
@@ -50,11 +51,6 @@ class EmbeddingBag(RowsModule):
         self.variable = variable_of(variable, dim, store, arguments)
         super().__init__([self.variable], fused, check_finite, output_dtype)
         self.include_last_offset, self.sparse = bool(include_last_offset), bool(sparse)
-
-    @property
-    def embedding_dim(self) -> int:
-        """Values in a row."""
-        return self.variable.dim
 
     def destinations(self) -> dict[str, Destination]:
         """Return where a weight of torch.nn.EmbeddingBag goes."""

@@ -15,7 +15,7 @@ _REFUSED = {
     "num_embeddings": "keys are any int64, and a row is made at its first step; give a name and dim",
     "embedding_dim": "give dim",
     "lr": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
-    "_weight": "upsert the rows: variable.upsert(keys, weight)",
+    "_weight": "make the module with from_pretrained(weight, name, freeze=False)",
     "_freeze": "make the variable with trainable=False, or call requires_grad_(False)",
     "freeze": "make the variable with trainable=False, or call requires_grad_(False)",
     "dtype": "give value_dtype, such as 'float32'",

@@ -31,10 +31,13 @@ def take_weights(
     """
     given = {name: state_dict.pop(prefix + name) for name in destinations if prefix + name in state_dict}
     for name, weight in given.items():
-        if problem := _problem(weight, destinations[name].variable):
-            error_msgs.append(f"{prefix}{name} {problem}")
+        variable = destinations[name].variable
+        try:
+            check_weight(weight, prefix + name, variable.dim)
+        except (TypeError, ValueError) as error:
+            error_msgs.append(f"{error}, for variable {variable.name!r}")
         else:
-            _write(weight, destinations[name])
+            write_weight(weight, destinations[name])
     served = {id(destinations[name].variable) for name in given}
     lacking: dict[int, str] = {}
     for name, destination in destinations.items():
@@ -43,16 +46,19 @@ def take_weights(
     return bool(given), list(lacking.values())
 
 
-def _problem(weight: Any, variable: Variable) -> str | None:
-    """Return what keeps a weight from being rows of a variable, or None."""
+def check_weight(weight: Any, what: str, dim: int | None) -> int:
+    """Return how wide the rows of a weight are, which is dim, if that is given. what: its name in errors.
+
+    Raises TypeError for what is not a dense tensor of floats, ValueError for another shape.
+    """
     if not isinstance(weight, torch.Tensor) or weight.layout != torch.strided or not weight.is_floating_point():
-        return f"must be a dense tensor of floats, got {brief(weight)}"
-    if weight.ndim != 2 or weight.shape[1] != variable.dim:
-        return f"must be of shape (n, {variable.dim}), as variable {variable.name!r} has it, got {tuple(weight.shape)}"
-    return None
+        raise TypeError(f"{what} must be a dense tensor of floats, got {brief(weight)}")
+    if weight.ndim != 2 or weight.shape[1] != (dim or weight.shape[1]):
+        raise ValueError(f"{what} must have the shape (n, {dim or 'dim'}), got {tuple(weight.shape)}")
+    return int(weight.shape[1])
 
 
-def _write(weight: torch.Tensor, destination: Destination) -> None:
+def write_weight(weight: torch.Tensor, destination: Destination) -> None:
     """Upsert a weight (n, dim), rounded to the variable's dtype, under the keys 0 to n - 1, but for the padding.
 
     The memory that it takes does not grow with n. Raises what Variable.upsert raises.

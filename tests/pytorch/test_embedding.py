@@ -269,7 +269,7 @@ def test_ids_that_are_no_dense_integers_are_refused(loaded, ids, message):
         ({"num_embeddings": 9}, TypeError, "no argument num_embeddings here: keys are any int64"),
         ({"embedding_dim": 9}, TypeError, "no argument embedding_dim here: give dim"),
         ({"lr": 0.1}, TypeError, "no argument lr here: give optimizer"),
-        ({"_weight": None}, TypeError, "upsert the rows"),
+        ({"_weight": None}, TypeError, "from_pretrained"),
         ({"dtype": torch.float32}, TypeError, "value_dtype"),
         ({"device": "cuda"}, TypeError, "rows live in the store"),
         ({"dims": 3}, TypeError, "dims"),

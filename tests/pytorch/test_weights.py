@@ -89,8 +89,8 @@ def test_values_are_rounded_to_those_of_the_variable(named, value_dtype, dtype):
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (torch.zeros(5, DIM + 1), r"weight must be of shape \(n, 4\), as variable 'words' has it, got \(5, 5\)"),
-        (torch.zeros(DIM), r"weight must be of shape \(n, 4\).*got \(4,\)"),
+        (torch.zeros(5, DIM + 1), r"weight must have the shape \(n, 4\), got \(5, 5\), for variable 'words'"),
+        (torch.zeros(DIM), r"weight must have the shape \(n, 4\), got \(4,\)"),
         (torch.zeros(5, DIM, dtype=torch.int64), "weight must be a dense tensor of floats"),
         (torch.zeros(5, DIM).to_sparse(), "weight must be a dense tensor of floats"),
         (None, "weight must be a dense tensor of floats, got None"),
@@ -102,3 +102,74 @@ def test_what_is_no_weight_of_the_variable_is_refused(named, weight, message):
     with pytest.raises(RuntimeError, match=message):
         module.load_state_dict({"weight": weight})
     assert module.variable.size() == 0
+
+
+# from_pretrained.
+
+WEIGHT = torch.arange(20.0).reshape(5, DIM)
+PADDED = {"padding_idx": 3}
+
+
+@pytest.mark.parametrize("arguments", [{}, PADDED, {"max_norm": 2.0}], ids=["plain", "padding", "clipped"])
+def test_a_pretrained_embedding_gives_what_torch_gives(store, arguments):
+    ours = kt.Embedding.from_pretrained(WEIGHT, "words", store=store, **arguments)
+    ids = torch.tensor([[0, 1], [4, 1], [2, 0]])
+    expected = torch.nn.Embedding.from_pretrained(WEIGHT.clone(), **arguments)(ids)  # with max_norm it changes them
+    torch.testing.assert_close(ours(ids), expected)
+    assert ours.variable.size() == 5 - len(arguments.keys() & PADDED.keys())
+    assert ours.embedding_dim == DIM
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_a_pretrained_bag_gives_what_torch_gives(store, mode):
+    arguments = {"mode": mode, "include_last_offset": True}
+    ours = kt.EmbeddingBag.from_pretrained(WEIGHT, "words", store=store, **arguments)
+    theirs = torch.nn.EmbeddingBag.from_pretrained(WEIGHT, **arguments)
+    ids, offsets = torch.tensor([0, 1, 4, 1, 2]), torch.tensor([0, 2, 2, 5])
+    torch.testing.assert_close(ours(ids, offsets), theirs(ids, offsets))
+
+
+def test_pretrained_rows_are_frozen_until_they_are_not(store):
+    ids = torch.tensor([1, 2])
+    module = kt.Embedding.from_pretrained(WEIGHT, "words", store=store, optimizer=kvemb.optimizers.SGD(0.5))
+    assert not module(ids).requires_grad
+    optimizer = kt.Optimizer(module.requires_grad_(True))
+    module(ids).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(module(ids), WEIGHT[ids] - 0.5)
+    trained = kt.Embedding.from_pretrained(
+        WEIGHT, "others", freeze=False, store=store, optimizer=kvemb.optimizers.SGD(0.5), fused=True
+    )
+    trained(ids).sum().backward()
+    torch.testing.assert_close(trained(torch.arange(5))[:3], WEIGHT[:3] - torch.tensor([[0.0], [0.5], [0.5]]))
+
+
+def test_rows_that_exist_are_not_replaced_by_pretrained_ones(store):
+    variable = store.get_variable("words", dim=DIM)
+    made = kt.Embedding.from_pretrained(WEIGHT, variable)
+    assert made.variable is variable
+    variable.upsert([1], np.ones((1, DIM), np.float32))
+    for given in (variable, "words"):
+        with pytest.raises(
+            ValueError, match=r"'words' has 5 rows, which .*; open it as it is with Embedding\('words'\)"
+        ):
+            kt.Embedding.from_pretrained(WEIGHT, given, **({} if given is variable else {"store": store}))
+    assert variable.lookup([1]).tolist() == [[1.0] * DIM]
+
+
+@pytest.mark.parametrize(
+    ("weight", "error", "message"),
+    [
+        (np.zeros((5, DIM)), TypeError, "embeddings must be a dense tensor of floats"),
+        (torch.zeros(5, DIM, dtype=torch.int64), TypeError, "embeddings must be a dense tensor of floats"),
+        (torch.zeros(DIM), ValueError, r"embeddings must have the shape \(n, dim\), got \(4,\)"),
+        (torch.zeros(5, 0), ValueError, "dim"),
+    ],
+    ids=["array", "integers", "vector", "empty rows"],
+)
+def test_what_is_no_pretrained_weight_makes_no_variable(store, weight, error, message):
+    with pytest.raises(error, match=message):
+        kt.Embedding.from_pretrained(weight, "words", store=store)
+    assert list(store.variables) == []
+    with pytest.raises(ValueError, match=r"embeddings must have the shape \(n, 3\), got \(5, 4\)"):
+        kt.Embedding.from_pretrained(WEIGHT, store.get_variable("other", dim=3))
