@@ -19,7 +19,7 @@ from kvemb.variable import Variable
 
 
 class VariableMap(Mapping[str, Variable]):
-    """A view: names() are the variables there are, get(name) opens one or raises KeyError."""
+    """A view of a store's variables. names() lists their names; get(name) opens one, or raises KeyError."""
 
     def __init__(self, names: Callable[[], list[str]], get: Callable[[str], Variable]) -> None:
         self._names, self._get = names, get
@@ -43,7 +43,7 @@ class VariableMap(Mapping[str, Variable]):
 
 
 def opened(store: Handle[Engine], name: str) -> Variable:
-    """Return a variable of a store, opened as it is stored if it is not open. Raises KeyError, Closed."""
+    """Return a variable of a store; if it is not open, it is opened as it is stored. Raises KeyError, Closed."""
     engine = inside(store)
     engine.state.check_here()
     with engine.lock:
@@ -64,7 +64,7 @@ def get_or_make(store: Handle[Engine], arguments: Arguments) -> Variable:
 
 
 def agreed_optimizer(known: Table, arguments: Arguments) -> Optimizer | None:
-    """Check what is requested of an open variable; return the optimizer that it goes on with, None for its own.
+    """Check the arguments of get_variable for an open variable; return the optimizer to go on with, None for its own.
 
     Raises as get_variable does.
     """

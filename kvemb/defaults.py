@@ -58,7 +58,7 @@ class DefaultStore(StoreHandle[Inside]):
 
 
 def chosen(store: Any) -> StoreHandle[Any]:
-    """Return a `store` argument, for None the default store. Raises TypeError."""
+    """Return the store of a `store` argument; None: the default store. Raises TypeError."""
     if store is None:
         return DEFAULTS.innermost()
     if not isinstance(store, StoreHandle):

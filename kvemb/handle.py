@@ -1,4 +1,7 @@
-"""Handles: what users hold of a store or a variable. Its copies are itself; inside() gives the internal object."""
+"""Handles: the objects that users have of a store or a variable, and the internal objects behind them.
+
+A copy of a handle is the handle itself.
+"""
 
 from __future__ import annotations
 

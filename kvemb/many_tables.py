@@ -148,7 +148,7 @@ def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.ND
 
 
 def to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> Part:
-    """Return what a lookup does. out: what its rows go to; None: a new array."""
+    """Return a variable's part of a lookup. out: the array for its rows; None: a new one."""
     if device_of(keys) is not None:
         given = on_device.device_lookup(table, keys, out)
         return Part(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given)
@@ -187,7 +187,7 @@ def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) 
 
 
 def to_prefetch(table: Table, keys: npt.ArrayLike) -> Part:
-    """Return what a prefetch does."""
+    """Return a variable's part of a prefetch."""
     if device_of(keys) is not None:
         found = on_device.keys_on_device(table, keys)
         return Part(table, found.shape, _NO_KEYS, _NO_VALUES, found.reshaped(found.size))
@@ -195,7 +195,7 @@ def to_prefetch(table: Table, keys: npt.ArrayLike) -> Part:
 
 
 def to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> Part:
-    """Return what a step does. given: keys and gradients."""
+    """Return a variable's part of a step. given: keys and gradients."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(f"expected (keys, grads), got {brief(given)}")
     if device_of(given[0]) is not None:
@@ -233,7 +233,7 @@ def _read_on_device(parts: list[Part], touch: bool) -> None:
 def _find_at_once(parts: list[Part], touch: bool) -> list[tuple[Part, Missed]]:
     """Find the hot rows of each part; returns what is left for lookup_cold.
 
-    Most of what a small call takes is entering the variables: those that are free are entered in one block.
+    A small call spends most of its time on taking locks, so those of free variables are taken in one block.
     """
     left: list[tuple[Part, Missed]] = []
     busy: list[Part] = []
@@ -251,7 +251,7 @@ def _find_at_once(parts: list[Part], touch: bool) -> list[tuple[Part, Missed]]:
 
 
 def _find(parts: list[Part], touch: bool, threads: int) -> list[tuple[Part, Missed]]:
-    """The same; waits for variables that are in use. threads: over which the work is spread."""
+    """Do the same, waiting for variables that are in use. threads: how many the work is spread over."""
     missed: list[Missed | None] = [None] * len(parts)
 
     def find(number: int, part: Part) -> Callable[[], None]:
@@ -266,7 +266,7 @@ def _find(parts: list[Part], touch: bool, threads: int) -> list[tuple[Part, Miss
 
 
 def _threads(parts: list[Part]) -> int:
-    """Return over how many threads work on hot rows is spread: one, unless there is enough of it.
+    """Return how many threads the work on hot rows is spread over: one, unless the call has enough keys.
 
     One for arrays on a GPU, too: their stream may be the calling thread's own.
     """

@@ -64,7 +64,7 @@ class Store(DefaultStore[Engine]):
 
     @property
     def point(self) -> int:
-        """The number of its last durable point, of a reader the one it shows; every later one has a larger number."""
+        """The number of the last durable point; in a reader, of the one it reads. Later points have larger ones."""
         return self._inside.current_manifest.point
 
     # Its variables.
@@ -151,10 +151,11 @@ class Store(DefaultStore[Engine]):
 
         keys: a dict from variable, or its name, to its keys, of any shape. Returns a dict in the same order to rows,
         keys.shape + (dim,): fresh arrays, or those of `out`, a dict of some variables, as Variable.lookup takes each.
-        Of a large call the hot rows are found on all cores, and cold reads of different variables overlap.
-        All arguments are checked first. The call is atomic for each key, not over variables; but a follower's refresh()
-        happens before or after all of it. Raises what lookup raises, naming the variable, in a note where that is no
-        TypeError or ValueError; KeyError for an unknown name; ValueError for one given twice or of another store.
+        A large call finds hot rows on all cores, and its cold reads of different variables overlap. All arguments are
+        checked first. The call is atomic for each key, not over variables; but a follower's refresh() happens before or
+        after all of it. Raises what Variable.lookup raises, with the name of the variable in the message of a TypeError
+        or ValueError, and in a note of others; KeyError for an unknown name; ValueError for one given twice or of
+        another store.
         """
         return many_tables.lookup(self, keys, touch=bool(touch), out=out)
 
@@ -213,8 +214,8 @@ class Store(DefaultStore[Engine]):
         files: what belongs to this state beside the rows, such as dense parameters: by name, without folders, bytes, a
         path to copy from, or a function that writes to a binary file, called before this returns with the store's lock
         held, so it must not checkpoint the store or wait for a thread that uses it. extra: a dict of JSON values.
-        Both are in the checkpoint or it does not exist: Checkpoint.files, Checkpoint.extra. Also the durable point made
-        here has them; the next one does not.
+        A checkpoint that exists has both: Checkpoint.files, Checkpoint.extra. The durable point made here has them too,
+        the next one does not.
 
         Raises FileExistsError; ValueError for a path inside the store; TypeError, ValueError for files and extra, and
         what a function raises; ColdStoreError, Poisoned, Closed, ReadOnly.
@@ -238,7 +239,7 @@ class Store(DefaultStore[Engine]):
         apply_delta(self, Checkpoint(checkpoint))
 
     def refresh(self) -> bool:
-        """Show the last durable point of the store that this one follows; returns whether it is a newer one.
+        """Move to the last durable point of the store that this one follows; returns whether that is a newer one.
 
         All variables move at once, and a lookup under way begins again. Hot rows stay hot, and those that changed are
         read again; where the point does not say what changed, no row is hot. A scan under way raises Closed, and so

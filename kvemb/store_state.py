@@ -56,7 +56,7 @@ class StoreState:
         self.check_sound()
 
     def check_sound(self) -> None:
-        """Raise Poisoned after a failed write, of a closed store too."""
+        """Raise Poisoned if a write has failed, also after close()."""
         if self.cause is not None:
             cause = str(self.cause) or repr(self.cause)
             raise Poisoned(

@@ -68,8 +68,8 @@ class Variable(Handle[Table]):
 
     A variable on one GPU takes arrays in that GPU's memory too, of CuPy, PyTorch, or with __cuda_array_interface__ or
     __dlpack__, in its own dtypes and C-contiguous, and answers with arrays of the same library, on the same stream.
-    Rows that are hot on the GPU are then a part of their own, the first one, and do not leave it. With a constraint or
-    durability="write", all of a call that changes rows passes through the host.
+    Rows that are hot on the GPU are then a part of their own, the first one, and stay there. With a constraint, or with
+    durability="write", a call that changes rows copies all of them through the host's memory.
     """
 
     @method_of(VariableArguments)
@@ -223,7 +223,7 @@ class Variable(Handle[Table]):
     def accum(
         self, keys: npt.ArrayLike, old_values: npt.ArrayLike, new_values: npt.ArrayLike, exists: npt.ArrayLike
     ) -> None:
-        """Add new - old to each key that exists as `exists` says; insert new if both say it is absent; else ignore it.
+        """Add new - old to rows that exist, insert new for keys that do not; ignore keys that `exists` has wrong.
 
         old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates are
         applied in order, so their deltas add up. This is TFRA's update with bp_v2: concurrent updates are not lost.
@@ -347,7 +347,7 @@ class Variable(Handle[Table]):
         """Start reading the cold rows of keys in the background, for the call that follows. Changes no result.
 
         On a GPU all rows of keys become hot before that call, as far as there is time. after_lookup: start when the
-        next lookup ends, which is of the batch before; then it does not slow that one.
+        next lookup, that of the batch before, has ended, so that it is not slowed.
         Raises TypeError; Closed.
         """
         if device_of(keys) is not None:

@@ -38,7 +38,7 @@ AUTO_REUSE = Reuse.AUTO_REUSE
 
 @dataclass(frozen=True)
 class VariableScope:
-    """A scope: its full name, and what variables made inside have unless they are given otherwise."""
+    """A scope: its full name, and the defaults of variables that are made inside."""
 
     name: str
     reuse: bool | Reuse = False
@@ -70,14 +70,15 @@ def variable_scope(
 ) -> Iterator[VariableScope]:
     """Let get_variable prefix names with `name/` inside the block, and use these defaults; yields the VariableScope.
 
-    name: of the scope inside the one around it; or a VariableScope to enter again, wherever this is.
+    name: of the scope, below the enclosing one; or a VariableScope to enter again, from anywhere.
     reuse: True: get_variable gets existing variables only, and raises ValueError for others. AUTO_REUSE: it gets or
     creates. False or None: it creates only, and raises ValueError for a variable that was got or created before in this
-    process (one that is only stored is opened); unless the scope around has True or AUTO_REUSE, which it inherits.
-    initializer, regularizer, partitioner, constraint: for variables that are given none; None: those of the scope
-    around. The last default initializer inside any scope is GlorotUniform (zeros for integers).
+    process (one that is only stored is opened); unless the enclosing scope has True or AUTO_REUSE, which it inherits.
+    initializer, regularizer, partitioner, constraint: for variables that are given none; None: those of the enclosing
+    scope. If no scope has an initializer, it is GlorotUniform (zeros for integers).
     custom_getter: fn(getter, name, **arguments), called in place of get_variable; getter(name, **arguments) is that of
-    the scope around, at last get_variable itself. Names are full, and arguments those of get_variable.
+    the enclosing scope, or get_variable itself in the outermost one. Names are full, and arguments those of
+    get_variable.
     caching_device: must be None: hot rows are the cache. Raises TypeError, ValueError.
     """
     around = _current.get()

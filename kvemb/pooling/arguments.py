@@ -43,7 +43,7 @@ def given_bags(
 
 
 def combined(given: Given, combiner: str, most_norm: float, dtype: np.dtype[Any]) -> Bags:
-    """Return bags whose rows are combined so; see embedding_lookup_sparse."""
+    """Return the bags with the divisors of a combiner; see embedding_lookup_sparse."""
     sizes, none = np.diff(given.offsets), np.empty(0, dtype)
     divisors = none
     if combiner != "sum":

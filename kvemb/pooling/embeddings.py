@@ -25,8 +25,9 @@ from kvemb.variable import Variable
 class Embeddings:
     """The result of a lookup. values: a fresh array in the value dtype, one row for each id or each bag.
 
-    np.asarray(embeddings) is values. variable: where they were looked up. Of ids on a GPU, values and what the methods
-    take and return are arrays there, of the same library; rows that were clipped by max_norm have no gradients there.
+    np.asarray(embeddings) is values. variable: where they were looked up. If ids are on a GPU, values and what the
+    methods take and return are arrays on that GPU, of the same library; rows that were clipped by max_norm have no
+    gradients there.
     """
 
     variable: Variable

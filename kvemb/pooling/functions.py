@@ -140,7 +140,7 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
 
 
 def _rows_on_device(var: Variable, table: Table, ids: Any, most: float, touch: bool, *, once: bool) -> Embeddings:
-    """The same of ids on a GPU."""
+    """Do the same for ids on a GPU."""
     if once:
         raise TypeError(
             "embedding_lookup_unique takes ids in the host's memory; on a GPU use your library's unique() and "

@@ -36,14 +36,15 @@ class TableAccess:
     def held(self, *, rows: bool = True) -> Held:
         """Keep all other calls of this variable out while the block runs.
 
-        rows: False if it concerns no rows; then what was left to the next one stays so. Ctrl-C waits for its end.
+        rows: False if the block concerns no rows; then work that was left to the next holder (leave_to_next) is not
+        done. Ctrl-C waits for the end of the block.
         Raises Closed where the process was forked.
         """
         return Held(self, rows)
 
     @contextmanager
     def held_without_snapshot(self, *, interruptible: bool = False) -> Iterator[None]:
-        """The same, while no snapshot is being written: waits for the one under way. interruptible: Ctrl-C ends it."""
+        """Like held(), after waiting for a snapshot that is being written. interruptible: Ctrl-C ends the wait."""
         while True:
             self.state.check_here()
             wait_for(self._no_snapshot)
@@ -54,9 +55,9 @@ class TableAccess:
 
     @contextmanager
     def held_if_free(self, seconds: float = 0, *, unless_left: bool = False) -> Iterator[bool]:
-        """The same without waiting longer: yields whether it is held. For a thread that others wait for.
+        """Like held(), but waits at most so many seconds; yields whether it is held. For a thread that others wait for.
 
-        unless_left: nor does it do what was left to the next one; it is not held then.
+        unless_left: if work was left to the next holder, the lock is not taken.
         """
         if not self.take(seconds, unless_left=unless_left):
             yield False
@@ -109,7 +110,8 @@ class TableAccess:
         return GivenUp(self)
 
     def poisoning(self) -> Poisoning:
-        """Turn a failed write into Poisoned, for this call and all later ones; whatever else fails, for later ones.
+        """Poison the store if the block fails. A failed write raises Poisoned here, too; other errors are raised as
+        they are.
 
         Every statement that moves or changes rows is in such a block, because a row may be half-way between two tiers.
         """

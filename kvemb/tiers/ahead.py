@@ -44,17 +44,17 @@ class Moving:
         self, access: TableAccess, hot_tables: HotTables, threads: Executor, move: Callable[[Keys | None], None]
     ) -> None:
         self._access, self._hot_tables, self._threads, self._move = access, hot_tables, threads, move
-        self.active, self._asked = hot_tables.on_gpus, False
+        self.active, self._scheduled = hot_tables.on_gpus, False
 
     def after_lookup(self, *, spent: bool) -> None:
-        """A lookup has ended: let another thread make the moves that are due. spent: there may be. Takes no lock."""
-        if not self._asked and (spent or self._access.left_work or self._hot_tables.rising):
-            self._asked = True
+        """A lookup has ended: let another thread make the moves that are due. spent: some may be. Takes no lock."""
+        if not self._scheduled and (spent or self._access.left_work or self._hot_tables.rising):
+            self._scheduled = True
             with suppress(RuntimeError):  # the store is being closed
-                self._threads.submit(self._make_asked)
+                self._threads.submit(self._make_scheduled)
 
-    def _make_asked(self) -> None:
-        self._asked = False
+    def _make_scheduled(self) -> None:
+        self._scheduled = False
         self.make()
 
     def make(self, keys: Keys | None = None) -> None:
@@ -89,7 +89,7 @@ class ReadsAhead:
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
         self._waiting: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
-        self._asked: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
+        self._queued: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
         self._compared: deque[tuple[Keys, Unique]] = deque(maxlen=READS_AHEAD)
 
     def start(self, keys: Keys) -> None:
@@ -99,13 +99,13 @@ class ReadsAhead:
             self._readers.submit(self._read, fetch)
 
     def start_beside(self, given: Callable[[], Keys]) -> None:
-        """The same of any keys on another thread, which also asks for them, and what is hot. Takes no lock.
+        """Do what start does on another thread, which calls given() for the keys: any, hot ones too. Takes no lock.
 
         Of more than READS_AHEAD that wait for a thread the oldest are forgotten.
         """
-        self._asked.append(given)
+        self._queued.append(given)
         with suppress(RuntimeError):  # the store is being closed
-            self._readers.submit(self._start_asked)
+            self._readers.submit(self._start_queued)
 
     def start_later(self, given: Callable[[], Keys]) -> None:
         """Do what start_beside does when a lookup ends. Takes no lock.
@@ -171,9 +171,9 @@ class ReadsAhead:
 
     # On the readers' threads. What fails here, the call that needs these rows does itself, and can raise the error.
 
-    def _start_asked(self) -> None:
+    def _start_queued(self) -> None:
         with suppress(IndexError):  # it was forgotten
-            self._start(Unique(self._asked.popleft()()).keys)
+            self._start(Unique(self._queued.popleft()()).keys)
 
     def _start_late(self, given: Callable[[], Keys], when: float) -> None:
         time.sleep(max(0.0, when - time.monotonic()))

@@ -149,7 +149,7 @@ class Budget:
         return False
 
     def use(self, nbytes: int) -> None:
-        """Take nbytes that are needed in any case. What is not free of them, growing tables owe, as far as they can."""
+        """Take nbytes, free or not. Growing tables owe what is not free, as far as they can give it."""
         with self._lock:
             self._free -= nbytes
             self.sharing.ask(-self._free - self.sharing.owed)

@@ -30,9 +30,9 @@ def order_findings(rows: RowBlock, last: int) -> Iterator[str]:
 
 
 def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int, schema: Schema) -> Iterator[str]:
-    """Yield what is wrong with the tiers of a variable none of whose rows is dirty. size: of rows, as it is counted.
+    """Yield what is wrong with the tiers of a variable. size: how many rows it says that it has.
 
-    REQUIRES: the variable's lock, and no snapshot under way.
+    REQUIRES: the variable's lock, no dirty row, and no snapshot under way.
     """
     for number, table in enumerate(hot_tables.tables):
         cells = table.occupied()

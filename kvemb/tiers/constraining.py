@@ -1,4 +1,4 @@
-"""A constraint of a variable: rows that an optimizer changed are projected, and a step whose projection fails undone.
+"""A constraint of a variable: rows that an optimizer changed are projected; a step whose projection fails is undone.
 
 The variable's lock guards it. The constraint is the user's, so it runs outside of what poisons the store.
 """

@@ -35,7 +35,8 @@ class DirtySnapshot:
 
     in_order: the one thread that writes to the cold store in use. written: called, under the lock, with keys whose rows
     have changed there. room_rows: rows that the buffer holds before callers wait for the disk. file_bytes: rows taken
-    at a time, at most. spilling: the last write given to in_order of rows that left before; None: there were none.
+    at a time, at most. spilling: the last write given to in_order of rows that had left the hot tier before; None:
+    there is none.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class DirtySnapshot:
     # By the writing thread, without the lock.
 
     def check_spilled(self) -> None:
-        """Raise the error of a write of rows that left before: the cold store lacks them. REQUIRES: on in_order."""
+        """Raise the error of a write of rows that had left before: the cold store lacks them. REQUIRES: on in_order."""
         if self._spilling is not None:
             self._spilling.result()
 
@@ -122,7 +123,7 @@ class DirtySnapshot:
         """Write the rows of the snapshot; yields finished files, whose keys are all distinct.
 
         new_file: makes one, on any thread. ingest: gives one to the cold store in use. REQUIRES: called once, after
-        every write of the time before the snapshot was given to in_order.
+        all earlier writes were given to in_order.
         """
         ordered = self.keys()
         # Where the buffer may hold all of it nobody waits for the disk, and one file is less to compact than many.

@@ -27,8 +27,8 @@ class Located:
     """Where the rows of some distinct keys are, while the lock is held.
 
     owners: each key's table (kvemb.tiers.hot_tables). cells (n,): the hot cell, or -1. cold (m,): the positions in keys
-    of those that are not hot; rows: their rows, in that order, where exists (m,); for the others only the key is
-    set. known (m,): whether that is certain; always, once located.
+    of those that are not hot. rows (m): their rows, in that order; exists (m,): which of them are rows; of the others
+    only the key is set. known (m,): which rows and exists are final; all are once locate() has returned.
     """
 
     keys: Keys
@@ -171,7 +171,7 @@ class Locator:
         return found.only(found.known & found.exists)
 
     def unknown(self, keys: Keys) -> Keys:
-        """Return those of distinct keys that only the cold store knows, in its order. REQUIRES: access.held()."""
+        """Return those of distinct keys that are not in memory, in the cold store's order. REQUIRES: access.held()."""
         found = self._look(keys)
         return found.rows.keys[self._ascending(found.rows.keys, (~found.known).nonzero()[0])]
 

@@ -1,4 +1,4 @@
-"""What calls that read do with the rows of one variable, wherever they are: looked up, scored, read ahead, made hot.
+"""The calls that read rows of one variable, in whichever tier these are: lookups, scores, reads ahead, warming.
 
 A call is taken in chunks of limits.call_rows distinct keys, each atomic. Safe from several threads. Arguments are
 checked (kvemb.variable): keys int64 (n,).
@@ -115,7 +115,7 @@ class TableReads:
             storage.end_reading()
 
     def _copying_to(self, keys: Keys, out: Values) -> _Read:
-        """Return what _read_hot takes to copy the hot rows of keys to out (n, dim)."""
+        """Return the `read` argument of _read_hot that copies hot rows of keys to out (n, dim)."""
         return lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
 
     def _read_hot(self, keys: Keys, touch: bool, read: _Read, counts: Positions | None = None) -> Missed | None:
@@ -256,7 +256,7 @@ class TableReads:
 
     @of_one_point
     def slot(self, keys: Keys, number: int) -> Values:
-        """Return a slot of each key (n, width), as a new row has it where the key is absent. As scores() otherwise."""
+        """Return a slot of each key (n, width), as a new row has it for absent keys. Otherwise like scores()."""
         distinct, width = Unique(keys), self._schema.slots[number].width
         values = np.empty((len(distinct.keys), width), self._schema.slot_dtype)
         for chunk in self._chunks(len(distinct.keys)):
@@ -280,7 +280,7 @@ class TableReads:
         self._storage.read_ahead(lambda: copied, after_lookup=after_lookup)
 
     def warm(self, keys: Keys) -> None:
-        """Make rows hot, as far as they outscore what is. Keys are distinct; those that do not exist are ignored."""
+        """Make rows hot that outscore hot ones. Keys are distinct; those that do not exist are ignored."""
         for chunk in self._chunks(len(keys)):
             with self._storage.reading():
                 at = self._storage.locate(keys[chunk])

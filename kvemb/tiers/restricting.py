@@ -18,7 +18,7 @@ from kvemb.tiers.storage import TieredStorage
 def keep_highest(
     storage: TieredStorage, scoring: Scoring, rows: int, scratch: Path | None, progress: Progress | None
 ) -> None:
-    """Keep the `rows` rows that the policy ranks highest, and none that it has expire; of equal ranks the larger keys.
+    """Keep the `rows` rows that the policy ranks highest, but none that have expired; of equal ranks, the larger keys.
 
     Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a row to
     a temporary file in scratch, from which the limit is found. REQUIRES: writing(without_snapshot=True).
@@ -36,7 +36,7 @@ def would_leave(
 ) -> int:
     """Return how many rows keep_highest would remove now. Takes the lock itself; changes nothing."""
     with Restriction(storage, scoring, scratch) as restriction:
-        restriction.rank_as_shown(Meter(storage.size, progress))
+        restriction.rank_without_writing(Meter(storage.size, progress))
         return max(0, restriction.rows - min(rows, restriction.alive))
 
 
@@ -44,8 +44,8 @@ class Restriction:
     """The ranks of all rows of a variable, spooled, and the removal of those below a limit.
 
     The limit may be one over several variables that share the rows of a table: see kvemb.tiers.selection.lowest_kept.
-    alive: of the rows ranked, those that have not expired. counts, matching: the spool's. REQUIRES: no row changes from
-    rank() to remove_below().
+    alive: how many of the ranked rows have not expired. counts, matching: the methods of the spool. REQUIRES: no row
+    changes from rank() to remove_below().
     """
 
     def __init__(self, storage: TieredStorage, scoring: Scoring, scratch: Path | None) -> None:
@@ -73,8 +73,8 @@ class Restriction:
         self._storage.write_dirty()
         self._rank(self._storage.cold.scan(self._storage.limits.call_rows), meter)
 
-    def rank_as_shown(self, meter: Callable[[int], None]) -> None:
-        """Rank every row as it is now. Takes the lock itself."""
+    def rank_without_writing(self, meter: Callable[[int], None]) -> None:
+        """Rank every row as it is now, in scans that take the lock themselves. Changes nothing."""
         self._rank(self._storage.scan(self._storage.limits.call_rows), meter)
 
     def _rank(self, scan: Iterator[RowBlock], meter: Callable[[int], None]) -> None:
