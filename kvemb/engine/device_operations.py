@@ -18,6 +18,7 @@ from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.tiers.hot_tables import Owners
 from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.reads import Missed, of_one_point
 
@@ -117,32 +118,30 @@ class DeviceOperations(TableOperations):
     def pool_on_device(self, keys: Keys, bags: Bags, out: DeviceArray, *, touch: bool) -> None:
         """Do what pool does; out (b, dim) is on the device, the keys are in the host's memory.
 
-        If one of the keys is in the table below the device's, all bags are pooled on the host.
+        Bags with keys that are not hot on the device are pooled again, on the host.
         """
-        missed: Missed | bool | None = False
-        with self._storage.reading():
-            owners = self._hot_tables.owners(keys)
-            if owners is None or not owners.any():
-                missed = self._read_hot(
-                    keys, touch, lambda _, rule, now: self._pooled_on_device(keys, bags, out, rule, now)
-                )
-        if missed is None:
-            self._storage.ahead.looked_up()
-            return
-        chosen = bags.holding(missed.positions) if isinstance(missed, Missed) else np.arange(bags.bag_count)
-        pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)
-        if isinstance(missed, Missed):
-            self._pool_chosen(keys, bags, chosen, missed, pooled)
-            self._storage.ahead.looked_up()
-        else:
-            self.pool(keys, bags, pooled, touch=touch)
-        self._spread(out, out, chosen, pooled)
+        below: Positions = np.empty(0, np.int64)
 
-    def _pooled_on_device(
-        self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float
-    ) -> Positions:
-        with self.device_rows.on(out):
-            return self.device_rows.pool(keys, bags, out, rule, now)
+        def pooled_on_device(_: Owners, rule: ScoreRule | None, now: float) -> Positions:
+            nonlocal below
+            with self.device_rows.on(out):
+                missing = self.device_rows.pool(keys, bags, out, rule, now)
+            rows = np.empty((len(missing), self._schema.dim), self._schema.value_dtype)
+            absent = self._hot_tables.lookup_host(keys[missing], rows, rule, now)  # records uses; pooling reads again
+            below = np.delete(missing, absent)
+            return missing[absent]
+
+        with self._storage.reading():
+            missed = self._read_hot(keys, touch, pooled_on_device)
+        if missed is None:
+            missed = Missed(np.empty(0, np.int64), None)
+        chosen = bags.holding(np.concatenate([below, missed.positions]))
+        if len(chosen):
+            pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)
+            self._pool_chosen(keys, bags, chosen, missed, pooled)
+        self._storage.ahead.looked_up()
+        if len(chosen):
+            self._spread(out, out, chosen, pooled)
 
     # Changing.
 

@@ -193,7 +193,7 @@ class TableReads:
         self._storage.ahead.looked_up()
 
     def _pool_chosen(self, keys: Keys, bags: Bags, chosen: Positions, missed: Missed, out: Values) -> None:
-        """Fill out with the chosen bags, those that have keys which were missed."""
+        """Fill out with the chosen bags, among them those that have keys which were missed."""
         positions, left = bags.only(chosen)
         missing = np.searchsorted(positions, missed.positions)
         self._pool_beside(keys[positions], left, missing, out, missed.now)
@@ -201,19 +201,19 @@ class TableReads:
     def _pool_beside(self, keys: Keys, bags: Bags, missing: Positions, out: Values, now: float | None) -> None:
         """Pool bags with keys that are not hot, at `missing`. Rows that cease to be hot meanwhile follow them."""
         at, rows = np.full(len(keys), -1, np.int64), out[:0]
-        counted = False  # whether the keys at `missing` were counted as hits before
-        while len(missing):
+        while True:
             distinct = Unique(keys[missing])
-            counts = np.zeros_like(distinct.counts) if counted else distinct.counts
             found = [
-                self._look_up_chunk(distinct.keys[chunk], counts[chunk], now)[0]
+                self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now)[0]
                 for chunk in self._chunks(len(distinct.keys))
             ]
             at[missing] = len(rows) + distinct.inverse
-            rows, now, counted = np.concatenate([rows, *found]), None, True  # the uses of all keys are recorded by now
+            rows, now = np.concatenate([rows, *found]), None  # the uses of all keys are recorded by now
             with self._storage.reading():
                 owners, beside = self._hot_tables.owners(keys), Beside(at, rows)
                 missing = self._hot_tables.pool(keys, owners, bags, beside, out, None, self._storage.step)
+            if not len(missing):
+                return
 
     def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None) -> tuple[Values, Mask]:
         """Return the rows of distinct keys, and which of them exist.

@@ -24,6 +24,7 @@ from kvemb.tiers.budget import Budget
 from tests.histories import small_spill
 
 KEYS, DIM = 900, 5
+DEVICE_OF = {"plain": "cpu", "rows": "gpu:0"}
 
 
 @pytest.fixture
@@ -198,6 +199,35 @@ def test_bags_are_pooled_and_trained_on_the_gpu(
         keys, rows = got.row_gradients(there(grads))
         assert keys.array.tolist() == pooled.row_gradients(grads)[0].tolist()
         assert rows.array.tobytes() == pooled.row_gradients(grads)[1].tobytes()
+    assert_equal(plain, var)
+
+
+@pytest.mark.parametrize("policy", [None, kvemb.FrequencyRestrictPolicy], ids=["last use", "uses"])
+def test_bags_without_a_row_in_the_hosts_memory_stay_on_the_gpu(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, policy: Any
+) -> None:
+    device = CountingDevice()
+    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    store, keys = opened(), np.arange(400)
+    plain, var = (made(store, name, devices=where, restrict_policy=policy) for name, where in DEVICE_OF.items())
+    values = np.random.default_rng(5).normal(size=(400, DIM)).astype(np.float32)
+    for each in (plain, var):
+        each.upsert(keys, values)
+        each.lookup(keys)
+    device_rows, below = (table.keys() for table in inside(var).hot_tables.tables)
+    ids = np.concatenate([device_rows[:60], below[:1], [1000, 1000], below[1:3], device_rows[:2]])
+    offsets = [*range(59), 62, 63, 66]  # of 62 bags, those from 58 to 60 have a row below, or of nobody
+    device.start()
+    got = kvemb.embedding_lookup_sparse(var, there(ids), there(offsets))
+    assert 3 * 4 * DIM in device.downloads
+    assert max(device.downloads) < 58 * 4 * DIM
+    assert got.values.array.tobytes() == kvemb.embedding_lookup_sparse(plain, ids, offsets).values.tobytes()
+    assert_equal(plain, var)
+    for each, array in ((plain, np.asarray), (var, there)):
+        for _ in range(3):
+            kvemb.embedding_lookup_sparse(each, array(below[:1]), array([0]))
+            each.lookup(device_rows[:1])
+    assert np.isin(below[0], inside(var).hot_tables.tables[0].keys()), "it rose"
     assert_equal(plain, var)
 
 
