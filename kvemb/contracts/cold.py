@@ -50,13 +50,13 @@ class ColdStore(Protocol):
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """Yield the rows between two keys (codec.order_keys), both included, in key order.
 
-        They are as they are when scan is called, whatever is written meanwhile.
+        The rows are those at the call of scan, whatever is written meanwhile.
         """
 
     def splits(self, parts: int) -> list[int]:
         """Return at most parts - 1 keys (codec.order_keys), ascending, that split the rows into parts of like size.
 
-        A guess from what is known without reading rows. A key belongs to the part that it begins.
+        An estimate, without reading rows. Each key is the first of its part.
         """
 
     def compact(self, report: Callable[[int, int], None]) -> None:
@@ -66,7 +66,7 @@ class ColdStore(Protocol):
         """
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
-        """Yield what can be read of all rows in key order, and the key ranges of which nothing can be said.
+        """Yield the rows that can be read, in key order, and the ranges of keys whose rows cannot be.
 
         A row that may be older than one that cannot be read is not given. The database was opened with salvaging=True.
         """
@@ -85,7 +85,7 @@ class Recorder(Protocol):
         """Rows of these keys (codec.order_keys), in any order, change in the cold store. Raises OSError."""
 
     def record_cleared(self) -> None:
-        """Every row went."""
+        """Record that every row was removed."""
 
     def sealed_epochs(self) -> int:
         """Return how often what was recorded has been taken for a durable point."""
@@ -104,7 +104,7 @@ class WriteLog(Protocol):
         """Every row was removed. Raises ColdStoreError."""
 
     def counted(self, optimizer_steps: int, step: int) -> None:
-        """So many steps of the optimizer were counted so far. Raises ColdStoreError."""
+        """The optimizer has taken so many steps. Raises ColdStoreError."""
 
     def commit(self) -> None:
         """Wait until what was logged is on disk. Not under the tier's lock. Raises ColdStoreError."""
@@ -164,7 +164,7 @@ class ColdDatabase(Protocol):
         """
 
     def crowded(self, name: str) -> bool:
-        """Whether files wait to be merged that writers would soon have to wait for."""
+        """Whether so many files wait to be merged that writers will soon be slowed."""
 
     def close(self) -> None:
         """Release the files."""

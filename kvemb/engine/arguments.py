@@ -116,7 +116,7 @@ AnyArguments = Arguments | ReferenceArguments
 def check_given(arguments: AnyArguments) -> None:
     """Raise ValueError for an argument that means something in a TensorFlow graph only; TypeError for another kind.
 
-    Values that say what kvemb does in any case are accepted.
+    Values that ask for what kvemb always does are accepted.
     """
     meant = {"synchronization": "AUTO", "aggregation": "NONE"}
     for name, only in meant.items():

@@ -151,7 +151,7 @@ def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> Cold
 
 
 def _drop(engine: Engine, name: str) -> None:
-    """Delete a cold store again. If that fails too, it stays in live/, which the next opening makes again."""
+    """Delete a new cold store. If that fails too, it stays in live/, which the next opening makes anew."""
     try:
         engine.in_order(engine.database.drop, name)
     except ColdStoreError as error:
@@ -159,8 +159,10 @@ def _drop(engine: Engine, name: str) -> None:
 
 
 def poison_if_there(engine: Engine, name: str, cause: ColdStoreError) -> None:
-    """Poison the store if its database has a cold store that should not be there: RocksDB may have made it and then
-    failed, or not have deleted it. A durable point with it would not say so, and could not be opened.
+    """Poison the store if its database has a cold store that should not be there.
+
+    RocksDB may have failed after making it, or while deleting it. The manifest of the next durable point would not name
+    it, so that point could not be opened.
     """
     try:
         there = name in cold_databases.families(engine.points.live / layout.ROWS)

@@ -55,7 +55,7 @@ def _drop(engine: Engine, names: list[str]) -> None:
 
 
 def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
-    """Whether a stored variable can be shown as the one that was opened; if not, another was created in its place."""
+    """Whether a stored variable can be the one that was opened; if not, another was created under its name."""
     mine = table.entry()
     return entry is not None and (mine.schema, mine.initializer, mine.policy) == (
         entry.schema,

@@ -44,7 +44,8 @@ class Engine:
 
     path: its directory. warm: whether a variable that is opened loads the rows that were hot when its durable point was
     made. recovery: the state after a crash, None if there was none. database, described: the cold rows, and the
-    manifest they were opened with. view: what a read-only store shows, closed with it. tables: the open ones, by name.
+    manifest they were opened with. view: the links through which a read-only store reads, closed with it. tables: the
+    open ones, by name.
     collections: by name. spiller: the one thread that writes to the database. Only a store that may be written has
     points, changes, log (None unless every write is durable) and checkpointer. hot_rows: how many rows of each variable
     were hot when the durable point was made, if warm. shared: whether other processes may train it at the same time.
@@ -102,7 +103,7 @@ class Engine:
             self._undo = undo.pop_all()
 
     def _open_view(self) -> None:
-        """Open what a read-only store shows, and read which rows were hot, before its owner replaces the point."""
+        """Open the durable point for reading, and read which rows were hot, before its owner replaces the point."""
         self._hot: dict[str, list[Ordered]] = {}
         while True:
             self.database, self.described = self.view.enter_context(reading(self.path, self.open_database))
@@ -161,7 +162,7 @@ class Engine:
     # Its variables. REQUIRES: lock, but for names().
 
     def names(self) -> list[str]:
-        """Return the names of all variables there are, open or not. Raises Closed."""
+        """Return the names of all variables, open or not, sorted. Raises Closed."""
         self.state.check_open()
         return sorted({*self.described.variables, *self.tables})
 

@@ -131,7 +131,8 @@ def apply_gradients(table: Table, keys: Any, grads: Any) -> None:
 def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...], *, touch: bool) -> Any:
     """Return the pooled rows of bags, of shape + (dim,).
 
-    ids: what the caller gave for the keys (n,), of which they are a copy. shape: of as many entries as there are bags.
+    ids: the keys as the caller gave them; keys (n,) are a copy of these. shape: of the result without its last axis;
+    its size is the number of bags.
     """
     device_rows, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
     values = empty_like(ids, (*shape, schema.dim), schema.value_dtype, device_rows.empty)

@@ -1,4 +1,4 @@
-"""A reader moves to a newer durable point of the store that it follows: all its variables at once.
+"""Refreshing a reader: all its variables move at once to a newer durable point of the store that it follows.
 
 Hot rows stay hot, and those that changed are read again before the move. Lookups go on meanwhile; one during which the
 reader moves begins again (kvemb.tiers.reads, of_one_point).
@@ -28,7 +28,7 @@ READ_ROWS = 256
 
 
 def refresh(engine: Engine) -> bool:
-    """Show the last durable point of the store that this one follows. See Store.refresh."""
+    """Move to the last durable point of the store that this one follows. See Store.refresh."""
     engine.state.check_here()
     with engine.lock:
         engine.state.check_open()
@@ -49,7 +49,7 @@ def refresh(engine: Engine) -> bool:
 
 
 def _show(engine: Engine, database: ColdDatabase, described: Manifest) -> list[Table]:
-    """Let every open table show its rows in this point, which is open; return those whose variable it lacks."""
+    """Let every open table read its rows in this point, which is open; return the tables whose variable it lacks."""
     renewed = {name: _renewed(engine, database, described, table) for name, table in engine.tables.items()}
     # Without a record of drops that reaches back, every variable may be another one.
     dropped = changes.dropped_after(engine.described.changes, described.changes)
@@ -71,7 +71,7 @@ def _show(engine: Engine, database: ColdDatabase, described: Manifest) -> list[T
 def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> Renewed | None:
     """Return what changed from the point that is read now to this one, which is open: with the new rows of what is hot.
 
-    None if it is not known, or no less than what is hot: then nothing is gained by keeping any.
+    None if that is unknown, or if it is no less than what is hot: then no hot row is kept.
     """
     files = changes.files_between(engine.described.changes, described.changes, table.name)
     if files is None or (entry := described.variables.get(table.name)) is None:

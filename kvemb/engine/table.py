@@ -81,7 +81,7 @@ class Table:
         return Part(self.name, self.schema, self.specification.creator, self.storage, self.entry)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
-        """Use this optimizer from now on. writable: only where rows may change.
+        """Use this optimizer from now on. writable: whether to raise where rows may not change.
 
         Raises SchemaMismatch if the rows do not have its slots; Closed, ReadOnly, Poisoned.
         """
@@ -96,7 +96,7 @@ class Table:
         return array.shape, array.reshape(-1)
 
     def flat_and_owned(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
-        """The same, after asking the partitioner, so that one that raises does so before anything is done."""
+        """Do what flat does, after a call of the partitioner: one that raises then raises before anything is done."""
         shape, flat = self.flat(keys)
         self.hot_tables.devices_of(flat)
         return shape, flat

@@ -1,4 +1,7 @@
-"""Makes rows hot that were hot at a durable point: each variable its part, in whatever order they are opened."""
+"""Warm starts: rows that were hot at a durable point are made hot again when their variable is opened.
+
+Each variable fills its part of the memory, so the order in which they are opened does not matter.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _ROOM = 8 / 7
 
 
 def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOperations) -> None:
-    """Load the rows of a variable that were hot, as many as there is memory for if all variables do the same."""
+    """Load the rows of a variable that were hot: as many as fit in memory if all variables do so."""
     if rows := _hot_rows(engine).get(name, 0):
         hot_tables.memory.make_room(int(rows * min(_ROOM, _part(engine))))
     with hot_tables.memory.not_growing():
@@ -23,7 +26,7 @@ def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOper
 
 
 def _part(engine: Engine) -> float:
-    """Return which part of the rows that were hot there is memory for."""
+    """Return the share of the rows that were hot for which there is memory, at most 1."""
     host, stored = engine.budgets.host, engine.described.variables
     own = sum(own_bytes(entry.schema, host, engine.limits) for entry in stored.values())
     needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in _hot_rows(engine).items())

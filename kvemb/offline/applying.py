@@ -1,6 +1,6 @@
 """Deltas applied to the rows of a checkpoint's copy, so that they are those of a later one, bit for bit.
 
-All deltas are merged first: however many there are, each variable gets one more run of files.
+All deltas are merged first, so that each variable gets one more run of files, however many deltas there are.
 """
 
 from __future__ import annotations

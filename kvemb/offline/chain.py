@@ -1,4 +1,4 @@
-"""What is at a URL for one number of a series: a whole checkpoint, or a base and the deltas that lead from it to there.
+"""What is at a URL for one checkpoint of a series: all of its files, or a base checkpoint and the deltas from it.
 
 A whole one is its manifest.json. Else it is an object of another format (FORMAT.md, "Remote") with the checkpoint's
 manifest, in which `files` has the key files of the checkpoint and the rows of the base, and with all deltas. So each
@@ -75,7 +75,7 @@ class Pushed:
         return sum(entry.bytes for name, entry in self.described.files.items() if is_row_file(name))
 
     def followed_by(self, number: int, described: Manifest, delta: Delta) -> Pushed:
-        """Return what a later checkpoint is with one more delta. number: of this one, used if it is whole."""
+        """Return the later checkpoint that one more delta leads to. number: of this one, used if it is whole."""
         rows = {name: entry for name, entry in self.described.files.items() if is_row_file(name)}
         keys = {name: entry for name, entry in described.files.items() if not is_row_file(name)}
         base = self.base or Base(number, self.described.id)

@@ -42,7 +42,7 @@ class _Epochs(RestrictPolicy):
 
 @dataclass(frozen=True)
 class EpochTimestampRestrictPolicy(_Epochs):
-    """Rows used in a later epoch outlive the others; of one epoch, those that were used later do.
+    """Rows used in an earlier epoch are removed first; within an epoch, the least recently used.
 
     The time of a use is its step, a call that recorded uses; after 2**32 steps it counts no further.
     """
@@ -60,7 +60,7 @@ class EpochTimestampRestrictPolicy(_Epochs):
 
 @dataclass(frozen=True)
 class EpochFrequencyRestrictPolicy(_Epochs):
-    """Rows used in a later epoch outlive the others; of one epoch, those with more uses, of all epochs, do.
+    """Rows used in an earlier epoch are removed first; within an epoch, those with the fewest uses in all epochs.
 
     Uses count up to 2**32 - 1. Every occurrence counts.
     """

@@ -38,12 +38,12 @@ def unordered_keys(ordered: Ordered, schema: Schema) -> npt.NDArray[np.int64]:
 
 
 def order_key(key: int, schema: Schema) -> int:
-    """Return the place of one key, as users see it, in the order of keys."""
+    """Return what order_keys gives for one key, as users see it."""
     return key if schema.key_dtype == np.uint64 else key + int(_SIGN)
 
 
 def key_at(ordered: int, schema: Schema) -> int:
-    """Return the key at a place in the order of keys, or the nearest there can be."""
+    """Return the key for which order_key gives this, as users see it; beyond the key dtype, its nearest key."""
     key = ordered if schema.key_dtype == np.uint64 else ordered - int(_SIGN)
     limits = np.iinfo(schema.key_dtype)
     return min(max(key, int(limits.min)), int(limits.max))

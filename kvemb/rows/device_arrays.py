@@ -1,8 +1,8 @@
-"""Arrays in a GPU's memory, as callers give them: where they are, and what is asked of their library.
+"""Arrays in a GPU's memory, as callers give them: their device, and the calls of their library.
 
 Known are PyTorch's tensors, arrays with __cuda_array_interface__ such as CuPy's, and those with __dlpack__. No library
-is imported here; a caller with an array of it has done so. Functions that ask PyTorch stand apart, so that tests can
-let tensors in the host's memory stand for others.
+is imported here; a caller with an array of it has done so. Functions that call PyTorch stand apart, so that tests can
+replace them, and use tensors in the host's memory.
 """
 
 from __future__ import annotations

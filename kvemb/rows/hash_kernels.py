@@ -29,7 +29,7 @@ def kernel(function: Any) -> Any:
 
 
 def kernel_with_arrays(function: Any) -> Any:
-    """The same for a kernel that makes arrays of its own."""
+    """Do the same for a kernel that makes arrays of its own."""
     return _compiled(function)
 
 

@@ -1,7 +1,7 @@
 """Random draws that are a pure function of seed, key and column.
 
 The same on every machine, in every batch, shard and order, forever: an integer hash, then IEEE `+ - * /` and `sqrt` in
-float64 alone. What these give is part of the format: never change a result, add another draw. Safe from any thread.
+float64 alone. Their results are part of the format: never change one; add another draw instead. Safe from any thread.
 """
 
 from __future__ import annotations

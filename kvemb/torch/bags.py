@@ -27,7 +27,7 @@ def keys_of(ids: Any, what: str = "ids") -> npt.NDArray[Any]:
 
 
 def keys_where_they_are(ids: Any, what: str = "ids") -> Keys:
-    """The same, but ids on a GPU stay tensors."""
+    """Return ids as keys_of does; ids on a GPU stay tensors."""
     return _checked(ids, what).detach() if device_of(ids) is not None else keys_of(ids, what)
 
 

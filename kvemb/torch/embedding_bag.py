@@ -20,9 +20,9 @@ class EmbeddingBag(TableModule):
     """Bags of rows by key, as torch.nn.EmbeddingBag pools them by index. See RowsModule for fused, check_finite,
     output_dtype, and Embedding for variable, dim, store, max_norm, scale_grad_by_freq, sparse and other arguments.
 
-    mode: "mean", "sum" or "max". include_last_offset: the last offset is the number of ids. padding_idx: a key that
-    bags leave out, of a mean's number too. A row counts as used once in a batch, however often it is in the bags,
-    unless every bag is of one id.
+    mode: "mean", "sum" or "max". include_last_offset: the last offset is the number of ids. padding_idx: a key that is
+    left out of the bags, and not counted in a mean. A row counts as used once in a batch, however often it is in the
+    bags, unless every bag is of one id.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Gradients of rows that wait for an optimizer's step, and how they become steps of variables.
+"""Gradients of rows that wait for an optimizer's step, and the steps of variables that are made of them.
 
 A module has one Pending. It holds nothing until a backward has run; then each variable's keys and gradients, in the
 order of the backwards. merged() sums those of equal keys into one tensor a variable, which optimizers and
@@ -34,10 +34,10 @@ class Gradient(NamedTuple):
 
 
 class Owner(Protocol):
-    """What has the rates of variables."""
+    """What sets the learning rates of variables: an Optimizer."""
 
     def before_step(self, variables: list[Variable]) -> None:
-        """Set the rates of those it has. Raises TypeError, ValueError."""
+        """Set the learning rates of those that it has. Raises TypeError, ValueError."""
 
 
 class Pending:
@@ -97,9 +97,9 @@ def check_step(gradients: list[Gradient], pendings: Iterable[Pending]) -> None:
 
 
 def take_step(gradients: list[Gradient]) -> None:
-    """Take one optimizer step on each variable. REQUIRES: check_step; the gradients wait no longer, so that one that
-    fails is not taken a second time.
+    """Take one optimizer step on each variable.
 
+    REQUIRES: check_step, and that the gradients wait no longer, so that a failed step is not taken twice.
     Raises what Store.apply_gradients raises.
     """
     by_store: dict[int, tuple[Store, dict[Variable, tuple[object, object]]]] = {}
@@ -144,7 +144,7 @@ def merged(gradients: list[Gradient]) -> list[Gradient]:
 
 
 def _summed_on_device(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same on a GPU, where index_add_ would add in any order: rows of equal keys side by side, then summed."""
+    """Do the same on a GPU: rows of equal keys are put side by side, as index_add_ would add them in any order."""
     order = torch.argsort(keys, stable=True)
     distinct, counts = torch.unique_consecutive(keys[order], return_counts=True)
     return distinct, torch.segment_reduce(values[order], "sum", lengths=counts, unsafe=True)

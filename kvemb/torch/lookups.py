@@ -1,4 +1,4 @@
-"""Rows as tensors that autograd knows: one call looks up the rows of several variables, its backward brings theirs.
+"""Rows as tensors that autograd knows: a call looks up rows of several variables; its backward brings gradients.
 
 The rows are the outputs of a Function whose only input is a constant, so nothing of a forward outlives its graph. No
 gradient is scattered: for each variable it is that of the rows as they were looked up.

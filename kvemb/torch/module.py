@@ -58,7 +58,7 @@ class RowsModule(torch.nn.Module):
         self.register_load_state_dict_pre_hook(_take_weights)
 
     def rows(self, wanted: list[Wanted]) -> list[torch.Tensor]:
-        """Return the rows of each (n, dim), whose gradients this module takes. In eval() lookups are not uses.
+        """Return the rows of each, (n, dim); this module takes their gradients. In eval() lookups do not count as uses.
 
         Raises RuntimeError under torch.distributed without a cluster; if gradients wait that no optimizer will take.
         """
@@ -68,10 +68,10 @@ class RowsModule(torch.nn.Module):
         return fetch(wanted, None if self.frozen else self.pending, touch=self.training)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the rows, with False, or train them again: rows that are looked up then get no gradients.
+        """Freeze the rows (False), so that a lookup takes no gradients for them, or train them again (True).
 
-        requires_grad: whether they are trained. Call it on the module itself; that of a model reaches parameters only,
-        and rows are none.
+        requires_grad: whether they are trained. Call it on the module itself: a model's reaches parameters only, and
+        rows are none.
         """
         self.frozen = not requires_grad
         super().requires_grad_(requires_grad)

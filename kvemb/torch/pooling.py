@@ -30,7 +30,7 @@ class Pooling:
 
 
 class Prepared:
-    """Bags of a variable, of which the rows are wanted. finish() pools the rows.
+    """Bags whose rows are to be looked up in a variable. wanted: those rows; finish() pools them.
 
     bags: of one feature.
     """
@@ -52,7 +52,7 @@ class Prepared:
         self._inverse = found.inverse if padding is None else found.inverse[1:]
 
     def finish(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the bags (count, dim). rows: of what is wanted."""
+        """Return the pooled bags (count, dim). rows: those of `wanted`."""
         bags, how = self._bags, self._how
         if how.scale_grad_by_freq:  # not left to torch, whose kernel for bags divides by another key's count
             divide_gradient(rows, self._counts)

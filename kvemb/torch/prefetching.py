@@ -1,4 +1,4 @@
-"""prefetching: a loader whose next batches' rows are read from disk while the current one trains."""
+"""prefetching: the rows of the next batches of a loader are read from disk while the current one trains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prefetching(
 
     ids: for each variable, or module, where a batch has its ids: batch[name], or function(batch), a tensor or an array
     of keys of any shape; of an EmbeddingBagCollection what its forward takes. A read begins when the lookup of the
-    batch at hand has ended, and is done while the model works; at most two batches are read ahead at a time. No result
+    current batch has ended, and runs while the model works; at most two batches are read ahead at a time. No result
     changes: rows that change meanwhile are read again. Closing the generator early leaves nothing running but reads
     under way. Raises TypeError, ValueError, before the first batch; what the loader, the functions and
     Variable.prefetch raise.
