@@ -221,6 +221,17 @@ class CpuTable:
         """See contracts.HotTable."""
         self._kernels.gather(self._rows, cells, out)
 
+    def prepare(
+        self,
+        cells: int,
+        *nbytes: int,
+        rows: bool = False,
+        optimizer: Optimizer | None = None,
+        summing: int = 0,
+        matching: Optimizer | None = None,
+    ) -> None:
+        """See contracts.HotTable. Nothing here asks for memory after a row has changed."""
+
     def assign(self, cells: Positions, values: Any, step: int) -> None:
         """See contracts.HotTable."""
         self._kernels.assign(self._rows, cells, values, step)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cuda_on_cpu import CpuDevice
 
-from kvemb.backends.cuda.device import Program
+from kvemb.backends.cuda.device import Program, Room
 
 
 class CountingDevice(CpuDevice):
@@ -65,13 +65,13 @@ class CountingDevice(CpuDevice):
         self._work(stream)
         super().zero(address, nbytes, stream)
 
-    def order(self, numbers: int, count: int, out: int, stream: int) -> None:
+    def order(self, numbers: int, count: int, out: int, room: Room, stream: int) -> None:
         self._work(stream)
-        super().order(numbers, count, out, stream)
+        super().order(numbers, count, out, room, stream)
 
-    def sort(self, numbers: int, count: int, stream: int) -> None:
+    def sort(self, numbers: int, count: int, room: Room, stream: int) -> None:
         self._work(stream)
-        super().sort(numbers, count, stream)
+        super().sort(numbers, count, room, stream)
 
     def load(self, source: str) -> Program:
         run = super().load(source)

@@ -181,6 +181,9 @@ class OpaqueTable:
         rows, index = self._copied(cells)
         self._kernels.gather(rows, index, out)
 
+    def prepare(self, cells: int, *nbytes: int, **what: Any) -> None:
+        pass
+
     def assign(self, cells: Any, values: Any, step: int) -> None:
         rows, index = self._copied(cells)
         self._kernels.assign(rows, index, values, step)

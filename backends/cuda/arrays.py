@@ -193,6 +193,17 @@ class ArrayRows:
             self._kept_moves = -1
         self._cells.run_plain("leave_out", self._count, self._found_cells, self._count, chosen.address)
 
+    def prepare(self, optimizer: Optimizer | None = None, matching: Optimizer | None = None) -> None:
+        """See contracts.DeviceRows."""
+        cells, n = self._cells, self._count
+        cells.prepare_change(n)
+        if optimizer is not None or matching is not None:
+            self._to_chain(n)
+        if optimizer is not None:
+            cells.prepare_step(optimizer.formulas, optimizer, n, chained=True, apart=True)
+        if matching is not None:
+            cells.prepare_match(n, matching)
+
     def assign(self, values: DeviceArray, step: int) -> None:
         """See contracts.DeviceRows."""
         self._cells.assign(self._found_cells, values.address, self._count, step)
@@ -218,10 +229,14 @@ class ArrayRows:
 
         everywhere: every cell has a sum, not only those of several entries.
         """
-        buffers, n = self._buffers, self._count
-        heads, following, sum_at = (buffers.of(name, 8 * n) for name in ("heads", "following", "sum_at"))
+        n = self._count
+        heads, following, sum_at = self._to_chain(n)
         if n:
             cells = self._found_cells
             order = self._cells.ordered(cells, n)
             self._cells.run_plain("chain_cells", n, cells, order, n, int(everywhere), heads, following, sum_at)
+        return heads, following, sum_at
+
+    def _to_chain(self, n: int) -> tuple[int, int, int]:
+        heads, following, sum_at = (self._buffers.of(name, 8 * n) for name in ("heads", "following", "sum_at"))
         return heads, following, sum_at

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvemb.backends.cuda import formulas, source
-from kvemb.backends.cuda.device import Device
+from kvemb.backends.cuda.device import Device, Room
 from kvemb.backends.cuda.memory import Buffers, Chunks
 from kvemb.backends.cuda.queue import Queue
 from kvemb.optimizers import Optimizer
@@ -122,10 +122,12 @@ class Cells:
 
     def ordered(self, cells: int, n: int) -> int:
         """Return the address of the positions that sort cells, stably."""
-        order = self.buffers.of("order", 8 * n)
-        self.buffers.to_sort(n)
-        self.queue.order(cells, n, order)
+        order, room = self._to_order(n)
+        self.queue.order(cells, n, order, room)
         return order
+
+    def _to_order(self, n: int) -> tuple[int, Room]:
+        return self.buffers.of("order", 8 * n), self.buffers.room_to_sort(n)
 
     def insert(self, given: int, pitch: int, n: int, **how: bool) -> Inserted:
         """Insert n rows that are in a buffer (Buffers.for_rows). how: see start_insert.
@@ -140,19 +142,46 @@ class Cells:
         self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool
     ) -> tuple[int, int, int, int]:
         """Begin to insert rows; return the address of what Inserted counts, and its last three. See the kernel."""
-        buffers = self.buffers
-        entries = buffers.of("entries", 8 * n)
-        left, left_pitch = buffers.for_rows("left", self.schema, n if evicting else 0)
-        left_at, counts = buffers.of("left_at", 8 * n), buffers.zeros("count", 3)
+        buffers, counts = self.buffers, self.buffers.zeros("count", 3)
+        entries, left_at, (left, left_pitch), room = self._to_insert(n, evicting)
         self.run("bucket_entries", n, given, n, entries)  # keys are a buffer's first column
-        buffers.to_sort(n)
-        self.queue.sort(entries, n)
+        self.queue.sort(entries, n, room)
         self.run(
             "insert", WARP * n, entries, n, given, pitch, int(by_score), int(evicting), int(clean_too),
             int(self.together), counts, counts + 8, buffers.of("missing", 8 * n), counts + 16, left, left_pitch,
             left_at,
         )  # fmt: skip
         return counts, left, left_pitch, left_at
+
+    def _to_insert(self, n: int, evicting: bool) -> tuple[int, int, tuple[int, int], Room]:
+        buffers = self.buffers
+        buffers.of("missing", 8 * n)
+        left = buffers.for_rows("left", self.schema, n if evicting else 0)
+        return buffers.of("entries", 8 * n), buffers.of("left_at", 8 * n), left, buffers.room_to_sort(n)
+
+    # Memory for what changes rows, before it begins. Each raises MemoryError.
+
+    def prepare_insert(self, n: int, *, evicting: bool) -> None:
+        """Have what start_insert() takes."""
+        self.buffers.of("count", 8 * 3)
+        self._to_insert(n, evicting)
+
+    def prepare_change(self, n: int) -> None:
+        """Have what assign() and add() of n cells take."""
+        self._to_order(n)
+
+    def prepare_step(
+        self, functions: tuple[Function, ...], optimizer: Optimizer, n: int, *, chained: bool, apart: bool = False
+    ) -> None:
+        """Have what step() of n cells takes. chained: some have several gradients; apart: places of sums are given."""
+        self._to_step(functions, n, chained=chained, apart=apart)
+        list(self._numbers(functions, optimizer))
+
+    def prepare_match(self, n: int, optimizer: Optimizer) -> None:
+        """Have what match() of n cells takes."""
+        if optimizer.match is not None and n:
+            self._to_match(n)
+            self.prepare_step((optimizer.match,), optimizer, n, chained=False)
 
     # Embeddings of n cells; entries < 0 are skipped.
 
@@ -208,28 +237,36 @@ class Cells:
         sums: the addresses of first and following (kvemb.rows.hashing.Sums), and of the places where sums go, null for
         the cells' own; first null: row i for cell i; following null: none has a second row.
         """
-        schema, buffers = self.schema, self.buffers
+        schema = self.schema
         if not n:
             return
         first, following, sum_at = sums
-        copies, wide = formulas.uses_buffers(functions)
-        row_bytes = schema.dim * schema.slot_dtype.itemsize
-        summed = n if copies or not sum_at else n // 2 + 1
+        sum_rows, wide_rows = self._to_step(functions, n, chained=bool(following), apart=bool(sum_at))
         self.queue.run(
             source.step_source(functions, tuple(slot.name for slot in optimizer.slots), schema), "step", WARP * n,
             *self.table(), cells, n, grads, first, following,
-            buffers.of("sums", summed * row_bytes) if copies or following else NULL, sum_at,
-            buffers.of("wide", n * row_bytes) if wide else NULL,
+            sum_rows, sum_at, wide_rows,
             schema.dim, step, float(count), *schema.slot_columns[:-1], *self._numbers(functions, optimizer),
         )  # fmt: skip
+
+    def _to_step(self, functions: tuple[Function, ...], n: int, *, chained: bool, apart: bool) -> tuple[int, int]:
+        """Return the buffers for sums, and for embeddings in the slots' dtype; null where none is needed."""
+        copies, wide = formulas.uses_buffers(functions)
+        row_bytes, of = self.schema.dim * self.schema.slot_dtype.itemsize, self.buffers.of
+        summed = n // 2 + 1 if apart and not copies else n
+        sums = of("sums", summed * row_bytes) if copies or chained else NULL
+        return sums, of("wide", n * row_bytes) if wide else NULL
 
     def match(self, cells: int, n: int, optimizer: Optimizer, step: int) -> None:
         """Set the slots of n cells that follow the embedding; see contracts.HotTable."""
         if optimizer.match is not None and n:
-            # Every cell has the one gradient there is, of zeros.
-            zeros = self.buffers.zeros("gradient", -(-self.schema.dim * self.schema.slot_dtype.itemsize // 8))
-            first = self.buffers.zeros("first", n)
+            zeros, first = self._to_match(n)
             self.step((optimizer.match,), optimizer, cells, n, zeros, (first, NULL, NULL), step, 0)
+
+    def _to_match(self, n: int) -> tuple[int, int]:
+        """Return the addresses of the one gradient there is, of zeros, and of its number for each cell."""
+        words = -(-self.schema.dim * self.schema.slot_dtype.itemsize // 8)
+        return self.buffers.zeros("gradient", words), self.buffers.zeros("first", n)
 
     def _numbers(self, functions: tuple[Function, ...], optimizer: Optimizer) -> Iterator[Any]:
         """Yield what formulas take after their rows; of a table, its address and its length."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +27,8 @@ THREADS = 256
 # that it is idle for little of a launch's end.
 MAX_THREADS = 1 << 22
 DEFAULT_STREAM, THREAD_STREAM = 1, 2
+# Of every piece that CuPy allocates, as of its pool's.
+ALIGNMENT = 512
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
@@ -34,6 +37,21 @@ class Memory(NamedTuple):
 
     address: int
     owner: Any
+
+
+class Room(NamedTuple):
+    """Device memory to work in for one call: what is there before and after it means nothing."""
+
+    address: int
+    nbytes: int
+
+
+def sorting_bytes(count: int) -> int:
+    """Return the bytes of room for sorting so many numbers with their positions.
+
+    A copy, the positions, as much again for a pass of CUB's radix sort, and its counts of digits.
+    """
+    return (64 << 10) + 34 * count
 
 
 # Runs a kernel: the stream, its name, how many threads have something to do, and its arguments: int (64 bits, addresses
@@ -94,11 +112,14 @@ class Device(Protocol):
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         """Set memory to 0."""
 
-    def order(self, numbers: int, count: int, out: int, stream: int) -> None:
-        """Write the positions that sort int64 numbers, stably, to out, int64 too. Both are addresses."""
+    def order(self, numbers: int, count: int, out: int, room: Room, stream: int) -> None:
+        """Write the positions that sort int64 numbers, stably, to out, int64 too. Both are addresses.
 
-    def sort(self, numbers: int, count: int, stream: int) -> None:
-        """Sort int64 numbers at an address, in place."""
+        room: for as many numbers at least; see sorting_bytes().
+        """
+
+    def sort(self, numbers: int, count: int, room: Room, stream: int) -> None:
+        """Sort int64 numbers at an address, in place. room: as for order()."""
 
     def load(self, source: str) -> Program:
         """Compile CUDA C, or return what was compiled before: run(stream, name, threads, *arguments)."""
@@ -233,15 +254,32 @@ class CupyDevice:
         with self._device:
             self._runtime.memsetAsync(address, 0, nbytes, self._stream(stream).ptr)
 
-    def order(self, numbers: int, count: int, out: int, stream: int) -> None:
+    def order(self, numbers: int, count: int, out: int, room: Room, stream: int) -> None:
         """See Device. CuPy's argsort is stable, and since CuPy 14 the host does not wait for it."""
-        with self._device, self._stream(stream):
+        with self._device, self._stream(stream), self._allocating_in(room):
             self._view(out, count)[...] = self._cupy.argsort(self._view(numbers, count))
 
-    def sort(self, numbers: int, count: int, stream: int) -> None:
+    def sort(self, numbers: int, count: int, room: Room, stream: int) -> None:
         """See Device."""
-        with self._device, self._stream(stream):
+        with self._device, self._stream(stream), self._allocating_in(room):
             self._view(numbers, count).sort()
+
+    @contextmanager
+    def _allocating_in(self, room: Room) -> Iterator[None]:
+        """Let what CuPy allocates on this thread be in a room, piece after piece; what it lacks is of CuPy's pool."""
+        cuda, (start, left) = self._cupy.cuda, room
+
+        def allocate(nbytes: int) -> Any:
+            nonlocal start, left
+            taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
+            if taken > left:
+                return self._cupy.get_default_memory_pool().malloc(nbytes)
+            piece = cuda.UnownedMemory(start, nbytes, None, self._device.id)
+            start, left = start + taken, left - taken
+            return cuda.MemoryPointer(piece, 0)
+
+        with cuda.using_allocator(allocate):
+            yield
 
     def load(self, source: str) -> Program:
         """See Device."""

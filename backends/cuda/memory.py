@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.cuda.device import Memory
+from kvemb.backends.cuda.device import Memory, Room, sorting_bytes
 from kvemb.backends.cuda.queue import Queue
 from kvemb.rows.block import CELL_OVERHEAD_BYTES, RowBlock
 from kvemb.rows.schema import Schema
@@ -18,8 +18,6 @@ from kvemb.rows.schema import Schema
 CELLS = 128
 # A table has at most 2 to this power chunks at its largest size, each of a power of two of buckets.
 MAX_CHUNKS_BIT = 10
-# What a device takes to sort a number with its position: a copy, the positions, and as much again for a pass.
-SORTED_BYTES = 32
 # Room for rows outside buckets is for a multiple of this number, so that columns begin at multiples of 16 bytes.
 PITCH = 16
 
@@ -71,17 +69,14 @@ def chunk_shift(max_buckets: int) -> int:
 
 
 class Buffers:
-    """Buffers in device memory by name. Each grows to the largest request and is never shrunk.
-
-    nbytes: of all of them, and of the memory that sorting takes beside them.
-    """
+    """Buffers in device memory by name. Each grows to the largest request and is never shrunk. nbytes: of all."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._kept: dict[str, Any] = {}
         self._buffers: dict[str, tuple[Memory, int]] = {}
         self._use: Callable[[int], None] = lambda nbytes: None
-        self._to_sort = self.nbytes = 0
+        self.nbytes = 0
 
     def account(self, use: Callable[[int], None]) -> None:
         """See contracts.DeviceRows."""
@@ -89,23 +84,30 @@ class Buffers:
         use(self.nbytes)
 
     def of(self, name: str, nbytes: int) -> int:
-        """Return the address of a buffer of at least nbytes, whose contents are undefined."""
+        """Return the address of a buffer of at least nbytes, whose contents are undefined. Raises MemoryError."""
         memory, size = self._buffers.get(name, (None, 0))
-        if memory is None or size < nbytes:
-            if self._buffers.pop(name, None) is not None:
-                memory = None  # freed before the next one is made
-                self._took(-size)
-            size = max(256, nbytes + nbytes // 4 if size else nbytes)
-            memory = self._queue.allocate(size)
-            self._buffers[name] = memory, size
-            self._took(size)
+        if memory is not None and size >= nbytes:
+            return memory.address
+        if memory is not None:
+            del memory, self._buffers[name]  # freed before the next one is made
+            self._took(-size)
+        try:
+            return self._make(name, max(256, nbytes + nbytes // 4 if size else nbytes))
+        except MemoryError:
+            if size:
+                self._make(name, size)
+            raise
+
+    def _make(self, name: str, nbytes: int) -> int:
+        memory = self._queue.allocate(nbytes)
+        self._buffers[name] = memory, nbytes
+        self._took(nbytes)
         return memory.address
 
-    def to_sort(self, count: int) -> None:
-        """So many numbers are about to be sorted, for which the device takes memory of its own."""
-        if (more := SORTED_BYTES * count - self._to_sort) > 0:
-            self._to_sort += more
-            self._took(more)
+    def room_to_sort(self, count: int) -> Room:
+        """Return the room for sorting so many numbers."""
+        nbytes = sorting_bytes(count)
+        return Room(self.of("sorting", nbytes), nbytes)
 
     def _took(self, nbytes: int) -> None:
         self.nbytes += nbytes

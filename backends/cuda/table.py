@@ -16,7 +16,7 @@ import numpy as np
 from kvemb.backends.cuda.arrays import ArrayRows
 from kvemb.backends.cuda.cells import NO_POSITIONS, NULL, WARP, Cells
 from kvemb.backends.cuda.device import Device, open_device
-from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
+from kvemb.backends.cuda.memory import CELLS, PITCH, bytes_per_cell, chunk_shift
 from kvemb.contracts import Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
@@ -61,6 +61,10 @@ class CudaTable:
         self._there = ArrayRows(self.cells, name)
         self._value_bytes, self._run = self.cells.value_bytes, self.cells.run
         self.size = 0
+        self._row_bytes = RowBlock.bytes_per_row(schema)
+        self._warned: set[str] = set()
+        # What is hot can be written to disk, a few rows at a time, though the device has no memory left.
+        self._fitting(CELLS, CELLS, rows=self._row_bytes, cells=8, out=8)
         self._enlarge(self._chunks.rounded(first))
 
     @classmethod
@@ -171,7 +175,7 @@ class CudaTable:
         clean_too: bool = False,
     ) -> RowBlock:
         """See contracts.HotTable. Grows when the bucket of a key is full. Evicted rows are in the order of the rows
-        that replace them. If the device has no memory left although the budget has, rows are evicted instead.
+        that replace them. If the device has no memory for growth although the budget has, rows are evicted instead.
         """
         growing = reserve is not None and self.step_rows > 0
         pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
@@ -184,24 +188,31 @@ class CudaTable:
         return left
 
     def _grown(self) -> bool:
-        """Grow. If the device has no memory left, log one warning and keep this size from now on."""
+        """Grow. If the device has no memory left, keep this size from now on."""
         try:
             self.grow()
         except MemoryError as error:
             self._chunks.max_buckets = self._chunks.buckets
-            _logger.warning(
-                "a hot table stays at %d rows: %s; open the store with a smaller device_memory",
-                self.capacity_rows,
-                error,
-            )
+            self._warn(f"a hot table stays at {self.capacity_rows} rows", error)
             return False
         return True
+
+    def _warn(self, what: str, error: MemoryError) -> None:
+        """Log the first time that the device lacks memory for this."""
+        if what not in self._warned:
+            self._warned.add(what)
+            _logger.warning("%s: %s; open the store with a smaller device_memory", what, error)
 
     def _insert(self, rows: RowBlock, by_score: bool, clean_too: bool, *, evicting: bool) -> tuple[Positions, RowBlock]:
         """Insert rows. Returns the positions of rows without room (none if evicting), and the rows evicted."""
         if not len(rows):
             return NO_POSITIONS, RowBlock(self._schema, 0)
-        given, pitch = self._buffers.put_rows("rows", rows)
+        try:
+            given, pitch = self._buffers.put_rows("rows", rows)
+            self.cells.prepare_insert(len(rows), evicting=evicting)
+        except MemoryError as error:
+            self._warn("rows stay out of a hot table", error)
+            return NO_POSITIONS, rows if clean_too else rows.select(rows.flags & DIRTY != 0)
         done = self.cells.insert(given, pitch, len(rows), by_score=by_score, clean_too=clean_too, evicting=evicting)
         self.size += done.fresh
         return self.cells.missing(done.waiting), self._take_left(done.leaving, done.left, done.pitch, done.left_at)
@@ -239,13 +250,35 @@ class CudaTable:
     def read(self, cells: Positions) -> RowBlock:
         """See contracts.HotTable."""
         buffers, rows = self._buffers, RowBlock(self._schema, len(cells))
-        for start in range(0, len(cells), PART_ROWS):
-            stop = min(start + PART_ROWS, len(cells))
-            buffer, pitch = buffers.for_rows("rows", self._schema, stop - start)
-            n = stop - start
-            self._run("read_rows", WARP * n, buffers.put("cells", cells[start:stop]), n, buffer, pitch)
-            buffers.get_rows(buffer, pitch, rows.part(start, stop))
+        for part in self._parts(len(cells), rows=self._row_bytes, cells=8):
+            n = part.stop - part.start
+            buffer, pitch = buffers.for_rows("rows", self._schema, n)
+            self._run("read_rows", WARP * n, buffers.put("cells", cells[part]), n, buffer, pitch)
+            buffers.get_rows(buffer, pitch, rows.part(part.start, part.stop))
         return rows
+
+    def _parts(self, count: int, most: int = PART_ROWS, /, **nbytes: int) -> Iterator[slice]:
+        """Yield the slices in which so many rows are worked on; there are buffers for each. See _fitting."""
+        part = self._fitting(min(count, most), PITCH, **nbytes)
+        for start in range(0, count, part):
+            yield slice(start, min(start + part, count))
+
+    def _fitting(self, rows: int, unit: int, /, **nbytes: int) -> int:
+        """Have buffers for so many rows, or for fewer if the device lacks memory. Returns for how many, some units.
+
+        nbytes: of each row, by buffer. Raises MemoryError if there is none for one unit.
+        """
+        while True:
+            rows = max(unit, -(-rows // unit) * unit)
+            try:
+                for name, each in nbytes.items():
+                    self._buffers.of(name, each * rows)
+            except MemoryError:
+                if rows == unit:
+                    raise
+                rows //= 4
+            else:
+                return rows
 
     def put(self, cells: Positions, rows: RowBlock) -> None:
         """See contracts.HotTable."""
@@ -260,6 +293,30 @@ class CudaTable:
             self.cells.gather(self._buffers.put("cells", cells), n, found)
             chosen = np.flatnonzero(cells >= 0)
             self._take_out(found, out, None if len(chosen) == n else chosen)
+
+    def prepare(
+        self,
+        cells: int,
+        *nbytes: int,
+        rows: bool = False,
+        optimizer: Optimizer | None = None,
+        summing: int = 0,
+        matching: Optimizer | None = None,
+    ) -> None:
+        """See contracts.HotTable."""
+        buffers, own = self._buffers, self.cells
+        for name in ("keys", "cells", "missing", "first"):
+            buffers.of(name, 8 * cells)
+        buffers.of("following", 8 * summing)
+        for name, size in zip(("values", "old"), nbytes, strict=False):
+            buffers.of(name, size)
+        if rows:
+            buffers.for_rows("rows", self._schema, cells)
+        own.prepare_change(cells)
+        if optimizer is not None:
+            own.prepare_step(optimizer.formulas, optimizer, cells, chained=summing > 0)
+        if matching is not None:
+            own.prepare_match(cells, matching)
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:
         """See contracts.HotTable."""
@@ -307,12 +364,13 @@ class CudaTable:
 
     def _column(self, cells: Positions, dtype: Any, number: int) -> Any:
         """Return the keys (0), scores (1) or flags (2) of cells, which are all in use."""
-        n = len(cells)
-        outputs = [NULL, NULL, NULL]
-        outputs[number] = self._buffers.of("out", n * np.dtype(dtype).itemsize)
-        if n:
-            self._run("read_columns", n, self._buffers.put("cells", cells), n, *outputs)
-        return self._buffers.get(outputs[number], n, dtype)
+        buffers, column = self._buffers, np.empty(len(cells), dtype)
+        for part in self._parts(len(cells), len(cells), cells=8, out=column.itemsize):
+            n, outputs = part.stop - part.start, [NULL, NULL, NULL]
+            outputs[number] = buffers.of("out", n * column.itemsize)
+            self._run("read_columns", n, buffers.put("cells", cells[part]), n, *outputs)
+            column[part] = buffers.get(outputs[number], n, dtype)
+        return column
 
     def set_scores(self, cells: Positions, scores: Scores) -> None:
         """See contracts.HotTable."""
@@ -356,8 +414,10 @@ class CudaTable:
         wanted = max(0, chunks.buckets - -(-cells // CELLS)) >> chunks.shift << chunks.shift
         least = min(max(wanted, floor), chunks.buckets)
         left, count, buckets = RowBlock(self._schema, (chunks.buckets - least) * CELLS), 0, chunks.buckets
+        # Had before the first row leaves: the next parts may be larger than the first.
+        part = self._fitting(min(PART_ROWS, len(left)), CELLS, left=self._row_bytes, left_at=8) // CELLS
         while buckets > least:  # level by level, as in grow()
-            last = max(least, 1 << (buckets - 1).bit_length() - 1, buckets - PART_ROWS // CELLS)
+            last = max(least, 1 << (buckets - 1).bit_length() - 1, buckets - part)
             most = (buckets - last) * CELLS
             buffer, pitch = buffers.for_rows("left", self._schema, most)
             counts, left_at = buffers.zeros("count", 2), buffers.of("left_at", 8 * most)
@@ -419,16 +479,15 @@ class CudaTable:
 
     def _change_flags(self, cells: Positions, where: int, *, keep: int, more: int = 0) -> None:
         """Flags of cells that have one of the bits `where` keep the bits `keep` and get the bits `more`."""
-        if n := len(cells):
-            self._run("change_flags", n, self._buffers.put("cells", cells), n, where, keep & _ALL_FLAGS, more)
+        for part in self._parts(len(cells), len(cells), cells=8):
+            n = part.stop - part.start
+            self._run("change_flags", n, self._buffers.put("cells", cells[part]), n, where, keep & _ALL_FLAGS, more)
 
     def _all_bytes(self, column: int) -> Iterator[tuple[int, Any]]:
         """Yield the digests or the flags of all cells in parts, each with the bucket that it begins with."""
-        start = 0
-        while start < self._chunks.buckets:
-            stop = min(start + PART_BUCKETS, self._chunks.buckets)
-            yield start, self._bytes(column, start, stop)
-            start = stop
+        part = self._fitting(min(PART_BUCKETS * CELLS, self.capacity_rows), CELLS, out=1) // CELLS
+        for start in range(0, self._chunks.buckets, part):
+            yield start, self._bytes(column, start, min(start + part, self._chunks.buckets))
 
     def _bytes(self, column: int, start: int, stop: int) -> Any:
         count = (stop - start) * CELLS

@@ -113,6 +113,12 @@ class DeviceRows(Protocol):
     def only(self, chosen: DeviceArray) -> None:
         """Leave out the keys where chosen (n,), bool, is False."""
 
+    def prepare(self, optimizer: Optimizer | None = None, matching: Optimizer | None = None) -> None:
+        """Have the memory for what comes next, so that it cannot fail for lack of it. Raises MemoryError.
+
+        optimizer: of apply(), else assign() or add() comes; matching: of match().
+        """
+
     def assign(self, values: DeviceArray, step: int) -> None:
         """See HotTable.assign."""
 

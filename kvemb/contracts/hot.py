@@ -177,7 +177,8 @@ class HotTable(Protocol):
         Of the cells that a key may be in, the row with the lowest score is evicted; of equal scores, the smaller key.
         by_score: a clean new row that does not outscore that row stays out. Clean rows that are evicted are forgotten.
         Before a row is evicted, reserve(step_rows) is asked for the memory of so many more cells, by which the table
-        then grows; without it the table never grows. clean_too: clean rows that were evicted are returned too.
+        then grows; without it the table never grows. clean_too: clean rows that were evicted are returned too. Where a
+        device has no memory for the call, rows leave as if they had been inserted and evicted at once.
         """
 
     def keys(self) -> Keys:
@@ -202,6 +203,21 @@ class HotTable(Protocol):
 
     def gather(self, cells: Positions, out: Values) -> None:
         """See RowKernels.gather."""
+
+    def prepare(
+        self,
+        cells: int,
+        *nbytes: int,
+        rows: bool = False,
+        optimizer: Optimizer | None = None,
+        summing: int = 0,
+        matching: Optimizer | None = None,
+    ) -> None:
+        """Have the memory for one change of so many cells or keys, so that it cannot fail half-way for lack of it.
+
+        nbytes: of each array of embeddings or gradients that is given; rows: put() comes; optimizer: of apply(),
+        summing: with sums over so many gradients; matching: of match(). Raises MemoryError.
+        """
 
     def assign(self, cells: Positions, values: Values, step: int) -> None:
         """See RowKernels.assign."""

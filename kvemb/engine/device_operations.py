@@ -160,6 +160,7 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rows = device_rows.take(values, missing.positions)
+            device_rows.prepare(matching=self._matching)
             with storage.changing():
                 device_rows.assign(values, storage.step)
                 if self._matching is not None:
@@ -178,6 +179,7 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rest = [device_rows.take(array, missing.positions) for array in (old, new, exists)]
+            device_rows.prepare(matching=self._matching)
             with storage.changing():
                 device_rows.only(exists)
                 device_rows.add(old, new, storage.step)
@@ -199,6 +201,7 @@ class DeviceOperations(TableOperations):
             missing = device_rows.find(keys)
             rows = device_rows.take(grads, missing.positions)
             number = storage.next_optimizer_step()
+            device_rows.prepare(optimizer)
             with storage.changing():
                 device_rows.apply(optimizer, grads, storage.step, number)
                 if optimizer.counts_steps and keys.size:

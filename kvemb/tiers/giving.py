@@ -49,8 +49,9 @@ class Giving:
         A failure poisons the store. Where a write fails the rows stay in memory, and nothing is raised.
         """
         if self._access.state.cause is None:
-            with suppress(Poisoned), self._access.poisoning():
+            with suppress(MemoryError):  # then their worth is as it was
                 self._hot_tables.memory.measure()
+            with suppress(Poisoned), self._access.poisoning():
                 for leaving in self._hot_tables.shrink():
                     self._leave(leaving)
 

@@ -115,6 +115,7 @@ class HostTier:
         if len(rows):
             with how:
                 left = device.insert(rows, reserve=self._memory.reserve(device), clean_too=True)
+            self._memory.grown(device)
             self.table.remove(self.table.find(rows.keys))
             yield from self.sink(left)
 
@@ -125,7 +126,13 @@ def together_in(table: HotTable) -> AbstractContextManager[None]:
 
 
 def _min_score(device: HotTable) -> float:
-    """Return an estimate of the lowest score in a full device, from a sample; -inf if the device has room."""
+    """Return an estimate of the lowest score in a full device, from a sample; -inf if the device has room.
+
+    If it has no memory for the sample, nothing outscores its rows.
+    """
     if device.step_rows or device.size < _FULL * device.capacity_rows:
         return -np.inf
-    return float(np.min(device.sample(0.5, device.cells_per_bucket)[1], initial=np.inf))
+    try:
+        return float(np.min(device.sample(0.5, device.cells_per_bucket)[1], initial=np.inf))
+    except MemoryError:
+        return np.inf

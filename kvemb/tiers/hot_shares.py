@@ -68,6 +68,12 @@ class HotShares:
         budget = self._budget_of[table]
         return lambda cells: budget.grow(share, cells * share.cell_bytes)
 
+    def grown(self, table: HotTable) -> None:
+        """Give back what was reserved for growth and not used: a device may have less memory than its budget."""
+        share = self._shares.get(table)
+        if share is not None and share.held > table.nbytes:
+            self._budget_of[table].gave(share, share.held - table.nbytes)
+
     def offered(self, table: HotTable, keys: Keys) -> None:
         """Record that rows of these keys, which were not hot, were offered to a table."""
         share = self._shares.get(table)
@@ -82,7 +88,10 @@ class HotShares:
             while reserve is not None and 0 < table.step_rows <= most - table.capacity_rows:
                 if not reserve(table.step_rows):
                     break
-                table.grow()
+                try:
+                    table.grow()
+                finally:
+                    self.grown(table)
 
     @contextmanager
     def not_growing(self) -> Iterator[None]:
@@ -116,7 +125,11 @@ class HotShares:
             if share.owed:
                 before, cells = table.nbytes, -(-share.owed // share.cell_bytes)
                 cells = min(cells, max(GIVEN_CELLS, table.capacity_rows // GIVEN_PART))
-                leaving = table.shrink(cells, share.least // share.cell_bytes)
+                try:
+                    leaving = table.shrink(cells, share.least // share.cell_bytes)
+                except MemoryError:  # nothing has changed
+                    self._budget_of[table].gave(share, 0)
+                    continue
                 try:
                     yield table, leaving
                 finally:

@@ -61,6 +61,7 @@ class HotTables:
         self._all_in_one = [(tables[0], ALL)]
         self.memory = HotShares(tables, budgets, min_rows)
         self._host = HostTier(tables[-1], self.memory) if host_tier else None
+        self._some_on_gpus = any(table.device_rows is not None for table in tables)
 
     @property
     def of_devices(self) -> list[HotTable]:
@@ -210,6 +211,7 @@ class HotTables:
                 leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=sinking)
             for left in [leaving] if self._host is None else self._host.sink(leaving):
                 yield part.keys, left
+            self.memory.grown(table)
             self.memory.offered(table, part.keys)
 
     @property
@@ -274,6 +276,32 @@ class HotTables:
                 part = out[positions]
                 table.gather(cells[positions], part)
                 out[positions] = part
+
+    def prepare(
+        self,
+        owners: Owners,
+        count: int,
+        *,
+        embeddings: int = 0,
+        rows: bool = False,
+        optimizer: Optimizer | None = None,
+        grads: Values | None = None,
+        sums: Sums | None = None,
+        matching: Optimizer | None = None,
+    ) -> None:
+        """Have the GPUs' memory for one change of `count` cells or keys, before it begins. Raises MemoryError.
+
+        Afterwards no table fails for lack of it, with which another one would have changed already. embeddings: arrays
+        (count, dim) of them that are given; grads (·, dim), sums: of apply(). See contracts.HotTable.prepare.
+        """
+        if not self._some_on_gpus:
+            return
+        value_bytes = self.tables[0].schema.dim * self.tables[0].schema.value_dtype.itemsize
+        summing = len(sums.following) if sums is not None and (sums.following >= 0).any() else 0
+        for table, positions in self.by_table(owners):
+            cells = count if positions is ALL else len(positions)
+            given = [cells * value_bytes] * embeddings if grads is None else [grads.nbytes]
+            table.prepare(cells, *given, rows=rows, optimizer=optimizer, summing=summing, matching=matching)
 
     def assign(self, cells: Positions, owners: Owners, values: Values, step: int) -> None:
         """Set embeddings to values (n, dim)."""

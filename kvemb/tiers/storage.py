@@ -250,18 +250,21 @@ class TieredStorage:
         """Let rows rise that were used, and those of distinct keys that are about to be used, if they are in memory."""
         self._rise()
         if keys is not None and self.state.cause is None:
-            with suppress(Poisoned), self.changing():
+            with suppress(Poisoned, MemoryError):  # a GPU without memory to find keys: their rows stay where they are
                 for start in range(0, len(keys), self.limits.call_rows):
                     part = keys[start : start + self.limits.call_rows]
-                    for leaving in self.hot_tables.lift(part):
-                        self._leave(leaving)
+                    with self.changing():
+                        for leaving in self.hot_tables.lift(part):
+                            self._leave(leaving)
                     self.admit(self._locator.in_memory(part), together=True)
         self.ahead.forget_spent()
-        self.hot_tables.find_again()
+        with suppress(MemoryError):  # then the next call finds them
+            self.hot_tables.find_again()
 
     def replace(self, at: Located, rows: RowBlock, step: int) -> None:
         """Replace located rows by whole ones, in the order of at.keys, dirty; those that are not hot are spilled."""
         cold = rows.select(at.cold)
+        self.hot_tables.prepare(at.owners, len(at.keys), rows=True)
         with self.changing():
             self.hot_tables.put(at.cells, at.owners, rows)
             self.size += len(at.exists) - int(np.count_nonzero(at.exists))
@@ -275,6 +278,7 @@ class TieredStorage:
         removals.keys[:] = keys
         removals.flags[:] = DIRTY | REMOVED
         owners = self.hot_tables.owners(keys)
+        self.hot_tables.prepare(owners, len(keys))
         with self.changing():
             self.hot_tables.remove(keys, owners)
             # Counted first: the spill buffer keeps the removals even where a write fails.
@@ -340,11 +344,13 @@ class TieredStorage:
         """Bring the cold store up to date. REQUIRES: no snapshot is being written."""
         with self.changing():
             self._spill.drain()
-            for table in self.hot_tables.tables:
-                for cells, rows in table.dirty_batches(self.limits.write_rows):
+        for table in self.hot_tables.tables:
+            # A table that cannot read or mark its rows has lost none: they stay dirty.
+            for cells, rows in table.dirty_batches(self.limits.write_rows):
+                with self.changing():
                     self._write(rows)
-                    self._forget_reads(rows.keys)
-                    table.mark_clean(cells)
+                self._forget_reads(rows.keys)
+                table.mark_clean(cells)
 
     def _write(self, rows: RowBlock) -> None:
         """Write rows to the cold store: on the executor's thread without the lock, or by write_dirty()."""

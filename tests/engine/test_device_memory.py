@@ -21,11 +21,11 @@ DIM = 64
 
 
 class MeasuredDevice(CpuDevice):
-    """A device that counts its memory. taken: bytes; sorting: the most that a sort took beside that."""
+    """A device that counts its memory. taken: bytes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.taken = self.sorting = 0
+        self.taken = 0
 
     def allocate(self, nbytes: int) -> Memory:
         memory = super().allocate(nbytes)
@@ -35,10 +35,6 @@ class MeasuredDevice(CpuDevice):
 
     def _free(self, nbytes: int) -> None:
         self.taken -= nbytes
-
-    def order(self, numbers: int, count: int, out: int, stream: int) -> None:
-        self.sorting = max(self.sorting, 32 * count)
-        super().order(numbers, count, out, stream)
 
 
 def test_a_store_takes_device_memory_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +56,7 @@ def test_a_store_takes_device_memory_and_no_more(tmp_path: Path, monkeypatch: py
             var.apply_gradients(there(keys), there(np.ones((count, DIM), np.float32)))
         var.size(), var.lookup(there(keys[:1]))
         assert table.capacity_rows < cells
-        assert device.taken + device.sorting <= limit
+        assert device.taken <= limit
         assert budget.free == limit - table.nbytes - table.cells.buffers.nbytes
         assert inside(var).hot_tables.tables[1].size > 0, "dirty rows went below, not to disk"
         assert var.stats.spills == 0

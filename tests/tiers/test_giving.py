@@ -220,30 +220,41 @@ def test_a_table_that_only_doubles_and_halves_gives_too(
     assert budget.free == table.memory("gpu:0").nbytes - table.nbytes
 
 
-@pytest.mark.parametrize("how", ["write", "memory"])
+def test_a_table_without_memory_to_shrink_stays_as_it_is(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "store", limits=Limits(**small_spill(64)))
+    variable = filled(store, "rows", 6000)
+    variable.lookup(np.arange(6000))
+    ask(store, 0.9)
+
+    def refuse(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(variable.tables[0]), "shrink", refuse)
+        before = variable.tables[0].capacity_rows
+        np.testing.assert_array_equal(variable.lookup(np.arange(6000)), rows_of(np.arange(6000)))
+        assert variable.tables[0].capacity_rows == before
+    ask(store, 0.9)
+    np.testing.assert_array_equal(variable.lookup(np.arange(6000)), rows_of(np.arange(6000)))
+    assert variable.tables[0].capacity_rows < before
+
+
 def test_a_failure_while_a_table_shrinks_poisons_and_loses_nothing(
-    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path / "store", limits=Limits(**small_spill(64)))
     variable = filled(store, "rows", 6000)
     variable.lookup(np.arange(6000))  # all dirty
     ask(store, 0.9)
-    if how == "write":
 
-        def fail(rows: Any) -> None:
-            raise ColdStoreError("no space left on device")
+    def fail(rows: Any) -> None:
+        raise ColdStoreError("no space left on device")
 
-        monkeypatch.setattr(inside(variable).storage.cold, "write", fail)
-        for _ in range(4):
-            np.testing.assert_array_equal(variable.lookup(np.arange(6000), touch=False), rows_of(np.arange(6000)))
-    else:
-
-        def refuse(*_: Any) -> None:
-            raise MemoryError
-
-        monkeypatch.setattr(type(variable.tables[0]), "shrink", refuse)
-        with pytest.raises(MemoryError):
-            variable.lookup([1])
+    monkeypatch.setattr(inside(variable).storage.cold, "write", fail)
+    for _ in range(4):
+        np.testing.assert_array_equal(variable.lookup(np.arange(6000), touch=False), rows_of(np.arange(6000)))
     np.testing.assert_array_equal(variable.lookup(np.arange(6000), touch=False), rows_of(np.arange(6000)))
     with pytest.raises(Poisoned):
         variable.upsert([1], np.zeros((1, 16), np.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from cuda_devices import DEVICES, device_of
 from cuda_on_cpu import CpuDevice
 
-from kvemb.backends.cuda.device import OUT_OF_MEMORY, CupyDevice, open_device
+from kvemb.backends.cuda.device import OUT_OF_MEMORY, CupyDevice, Room, open_device, sorting_bytes
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
 
@@ -82,11 +82,18 @@ def test_memory_is_copied_there_and_back(device):
     assert device.memory_bytes() > 8000
 
 
+def room_for(device, count):
+    """Room for sorting, and what keeps it."""
+    memory = device.allocate(sorting_bytes(count))
+    return Room(memory.address, sorting_bytes(count)), memory
+
+
 def test_numbers_are_sorted_stably(device):
     numbers = np.random.default_rng(0).integers(-3, 3, 5000)
     memory = device.allocate(2 * numbers.nbytes)
     device.upload(memory.address, numbers, 1)
-    device.order(memory.address, len(numbers), memory.address + numbers.nbytes, 1)
+    room, _kept = room_for(device, len(numbers))
+    device.order(memory.address, len(numbers), memory.address + numbers.nbytes, room, 1)
     got = downloaded(device, memory.address + numbers.nbytes, len(numbers))
     assert got.tolist() == np.argsort(numbers, kind="stable").tolist()
 
@@ -95,7 +102,8 @@ def test_numbers_are_sorted_in_place(device):
     numbers = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, 5000)
     memory = device.allocate(numbers.nbytes)
     device.upload(memory.address, numbers, 1)
-    device.sort(memory.address, len(numbers), 1)
+    room, _kept = room_for(device, len(numbers))
+    device.sort(memory.address, len(numbers), room, 1)
     assert downloaded(device, memory.address, len(numbers)).tolist() == sorted(numbers.tolist())
 
 
@@ -151,6 +159,39 @@ def test_memory_that_pytorch_keeps_for_later_is_had_before_there_is_none(monkeyp
     assert emptied == [1]
 
 
+def test_cupy_sorts_in_the_room_that_it_is_given_and_takes_the_rest_from_its_pool():
+    pieces, allocators = [], []
+
+    @contextmanager
+    def using_allocator(allocator):
+        allocators.append(allocator)
+        yield
+        allocators.pop()
+
+    def argsort(numbers):
+        pieces.extend(allocators[-1](nbytes) for nbytes in (100, 512, 513, 1))
+        return np.argsort(numbers)
+
+    cuda = SimpleNamespace(
+        Device=lambda number: nullcontext(),
+        Stream=SimpleNamespace(null=nullcontext(), ptds=None),
+        UnownedMemory=lambda address, nbytes, owner, number: (address, nbytes),
+        MemoryPointer=lambda memory, offset: memory,
+        using_allocator=using_allocator,
+        runtime=None,
+    )
+    pool = SimpleNamespace(malloc=lambda nbytes: ("pool", nbytes))
+    cupy = SimpleNamespace(cuda=cuda, argsort=argsort, get_default_memory_pool=lambda: pool)
+    device = CupyDevice(cupy, 0)
+    device._device.id = 0
+    arrays = {1: np.array([3, 1, 2]), 2: np.empty(3, np.int64)}
+    device._view = lambda address, count: arrays[address]
+    device.order(1, 3, 2, Room(1 << 20, 2048), 1)
+    assert arrays[2].tolist() == [1, 2, 0]
+    assert pieces == [(1 << 20, 100), ((1 << 20) + 512, 512), ((1 << 20) + 1024, 513), ("pool", 1)]
+    assert not allocators
+
+
 def test_a_device_tells_the_time_between_timed_events(device):
     start, middle, end = (device.event(timed=True) for _ in range(3))
     memory = device.allocate(1 << 20)
@@ -171,7 +212,8 @@ def test_a_stream_waits_for_what_another_one_does(device):
     device.upload(memory.address, np.arange(1000), one)
     device.record(event, one)
     device.wait(other, event)
-    device.order(memory.address, 1000, memory.address + 8000, other)
+    room, _kept = room_for(device, 1000)
+    device.order(memory.address, 1000, memory.address + 8000, room, other)
     device.record(event, other)
     device.wait(1, event)
     assert downloaded(device, memory.address + 8000, 1000).tolist() == list(range(1000))
