@@ -5,7 +5,9 @@ The coordinator makes others in their place after a loss; they end with it. Only
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,8 @@ from kvemb.meter import Meter
 
 # Calls that one shard runs at the same time.
 CONCURRENT_CALLS = 8
+# For how long a disk that has answered counts as one that does.
+PROBE_SECONDS = 1.0
 # With a shard that is being made. A node may have to be started for it.
 WHEN_MADE = Patience(30.0, 270.0)
 
@@ -37,6 +41,7 @@ class ShardActor:
     """A shard in a process of its own. folder: of its files, and before it is made, where that will be."""
 
     folder = Path(tempfile.gettempdir())
+    _probed = -math.inf  # when its disk last answered
 
     def open(self, plan: Plan, number: int, scratch: str | None, coordinator: str) -> int:
         """Make the shard; returns how many rows it begins with. scratch: a directory on this node; None: the system's
@@ -60,8 +65,13 @@ class ShardActor:
         return rows
 
     def ping(self) -> None:
-        """Answer, once the disk has answered."""
-        probe(self.folder)
+        """Answer, once the disk has answered: to this ping, or to one within PROBE_SECONDS.
+
+        Pings run one after the other, and each client sends its own.
+        """
+        if time.monotonic() >= self._probed + PROBE_SECONDS:
+            probe(self.folder)
+            self._probed = time.monotonic()
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of the shard."""
