@@ -217,10 +217,11 @@ class Coordinator:
 
         def start() -> int:
             assert self._checkpointing is not None
+            calls = self.calls  # the client's, if exchange() does not tell of a recovery
             _, lost = self.exchange(generation, client, own)
             if lost is not None:
                 raise ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}")
-            return self._checkpointing.start(self, asked)
+            return self._checkpointing.start(self, calls, asked)
 
         return self._ledger.once(stamp, start)  # type: ignore[no-any-return]
 

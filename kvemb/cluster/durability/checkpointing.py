@@ -50,9 +50,7 @@ class Checkpoint:
 
 
 class Shards(Protocol):
-    """What makes the cuts (kvemb.cluster.coordination.coordinator). calls: of the shards."""
-
-    calls: Calls
+    """What makes the cuts (kvemb.cluster.coordination.coordinator)."""
 
     def alone(self) -> AbstractContextManager[None]:
         """Make a cut; the block is its work."""
@@ -106,14 +104,14 @@ class Checkpointing:
         """
         self._begun, self._passed = (number, self.series.read(number)), max(self.series.numbers())
 
-    def start(self, shards: Shards, asked: Asked) -> int:
+    def start(self, shards: Shards, calls: Calls, asked: Asked) -> int:
         """Make the cut of the next checkpoint, and let it be written in the background; returns its number.
 
-        One is written at a time: waits for the one before. Raises what a snapshot raises.
+        calls: of the shards that the client knows. If a recovery has made others since, they are lost, and it raises
+        ShardLost. One is written at a time: waits for the one before. Raises what a snapshot raises.
         """
         with self._starting:
             self.wait()
-            calls = shards.calls  # of these shards alone: a recovery makes others
             number = self._tried = max(self.series.next_number(), self._tried + 1)
             with shards.alone():
                 snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), asked)

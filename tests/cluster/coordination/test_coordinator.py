@@ -15,6 +15,7 @@ from twins import ADAM, twin_of
 
 import kvemb
 import kvemb.cluster
+from kvemb.cluster.durability.checkpointing import Checkpointing
 from kvemb.errors import BackendUnavailable, ShardLost, TransferError
 from kvemb.handle import inside
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -300,6 +301,28 @@ def test_a_checkpoint_under_way_is_complete_or_absent_when_all_go_back(open_clus
 def save_or_fail(cluster):
     with suppress(ShardLost):
         cluster.checkpoint()
+
+
+def test_a_checkpoint_that_a_recovery_overtakes_is_not_made_of_older_rows(open_cluster, tmp_path, monkeypatch):
+    first = open_cluster(2, url=tmp_path / "series")
+    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    table = first.get_variable("table", dim=2)
+    first.checkpoint()
+    table.upsert(KEYS, ONES)
+    start = Checkpointing.start
+
+    def overtaken(checkpointing, *given):
+        second.recover()
+        return start(checkpointing, *given)
+
+    monkeypatch.setattr(Checkpointing, "start", overtaken)
+    with pytest.raises(ShardLost):
+        first.checkpoint()
+    monkeypatch.undo()
+    assert first.recover().number == first.last_checkpoint == 1
+    assert table.size() == 0
+    assert first.checkpoint().number > 1
+    second.close()
 
 
 def test_a_client_of_another_version_is_refused(open_cluster):
