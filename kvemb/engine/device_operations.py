@@ -150,6 +150,14 @@ class DeviceOperations(TableOperations):
         """Whether rows are needed in the host's memory before or after they change: for a log, or a constraint."""
         return self._storage.log.active or self._constraining is not None
 
+    def _prepare_missing(self, count: int, **what: Any) -> None:
+        """Have the memory for the part of a call that comes last, before the first: so both are done, or none.
+
+        See HotTables.prepare. The keys may have become hot by then.
+        """
+        if count:
+            self._hot_tables.prepare(None, min(count, self._storage.limits.call_rows), **what)
+
     def upsert_on_device(self, keys: DeviceArray, values: DeviceArray) -> None:
         """Do what upsert does."""
         storage, device_rows = self._storage, self.device_rows
@@ -160,6 +168,7 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rows = device_rows.take(values, missing.positions)
+            self._prepare_missing(len(rows), embeddings=1, matching=self._matching)
             device_rows.prepare(matching=self._matching)
             with storage.changing():
                 device_rows.assign(values, storage.step)
@@ -179,6 +188,7 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rest = [device_rows.take(array, missing.positions) for array in (old, new, exists)]
+            self._prepare_missing(len(missing.keys), embeddings=2, matching=self._matching)
             device_rows.prepare(matching=self._matching)
             with storage.changing():
                 device_rows.only(exists)
@@ -200,15 +210,14 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rows = device_rows.take(grads, missing.positions)
-            number = storage.next_optimizer_step()
+            number, distinct = storage.next_optimizer_step(), Unique(missing.keys)
+            self._prepare_missing(len(distinct.keys), optimizer=optimizer, grads=rows, sums=distinct.sums)
             device_rows.prepare(optimizer)
             with storage.changing():
                 device_rows.apply(optimizer, grads, storage.step, number)
                 if optimizer.counts_steps and keys.size:
                     storage.count_optimizer_step(number)
         self.give_back(keys, grads)
-        if len(missing.keys):
-            distinct = Unique(missing.keys)
-            for chunk in self._chunks(len(distinct.keys)):
-                part = distinct.keys[chunk], distinct.counts[chunk]
-                self._apply(*part, optimizer, rows, distinct.sums.of(chunk), number)
+        for chunk in self._chunks(len(distinct.keys)):
+            part = distinct.keys[chunk], distinct.counts[chunk]
+            self._apply(*part, optimizer, rows, distinct.sums.of(chunk), number)
