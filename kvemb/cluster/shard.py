@@ -49,7 +49,7 @@ class Shard:
         made: dict[str, list[int]] | None = None,
     ) -> None:
         self._store, self._release, self._checkpoints = store, release, checkpoints
-        self._ledger = Ledger()
+        self._ledger, self._closed = Ledger(), False
         self._ledger.add(made or {})
         self._opened: dict[str, Table] = {}  # by token
         self._scans = Scans()
@@ -57,16 +57,20 @@ class Shard:
         self._ranking = threading.Lock()  # a call that arrives twice must not read a spool at the same time
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method. Raises Failed if the store has failed."""
+        """Call a method. Raises Failed if the store has failed, or the shard was closed meanwhile."""
         try:
             return getattr(self, name)(*arguments)
-        except (KvembError, OSError) as error:
+        except Exception as error:
+            if self._closed:
+                raise Failed("it was closed: a client took the cluster back, or ended it") from error
             if self._failed(error, name):
                 raise Failed(f"its store failed: {error}") from error
             raise
 
     def _failed(self, error: Exception, name: str) -> bool:
         """Whether an error means that the store cannot go on: its disk is full, damaged or gone."""
+        if not isinstance(error, (KvembError, OSError)):
+            return False
         if inside(self._store).state.cause is not None or not self._store.path.exists():
             return not isinstance(error, (Closed, ReadOnly))
         return name in ("lookup", "change") and isinstance(error, (ColdStoreError, Corruption))
@@ -128,7 +132,7 @@ class Shard:
             with moment.at(change.moment):
                 getattr(self._table(change.variable).operations, change.method)(*change.arguments)
         except Exception as error:
-            if self._failed(error, "change"):
+            if self._closed or self._failed(error, "change"):
                 raise
             return error
         return None
@@ -257,7 +261,8 @@ class Shard:
         self._store.check(deep=deep)
 
     def close(self) -> None:
-        """Close the store without writing, and delete its files. Idempotent."""
+        """Close the store without writing, and delete its files. Idempotent. Calls that are under way may fail."""
+        self._closed = True
         for name in list(self._ranked):
             self._forget_ranks(name)
         self._scans.end_all()
