@@ -63,6 +63,7 @@ class ArrayRows:
     def account(self, use: Callable[[int], None]) -> None:
         """See contracts.DeviceRows."""
         self._buffers.account(use)
+        self._cells.chunks.account(use)
 
     def account_host(self, use: Callable[[int], None], total: int) -> None:
         """See contracts.DeviceRows."""

@@ -20,6 +20,8 @@ CELLS = 128
 MAX_CHUNKS_BIT = 10
 # Room for rows outside buckets is for a multiple of this number, so that columns begin at multiples of 16 bytes.
 PITCH = 16
+# Memory that a GPU gives out as a whole. Pieces of less than half of it share one; larger ones have whole ones alone.
+PAGE_BYTES = 2 << 20
 
 
 def bytes_per_cell(schema: Schema) -> int:
@@ -27,11 +29,16 @@ def bytes_per_cell(schema: Schema) -> int:
     return schema.row_bytes + CELL_OVERHEAD_BYTES + 1
 
 
+def taken_bytes(nbytes: int) -> int:
+    """Return what a piece of so many bytes takes of a GPU's memory, beside which no other piece fits."""
+    return nbytes if nbytes <= PAGE_BYTES // 2 else -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
 class Chunks:
     """The buckets of a table, in chunks whose addresses are in the device's memory too.
 
     buckets: how many there are; max_buckets: how many there may be. A chunk has 2**shift buckets; the last chunk of
-    the largest table may have fewer.
+    the largest table may have fewer. lost: bytes at the ends of chunks that nobody can use.
     """
 
     def __init__(self, queue: Queue, schema: Schema, max_buckets: int) -> None:
@@ -40,6 +47,13 @@ class Chunks:
         self.shift = chunk_shift(max_buckets)
         self._chunks: list[Memory] = []
         self._addresses = queue.allocate(8 * self._chunk_count(max_buckets))
+        self._use: Callable[[int], None] = lambda nbytes: None
+        self.lost = 0
+
+    def account(self, use: Callable[[int], None]) -> None:
+        """Call use(bytes) when more is lost; now for what is."""
+        self._use = use
+        use(self.lost)
 
     @property
     def address(self) -> int:
@@ -58,6 +72,13 @@ class Chunks:
             chunks.append(self._queue.allocate(size * self._bucket_bytes))
         self._queue.upload(self.address, np.array([chunk.address for chunk in chunks], np.uint64))
         self._chunks, self.buckets = chunks, buckets
+        full, rest = divmod(buckets, 1 << self.shift)
+        before, self.lost = self.lost, full * self._lost_of(1 << self.shift) + self._lost_of(rest)
+        self._use(self.lost - before)
+
+    def _lost_of(self, buckets: int) -> int:
+        nbytes = buckets * self._bucket_bytes
+        return taken_bytes(nbytes) - nbytes
 
     def _chunk_count(self, buckets: int) -> int:
         return -(-buckets >> self.shift)
@@ -69,7 +90,10 @@ def chunk_shift(max_buckets: int) -> int:
 
 
 class Buffers:
-    """Buffers in device memory by name. Each grows to the largest request and is never shrunk. nbytes: of all."""
+    """Buffers in device memory by name. Each grows to the largest request and is never shrunk. nbytes: of all.
+
+    A large one has whole pages, as nobody else could use the rest of one.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -99,6 +123,7 @@ class Buffers:
             raise
 
     def _make(self, name: str, nbytes: int) -> int:
+        nbytes = taken_bytes(nbytes)
         memory = self._queue.allocate(nbytes)
         self._buffers[name] = memory, nbytes
         self._took(nbytes)

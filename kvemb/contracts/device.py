@@ -50,7 +50,10 @@ class DeviceRows(Protocol):
         """Return a copy on this device, of at least one row, an array of CuPy."""
 
     def account(self, use: Callable[[int], None]) -> None:
-        """Call use(bytes) when calls' buffers take so much more of the device's memory; now for what they take."""
+        """Call use(bytes) when so much more of the device's memory is taken beside the cells; now for what is.
+
+        That is calls' buffers, and what the device's pages leave at the ends of the cells' pieces.
+        """
 
     def account_host(self, use: Callable[[int], None], total: int) -> None:
         """Call use(bytes) when pinned memory takes so much more of the host's; now for what it takes.

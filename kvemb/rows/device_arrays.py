@@ -185,8 +185,15 @@ def gpu_of_tensor(tensor: Any) -> int | None:
 
 
 def stream_of_tensor(tensor: Any) -> int:
-    """Return PyTorch's current stream of the tensor's device."""
-    return int(sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream) or DEFAULT_STREAM
+    """Return PyTorch's current stream of the tensor's device. Raises RuntimeError while a CUDA graph is captured."""
+    torch = sys.modules["torch"]
+    stream = torch.cuda.current_stream(tensor.device)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "calls on a variable cannot be captured in a CUDA graph, as the host is told which keys are not hot; make "
+            "them before and after the graph, with tensors that the graph reads and writes"
+        )
+    return int(stream.cuda_stream) or DEFAULT_STREAM
 
 
 def empty_tensor(tensor: Any, shape: tuple[int, ...], name: str) -> Any:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from arrays_on_device import OTHER_STREAM, ArrayOnDevice, DlpackOnly, there
 
-from kvemb.rows.device_arrays import DEFAULT_STREAM, DeviceArray, device_of, empty_like, in_kind, read_array
+from kvemb.rows.device_arrays import (
+    DEFAULT_STREAM,
+    DeviceArray,
+    device_of,
+    empty_like,
+    in_kind,
+    read_array,
+    stream_of_tensor,
+)
 
 F32 = np.dtype(np.float32)
 
@@ -97,3 +107,16 @@ def test_an_answer_is_of_the_library_that_asked():
     taken = in_kind(DlpackOnly(np.ones(1)), made)
     assert type(taken) is DlpackOnly
     assert taken.array is made.array
+
+
+def test_a_call_while_a_cuda_graph_is_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = [False]
+    cuda = SimpleNamespace(
+        current_stream=lambda device: SimpleNamespace(cuda_stream=device),
+        is_current_stream_capturing=lambda: capturing[0],
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert [stream_of_tensor(SimpleNamespace(device=stream)) for stream in (0, 77)] == [DEFAULT_STREAM, 77]
+    capturing[0] = True
+    with pytest.raises(RuntimeError, match=r"cannot be captured in a CUDA graph.* before and after the graph"):
+        stream_of_tensor(SimpleNamespace(device=77))

@@ -7,7 +7,7 @@ import pytest
 from cuda_on_cpu import CpuDevice
 
 from kvemb.backends.cuda.device import Memory
-from kvemb.backends.cuda.memory import Buffers, Chunks, bytes_per_cell, chunk_shift
+from kvemb.backends.cuda.memory import PAGE_BYTES, Buffers, Chunks, bytes_per_cell, chunk_shift, taken_bytes
 from kvemb.backends.cuda.queue import Queue
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
@@ -60,6 +60,40 @@ def test_chunks_without_memory_for_more_are_as_they_were():
     device.left = 5
     chunks.resize(6)
     assert chunks.buckets == 6
+
+
+def test_what_pages_leave_at_the_ends_of_chunks_is_accounted_for():
+    chunks, used = Chunks(Queue(CountingDevice()), SCHEMA, (1 << 18) + 250), []
+    chunk, page = 512 * 128 * bytes_per_cell(SCHEMA), PAGE_BYTES
+    chunks.resize(512)
+    chunks.account(used.append)
+    assert used == [-chunk % page] == [chunks.lost]
+    assert used[0] > 0
+    chunks.resize(1024)
+    assert sum(used) == chunks.lost == 2 * used[0]
+    chunks.resize(0)
+    assert sum(used) == chunks.lost == 0
+    small = Chunks(Queue(CountingDevice()), SCHEMA, 1 << 17)
+    small.resize(128)
+    assert small.lost == 0, "other pieces share its page"
+    assert [taken_bytes(nbytes) for nbytes in (1, page // 2, page // 2 + 1, page, page + 1)] == [
+        1,
+        page // 2,
+        page,
+        page,
+        2 * page,
+    ]
+
+
+def test_a_large_buffer_has_whole_pages():
+    device, used = CountingDevice(), []
+    buffers = Buffers(Queue(device))
+    buffers.account(used.append)
+    buffers.of("keys", PAGE_BYTES + 8)
+    assert device.sizes == [2 * PAGE_BYTES]
+    assert sum(used) == buffers.nbytes == 2 * PAGE_BYTES
+    buffers.of("keys", 2 * PAGE_BYTES)
+    assert device.sizes == [2 * PAGE_BYTES]
 
 
 def test_a_room_grows_and_is_kept():
