@@ -160,28 +160,32 @@ class Session:
 
     def exchange(self) -> None:
         """Tell the coordinator this client's counts, and take over those of the others."""
-        self._hear(self.ask("exchange", self.generation, self.client, self.own()))
+        own = self.own()
+        self._hear(own, self.ask("exchange", self.generation, self.client, own))
 
     def exchange_if_due(self) -> None:
         """The same now and then, without waiting for the answer."""
         now = time.monotonic()
         if now < self._exchanged + EXCHANGE_SECONDS or not self._exchanging.acquire(blocking=False):
             return
-        self._exchanged = now
+        self._exchanged, own = now, self.own()
 
         def arrived(future: Future[Any]) -> None:
             self._exchanging.release()
             if future.exception() is None:  # else the next call hears it
-                self._hear(future.result())
+                self._hear(own, future.result())
 
-        asked = self._coordinator.transport.call(0, "exchange", self.generation, self.client, self.own())
+        asked = self._coordinator.transport.call(0, "exchange", self.generation, self.client, own)
         asked.add_done_callback(arrived)
 
-    def _hear(self, answer: tuple[dict[str, Steps], str | None]) -> None:
+    def _hear(self, own: dict[str, Steps], answer: tuple[dict[str, Steps], str | None]) -> None:
+        """Take over an answer to `own`. A variable that the coordinator does not know was dropped by another client."""
         others, lost = answer
-        for opened in list(self._opened.values()):
+        for table, opened in self.all_opened():
             if opened.token in others:
                 opened.clock.hear(Steps(*others[opened.token]))
+            elif lost is None and opened.token in own:
+                self.forget(table)
         if lost is not None:
             self.calls.on_loss = None  # the coordinator knows
             self.calls.lose(ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}"))

@@ -78,9 +78,14 @@ def test_a_call_by_name_never_reaches_the_next_variable_of_that_name_by_an_old_h
     ):
         with pytest.raises(Closed, match="dropped"):
             call()
-    first.get_variable("table")
+    inside(first).session.exchange()  # as it does a few times a second
     assert first.lookup({"table": [1]})["table"].tolist() == [[1, 1]]
+    assert first.variables["table"] is first.get_variable("table")
     second.drop_variable("table")
+    inside(first).session.exchange()
+    for read in (lambda: first.variables["table"], lambda: first.lookup({"table": [1]})):
+        with pytest.raises(KeyError, match="no variable 'table'"):
+            read()
     for client in (first, second):
         client.recover()
     with pytest.raises(KeyError, match="no variable 'table'; there is none"):
