@@ -97,6 +97,7 @@ def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path)
         alone.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 3])
 def test_an_earlier_checkpoint_can_be_gone_on_from(open_cluster, tmp_path, shards):
     url, keys = tmp_path / "series", np.arange(200)
