@@ -88,7 +88,7 @@ class Queue:
         if 0 < len(left) <= staging.small_bytes:
             with staging.small_lock:
                 piece = staging.next_small()
-                part = piece.take(len(left))
+                part = piece.take(len(left), staging.small_bytes)
                 part[:] = left
                 piece.upload(address, part, stream, self._uses)
             return
@@ -104,7 +104,7 @@ class Queue:
         """Copy to a contiguous array from the device, and wait for it."""
         stream, left = self._here(), array.reshape(-1).view(np.uint8)
         if 0 < len(left) <= ANSWER_BYTES:
-            part = self._answer.take(len(left))
+            part = self._answer.take(len(left), ANSWER_BYTES)
             self._answer.download(part, address, stream, self._uses)
             _receive(self._answer, part, left)
             return

@@ -141,7 +141,8 @@ class Lane:
         self._pieces.rotate()
         piece = self._pieces[0]
         piece.finish()
-        return piece, piece.take(min(nbytes, self._staging.piece_bytes))
+        size = self._staging.piece_bytes
+        return piece, piece.take(min(nbytes, size), size)
 
 
 class Order:
@@ -152,7 +153,10 @@ class Order:
 
 
 class Piece:
-    """Pinned memory that is used time and again. took: called with the bytes by which it grows."""
+    """Pinned memory that is used time and again. took: called with the bytes by which it grows.
+
+    It is made at once as large as it may be: whoever frees pinned memory waits for all work on the device.
+    """
 
     def __init__(self, device: Device, took: Callable[[int], None]) -> None:
         self._device, self._took = device, took
@@ -161,10 +165,10 @@ class Piece:
         self._order, self._use = Order(), 0
         self._begun_on: int | None = None  # a stream with a copy that was begun, and whose end is not recorded yet
 
-    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return so many of its bytes. REQUIRES: it is not in use."""
+    def take(self, nbytes: int, size: int) -> npt.NDArray[np.uint8]:
+        """Return so many of its bytes. If it has fewer, it is made anew with `size`. REQUIRES: it is not in use."""
         if len(self._bytes) < nbytes:
-            before, size = len(self._bytes), _rounded(nbytes)
+            before = len(self._bytes)
             self._bytes = np.empty(0, np.uint8)  # freed before there is more
             self._took(-before)
             self._bytes = self._device.pinned(size)
