@@ -61,6 +61,10 @@ class CountingDevice(CpuDevice):
         self.downloads.append(array.nbytes)
         super().download(array, address, stream)
 
+    def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        self._work(stream)
+        super().copy(address, source, nbytes, stream)
+
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         self._work(stream)
         super().zero(address, nbytes, stream)

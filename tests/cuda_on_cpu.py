@@ -121,6 +121,9 @@ class CpuDevice:
         assert array.flags.writeable
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
+    def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        ctypes.memmove(address, source, nbytes)
+
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         ctypes.memset(address, 0, nbytes)
 

@@ -91,6 +91,9 @@ class LateDevice(CpuDevice):
     def download(self, array: Any, address: int, stream: int) -> None:
         self.later(stream, lambda: CpuDevice.download(self, array, address, stream))
 
+    def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        self.later(stream, lambda: CpuDevice.copy(self, address, source, nbytes, stream))
+
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         self.later(stream, lambda: CpuDevice.zero(self, address, nbytes, stream))
 

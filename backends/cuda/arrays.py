@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,13 @@ class ArrayRows:
         found = self.given(made)
         with self.on(found):
             self.spread(found, np.arange(len(given)), given)
+        return made
+
+    def copy(self, array: DeviceArray) -> DeviceArray:
+        """See contracts.DeviceRows."""
+        made = replace(self.given(self.empty(array.shape, array.dtype)), version=0)
+        with self.on(array, made):
+            self._cells.queue.copy(made.address, array.address, array.size * array.dtype.itemsize)
         return made
 
     def account(self, use: Callable[[int], None]) -> None:

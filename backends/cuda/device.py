@@ -109,6 +109,9 @@ class Device(Protocol):
     def download(self, array: Any, address: int, stream: int) -> None:
         """Copy to a contiguous array from the device. It is there once the stream has done it; see finish()."""
 
+    def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy from one address of the device to another."""
+
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         """Set memory to 0."""
 
@@ -244,6 +247,10 @@ class CupyDevice:
     def download(self, array: Any, address: int, stream: int) -> None:
         """See Device."""
         self._copy(array.ctypes.data, address, array.nbytes, self._runtime.memcpyDeviceToHost, stream)
+
+    def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        """See Device."""
+        self._copy(address, source, nbytes, self._runtime.memcpyDeviceToDevice, stream)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         with self._device:

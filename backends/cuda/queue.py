@@ -70,6 +70,10 @@ class Queue:
         if threads:
             self.device.load(source)(self._here(), name, threads, *arguments)
 
+    def copy(self, address: int, source: int, nbytes: int) -> None:
+        """See Device."""
+        self.device.copy(address, source, nbytes, self._here())
+
     def zero(self, address: int, nbytes: int) -> None:
         """See Device."""
         self.device.zero(address, nbytes, self._here())

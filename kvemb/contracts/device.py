@@ -49,6 +49,9 @@ class DeviceRows(Protocol):
     def array(self, given: npt.NDArray[Any]) -> Any:
         """Return a copy on this device, of at least one row, an array of CuPy."""
 
+    def copy(self, array: DeviceArray) -> DeviceArray:
+        """Return a copy, in an array of CuPy that nobody else has, so that it is known not to change."""
+
     def account(self, use: Callable[[int], None]) -> None:
         """Call use(bytes) when so much more of the device's memory is taken beside the cells; now for what is.
 

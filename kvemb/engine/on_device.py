@@ -52,7 +52,12 @@ def rows_on(table: Table, device: str) -> DeviceRows:
 
 
 def keys_on_device(table: Table, keys: Any) -> DeviceArray:
-    """Return keys that device_of says are on a device, of any shape. Raises TypeError, ValueError."""
+    """Return keys that device_of says are on a device, of any shape, or a copy of them (lookup_copied) as it is.
+
+    Raises TypeError, ValueError.
+    """
+    if isinstance(keys, DeviceArray):
+        return keys
     device_rows = rows_on(table, device_of(keys) or SOME_GPU)
     found = read_array(keys, table.schema.key_dtype, None, "keys", device_rows.interface)
     return found.seen_as(np.dtype(np.int64)) if found.dtype == np.uint64 else found
@@ -92,6 +97,15 @@ def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: boo
     table.storage.ahead.looked_up()
     rows = given.made if out is not None else given.rows
     return (rows, in_kind(keys, given.flags)) if return_exists else rows
+
+
+def lookup_copied(table: Table, ids: Any, *, touch: bool) -> tuple[DeviceArray, Any]:
+    """Return a copy of keys for a later step, of which it is known that it does not change, and their rows."""
+    given = device_lookup(table, ids, None)
+    copied = table.operations.copy(keys_on_device(table, ids))
+    table.operations.lookup_on_device(copied.reshaped(copied.size), given.out, None, touch=touch)
+    table.storage.ahead.looked_up()
+    return copied, given.rows
 
 
 def prefetch(table: Table, keys: Any, *, after_lookup: bool) -> None:

@@ -16,6 +16,7 @@ from kvemb import registry
 from kvemb.engine import on_device
 from kvemb.handle import inside
 from kvemb.rows.bags import Bags
+from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.host_arrays import as_values
 from kvemb.variable import Variable
@@ -31,7 +32,7 @@ class Embeddings:
     """
 
     variable: Variable
-    _keys: Keys
+    _keys: Keys | DeviceArray  # the latter of single ids on a GPU
     _bags: Bags
     values: npt.NDArray[Any]
     _exists: npt.NDArray[np.bool_] | None
@@ -55,30 +56,33 @@ class Embeddings:
         gradients of all occurrences of an id are summed in order. With max_norm the rows are looked up again, as they
         are now, without counting a use. Raises TypeError, ValueError.
         """
-        table = inside(self.variable)
+        table, keys = inside(self.variable), self._keys
+        if isinstance(keys, DeviceArray):
+            keys = table.operations.keys_to_host(keys.reshaped(keys.size))
         if self._ids is not None:
             if self._bags.most_norm < math.inf:
                 raise ValueError("rows that max_norm clipped have no gradients on a GPU; clip them in your framework")
-            found: tuple[Any, Any] = on_device.row_gradients(
-                table, self._ids, self._keys, self._bags, grads, self.shape
-            )
+            found: tuple[Any, Any] = on_device.row_gradients(table, self._ids, keys, self._bags, grads, self.shape)
             return found
         flat = as_values(grads, table.schema.slot_dtype, self.shape, "grads", "values.shape")
-        divisors, distinct = self._bags.divisors, Unique(self._keys)
+        divisors, distinct = self._bags.divisors, Unique(keys)
         if len(divisors):
             by = np.where(divisors == 0, np.inf, divisors)[:, None]
             flat = (flat / by).astype(table.schema.slot_dtype, copy=False)
         out = np.empty((len(distinct.keys), table.schema.dim), table.schema.slot_dtype)
         kernels = registry.row_kernels(table.limits)
         kernels.row_gradients(distinct.sums, self._bags.of_keys(), self._bags.weights, flat, out)
-        keys = table.public(distinct.keys)
-        if self._bags.most_norm < math.inf and len(keys):
-            _through_clipping(out, self.variable.lookup(keys, touch=False), self._bags.most_norm)
-        return keys, out
+        public = table.public(distinct.keys)
+        if self._bags.most_norm < math.inf and len(public):
+            _through_clipping(out, self.variable.lookup(public, touch=False), self._bags.most_norm)
+        return public, out
 
     def apply_gradients(self, grads: npt.ArrayLike) -> None:
         """Take one optimizer step on the rows: Variable.apply_gradients of row_gradients(grads). Raises as they do."""
-        self.variable.apply_gradients(*self.row_gradients(grads))
+        if isinstance(self._keys, DeviceArray):  # of the same bits, and the keys stay where they are
+            on_device.apply_gradients(inside(self.variable), self._keys, grads)
+        else:
+            self.variable.apply_gradients(*self.row_gradients(grads))
 
     def update(self, values: npt.ArrayLike) -> None:
         """Write back the rows of embedding_lookup after the caller has trained them itself.
@@ -87,14 +91,14 @@ class Embeddings:
         of other threads too, so that no update is lost; without it values replace the rows, and the last writer wins.
         Raises ValueError for rows that were pooled or clipped, and as Variable.upsert.
         """
-        if self._exists is None:
-            raise ValueError("only the rows of embedding_lookup without max_norm can be written back")
         table, dim = inside(self.variable), self.variable.dim
-        if self._ids is not None:
+        if isinstance(self._keys, DeviceArray):
             if self.variable.bp_v2:
                 raise ValueError("on a GPU, rows with bp_v2 are written back with Variable.accum")
-            self.variable.upsert(self._ids, values)
+            on_device.upsert(table, self._keys, values)
             return
+        if self._exists is None:
+            raise ValueError("only the rows of embedding_lookup without max_norm can be written back")
         new = as_values(values, table.schema.value_dtype, self.shape, "values", "values.shape")
         keys, old = table.public(self._keys), self.values.reshape(-1, dim)
         if not self.variable.bp_v2:

@@ -146,14 +146,15 @@ def _rows_on_device(var: Variable, table: Table, ids: Any, most: float, touch: b
             "embedding_lookup_unique takes ids in the host's memory; on a GPU use your library's unique() and "
             "embedding_lookup"
         )
+    if most == math.inf:
+        copied, values = on_device.lookup_copied(table, ids, touch=bool(touch))
+        bags = single_bags(copied.size, most, table.schema.slot_dtype)
+        return Embeddings(var, copied, bags, values, None, ids)
     shape, keys = on_device.copied_keys(table, ids)
     bags = single_bags(len(keys), most, table.schema.slot_dtype)
-    if most < math.inf:
-        check_floats(table, "max_norm")
-        pooled = on_device.pooled(table, ids, keys, bags, shape, touch=bool(touch))
-        return Embeddings(var, keys, bags, pooled, None, ids)
-    values, exists = on_device.lookup(table, ids, None, return_exists=True, touch=bool(touch))
-    return Embeddings(var, keys, bags, values, exists, ids)
+    check_floats(table, "max_norm")
+    pooled = on_device.pooled(table, ids, keys, bags, shape, touch=bool(touch))
+    return Embeddings(var, keys, bags, pooled, None, ids)
 
 
 def _copied(table: Table, *arrays: Any) -> list[Any]:

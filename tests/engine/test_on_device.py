@@ -159,6 +159,30 @@ def test_a_step_on_hot_rows_waits_once_a_call_and_brings_eight_bytes(counting: C
         assert (counting.waits, counting.downloads, counting.uploads) == (4, [8] * 4, [])
 
 
+def test_a_lookup_and_its_step_wait_once_and_bring_eight_bytes(counting: CountingDevice, tmp_path: Path) -> None:
+    with kvemb.open(tmp_path / "store", memory_budget="16MiB") as store:
+        how = {"dim": DIM, "optimizer": Adam(0.1), "init_size": 1024}
+        plain, var = store.get_variable("plain", **how), store.get_variable("rows", devices="gpu:0", **how)
+        ids = np.arange(200).reshape(20, 10) % 150
+        for each in (plain, var):
+            each.upsert(ids, np.ones((20, 10, DIM), np.float32))
+        given = there(ids)
+        for seed in range(3):
+            grads = np.random.default_rng(seed).normal(size=(20, 10, DIM)).astype(np.float32)
+            gradients = there(grads)
+            counting.start()
+            found = kvemb.embedding_lookup(var, given)
+            given.array[:] = 0  # the caller's again
+            found.apply_gradients(gradients)
+            assert (counting.waits, counting.downloads, counting.uploads) == (1, [8], [])
+            given.array[:] = ids
+            here = kvemb.embedding_lookup(plain, ids)
+            assert found.values.array.tobytes() == here.values.tobytes()
+            here.apply_gradients(grads)
+        assert var.lookup(ids).tobytes() == plain.lookup(ids).tobytes()
+        assert var.lookup_slot("m", ids).tobytes() == plain.lookup_slot("m", ids).tobytes()
+
+
 def at_offset(array: Any, offset: int) -> ArrayOnDevice:
     """A copy that begins so many bytes after a multiple of 64."""
     memory = np.zeros(array.nbytes + 128, np.uint8)

@@ -82,6 +82,13 @@ def test_memory_is_copied_there_and_back(device):
     assert device.memory_bytes() > 8000
 
 
+def test_memory_is_copied_on_the_device(device):
+    memory = device.allocate(1600)
+    device.upload(memory.address, np.arange(100), 1)
+    device.copy(memory.address + 800, memory.address, 800, 1)
+    assert downloaded(device, memory.address + 800, 100).tolist() == list(range(100))
+
+
 def room_for(device, count):
     """Room for sorting, and what keeps it."""
     memory = device.allocate(sorting_bytes(count))
