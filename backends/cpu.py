@@ -183,12 +183,10 @@ class CpuTable:
     def _insert(
         self, rows: RowBlock, start: int, left: RowBlock, count: int, by_score: bool, clean_too: bool, *, evicting: bool
     ) -> tuple[int, int]:
-        own, dense = self._rows, -1 if evicting else int(DENSE * self.capacity_rows)
+        dense = -1 if evicting else int(DENSE * self.capacity_rows)
         stopped, count, self.size = cpu_insert.insert(
-            self._buckets, self._tags, self._digests,
-            own.keys, own.scores, own.steps, own.flags, own.words,
-            start, rows.keys, rows.scores, rows.steps, rows.flags, rows.words, by_score, clean_too, self.size, dense,
-            count, left.keys, left.scores, left.steps, left.flags, left.words,
+            self._buckets, self._tags, self._digests, self._rows.columns,
+            rows.columns, start, by_score, clean_too, self.size, dense, left.columns, count,
         )  # fmt: skip
         return stopped, count
 
@@ -282,10 +280,10 @@ class CpuTable:
 
     def grow(self) -> None:
         """See contracts.HotTable."""
-        more, rows = self.step_rows // cpu_probe.CELLS, self._rows
+        more = self.step_rows // cpu_probe.CELLS
         if not more:
             raise ValueError(f"a table of {self.capacity_rows} cells cannot grow past {self.max_capacity_rows}")
-        cpu_insert.split(self._buckets, more, self._digests, rows.keys, rows.scores, rows.steps, rows.flags, rows.words)
+        cpu_insert.split(self._buckets, more, self._digests, self._rows.columns)
         self._buckets += more
 
     def shrink(self, cells: int, min_rows: int) -> RowBlock:
@@ -294,10 +292,8 @@ class CpuTable:
         rows, before = self._rows, self.capacity_rows
         left = RowBlock(self.schema, max(0, before - least * cpu_probe.CELLS))
         self._buckets, count, self.size = cpu_insert.merge(
-            self._buckets, least, self._tags, self._digests,
-            rows.keys, rows.scores, rows.steps, rows.flags, rows.words, self.size,
-            left.keys, left.scores, left.steps, left.flags, left.words,
-        )  # fmt: skip
+            self._buckets, least, self._tags, self._digests, rows.columns, self.size, left.columns
+        )
         rows.release(self.capacity_rows, before)
         return left.part(0, count)
 

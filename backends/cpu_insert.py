@@ -64,32 +64,22 @@ def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
 
 
 @inlined
-def _copy_row(
-    to: Any,
-    t_keys: Any,
-    t_scores: Any,
-    t_steps: Any,
-    t_flags: Any,
-    t_words: Any,
-    source: Any,
-    s_keys: Any,
-    s_scores: Any,
-    s_steps: Any,
-    s_flags: Any,
-    s_words: Any,
-) -> None:
-    t_keys[to] = s_keys[source]
-    t_scores[to] = s_scores[source]
-    t_steps[to] = s_steps[source]
-    t_flags[to] = s_flags[source]
+def _copy_row(to: Any, target: Any, row: Any, source: Any) -> None:
+    """Copy a row of the columns `source` to the row `to` of the columns `target`."""
+    t_keys, t_scores, t_steps, t_flags, t_words = target
+    s_keys, s_scores, s_steps, s_flags, s_words = source
+    t_keys[to] = s_keys[row]
+    t_scores[to] = s_scores[row]
+    t_steps[to] = s_steps[row]
+    t_flags[to] = s_flags[row]
     for w in range(s_words.shape[1]):
-        t_words[to, w] = s_words[source, w]
+        t_words[to, w] = s_words[row, w]
 
 
 @inlined
-def _cell_by_moving(bucket: Any, buckets: Any, tags: Any, digests: Any, row_of: Any) -> Any:
+def _cell_by_moving(bucket: Any, buckets: Any, tags: Any, digests: Any, columns: Any) -> Any:
     """Move a row of a full bucket to its other bucket, if that has room; return the cell it was in, else -1."""
-    keys, scores, steps, flags, words = row_of
+    keys = columns[0]
     for c in range(bucket * CELLS, bucket * CELLS + CELLS):
         h = mix(keys[c])
         other = first_bucket(h, buckets)
@@ -98,20 +88,20 @@ def _cell_by_moving(bucket: Any, buckets: Any, tags: Any, digests: Any, row_of: 
         empty = equal_bytes(tags, 2 * other, np.uint8(0))
         if empty != 0:
             to = other * CELLS + trailing_zeros(empty)
-            _copy_row(to, keys, scores, steps, flags, words, c, keys, scores, steps, flags, words)
+            _copy_row(to, columns, c, columns)
             digests[to] = digests[c]
             return c
     return np.int64(-1)
 
 
 @inlined
-def _cell_for(h: Any, buckets: Any, moving: Any, tags: Any, digests: Any, row_of: Any) -> Any:
+def _cell_for(h: Any, buckets: Any, moving: Any, tags: Any, digests: Any, columns: Any) -> Any:
     """Return an empty cell for a hash, -1 for none. moving: rows of its full buckets may move to make room."""
     cell = _empty_cell(h, buckets, tags)
     if cell < 0 and moving:
-        cell = _cell_by_moving(first_bucket(h, buckets), buckets, tags, digests, row_of)
+        cell = _cell_by_moving(first_bucket(h, buckets), buckets, tags, digests, columns)
         if cell < 0:
-            cell = _cell_by_moving(second_bucket(h, buckets), buckets, tags, digests, row_of)
+            cell = _cell_by_moving(second_bucket(h, buckets), buckets, tags, digests, columns)
     return cell
 
 
@@ -120,37 +110,27 @@ def insert(
     buckets: int,
     tags: Any,
     digests: Any,
-    keys: Any,
-    scores: Any,
-    steps: Any,
-    flags: Any,
-    words: Any,
+    columns: Any,
+    rows: Any,
     start: int,
-    n_keys: Any,
-    n_scores: Any,
-    n_steps: Any,
-    n_flags: Any,
-    n_words: Any,
     by_score: bool,
     clean_too: bool,
     used: int,
     dense: int,
-    out: int,
-    o_keys: Any,
-    o_scores: Any,
-    o_steps: Any,
-    o_flags: Any,
-    o_words: Any,
+    left: Any,
+    end: int,
 ) -> Any:
-    """Insert the rows n_* from position start on; evicted dirty rows are written to o_* from position out on, and
-    clean ones with clean_too.
+    """Insert rows from the position start on; dirty rows that are evicted are written to `left` from `end` on, and with
+    clean_too clean ones, too.
 
-    used: cells in use. dense: insertion stops before the first row that would evict another, and once this many cells
-    are in use before the first one whose two buckets are full. -1: it never stops, but evicts. Returns (where it
-    stopped, the end of o_*, cells in use).
+    columns, rows, left: RowBlock.columns of the table, of the new rows, and of those that leave. used: cells in use.
+    dense: insertion stops before the first row that would evict another, and once this many cells are in use before the
+    first one whose two buckets are full. -1: it never stops, but evicts. Returns (where it stopped, the end of left,
+    cells in use).
     """
+    keys, scores, _, flags, _ = columns
+    n_keys, n_scores, _, n_flags, _ = rows
     n = len(n_keys)
-    row_of = keys, scores, steps, flags, words
     few = buckets * CELLS // FEW
     for i in range(start, n):
         if i + AHEAD < n:
@@ -162,21 +142,21 @@ def insert(
                     prefetch(keys, c)
         h = mix(n_keys[i])
         moving = buckets * CELLS - used > few and (dense < 0 or used < dense)
-        cell = _cell_for(h, buckets, moving, tags, digests, row_of)
+        cell = _cell_for(h, buckets, moving, tags, digests, columns)
         if cell >= 0:
             used += 1
         elif dense >= 0:
-            return i, out, used
+            return i, end, used
         else:
             cell = _victim(first_bucket(h, buckets), second_bucket(h, buckets), scores, keys)
             if by_score and n_flags[i] & DIRTY == 0 and scores[cell] >= n_scores[i]:
                 continue
             if clean_too or flags[cell] & DIRTY:
-                _copy_row(out, o_keys, o_scores, o_steps, o_flags, o_words, cell, keys, scores, steps, flags, words)
-                out += 1
+                _copy_row(end, left, cell, columns)
+                end += 1
         digests[cell] = digest_of(h)
-        _copy_row(cell, keys, scores, steps, flags, words, i, n_keys, n_scores, n_steps, n_flags, n_words)
-    return n, out, used
+        _copy_row(cell, columns, i, rows)
+    return n, end, used
 
 
 @kernel
@@ -193,11 +173,12 @@ def remove(cells: Any, digests: Any, flags: Any) -> int:
 
 
 @kernel
-def split(buckets: int, more: int, digests: Any, keys: Any, scores: Any, steps: Any, flags: Any, words: Any) -> None:
+def split(buckets: int, more: int, digests: Any, columns: Any) -> None:
     """Append `more` empty buckets, one after the other; each takes its rows from the one that it splits.
 
-    The arrays have room for them.
+    columns: RowBlock.columns of the table, which have room for them.
     """
+    keys, _, _, flags, _ = columns
     top = 1
     while 2 * top <= buckets:
         top *= 2
@@ -212,7 +193,7 @@ def split(buckets: int, more: int, digests: Any, keys: Any, scores: Any, steps: 
             h = mix(keys[s])
             in_first = first_bucket(h, new) == old
             if (first_bucket(h, new + 1) if in_first else second_bucket(h, new + 1)) == new:
-                _copy_row(to, keys, scores, steps, flags, words, s, keys, scores, steps, flags, words)
+                _copy_row(to, columns, s, columns)
                 digests[to] = digests[s]
                 digests[s] = 0
                 flags[s] = 0
@@ -220,30 +201,14 @@ def split(buckets: int, more: int, digests: Any, keys: Any, scores: Any, steps: 
 
 
 @kernel
-def merge(
-    buckets: int,
-    least: int,
-    tags: Any,
-    digests: Any,
-    keys: Any,
-    scores: Any,
-    steps: Any,
-    flags: Any,
-    words: Any,
-    used: int,
-    o_keys: Any,
-    o_scores: Any,
-    o_steps: Any,
-    o_flags: Any,
-    o_words: Any,
-) -> Any:
+def merge(buckets: int, least: int, tags: Any, digests: Any, columns: Any, used: int, left: Any) -> Any:
     """Empty the buckets from the last one down to `least`: each row moves to a bucket below, if there is room.
 
     If not, the lowest score of the row and the 32 cells it may be in is evicted (of equal scores, the smaller key), if
-    dirty to o_*. Returns (buckets, the end of o_*, cells in use).
+    dirty to `left`. columns, left: RowBlock.columns. Returns (buckets, the end of left, cells in use).
     """
-    out = 0
-    row_of = keys, scores, steps, flags, words
+    end = 0
+    keys, scores, _, flags, _ = columns
     while buckets > least:
         buckets -= 1
         few = buckets * CELLS // FEW
@@ -252,25 +217,22 @@ def merge(
                 continue
             h = mix(keys[c])
             moving = buckets * CELLS - used > few
-            cell = _cell_for(h, buckets, moving, tags, digests, row_of)
+            cell = _cell_for(h, buckets, moving, tags, digests, columns)
             if cell < 0:
                 used -= 1
                 leaving = _victim(first_bucket(h, buckets), second_bucket(h, buckets), scores, keys)
                 if scores[c] < scores[leaving] or (scores[c] == scores[leaving] and keys[c] < keys[leaving]):
                     leaving = c
                 if flags[leaving] & DIRTY:
-                    _copy_row(
-                        out, o_keys, o_scores, o_steps, o_flags, o_words,
-                        leaving, keys, scores, steps, flags, words,
-                    )  # fmt: skip
-                    out += 1
+                    _copy_row(end, left, leaving, columns)
+                    end += 1
                 cell = leaving
             if cell != c:
-                _copy_row(cell, keys, scores, steps, flags, words, c, keys, scores, steps, flags, words)
+                _copy_row(cell, columns, c, columns)
                 digests[cell] = digests[c]
             digests[c] = 0
             flags[c] = 0
-    return buckets, out, used
+    return buckets, end, used
 
 
 @kernel

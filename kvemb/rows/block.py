@@ -77,6 +77,11 @@ class RowBlock:
         block.values, block.slots = words.view(schema.kernel_dtype), words.view(schema.slot_dtype)
         return block
 
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The columns of a row: keys, scores, steps, flags and words, as kernels take them."""
+        return self.keys, self.scores, self.steps, self.flags, self.words
+
     def part(self, start: int, stop: int) -> RowBlock:
         """Return rows start to stop as a view of this block's memory."""
         at = slice(start, stop)
