@@ -114,13 +114,11 @@ class CpuTable:
         absences: list[Positions] = []
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(rows.schema.kernel_dtype)
+        cells = self._buckets, self._tags, rows.keys, rows.values, rows.scores, rows.flags
 
         def read(start: int, stop: int) -> None:
-            absent = cpu_probe.lookup(
-                keys, start, stop, *cpu_probe.rings(), self._buckets, self._tags,
-                rows.keys, rows.values, seen, rows.schema.dim,
-                how, now, stop - start < n, rows.scores, rows.flags, missing,
-            )  # fmt: skip
+            uses = how, now, stop - start < n
+            absent = cpu_probe.lookup(keys, start, stop, cpu_probe.rings(), cells, uses, seen, missing)
             if absent:
                 absences.append(missing[start : start + absent])
 
@@ -140,13 +138,11 @@ class CpuTable:
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
         rows, seen = self._rows, values.view(self._rows.schema.kernel_dtype)
+        cells = self._buckets, self._tags, rows.keys, rows.values, rows.steps, rows.flags
         absences: list[Positions] = []
 
         def write(chosen: Positions) -> None:
-            absent = cpu_probe.upsert(
-                keys, chosen, *cpu_probe.rings(), self._buckets, self._tags,
-                rows.keys, rows.values, seen, rows.schema.dim, step, rows.steps, rows.flags,
-            )  # fmt: skip
+            absent = cpu_probe.upsert(keys, chosen, cpu_probe.rings(), cells, seen, step)
             if absent:
                 absences.append(chosen[:absent])
 

@@ -9,7 +9,7 @@ bytes as words of eight. All kernels release the GIL; the caller holds the varia
 threads only as a kernel's docstring says.
 
 Arguments of kernels. wanted: the keys of the batch (n,). keys, values, scores, steps, flags: the table's columns, by
-cell. hashes, places: the rings of a pipeline.
+cell. rings: what rings() makes, the hashes and likely cells of a pipeline.
 """
 
 from __future__ import annotations
@@ -155,26 +155,24 @@ def lookup(
     wanted: Any,
     start: int,
     stop: int,
-    hashes: Any,
-    places: Any,
-    buckets: int,
-    tags: Any,
-    keys: Any,
-    values: Any,
+    rings: Any,
+    cells: Any,
+    uses: Any,
     out: Any,
-    dim: int,
-    rule: int,
-    now: float,
-    shared: bool,
-    scores: Any,
-    flags: Any,
     missing: Any,
 ) -> int:
-    """Find wanted[start:stop], copy the rows out and record the uses. A pipeline: digests, key and row, copy.
+    """Find wanted[start:stop], copy the rows to out (n, dim) and record the uses.
 
-    shared: other threads run other ranges of the batch, which may have the same keys; uses are counted atomically.
+    A pipeline: digests, key and row, copy. cells: (buckets, tags, keys, values, scores, flags). uses: (rule, now,
+    shared): how, when, and whether other threads run other ranges of the batch, which may have the same keys; uses are
+    then counted atomically. Plain tuples, because a named one adds half a microsecond to a call.
+
     Writes the positions of keys that are not there to missing[start:], and returns how many they are.
     """
+    hashes, places = rings
+    buckets, tags, keys, values, scores, flags = cells
+    rule, now, shared = uses
+    dim = out.shape[1]
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
     absent = 0
@@ -215,26 +213,16 @@ def lookup(
 
 
 @kernel
-def upsert(
-    wanted: Any,
-    chosen: Any,
-    hashes: Any,
-    places: Any,
-    buckets: int,
-    tags: Any,
-    keys: Any,
-    values: Any,
-    given: Any,
-    dim: int,
-    step: int,
-    steps: Any,
-    flags: Any,
-) -> int:
-    """Find the keys at the positions `chosen`, and overwrite their embeddings in order. The pipeline is lookup's.
+def upsert(wanted: Any, chosen: Any, rings: Any, cells: Any, given: Any, step: int) -> int:
+    """Find the keys at the positions `chosen`, and overwrite their embeddings by those of given (n, dim), in order.
 
-    Threads may run parts with different keys concurrently. On return `chosen` begins with the positions of keys that
-    are not there, whose number is returned.
+    cells: (buckets, tags, keys, values, steps, flags). The pipeline is lookup's. Threads may run parts with different
+    keys concurrently. On return `chosen` begins with the positions of keys that are not there, whose number is
+    returned.
     """
+    hashes, places = rings
+    buckets, tags, keys, values, steps, flags = cells
+    dim = given.shape[1]
     n = len(chosen)
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
