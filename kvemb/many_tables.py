@@ -58,12 +58,12 @@ def lookup(
     parts = parts_to_read(store, wanted, out, _variables(store))
     tables = [part.table for part in parts.values()]
     while True:
-        shown = [table.storage.shown for table in tables]
+        refreshes = [table.storage.refreshes for table in tables]
         _read([part for part in parts.values() if part.on_device is None], touch)
         _read_on_device([part for part in parts.values() if part.on_device is not None], touch)
         for table in tables:
             table.storage.ahead.looked_up()
-        if shown == [table.storage.shown for table in tables]:  # else the store moved to its next durable point
+        if refreshes == [table.storage.refreshes for table in tables]:  # else the store moved to its next durable point
             break
     return rows_of(parts, out)
 

@@ -40,7 +40,7 @@ def refresh(engine: Engine) -> bool:
                 return False
             if described.store != engine.described.store:
                 raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
-            for table in _show(engine, database, described):
+            for table in _move_tables(engine, database, described):
                 end(engine, table)
             engine.database, engine.described = database, described
             before, engine.view = engine.view, view.pop_all()
@@ -48,7 +48,7 @@ def refresh(engine: Engine) -> bool:
         return True
 
 
-def _show(engine: Engine, database: ColdDatabase, described: Manifest) -> list[Table]:
+def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest) -> list[Table]:
     """Let every open table read its rows in this point, which is open; return the tables whose variable it lacks."""
     renewed = {name: _renewed(engine, database, described, table) for name, table in engine.tables.items()}
     # Without a record of drops that reaches back, every variable may be another one.
@@ -63,7 +63,7 @@ def _show(engine: Engine, database: ColdDatabase, described: Manifest) -> list[T
                 continue
             entry, changed = described.variables[name], renewed[name]
             cold = database.attach(name, entry.schema) if changed is None else changed.cold
-            table.storage.show(cold, entry.rows, entry.step, entry.optimizer_steps, changed)
+            table.storage.refresh(cold, entry.rows, entry.step, entry.optimizer_steps, changed)
             table.operations.optimizer = stored_optimizer(entry)
     return gone
 

@@ -27,25 +27,25 @@ _Read = Callable[[Owners, ScoreRule | None, float], Positions]
 Read = TypeVar("Read", bound=Callable[..., Any])
 
 
-class Shown(Protocol):
-    """What shows one durable point after another. shown: how many times it moved to a later one."""
+class Refreshed(Protocol):
+    """What reads one durable point, and then a later one (Store.refresh). refreshes: how many times it has moved."""
 
-    shown: int
+    refreshes: int
 
 
 def of_one_point(read: Read) -> Read:
-    """Return a method that repeats `read` if self._storage, a Shown, moved on meanwhile (Store.refresh).
+    """Return a method that repeats `read` if self._storage, a Refreshed, moved to a later durable point meanwhile.
 
     For reads that take the lock several times, and must still see one durable point.
     """
 
     @wraps(read)
     def reading(self: Any, *args: Any, **options: Any) -> Any:
-        storage: Shown = self._storage
+        storage: Refreshed = self._storage
         while True:
-            shown = storage.shown
+            refreshes = storage.refreshes
             result = read(self, *args, **options)
-            if shown == storage.shown:
+            if refreshes == storage.refreshes:
                 return result
 
     return cast(Read, reading)
@@ -88,8 +88,8 @@ class TableReads:
             self.lookup_cold(keys, missed, out, exists)
         self._storage.ahead.looked_up()
 
-    # Its parts, for a call on several variables. REQUIRES: repeated if storage.shown changed meanwhile; and at the end,
-    # storage.ahead.looked_up().
+    # Its parts, for a call on several variables. REQUIRES: repeated if storage.refreshes changed meanwhile; and at the
+    # end, storage.ahead.looked_up().
 
     def lookup_hot(
         self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None

@@ -58,7 +58,7 @@ class TieredStorage:
     executor: the one thread that writes spills, in the background. readers: threads that read ahead. slot_rows: of a
     slot of the spill buffer; lease: pays for more of them. recorder: keeps which rows change in the cold store. log:
     makes each write durable before its call returns. size: rows in both tiers, exact. step: calls that recorded uses,
-    ever. optimizer_steps: steps of an optimizer that has the variable count them, ever. shown: calls of show().
+    ever. optimizer_steps: steps of an optimizer that has the variable count them, ever. refreshes: calls of refresh().
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TieredStorage:
     ) -> None:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
-        self.counts, self.shown = Stats(), 0
+        self.counts, self.refreshes = Stats(), 0
         self.log, self._recorder = WriteLogging(log, hot_tables), recorder
         self._executor, self.slot_rows, self.lease = executor, slot_rows, lease
         self._access = TableAccess(state)
@@ -473,8 +473,8 @@ class TieredStorage:
         with self.closing():
             self.state = self._access.state = state
 
-    def show(self, cold: ColdStore, size: int, step: int, optimizer_steps: int, renewed: Renewed | None) -> None:
-        """Go over to the rows of another cold store, and to its counts.
+    def refresh(self, cold: ColdStore, size: int, step: int, optimizer_steps: int, renewed: Renewed | None) -> None:
+        """Move to a later durable point: the rows of another cold store, and its counts.
 
         renewed: what differs there; None: not known. REQUIRES: closing(), and that no row is dirty.
         """
@@ -486,7 +486,7 @@ class TieredStorage:
                 for _, leaving in self.hot_tables.insert(rows, self.hot_tables.owners(rows.keys)):
                     assert len(leaving) == 0
         self.cold, self.size, self.step, self.optimizer_steps = cold, size, step, optimizer_steps
-        self.shown += 1
+        self.refreshes += 1
         self._locator.read_from(cold)
 
     def advance(self, step: int, optimizer_steps: int) -> None:

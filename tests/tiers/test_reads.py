@@ -14,15 +14,15 @@ from kvemb.tiers.reads import of_one_point
 
 class Reader:
     def __init__(self, moves: int) -> None:
-        self._storage, self.moves = SimpleNamespace(shown=0), moves
+        self._storage, self.moves = SimpleNamespace(refreshes=0), moves
 
     @of_one_point
     def read(self, *given: int, named: int) -> tuple[int, int, tuple[int, ...], int]:
-        before = self._storage.shown
+        before = self._storage.refreshes
         if self.moves:
             self.moves -= 1
-            self._storage.shown += 1
-        return before, self._storage.shown, given, named
+            self._storage.refreshes += 1
+        return before, self._storage.refreshes, given, named
 
 
 def test_it_is_repeated_as_often_as_the_point_moved():

@@ -198,7 +198,7 @@ def test_the_rows_of_another_cold_store_are_shown_from_then_on():
     storage, other = storage_of(state=StoreState("test", read_only=True)), MemoryStore(SCHEMA)
     other.write(rows_of([4], 6.0))
     with storage.closing():
-        storage.show(other, 1, 12, 0, None)
+        storage.refresh(other, 1, 12, 0, None)
     assert rows(storage, [4]) == {4: 6.0}
     assert (storage.size, storage.step) == (1, 12)
     storage.advance(9, 0)
