@@ -17,7 +17,7 @@ from kvemb.backends.cuda.arrays import ArrayRows
 from kvemb.backends.cuda.cells import NO_POSITIONS, NULL, WARP, Cells
 from kvemb.backends.cuda.device import Device, open_device
 from kvemb.backends.cuda.memory import CELLS, PITCH, bytes_per_cell, chunk_shift
-from kvemb.contracts import Memory
+from kvemb.contracts import Change, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
@@ -294,29 +294,26 @@ class CudaTable:
             chosen = np.flatnonzero(cells >= 0)
             self._take_out(found, out, None if len(chosen) == n else chosen)
 
-    def prepare(
-        self,
-        cells: int,
-        *nbytes: int,
-        rows: bool = False,
-        optimizer: Optimizer | None = None,
-        summing: int = 0,
-        matching: Optimizer | None = None,
-    ) -> None:
+    def prepare(self, count: int, change: Change) -> None:
         """See contracts.HotTable."""
         buffers, own = self._buffers, self.cells
-        for name in ("keys", "cells", "missing", "first"):
-            buffers.of(name, 8 * cells)
-        buffers.of("following", 8 * summing)
-        for name, size in zip(("values", "old"), nbytes, strict=False):
-            buffers.of(name, size)
-        if rows:
-            buffers.for_rows("rows", self._schema, cells)
-        own.prepare_change(cells)
-        if optimizer is not None:
-            own.prepare_step(optimizer.formulas, optimizer, cells, chained=summing > 0)
-        if matching is not None:
-            own.prepare_match(cells, matching)
+        for name in ("keys", "cells", "missing"):
+            buffers.of(name, 8 * count)
+        for name in ("values", "old")[: change.embeddings]:
+            buffers.of(name, self._value_bytes * count)
+        if change.rows:
+            buffers.for_rows("rows", self._schema, count)
+        own.prepare_change(count)
+        if change.optimizer is not None:
+            if change.grads is not None:
+                buffers.of("values", change.grads.nbytes)
+            chained = change.sums is not None and change.sums.chained
+            if change.sums is not None:
+                buffers.of("first", 8 * count)
+                buffers.of("following", 8 * len(change.sums.following) if chained else 0)
+            own.prepare_step(change.optimizer.formulas, change.optimizer, count, chained=chained)
+        if change.matching is not None:
+            own.prepare_match(count, change.matching)
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:
         """See contracts.HotTable."""
@@ -343,12 +340,9 @@ class CudaTable:
         buffers, first, following = self._buffers, NULL, NULL
         if sums is not None:
             first = buffers.put("first", sums.first)
-            following = buffers.put("following", sums.following) if (sums.following >= 0).any() else NULL
-        given, places = (
-            (buffers.put("cells", cells), len(cells), buffers.put("values", grads)),
-            (first, following, NULL),
-        )
-        self.cells.step(optimizer.formulas, optimizer, *given, places, step, count)
+            following = buffers.put("following", sums.following) if sums.chained else NULL
+        given = buffers.put("cells", cells), len(cells), buffers.put("values", grads)
+        self.cells.step(optimizer.formulas, optimizer, *given, (first, following, NULL), step, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         """See contracts.HotTable."""

@@ -73,6 +73,21 @@ class RowKernels(Protocol):
         """Set the slots that follow the embedding, after it was set by anything but a step (Optimizer.match)."""
 
 
+class Change(NamedTuple):
+    """What a change of rows is given, which decides how much memory HotTable.prepare allocates. Change(): remove().
+
+    rows: whole rows, for put(). embeddings: how many arrays (n, dim) of them: 1 for assign() and upsert(), 2 for add().
+    optimizer, grads, sums: of apply(). matching: the optimizer of match().
+    """
+
+    rows: bool = False
+    embeddings: int = 0
+    optimizer: Optimizer | None = None
+    grads: Values | None = None
+    sums: Sums | None = None
+    matching: Optimizer | None = None
+
+
 class HotTable(Protocol):
     """A hash table of rows in fixed cells, in memory of its own. Full buckets evict their lowest score.
 
@@ -204,19 +219,10 @@ class HotTable(Protocol):
     def gather(self, cells: Positions, out: Values) -> None:
         """See RowKernels.gather."""
 
-    def prepare(
-        self,
-        cells: int,
-        *nbytes: int,
-        rows: bool = False,
-        optimizer: Optimizer | None = None,
-        summing: int = 0,
-        matching: Optimizer | None = None,
-    ) -> None:
-        """Have the memory for one change of so many cells or keys, so that it cannot fail half-way for lack of it.
+    def prepare(self, count: int, change: Change) -> None:
+        """Allocate what a change of `count` cells or keys takes, so that it cannot fail half-way for lack of memory.
 
-        nbytes: of each array of embeddings or gradients that is given; rows: put() comes; optimizer: of apply(),
-        summing: with sums over so many gradients; matching: of match(). Raises MemoryError.
+        Raises MemoryError.
         """
 
     def assign(self, cells: Positions, values: Values, step: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import DeviceRows
+from kvemb.contracts import Change, DeviceRows
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import DeviceArray
@@ -157,13 +157,13 @@ class DeviceOperations(TableOperations):
         """Whether rows are needed in the host's memory before or after they change: for a log, or a constraint."""
         return self._storage.log.active or self._constraining is not None
 
-    def _prepare_missing(self, count: int, **what: Any) -> None:
-        """Have the memory for the part of a call that comes last, before the first: so both are done, or none.
+    def _prepare_missing(self, count: int, change: Change) -> None:
+        """Allocate what the last part of a call takes before its first part begins: so both are done, or none.
 
-        See HotTables.prepare. The keys may have become hot by then.
+        count: its keys, which may have become hot by then. Raises MemoryError.
         """
         if count:
-            self._hot_tables.prepare(None, min(count, self._storage.limits.call_rows), **what)
+            self._hot_tables.prepare(None, min(count, self._storage.limits.call_rows), change)
 
     def upsert_on_device(self, keys: DeviceArray, values: DeviceArray) -> None:
         """Do what upsert does."""
@@ -175,7 +175,7 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rows = device_rows.take(values, missing.positions)
-            self._prepare_missing(len(rows), embeddings=1, matching=self._matching)
+            self._prepare_missing(len(rows), Change(embeddings=1, matching=self._matching))
             device_rows.prepare(matching=self._matching)
             with storage.changing():
                 device_rows.assign(values, storage.step)
@@ -195,7 +195,7 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rest = [device_rows.take(array, missing.positions) for array in (old, new, exists)]
-            self._prepare_missing(len(missing.keys), embeddings=2, matching=self._matching)
+            self._prepare_missing(len(missing.keys), Change(embeddings=2, matching=self._matching))
             device_rows.prepare(matching=self._matching)
             with storage.changing():
                 device_rows.only(exists)
@@ -218,7 +218,7 @@ class DeviceOperations(TableOperations):
             missing = device_rows.find(keys)
             rows = device_rows.take(grads, missing.positions)
             number, distinct = storage.next_optimizer_step(), Unique(missing.keys)
-            self._prepare_missing(len(distinct.keys), optimizer=optimizer, grads=rows, sums=distinct.sums)
+            self._prepare_missing(len(distinct.keys), Change(optimizer=optimizer, grads=rows, sums=distinct.sums))
             device_rows.prepare(optimizer)
             with storage.changing():
                 device_rows.apply(optimizer, grads, storage.step, number)

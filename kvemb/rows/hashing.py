@@ -41,6 +41,11 @@ class Sums(NamedTuple):
         """Row i alone for key i."""
         return cls(np.arange(count), np.full(count, EMPTY, np.int64))
 
+    @property
+    def chained(self) -> bool:
+        """Whether any key has several rows."""
+        return bool((self.following >= 0).any())
+
     def of(self, chosen: Any) -> Sums:
         """Return those of the keys at `chosen`: positions, or a slice."""
         return Sums(self.first[chosen], self.following)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import DeviceRows, HotTable, Values
+from kvemb.contracts import Change, DeviceRows, HotTable, Values
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, Beside
@@ -281,31 +281,14 @@ class HotTables:
                 table.gather(cells[positions], part)
                 out[positions] = part
 
-    def prepare(
-        self,
-        owners: Owners,
-        count: int,
-        *,
-        embeddings: int = 0,
-        rows: bool = False,
-        optimizer: Optimizer | None = None,
-        grads: Values | None = None,
-        sums: Sums | None = None,
-        matching: Optimizer | None = None,
-    ) -> None:
-        """Have the GPUs' memory for one change of `count` cells or keys, before it begins. Raises MemoryError.
+    def prepare(self, owners: Owners, count: int, change: Change) -> None:
+        """Allocate what a change of `count` cells or keys takes on GPUs, before the first table changes.
 
-        Afterwards no table fails for lack of it, with which another one would have changed already. embeddings: arrays
-        (count, dim) of them that are given; grads (·, dim), sums: of apply(). See contracts.HotTable.prepare.
+        So no table fails for lack of memory after another one has changed. Raises MemoryError.
         """
-        if not self._some_on_gpus:
-            return
-        value_bytes = self.tables[0].schema.dim * self.tables[0].schema.value_dtype.itemsize
-        summing = len(sums.following) if sums is not None and (sums.following >= 0).any() else 0
-        for table, positions in self.by_table(owners):
-            cells = count if positions is ALL else len(positions)
-            given = [cells * value_bytes] * embeddings if grads is None else [grads.nbytes]
-            table.prepare(cells, *given, rows=rows, optimizer=optimizer, summing=summing, matching=matching)
+        if self._some_on_gpus:
+            for table, positions in self.by_table(owners):
+                table.prepare(count if positions is ALL else len(positions), change)
 
     def assign(self, cells: Positions, owners: Owners, values: Values, step: int) -> None:
         """Set embeddings to values (n, dim)."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb.contracts import Mask, RowKernels, Values
+from kvemb.contracts import Change, Mask, RowKernels, Values
 from kvemb.meter import Meter, Progress
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import Admission
@@ -63,7 +63,7 @@ class TableOperations(TableReads):
         with storage.writing():
             score, owners = self._scoring.first(storage.step), self._hot_tables.owners(keys)
             storage.copy_before_change(keys, owners)
-            self._hot_tables.prepare(owners, len(keys), embeddings=1, matching=self._matching)
+            self._hot_tables.prepare(owners, len(keys), Change(embeddings=1, matching=self._matching))
             with storage.changing():
                 missing = self._hot_tables.upsert(keys, owners, values, storage.step)
                 if self._matching is not None:
@@ -80,7 +80,7 @@ class TableOperations(TableReads):
         with storage.writing():
             at = storage.locate(distinct.keys)
             self._create(at, score)
-            self._hot_tables.prepare(at.owners, len(at.keys), embeddings=1, matching=self._matching)
+            self._hot_tables.prepare(at.owners, len(at.keys), Change(embeddings=1, matching=self._matching))
             with storage.changing():
                 self._hot_tables.assign(at.cells, at.owners, values, storage.step)
                 self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], storage.step)
@@ -112,8 +112,8 @@ class TableOperations(TableReads):
             self._create(at, score)
             row_of = np.full(len(at.keys), -1, np.int64)
             row_of[at.cold] = np.arange(len(at.cold))
-            self._hot_tables.prepare(at.owners_of(added), len(added), embeddings=2)
-            self._hot_tables.prepare(at.owners, len(at.keys), matching=self._matching)
+            self._hot_tables.prepare(at.owners_of(added), len(added), Change(embeddings=2))
+            self._hot_tables.prepare(at.owners, len(at.keys), Change(matching=self._matching))
             with storage.changing():
                 self._hot_tables.add(at.cells[added], at.owners_of(added), old[adding], new[adding], storage.step)
                 self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], storage.step)
@@ -147,9 +147,10 @@ class TableOperations(TableReads):
             self._create(at, self._scoring.first(storage.step))
             before = None if self._constraining is None else self._constraining.copies(at)
             number = count or storage.next_optimizer_step()
-            self._hot_tables.prepare(at.owners, len(at.keys), optimizer=optimizer, grads=grads, sums=sums)
+            self._hot_tables.prepare(at.owners, len(at.keys), Change(optimizer=optimizer, grads=grads, sums=sums))
             if self._constraining is not None:
-                self._hot_tables.prepare(at.owners, len(at.keys), embeddings=1, rows=True, matching=self._matching)
+                projection = Change(rows=True, embeddings=1, matching=self._matching)
+                self._hot_tables.prepare(at.owners, len(at.keys), projection)
             with storage.changing():
                 self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums, number)
                 if len(at.rows):

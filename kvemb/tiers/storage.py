@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvemb.contracts import ColdStore, Recorder, WriteLog
+from kvemb.contracts import Change, ColdStore, Recorder, WriteLog
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
@@ -264,7 +264,7 @@ class TieredStorage:
     def replace(self, at: Located, rows: RowBlock, step: int) -> None:
         """Replace located rows by whole ones, in the order of at.keys, dirty; those that are not hot are spilled."""
         cold = rows.select(at.cold)
-        self.hot_tables.prepare(at.owners, len(at.keys), rows=True)
+        self.hot_tables.prepare(at.owners, len(at.keys), Change(rows=True))
         with self.changing():
             self.hot_tables.put(at.cells, at.owners, rows)
             self.size += len(at.exists) - int(np.count_nonzero(at.exists))
@@ -278,7 +278,7 @@ class TieredStorage:
         removals.keys[:] = keys
         removals.flags[:] = DIRTY | REMOVED
         owners = self.hot_tables.owners(keys)
-        self.hot_tables.prepare(owners, len(keys))
+        self.hot_tables.prepare(owners, len(keys), Change())
         with self.changing():
             self.hot_tables.remove(keys, owners)
             # Counted first: the spill buffer keeps the removals even where a write fails.

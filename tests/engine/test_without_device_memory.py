@@ -18,6 +18,7 @@ from every_optimizer import EVERY
 import kvemb
 from kvemb import registry
 from kvemb.backends.cuda.device import Memory
+from kvemb.contracts import Change
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.optimizers import LAMB, Adagrad
@@ -210,25 +211,25 @@ def changes_of(table: Any, optimizer: Any) -> dict[str, Callable[[], Any]]:
             short(table)
             change()
 
-    def at_cells(change: Callable[[], None], *nbytes: int, **prepared: Any) -> None:
-        table.prepare(COUNT, *nbytes, **prepared)
+    def at_cells(change: Callable[[], None], **given: Any) -> None:
+        table.prepare(COUNT, Change(**given))
         short(table)
         change()
 
     distinct = np.where(cells == np.arange(COUNT), cells, -1)
     rows = RowBlock(table.schema, COUNT)
-    step = {"optimizer": optimizer, "summing": len(sums.following)}
+    step = {"optimizer": optimizer, "grads": grads, "sums": sums}
     matching = {
         "match": lambda: at_cells(lambda: table.match(distinct, optimizer, 1), matching=optimizer),
         "match there": lambda: on_gpu(lambda: table.device_rows.match(optimizer, 1), None, optimizer),
     }
     return {
-        "assign": lambda: at_cells(lambda: table.assign(cells, more, 1), more.nbytes),
-        "add": lambda: at_cells(lambda: table.add(cells, more, more, 1), more.nbytes, more.nbytes),
-        "upsert": lambda: at_cells(lambda: table.upsert(np.arange(COUNT), more, 1), more.nbytes),
+        "assign": lambda: at_cells(lambda: table.assign(cells, more, 1), embeddings=1),
+        "add": lambda: at_cells(lambda: table.add(cells, more, more, 1), embeddings=2),
+        "upsert": lambda: at_cells(lambda: table.upsert(np.arange(COUNT), more, 1), embeddings=1),
         "remove": lambda: at_cells(lambda: table.remove(table.find(np.arange(50, 50 + COUNT)))),
         "put": lambda: at_cells(lambda: table.put(cells[:100], rows.part(0, 100)), rows=True),
-        "apply": lambda: at_cells(lambda: table.apply(distinct, optimizer, grads, 1, sums, 1), grads.nbytes, **step),
+        "apply": lambda: at_cells(lambda: table.apply(distinct, optimizer, grads, 1, sums, 1), **step),
         "assign there": lambda: on_gpu(lambda: table.device_rows.assign(values, 1)),
         "add there": lambda: on_gpu(lambda: table.device_rows.add(values, values, 1)),
         "apply there": lambda: on_gpu(lambda: table.device_rows.apply(optimizer, given, 1, 1), optimizer),
