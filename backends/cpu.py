@@ -278,7 +278,10 @@ class CpuTable:
         """See contracts.HotTable."""
         least = max(1, -(-min_rows // cpu_probe.CELLS), self._buckets - -(-cells // cpu_probe.CELLS))
         rows, before = self._rows, self.capacity_rows
-        left = RowBlock(self.schema, max(0, before - least * cpu_probe.CELLS))
+        try:
+            left = RowBlock(self.schema, max(0, before - least * cpu_probe.CELLS))
+        except MemoryError:
+            return RowBlock(self.schema, 0)
         self._buckets, count, self.size = cpu_insert.merge(
             self._buckets, least, self._tags, self._digests, rows.columns, self.size, left.columns
         )

@@ -25,6 +25,8 @@ from kvemb.rows.schema import Schema
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 NULL = 0
+# Of the buffer "count", in which a kernel counts up to three things.
+COUNT_BYTES = 24
 # Lanes that work on one thing; of find, on one key.
 WARP, TILE = 32, 8
 _MOVING = frozenset({"insert", "remove_cells", "clear", "split", "merge"})
@@ -163,7 +165,7 @@ class Cells:
 
     def prepare_insert(self, n: int, *, evicting: bool) -> None:
         """Have what start_insert() takes."""
-        self.buffers.of("count", 8 * 3)
+        self.buffers.of("count", COUNT_BYTES)
         self._to_insert(n, evicting)
 
     def prepare_change(self, n: int) -> None:

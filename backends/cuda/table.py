@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.cuda.arrays import ArrayRows
-from kvemb.backends.cuda.cells import NO_POSITIONS, NULL, WARP, Cells
+from kvemb.backends.cuda.cells import COUNT_BYTES, NO_POSITIONS, NULL, WARP, Cells
 from kvemb.backends.cuda.device import Device, open_device
 from kvemb.backends.cuda.memory import CELLS, PITCH, bytes_per_cell, chunk_shift
 from kvemb.contracts import Change, Memory
@@ -63,8 +63,9 @@ class CudaTable:
         self.size = 0
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._warned: set[str] = set()
-        # What is hot can be written to disk, a few rows at a time, though the device has no memory left.
-        self._fitting(CELLS, CELLS, rows=self._row_bytes, cells=8, out=8)
+        # What is hot can be found and written to disk, a few rows at a time, though the device has no memory left.
+        self._fitting(CELLS, CELLS, rows=self._row_bytes, keys=8, cells=8, missing=8, out=8)
+        self._buffers.of("count", COUNT_BYTES)
         self._enlarge(self._chunks.rounded(first))
 
     @classmethod
@@ -118,8 +119,11 @@ class CudaTable:
 
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
-        self._find(keys)
-        found: Positions = self._buffers.get(self._buffers.of("cells", 8 * len(keys)), len(keys), np.int64)
+        buffers, found = self._buffers, np.empty(len(keys), np.int64)
+        for part in self._parts(len(keys), len(keys), keys=8, cells=8, missing=8):
+            n = part.stop - part.start
+            self.cells.start_find(buffers.put("keys", keys[part]), n)
+            found[part] = buffers.get(buffers.of("cells", 8 * n), n, np.int64)
         return found
 
     def _find(
@@ -407,9 +411,13 @@ class CudaTable:
         floor = chunks.rounded(max(1, -(-min_rows // CELLS)))
         wanted = max(0, chunks.buckets - -(-cells // CELLS)) >> chunks.shift << chunks.shift
         least = min(max(wanted, floor), chunks.buckets)
-        left, count, buckets = RowBlock(self._schema, (chunks.buckets - least) * CELLS), 0, chunks.buckets
-        # Had before the first row leaves: the next parts may be larger than the first.
-        part = self._fitting(min(PART_ROWS, len(left)), CELLS, left=self._row_bytes, left_at=8) // CELLS
+        count, buckets = 0, chunks.buckets
+        try:
+            left = RowBlock(self._schema, (chunks.buckets - least) * CELLS)
+            # Had before the first row leaves: the next parts may be larger than the first.
+            part = self._fitting(min(PART_ROWS, len(left)), CELLS, left=self._row_bytes, left_at=8) // CELLS
+        except MemoryError:
+            return RowBlock(self._schema, 0)
         while buckets > least:  # level by level, as in grow()
             last = max(least, 1 << (buckets - 1).bit_length() - 1, buckets - part)
             most = (buckets - last) * CELLS

@@ -264,8 +264,8 @@ class HotTable(Protocol):
         """Give up cells and their memory; return the dirty rows that had to leave.
 
         cells: how many; a kind may have steps of its own, so it may be more. At least min_rows stay; none are given
-        up if the kind's smallest step would leave fewer. A row for which there is no room leaves, or one that it
-        outscores. If there is no memory for the result, nothing has changed.
+        up if the kind's smallest step would leave fewer, or if there is no memory for the result. A row for which
+        there is no room leaves, or one that it outscores.
         """
 
     # What is dirty, and what a snapshot has marked.

@@ -161,9 +161,9 @@ class DirtySnapshot:
     def _mark_written(self, keys: Keys) -> None:
         """The cold store has these rows as they were taken."""
         with self._access.held():
+            self._written(keys)  # first: of rows that are clean, no older read may be used
             for table, positions in self._hot_tables.by_table(self._hot_tables.owners(keys)):
                 table.mark_written(table.find(keys[positions]))
-            self._written(keys)
 
     def _write_copies(self, new_file: Callable[[], SortedFile], more_than: int) -> Iterator[SortedFile]:
         """While more rows are in the buffer, write some to a file for the checkpoint only."""

@@ -82,7 +82,10 @@ class HotShares:
             self._budget_of[table].offered(share, len(keys))
 
     def make_room(self, rows: int) -> None:
-        """Grow to cells for so many rows, equally many in each table, as far as steps fit and the budget allows."""
+        """Grow to cells for so many rows, equally many in each table, as far as steps fit and the budget allows.
+
+        A device may have less memory than its budget: then its table grows no further here.
+        """
         for table in self._shares:
             reserve, most = self.reserve(table), rows // len(self._shares)
             while reserve is not None and 0 < table.step_rows <= most - table.capacity_rows:
@@ -90,6 +93,8 @@ class HotShares:
                     break
                 try:
                     table.grow()
+                except MemoryError:
+                    break
                 finally:
                     self.grown(table)
 
@@ -125,11 +130,7 @@ class HotShares:
             if share.owed:
                 before, cells = table.nbytes, -(-share.owed // share.cell_bytes)
                 cells = min(cells, max(GIVEN_CELLS, table.capacity_rows // GIVEN_PART))
-                try:
-                    leaving = table.shrink(cells, share.least // share.cell_bytes)
-                except MemoryError:  # nothing has changed
-                    self._budget_of[table].gave(share, 0)
-                    continue
+                leaving = table.shrink(cells, share.least // share.cell_bytes)
                 try:
                     yield table, leaving
                 finally:

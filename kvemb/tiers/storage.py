@@ -481,13 +481,20 @@ class TieredStorage:
         if renewed is None:
             self._empty_hot()
         else:
+            self._renew(renewed)
+        self.cold, self.size, self.step, self.optimizer_steps = cold, size, step, optimizer_steps
+        self.refreshes += 1
+        self._locator.read_from(cold)
+
+    def _renew(self, renewed: Renewed) -> None:
+        """Bring what is hot up to date; a device that lacks memory for it keeps nothing hot."""
+        try:
             self.hot_tables.remove(renewed.keys, self.hot_tables.owners(renewed.keys))
             for rows in renewed.rows:
                 for _, leaving in self.hot_tables.insert(rows, self.hot_tables.owners(rows.keys)):
                     assert len(leaving) == 0
-        self.cold, self.size, self.step, self.optimizer_steps = cold, size, step, optimizer_steps
-        self.refreshes += 1
-        self._locator.read_from(cold)
+        except MemoryError:
+            self._empty_hot()
 
     def advance(self, step: int, optimizer_steps: int) -> None:
         """Continue counting steps from these, where they are later."""

@@ -148,3 +148,15 @@ def test_a_row_that_could_not_be_kept_fails_the_snapshot(monkeypatch):
             taken.change([1])
     with pytest.raises(ColdStoreError, match="could not be kept for the checkpoint"):
         list(taken.write())
+
+
+def test_what_was_read_before_a_row_was_written_is_forgotten_though_its_marks_stay(monkeypatch):
+    taken = Taken()
+
+    def short(cells):
+        raise MemoryError("short")
+
+    monkeypatch.setattr(taken.hot.tables[0], "mark_written", short)
+    with pytest.raises(MemoryError):
+        list(taken.write())
+    assert sorted(taken.written) == list(range(9))

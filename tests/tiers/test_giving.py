@@ -16,9 +16,11 @@ from quick import quick
 
 import kvemb
 from kvemb import registry
+from kvemb.backends import cpu
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
+from kvemb.rows.block import RowBlock
 from kvemb.tiers.budget import Budget, Lease
 from kvemb.tiers.spill import slot_bytes
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -228,17 +230,45 @@ def test_a_table_without_memory_to_shrink_stays_as_it_is(
     variable.lookup(np.arange(6000))
     ask(store, 0.9)
 
-    def refuse(*_: Any) -> None:
-        raise MemoryError
+    kind, refused = type(variable.tables[0]), []
+
+    def none_left(schema: Any, rows: int) -> RowBlock:
+        refused.append(rows)
+        if rows:
+            raise MemoryError
+        return RowBlock(schema, rows)
+
+    def shrink(*arguments: Any, original: Any = kind.shrink) -> RowBlock:
+        with monkeypatch.context() as patched:
+            patched.setattr(cpu, "RowBlock", none_left)
+            return original(*arguments)  # type: ignore[no-any-return]
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(variable.tables[0]), "shrink", refuse)
+        patched.setattr(kind, "shrink", shrink)
         before = variable.tables[0].capacity_rows
         np.testing.assert_array_equal(variable.lookup(np.arange(6000)), rows_of(np.arange(6000)))
         assert variable.tables[0].capacity_rows == before
+        assert any(refused)
     ask(store, 0.9)
     np.testing.assert_array_equal(variable.lookup(np.arange(6000)), rows_of(np.arange(6000)))
     assert variable.tables[0].capacity_rows < before
+
+
+def test_memory_that_lacks_once_rows_have_left_poisons(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "store", limits=Limits(**small_spill(64)))
+    variable = filled(store, "rows", 6000)
+    ask(store, 0.9)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("half-way")
+
+    monkeypatch.setattr(type(variable.tables[0]), "shrink", fail)
+    with pytest.raises(MemoryError, match="half-way"):
+        variable.lookup([1])
+    with pytest.raises(Poisoned, match="half-way"):
+        variable.upsert([1], np.zeros((1, 16), np.float32))
 
 
 def test_a_failure_while_a_table_shrinks_poisons_and_loses_nothing(
