@@ -6,6 +6,7 @@ cells.cu describes the layout of a bucket, and of rows outside buckets. Not thre
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,7 @@ class Buffers:
         self._queue = queue
         self._kept: dict[str, Any] = {}
         self._buffers: dict[str, tuple[Memory, int]] = {}
+        self._least: dict[str, tuple[Memory, int]] = {}
         self._use: Callable[[int], None] = lambda nbytes: None
         self.nbytes = 0
 
@@ -113,14 +115,32 @@ class Buffers:
         if memory is not None and size >= nbytes:
             return memory.address
         if memory is not None:
-            del memory, self._buffers[name]  # freed before the next one is made
-            self._took(-size)
+            del memory  # freed before the next one is made
+            self._drop(name)
         try:
             return self._make(name, max(256, nbytes + nbytes // 4 if size else nbytes))
         except MemoryError:
             if size:
-                self._make(name, size)
+                self._restore(name, size)
             raise
+
+    def keep_least(self) -> None:
+        """Keep the buffers that there are now for good: where one that has grown is lost, this one takes its place."""
+        self._least = dict(self._buffers)
+
+    def _drop(self, name: str) -> None:
+        memory, size = self._buffers.pop(name)
+        if self._least.get(name) != (memory, size):
+            self._took(-size)
+
+    def _restore(self, name: str, size: int) -> None:
+        """Have a buffer again that was dropped; the least one if others have taken its memory meanwhile."""
+        least = self._least.get(name)
+        if least is not None:
+            self._buffers[name] = least
+        if least is None or size > least[1]:
+            with suppress(MemoryError):
+                self._make(name, size)
 
     def _make(self, name: str, nbytes: int) -> int:
         nbytes = taken_bytes(nbytes)

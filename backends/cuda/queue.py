@@ -89,10 +89,11 @@ class Queue:
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous array to the device. The caller may change it afterwards."""
         stream, left, staging = self._here(), array.reshape(-1).view(np.uint8), self._staging
-        if 0 < len(left) <= staging.small_bytes:
+        small = staging.small_bytes  # another thread may open a store that lowers it
+        if 0 < len(left) <= small:
             with staging.small_lock:
                 piece = staging.next_small()
-                part = piece.take(len(left), staging.small_bytes)
+                part = piece.take(len(left), small)
                 part[:] = left
                 piece.upload(address, part, stream, self._uses)
             return

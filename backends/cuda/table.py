@@ -66,6 +66,7 @@ class CudaTable:
         # What is hot can be found and written to disk, a few rows at a time, though the device has no memory left.
         self._fitting(CELLS, CELLS, rows=self._row_bytes, keys=8, cells=8, missing=8, out=8)
         self._buffers.of("count", COUNT_BYTES)
+        self._buffers.keep_least()
         self._enlarge(self._chunks.rounded(first))
 
     @classmethod

@@ -65,6 +65,21 @@ def test_what_is_hot_becomes_durable_without_device_memory(
         np.testing.assert_array_equal(store.variables["rows"].lookup(EACH), values_of(EACH))
 
 
+def test_nor_does_it_need_what_somebody_else_took_when_a_call_found_no_memory(
+    device: ShortDevice, tmp_path: Path
+) -> None:
+    with kvemb.open(tmp_path / "store", memory_budget="6MiB") as store:
+        var = filled(store, devices="gpu:0")
+        var.lookup(EACH[:1000])
+        device.most = 0
+        with pytest.raises(MemoryError):
+            var.lookup(EACH)
+        store.flush()
+        assert inside(store).state.cause is None
+        device.suffice()
+        np.testing.assert_array_equal(var.lookup(EACH), values_of(EACH))
+
+
 def test_the_first_call_of_all_finds_no_memory_before_it_changes_a_row(device: ShortDevice, tmp_path: Path) -> None:
     keys = EACH[:FEW]
     for call in range(100):

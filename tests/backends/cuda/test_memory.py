@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cuda_on_cpu import CpuDevice
+from short_device import ShortDevice
 
 from kvemb.backends.cuda.device import Memory
 from kvemb.backends.cuda.memory import PAGE_BYTES, Buffers, Chunks, bytes_per_cell, chunk_shift, taken_bytes
@@ -108,6 +109,25 @@ def test_a_room_grows_and_is_kept():
     assert buffers.put_once("table", np.arange(9)) == buffers.put_once("table", np.arange(9))
     assert buffers.get(buffers.put_once("table", np.arange(9) + 1), 9, np.int64).tolist() == list(range(1, 10))
     assert len(buffers.get(buffers.put("none", np.empty(0)), 0, np.float64)) == 0
+
+
+def test_a_room_that_can_neither_grow_nor_come_back_is_the_least_one():
+    device, used = ShortDevice(), []
+    buffers = Buffers(Queue(device))
+    buffers.account(used.append)
+    least = buffers.of("keys", 1000)
+    buffers.keep_least()
+    for name in ("keys", "values"):
+        buffers.of(name, 5000)
+    device.most = 0  # somebody else takes what is freed
+    for name in ("keys", "values"):
+        with pytest.raises(MemoryError):
+            buffers.of(name, 10_000)
+    assert buffers.of("keys", 1000) == least
+    assert sum(used) == buffers.nbytes == device.taken == 1000
+    device.suffice()
+    buffers.of("keys", 5000)
+    assert sum(used) == buffers.nbytes == device.taken
 
 
 def test_rows_are_columns_in_a_room():
