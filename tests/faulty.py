@@ -12,7 +12,7 @@ import numpy as np
 import kvemb.cluster
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
-from kvemb.cluster.coordination.starting import Asked, start
+from kvemb.cluster.coordination.starting import OpenRequest, start
 from kvemb.cluster.local import Here, made_here
 from kvemb.cluster.transport import Transport, Unanswered
 
@@ -69,8 +69,8 @@ class FaultyCluster:
     def __init__(self, folder: Path, shards: int, share: float, url: Any = None) -> None:
         self.folder, self.share, self.url = folder, share, url
         self.transports: list[FaultyTransport] = []
-        asked = Asked(None if url is None else str(url), {}, shards, {"memory_budget": "4MiB"})
-        self.coordinator: Coordinator = start(asked, self._make, None)
+        request = OpenRequest(None if url is None else str(url), {}, shards, {"memory_budget": "4MiB"})
+        self.coordinator: Coordinator = start(request, self._make, None)
         self.first = self.client(owner=True)
 
     def _make(self, meter: Any, plan: Any) -> FaultyTransport:

@@ -19,7 +19,7 @@ from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.client_state import ClientState
 from kvemb.cluster.coordination.recovery import Recovery
-from kvemb.cluster.durability.checkpointing import Asked, Checkpoint
+from kvemb.cluster.durability.checkpointing import Checkpoint, CheckpointRequest
 from kvemb.cluster.messages import Change, JoinReply, OpenVariable, Read
 from kvemb.cluster.router import Grouped, Router
 from kvemb.cluster.session import ENDED, Opened, Session
@@ -138,8 +138,8 @@ class Cluster:
             self.settle()
             session = self.begun()
             with session.attached(attachments) as files:
-                asked = Asked(keep, attachments.extra, files)
-                given = session.generation, session.client, session.own(), asked
+                request = CheckpointRequest(keep, attachments.extra, files)
+                given = session.generation, session.client, session.own(), request
                 number: int = session.ask_once("checkpoint", *given)
             written = Writing[Checkpoint](self._waiting.submit(session.ask, "written", number))
             self._pending = PendingCheckpoint(written)

@@ -17,7 +17,7 @@ from kvemb.checks.ranges import MAX_SECONDS, MAX_SERIES
 from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
-from kvemb.cluster.coordination.starting import ANSWER_SECONDS, Asked, start
+from kvemb.cluster.coordination.starting import ANSWER_SECONDS, OpenRequest, start
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.local import Here, made_here
@@ -87,16 +87,16 @@ def open(
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
     how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "limits": limits}
     of_series = series.options if series else {}
-    asked = Asked(series.url if series else None, of_series, wanted, how, each, seconds, number=earlier)
+    request = OpenRequest(series.url if series else None, of_series, wanted, how, each, seconds, number=earlier)
     if transport == "ray":
         place = None if scratch is None else str(root)
-        way = ray_starting.start(asked, place, progress)
-        cluster = Cluster(way, asked.url or "on Ray", shared=series is not None)
+        way = ray_starting.start(request, place, progress)
+        cluster = Cluster(way, request.url or "on Ray", shared=series is not None)
     else:
-        coordinator = start(asked, partial(made_here, root), progress)
-        cluster = Cluster(Here(coordinator), asked.url or coordinator.place)
-        if asked.url is not None:
-            _here[asked.url] = coordinator
+        coordinator = start(request, partial(made_here, root), progress)
+        cluster = Cluster(Here(coordinator), request.url or coordinator.place)
+        if request.url is not None:
+            _here[request.url] = coordinator
     return Store(cluster, series=series is not None, owner=True)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import kvemb
 from kvemb.checks.ranges import MAX_ROWS
 from kvemb.cluster.calls import MAX_ATTEMPTS, Patience
-from kvemb.cluster.coordination.starting import Asked
+from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder, probe
 from kvemb.cluster.making import Plan
@@ -92,14 +92,14 @@ class CoordinatorActor:
     def __init__(self) -> None:
         self._progress: tuple[int, int] | None = None
 
-    def open(self, asked: Asked, scratch: str | None, client: str) -> None:
+    def open(self, request: OpenRequest, scratch: str | None, client: str) -> None:
         """Start the coordinator. client: the version of kvemb where the cluster is opened."""
         _check_version(client)
 
         def progressed(done: int, total: int) -> None:
             self._progress = done, total
 
-        self._coordinator = start_here(asked, partial(_made_on_ray, asked, scratch), progressed)
+        self._coordinator = start_here(request, partial(_made_on_ray, request, scratch), progressed)
 
     def progress(self) -> tuple[int, int] | None:
         """Return how many rows are loaded, and of how many; None: nothing is loaded yet."""
@@ -136,26 +136,26 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def _made_on_ray(asked: Asked, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
+def _made_on_ray(request: OpenRequest, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
     """Make the shards of a plan, on nodes of Ray's choice. scratch: see ShardActor.open. meter: counts rows.
 
     Tries again when a process ends meanwhile: Ray may have put it on a node that is lost, but not known to be.
     """
     for _ in range(MAX_ATTEMPTS - 1):
         with suppress(Unanswered):
-            return _made_once(asked, scratch, meter, plan)
+            return _made_once(request, scratch, meter, plan)
     try:
-        return _made_once(asked, scratch, meter, plan)
+        return _made_once(request, scratch, meter, plan)
     except Unanswered as error:
         raise ended("a shard", error) from error
 
 
-def _made_once(asked: Asked, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
+def _made_once(request: OpenRequest, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
     ray = ray_here()
-    _check_gpus(ray, asked.gpus, plan.shards)
+    _check_gpus(ray, request.gpus, plan.shards)
     how = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD", "num_cpus": 0}
     shard = ray.remote(concurrency_groups={PINGS: 1})(ShardActor)
-    make = shard.options(max_concurrency=CONCURRENT_CALLS, num_gpus=asked.gpus, **how)
+    make = shard.options(max_concurrency=CONCURRENT_CALLS, num_gpus=request.gpus, **how)
     made = RayTransport([make.remote() for _ in range(plan.shards)])
     opened = [actor.open.remote(plan, number, scratch, kvemb.__version__) for number, actor in enumerate(made.actors)]
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import kvemb
 from kvemb.cluster.calls import PATIENCE
-from kvemb.cluster.coordination.starting import Asked
+from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.ray_actors import CoordinatorActor, ended
 from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import PINGS, RayTransport, ray_here
@@ -27,15 +27,15 @@ _NAME_SECONDS = 20
 _PROGRESS_SECONDS = 0.2
 
 
-def start(asked: Asked, scratch: str | None, progress: Progress | None) -> RayTransport:
+def start(request: OpenRequest, scratch: str | None, progress: Progress | None) -> RayTransport:
     """Start a coordinator; returns the way to it. Raises as kvemb.cluster.coordination.starting.start does."""
     ray = ray_here()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     how = {"max_concurrency": CONCURRENT_CLIENTS, "num_cpus": 0, "scheduling_strategy": here}
-    if asked.url is not None:
-        how |= {"name": _name(asked.url), "namespace": NAMESPACE}
+    if request.url is not None:
+        how |= {"name": _name(request.url), "namespace": NAMESPACE}
     make = ray.remote(concurrency_groups={PINGS: 1})(CoordinatorActor).options(**how)
     actor, deadline = None, time.monotonic() + _NAME_SECONDS
     while actor is None:
@@ -43,12 +43,12 @@ def start(asked: Asked, scratch: str | None, progress: Progress | None) -> RayTr
             actor = make.remote()
         except ValueError as error:
             # The name of one that has ended is free soon.
-            if asked.url is None or _lives(ray, asked.url) or time.monotonic() >= deadline:
-                text = f"the cluster at {asked.url} is open elsewhere on this Ray cluster; close it there"
+            if request.url is None or _lives(ray, request.url) or time.monotonic() >= deadline:
+                text = f"the cluster at {request.url} is open elsewhere on this Ray cluster; close it there"
                 raise Locked(text) from error
             time.sleep(_PROGRESS_SECONDS)
     way = RayTransport([actor])
-    opened = actor.open.remote(asked, scratch, kvemb.__version__)
+    opened = actor.open.remote(request, scratch, kvemb.__version__)
     try:
         while not ray.wait([opened], timeout=_PROGRESS_SECONDS)[0]:
             if progress is not None and (found := ray.get(actor.progress.remote())) is not None:

@@ -75,7 +75,7 @@ class Store(DefaultStore[Cluster]):
     # Its variables.
 
     @method_of(Arguments)
-    def get_variable(self, asked: Arguments) -> Variable:
+    def get_variable(self, arguments: Arguments) -> Variable:
         """Return the variable of this name: the open one, the stored one, or a new one: kvemb.Store.get_variable.
 
         hot_rows, init_size and the memory of an Admission are each shard's. Functions and a user-defined policy are
@@ -83,25 +83,27 @@ class Store(DefaultStore[Cluster]):
         """
         self.state.check_open()
         with self._inside.lock:
-            return cast(Variable, get_in_scope(asked, cast(Engine, self._inside), self._got))
+            return cast(Variable, get_in_scope(arguments, cast(Engine, self._inside), self._got))
 
-    def _got(self, asked: Arguments) -> Variable:
+    def _got(self, arguments: Arguments) -> Variable:
         session = self._inside.begun()
-        token, entry = session.ask("described", check_name(asked.name))
-        known = self._inside.tables.get(asked.name)
+        token, entry = session.ask("described", check_name(arguments.name))
+        known = self._inside.tables.get(arguments.name)
         if known is not None and session.is_opened(known, token):
-            if (optimizer := agreed_optimizer(known, asked)) is not None:
+            if (optimizer := agreed_optimizer(known, arguments)) is not None:
                 known.set_optimizer(optimizer, writable=False)
             return cast(Variable, variable_of(known))
         if known is not None:  # another client has dropped it
             _storage(known).keep_stats()
             self._inside.forget(known)
-        specification = specify(asked, entry)
+        specification = specify(arguments, entry)
         variable = Variable(self, specification)
-        self._inside.add(inside(variable), session.ask_once("open_variable", asked.name, arguments_of(specification)))
-        for collection in collections_of(asked, specification):
+        self._inside.add(
+            inside(variable), session.ask_once("open_variable", arguments.name, arguments_of(specification))
+        )
+        for collection in collections_of(arguments, specification):
             self._inside.collect(collection, variable)
-        if asked.regularizer is not None and (loss := asked.regularizer(variable)) is not None:
+        if arguments.regularizer is not None and (loss := arguments.regularizer(variable)) is not None:
             self._inside.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
         return variable
 

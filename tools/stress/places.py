@@ -26,7 +26,7 @@ import kvemb.cluster
 from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.cluster import Cluster
-from kvemb.cluster.coordination.starting import Asked, start
+from kvemb.cluster.coordination.starting import OpenRequest, start
 from kvemb.cluster.local import Here, LocalTransport, failed, made_here
 from kvemb.cluster.messages import Change
 from kvemb.cluster.transport import GateClosed, Unanswered
@@ -55,8 +55,8 @@ class Place(Protocol):
         """Close it, without a checkpoint."""
 
 
-def _asked(url: str, shards: int) -> Asked:
-    return Asked(url, {}, shards, {"memory_budget": BUDGET}, absent_seconds=ABSENT_SECONDS)
+def _request(url: str, shards: int) -> OpenRequest:
+    return OpenRequest(url, {}, shards, {"memory_budget": BUDGET}, absent_seconds=ABSENT_SECONDS)
 
 
 class _Mortal:
@@ -105,7 +105,7 @@ class LocalPlace:
             "disk": self._remove_files,
             "half a call": lambda chance: _send_half(self.first, chance),
         }
-        self._coordinator = start(_asked(url, shards), self._make, None)
+        self._coordinator = start(_request(url, shards), self._make, None)
         self.first = self._client(owner=True)
 
     def _make(self, meter: Any, plan: Any) -> _Mortal:
@@ -188,7 +188,7 @@ class RayPlace:
             "half a call": lambda chance: _send_half(self.first, chance),
         }
         self._url, self._shards = url, shards
-        way = ray_starting.start(_asked(url, shards), str(folder / "scratch"), None)
+        way = ray_starting.start(_request(url, shards), str(folder / "scratch"), None)
         self.first = kvemb.cluster.Store(Cluster(way, url, shared=True), series=True, owner=True)
 
     def client(self) -> kvemb.cluster.Store:

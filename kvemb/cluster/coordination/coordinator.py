@@ -22,7 +22,7 @@ from kvemb.cluster.coordination.counting import Steps, Total
 from kvemb.cluster.coordination.cuts import cut
 from kvemb.cluster.coordination.opened import Open, new_token, next_token, steps_of
 from kvemb.cluster.coordination.recovery import Recovery
-from kvemb.cluster.durability.checkpointing import Asked, Checkpoint, Checkpointing
+from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing, CheckpointRequest
 from kvemb.cluster.ledger import Ledger, Stamp
 from kvemb.cluster.making import Plan
 from kvemb.cluster.messages import Change, JoinReply, OpenVariable
@@ -209,7 +209,9 @@ class Coordinator:
 
     # Checkpoints.
 
-    def checkpoint(self, stamp: Stamp, generation: int, client: str, own: StepsByToken, asked: Asked) -> int:
+    def checkpoint(
+        self, stamp: Stamp, generation: int, client: str, own: StepsByToken, request: CheckpointRequest
+    ) -> int:
         """Begin a checkpoint, which has all calls until now; returns its number: Checkpointing.start.
 
         generation, client, own: see exchange. Raises ShardLost to a client that does not know of a recovery.
@@ -221,7 +223,7 @@ class Coordinator:
             _, lost = self.exchange(generation, client, own)
             if lost is not None:
                 raise ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}")
-            return self._checkpointing.start(self, calls, asked)
+            return self._checkpointing.start(self, calls, request)
 
         return self._ledger.once(stamp, start)  # type: ignore[no-any-return]
 

@@ -21,7 +21,7 @@ ANSWER_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class OpenRequest:
     """What is asked of kvemb.cluster.open. Plain values, which go to other processes.
 
     url: None: no checkpoints. shards: None: as many as the checkpoint has. how: arguments of kvemb.open for a shard.
@@ -39,7 +39,7 @@ class Asked:
     number: int | None = None
 
 
-def start(asked: Asked, make: Callable[[Meter, Plan], Transport], progress: Progress | None) -> Coordinator:
+def start(request: OpenRequest, make: Callable[[Meter, Plan], Transport], progress: Progress | None) -> Coordinator:
     """Start a coordinator with its shards, in the state of a checkpoint. make: makes the shards of a plan.
 
     progress(done, total): called with the number of rows loaded. Raises ValueError if neither the caller nor a
@@ -47,19 +47,19 @@ def start(asked: Asked, make: Callable[[Meter, Plan], Transport], progress: Prog
     """
     with ExitStack() as undo:
         series, checkpointing, newest = None, None, None
-        if asked.url is not None:
-            series = ClusterSeries(asked.url, asked.options)
+        if request.url is not None:
+            series = ClusterSeries(request.url, request.options)
             checkpointing = Checkpointing(series, series.lock())
             undo.callback(checkpointing.close)
-            if asked.number is not None:
-                checkpointing.begin_with(asked.number)
+            if request.number is not None:
+                checkpointing.begin_with(request.number)
             newest = checkpointing.settled()
-        if (count := asked.shards or (len(newest[1].shards) if newest else None)) is None:
-            raise ValueError(f"shards must be given, as there is no checkpoint at {asked.url}")
+        if (count := request.shards or (len(newest[1].shards) if newest else None)) is None:
+            raise ValueError(f"shards must be given, as there is no checkpoint at {request.url}")
         rows = sum(entry.rows for entry in newest[1].variables.values()) if newest else 0
-        plan = Plan(count, series.url if series else None, asked.options, newest, asked.how)
+        plan = Plan(count, series.url if series else None, request.options, newest, request.how)
         meter = Meter(rows, progress)
-        patience = Patience.within(asked.answer_seconds)
-        coordinator = Coordinator(plan, partial(make, meter), checkpointing, asked.absent_seconds, patience)
+        patience = Patience.within(request.answer_seconds)
+        coordinator = Coordinator(plan, partial(make, meter), checkpointing, request.absent_seconds, patience)
         undo.pop_all()
     return coordinator

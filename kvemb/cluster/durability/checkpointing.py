@@ -59,7 +59,7 @@ class Shards(Protocol):
         """Return the steps of each open variable, by its token."""
 
 
-class Asked(NamedTuple):
+class CheckpointRequest(NamedTuple):
     """What is asked of a checkpoint. keep: how many are kept; None: all. extra: values beside the rows.
 
     files: the name under which the first shard has received files for it (Shard.attach); None: there are none.
@@ -77,7 +77,7 @@ class _Snapshot(NamedTuple):
     number: int
     id: str
     created: float
-    asked: Asked
+    request: CheckpointRequest
 
 
 class Checkpointing:
@@ -104,7 +104,7 @@ class Checkpointing:
         """
         self._begun, self._passed = (number, self.series.read(number)), max(self.series.numbers())
 
-    def start(self, shards: Shards, calls: Calls, asked: Asked) -> int:
+    def start(self, shards: Shards, calls: Calls, request: CheckpointRequest) -> int:
         """Make the cut of the next checkpoint, and let it be written in the background; returns its number.
 
         calls: of the shards that the client knows. If a recovery has made others since, they are lost, and it raises
@@ -114,11 +114,11 @@ class Checkpointing:
             self.wait()
             number = self._tried = max(self.series.next_number(), self._tried + 1)
             with shards.alone():
-                snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), asked)
+                snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), request)
                 numbers, steps = range(calls.transport.shards), shards.steps()
                 with calls.stamped(numbers) as stamp:
                     given = (stamp, number, snapshot.id, steps)
-                    calls.each("snapshot", {shard: (*given, None if shard else asked.files) for shard in numbers})
+                    calls.each("snapshot", {shard: (*given, None if shard else request.files) for shard in numbers})
             with uninterrupted():  # a snapshot that nobody writes would never end
                 self._writing[number] = self._background.submit(self._write, snapshot)
             if len(self._writing) > MAX_REMEMBERED:
@@ -143,7 +143,7 @@ class Checkpointing:
         wait(list(self._writing.values()))
 
     def _write(self, snapshot: _Snapshot) -> Checkpoint:
-        number, asked = snapshot.number, snapshot.asked
+        number, request = snapshot.number, snapshot.request
         parts: list[Pushed] = snapshot.calls.all_once("push", number)
         buckets = ranges(len(parts))
         shards = tuple(ShardEntry(*range, part.store) for range, part in zip(buckets, parts, strict=True))
@@ -154,16 +154,16 @@ class Checkpointing:
             {name: joined([part.variables[name] for part in parts]) for name in parts[0].variables},
             shards,
             following(self._before, shards),
-            asked.extra,
+            request.extra,
         )
         if isinstance(self._lock, Lease):
             self._lock.check()
         self.series.publish(number, described)
         self.last, self._before = number, described
-        if asked.keep is not None:
-            self.series.keep_newest(asked.keep)
+        if request.keep is not None:
+            self.series.keep_newest(request.keep)
         nbytes = sum(part.nbytes for part in parts)
-        how = (number, described.id, described.created, described.variables, nbytes, asked.extra)
+        how = (number, described.id, described.created, described.variables, nbytes, request.extra)
         return Checkpoint(*how, parts[0].files)
 
     def settled(self) -> tuple[int, ClusterManifest] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvemb.cluster.coordination.starting import Asked, start
+from kvemb.cluster.coordination.starting import OpenRequest, start
 
 HOW = {"memory_budget": "4MiB"}
 
@@ -16,5 +16,5 @@ def failing(meter, plan):
 def test_the_number_of_shards_is_asked_for_where_no_checkpoint_has_it(tmp_path):
     for shards, error, message in ((None, ValueError, "shards must be given"), (2, RuntimeError, "no place")):
         with pytest.raises(error, match=message):
-            start(Asked(str(tmp_path / "series"), {}, shards, HOW), failing, None)
+            start(OpenRequest(str(tmp_path / "series"), {}, shards, HOW), failing, None)
     assert (tmp_path / "series" / "LOCK").read_bytes() == b"", "it is free again"
