@@ -8,6 +8,7 @@ or a small piece, holds its lock, alone, and waits at most for the device's work
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import deque
@@ -19,6 +20,8 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from kvemb.backends.cuda.device import Device
+
+_logger = logging.getLogger("kvemb")
 
 # Lanes for large arrays, each of two pieces: one is filled or emptied while the device copies the other. A thread takes
 # one, so so many threads copy at once.
@@ -47,6 +50,7 @@ class Staging:
         self._payers: list[tuple[weakref.WeakMethod[Callable[[int], None]], int]] = []
         self._idle: list[_Parcel] = []
         self.nbytes = self.arriving_bytes = 0
+        self._warned = False
         self._max_arriving: float = np.inf
 
     def account(self, use: Callable[[int], None], total: int) -> None:
@@ -76,6 +80,12 @@ class Staging:
         for use in payers:
             if use is not None:
                 use(nbytes)
+
+    def warn(self, error: MemoryError) -> None:
+        """Log the first time that there is no pinned memory."""
+        if not self._warned:
+            self._warned = True
+            _logger.warning("%s; what crosses to or from the GPU through memory that is not pinned takes longer", error)
 
     def lane(self) -> Lane:
         """Return one that nobody uses, if there is one. Use it under its lock, and no other beside it."""
@@ -171,9 +181,17 @@ class Piece:
             before = len(self._bytes)
             self._bytes = np.empty(0, np.uint8)  # freed before there is more
             self._took(-before)
-            self._bytes = self._device.pinned(size)
+            self._bytes = self._made(size)
             self._took(size)
         return self._bytes[:nbytes]
+
+    def _made(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return pinned memory, or other memory if there is none: a copy may be in the middle of a change of rows."""
+        try:
+            return self._device.pinned(size)
+        except MemoryError as error:
+            self._device.staging.warn(error)
+            return np.empty(size, np.uint8)
 
     def upload(self, address: int, part: npt.NDArray[np.uint8], stream: int, order: Order) -> None:
         """Copy some of its bytes to the device, in the order of a table's work. It is in use until that is over."""

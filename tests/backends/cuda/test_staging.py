@@ -243,3 +243,24 @@ def test_a_store_pays_for_what_its_tables_share_of_its_memory_budget(tmp_path: P
         taken = device.staging.nbytes - had
         assert 0 < taken <= 16 * MIB // LANES_PART + 16 * MIB // SMALL_PART
         assert host.free == before - taken
+
+
+def test_rows_cross_without_pinned_memory_which_is_said_once(tmp_path: Path, monkeypatch, caplog) -> None:
+    device = SharedDevice()
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:SmallCudaTable")
+    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    values, left = np.arange(8000, dtype=np.float32).reshape(2000, 4), iter([True] * 5)
+
+    def none_left(nbytes):
+        if next(left, False):
+            return np.empty(nbytes, np.uint8)
+        raise MemoryError("the host has no pinned memory left")
+
+    monkeypatch.setattr(device, "pinned", none_left)
+    with kvemb.open(tmp_path / "store", memory_budget="16MiB") as store:
+        variable = store.get_variable("rows", dim=4, devices="gpu:0")
+        for start in range(0, 2000, 200):  # each evicts rows of the one before
+            variable.upsert(np.arange(start, start + 200), values[start : start + 200])
+        store.flush()
+        np.testing.assert_array_equal(variable.lookup(np.arange(2000)), values)
+    assert caplog.text.count("is not pinned") == 1
