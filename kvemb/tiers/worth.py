@@ -76,9 +76,12 @@ class Worth:
         self._at = (self._at + _SPREAD) % 1.0
         cells = min(SAMPLE_CELLS, self._table.capacity_rows)
         keys, scores = self._table.sample(self._at, SAMPLE_CELLS)
-        self._watched_cells, self._since = max(1, cells // WATCHED_PART), work
-        lowest = max(0, self._watched_cells - (cells - len(keys)))
+        watched = max(1, cells // WATCHED_PART)
+        lowest = max(0, watched - (cells - len(keys)))
         chosen = np.argpartition(scores, lowest - 1)[:lowest] if 0 < lowest < len(keys) else np.arange(lowest)
-        self._keys, self._scores, self._offered = keys[chosen], scores[chosen], np.zeros(len(chosen), np.bool_)
-        self._index = KeyIndex(max(1, len(chosen)))
-        self._index.put(self._keys, 0, len(chosen))
+        keys, index = keys[chosen], KeyIndex(max(1, len(chosen)))
+        index.put(keys, 0, len(chosen))
+        # All at once: where there was no memory for one of them, the rows that were watched still are.
+        watched_scores, offered = scores[chosen], np.zeros(len(chosen), np.bool_)
+        self._keys, self._index, self._scores, self._offered = keys, index, watched_scores, offered
+        self._watched_cells, self._since = watched, work

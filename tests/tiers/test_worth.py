@@ -11,6 +11,7 @@ import pytest
 from kvemb import registry
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
+from kvemb.tiers import worth as worth_module
 from kvemb.tiers.worth import ENOUGH_USES, MAX_LOOKS, SAMPLE_CELLS, Worth
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 2)
@@ -102,3 +103,21 @@ def test_a_large_table_is_sampled():
     worth.look(0, 0.0)
     use(table, keys[: len(keys) // 4 : 2])
     assert worth.look(1, 0.0) == pytest.approx(math.log(2), rel=0.1)
+
+
+def test_a_look_without_memory_goes_on_watching_the_same_rows(monkeypatch):
+    table, keys = full_table(4096)
+    worth = Worth(table)
+    worth.look(0, 0.0)
+
+    def none_left(rows):
+        raise MemoryError
+
+    use(table, keys[1024:])  # so that other rows have the lowest scores
+    table.remove(table.find(keys[:512]))
+    with monkeypatch.context() as patched:
+        patched.setattr(worth_module, "KeyIndex", none_left)
+        with pytest.raises(MemoryError):
+            worth._watch(50)
+    worth.offered(keys[:256])
+    assert worth.look(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
