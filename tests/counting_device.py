@@ -6,7 +6,7 @@ from typing import Any
 
 from cuda_on_cpu import CpuDevice
 
-from kvemb.backends.cuda.device import Program, Room
+from kvemb.backends.cuda.device import Program, Workspace
 
 
 class CountingDevice(CpuDevice):
@@ -69,13 +69,13 @@ class CountingDevice(CpuDevice):
         self._work(stream)
         super().zero(address, nbytes, stream)
 
-    def order(self, numbers: int, count: int, out: int, room: Room, stream: int) -> None:
+    def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
         self._work(stream)
-        super().order(numbers, count, out, room, stream)
+        super().order(numbers, count, out, workspace, stream)
 
-    def sort(self, numbers: int, count: int, room: Room, stream: int) -> None:
+    def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
         self._work(stream)
-        super().sort(numbers, count, room, stream)
+        super().sort(numbers, count, workspace, stream)
 
     def load(self, source: str) -> Program:
         run = super().load(source)

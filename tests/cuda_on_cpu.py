@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from arrays_on_device import ArrayOnDevice
 
-from kvemb.backends.cuda.device import Memory, Program, Room, sorting_bytes
+from kvemb.backends.cuda.device import Memory, Program, Workspace, sorting_bytes
 from kvemb.backends.cuda.staging import Staging
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
@@ -127,13 +127,13 @@ class CpuDevice:
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         ctypes.memset(address, 0, nbytes)
 
-    def order(self, numbers: int, count: int, out: int, room: Room, stream: int) -> None:
-        _spoil(room, count)
+    def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
+        _spoil(workspace, count)
         given, result = (np.frombuffer((ctypes.c_int64 * count).from_address(at), np.int64) for at in (numbers, out))
         result[:] = np.argsort(given, kind="stable")
 
-    def sort(self, numbers: int, count: int, room: Room, stream: int) -> None:
-        _spoil(room, count)
+    def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
+        _spoil(workspace, count)
         np.frombuffer((ctypes.c_int64 * count).from_address(numbers), np.int64).sort()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -170,10 +170,10 @@ class CpuDevice:
         return run
 
 
-def _spoil(room: Room, count: int) -> None:
-    """Write over the room for sorting so many numbers, as a sort does."""
-    assert room.nbytes >= sorting_bytes(count)
-    ctypes.memset(room.address, FILLING, sorting_bytes(count))
+def _spoil(workspace: Workspace, count: int) -> None:
+    """Write over the workspace for sorting so many numbers, as a sort does."""
+    assert workspace.nbytes >= sorting_bytes(count)
+    ctypes.memset(workspace.address, FILLING, sorting_bytes(count))
 
 
 def _as_c(argument: Any) -> Any:

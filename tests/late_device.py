@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from cuda_on_cpu import CpuDevice, Guarded
 
-from kvemb.backends.cuda.device import Memory, Program, Room
+from kvemb.backends.cuda.device import Memory, Program, Workspace
 
 
 class Mark:
@@ -97,11 +97,11 @@ class LateDevice(CpuDevice):
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         self.later(stream, lambda: CpuDevice.zero(self, address, nbytes, stream))
 
-    def order(self, numbers: int, count: int, out: int, room: Room, stream: int) -> None:
-        self.later(stream, lambda: CpuDevice.order(self, numbers, count, out, room, stream))
+    def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
+        self.later(stream, lambda: CpuDevice.order(self, numbers, count, out, workspace, stream))
 
-    def sort(self, numbers: int, count: int, room: Room, stream: int) -> None:
-        self.later(stream, lambda: CpuDevice.sort(self, numbers, count, room, stream))
+    def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
+        self.later(stream, lambda: CpuDevice.sort(self, numbers, count, workspace, stream))
 
     def load(self, source: str) -> Program:
         run = super().load(source)

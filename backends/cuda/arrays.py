@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.cuda import formulas, source
-from kvemb.backends.cuda.cells import NULL, WARP, Cells, unit_of
+from kvemb.backends.cuda.cells import NULL, WARP, Cells, GivenSums, unit_of
 from kvemb.contracts import Missing
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
@@ -176,10 +176,7 @@ class ArrayRows:
         buffers, count, dim = self._buffers, len(sums.first), self._cells.schema.dim
         first, following = buffers.put("first", sums.first), buffers.put("following", sums.following)
         of_keys = buffers.put("at", bag_of)
-        weights, divisors = (
-            buffers.put(name, each) if len(each) else NULL
-            for name, each in (("weights", bags.weights), ("divisors", bags.divisors))
-        )
+        weights, divisors = self._cells.put_weights(bags)
         arguments = first, following, of_keys, count, weights, divisors, grads.address, dim, out.address
         program = source.values_source(self._cells.schema)
         self._cells.queue.run(program, "row_gradients", WARP * count, *arguments)
@@ -207,7 +204,7 @@ class ArrayRows:
         cells, n = self._cells, self._count
         cells.prepare_change(n)
         if optimizer is not None or matching is not None:
-            self._to_chain(n)
+            self._chain_buffers(n)
         if optimizer is not None:
             cells.prepare_step(optimizer.formulas, optimizer, n, chained=True, apart=True)
         if matching is not None:
@@ -226,7 +223,7 @@ class ArrayRows:
         the first of them does the step.
         """
         heads, following, sum_at = self._chained(everywhere=formulas.uses_buffers(optimizer.formulas)[0])
-        sums = NULL, following, sum_at
+        sums = GivenSums(following=following, at=sum_at)
         self._cells.step(optimizer.formulas, optimizer, heads, self._count, grads.address, sums, step, count)
 
     def match(self, optimizer: Optimizer, step: int) -> None:
@@ -239,13 +236,14 @@ class ArrayRows:
         everywhere: every cell has a sum, not only those of several entries.
         """
         n = self._count
-        heads, following, sum_at = self._to_chain(n)
+        heads, following, sum_at = self._chain_buffers(n)
         if n:
             cells = self._found_cells
             order = self._cells.ordered(cells, n)
             self._cells.run_plain("chain_cells", n, cells, order, n, int(everywhere), heads, following, sum_at)
         return heads, following, sum_at
 
-    def _to_chain(self, n: int) -> tuple[int, int, int]:
+    def _chain_buffers(self, n: int) -> tuple[int, int, int]:
+        """Return the buffers for what _chained() returns."""
         heads, following, sum_at = (self._buffers.of(name, 8 * n) for name in ("heads", "following", "sum_at"))
         return heads, following, sum_at

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvemb.backends.cuda import formulas, source
-from kvemb.backends.cuda.device import Device, Room
+from kvemb.backends.cuda.device import Device, Workspace
 from kvemb.backends.cuda.memory import Buffers, Chunks
 from kvemb.backends.cuda.queue import Queue
 from kvemb.optimizers import Optimizer
@@ -43,6 +43,18 @@ class Inserted(NamedTuple):
     left: int
     pitch: int
     left_at: int
+
+
+class GivenSums(NamedTuple):
+    """Addresses of what says which gradients are summed for each cell of a step (kvemb.rows.hashing.Sums).
+
+    first: null: row i for cell i. following: null: no cell has a second one. at: positions where the sums are written
+    in their buffer; null: sum i for cell i.
+    """
+
+    first: int = NULL
+    following: int = NULL
+    at: int = NULL
 
 
 class Cells:
@@ -124,12 +136,13 @@ class Cells:
 
     def ordered(self, cells: int, n: int) -> int:
         """Return the address of the positions that sort cells, stably."""
-        order, room = self._to_order(n)
-        self.queue.order(cells, n, order, room)
+        order, workspace = self._order_buffers(n)
+        self.queue.order(cells, n, order, workspace)
         return order
 
-    def _to_order(self, n: int) -> tuple[int, Room]:
-        return self.buffers.of("order", 8 * n), self.buffers.room_to_sort(n)
+    def _order_buffers(self, n: int) -> tuple[int, Workspace]:
+        """Return the buffer for the positions, and the workspace."""
+        return self.buffers.of("order", 8 * n), self.buffers.sorting_workspace(n)
 
     def insert(self, given: int, pitch: int, n: int, **how: bool) -> Inserted:
         """Insert n rows that are in a buffer (Buffers.for_rows). how: see start_insert.
@@ -145,9 +158,9 @@ class Cells:
     ) -> tuple[int, int, int, int]:
         """Begin to insert rows; return the address of what Inserted counts, and its last three. See the kernel."""
         buffers, counts = self.buffers, self.buffers.zeros("count", 3)
-        entries, left_at, (left, left_pitch), room = self._to_insert(n, evicting)
+        entries, left_at, (left, left_pitch), workspace = self._insert_buffers(n, evicting)
         self.run("bucket_entries", n, given, n, entries)  # keys are a buffer's first column
-        self.queue.sort(entries, n, room)
+        self.queue.sort(entries, n, workspace)
         self.run(
             "insert", WARP * n, entries, n, given, pitch, int(by_score), int(evicting), int(clean_too),
             int(self.together), counts, counts + 8, buffers.of("missing", 8 * n), counts + 16, left, left_pitch,
@@ -155,34 +168,36 @@ class Cells:
         )  # fmt: skip
         return counts, left, left_pitch, left_at
 
-    def _to_insert(self, n: int, evicting: bool) -> tuple[int, int, tuple[int, int], Room]:
+    def _insert_buffers(self, n: int, evicting: bool) -> tuple[int, int, tuple[int, int], Workspace]:
+        """Return the buffers for entries, for the positions and the rows (with their pitch) that leave; a workspace."""
         buffers = self.buffers
         buffers.of("missing", 8 * n)
         left = buffers.for_rows("left", self.schema, n if evicting else 0)
-        return buffers.of("entries", 8 * n), buffers.of("left_at", 8 * n), left, buffers.room_to_sort(n)
+        return buffers.of("entries", 8 * n), buffers.of("left_at", 8 * n), left, buffers.sorting_workspace(n)
 
-    # Memory for what changes rows, before it begins. Each raises MemoryError.
+    # Before rows change: prepare_*() allocates what a change takes, by the same _*_buffers() that the change calls, and
+    # raises MemoryError.
 
     def prepare_insert(self, n: int, *, evicting: bool) -> None:
-        """Have what start_insert() takes."""
+        """Allocate what start_insert() of n rows takes."""
         self.buffers.of("count", COUNT_BYTES)
-        self._to_insert(n, evicting)
+        self._insert_buffers(n, evicting)
 
     def prepare_change(self, n: int) -> None:
-        """Have what assign() and add() of n cells take."""
-        self._to_order(n)
+        """Allocate what assign() and add() of n cells take."""
+        self._order_buffers(n)
 
     def prepare_step(
         self, functions: tuple[Function, ...], optimizer: Optimizer, n: int, *, chained: bool, apart: bool = False
     ) -> None:
-        """Have what step() of n cells takes. chained: some have several gradients; apart: places of sums are given."""
-        self._to_step(functions, n, chained=chained, apart=apart)
+        """Allocate what step() of n cells takes. chained: some have several gradients; apart: GivenSums.at is given."""
+        self._step_buffers(functions, n, chained=chained, apart=apart)
         list(self._numbers(functions, optimizer))
 
     def prepare_match(self, n: int, optimizer: Optimizer) -> None:
-        """Have what match() of n cells takes."""
+        """Allocate what match() of n cells takes."""
         if optimizer.match is not None and n:
-            self._to_match(n)
+            self._match_buffers(n)
             self.prepare_step((optimizer.match,), optimizer, n, chained=False)
 
     # Embeddings of n cells; entries < 0 are skipped.
@@ -204,10 +219,7 @@ class Cells:
         """Write the pooled rows of bags of n keys to out. at, beside: addresses of kvemb.rows.bags.Beside, or null."""
         buffers, count, dim = self.buffers, bags.bag_count, self.schema.dim
         program = source.values_source(self.schema)
-        weights, divisors = (
-            buffers.put(name, each) if len(each) else NULL
-            for name, each in (("weights", bags.weights), ("divisors", bags.divisors))
-        )
+        weights, divisors = self.put_weights(bags)
         scales = NULL
         if np.isfinite(bags.most_norm) and n:
             scales = buffers.of("scales", 8 * n)
@@ -217,8 +229,13 @@ class Cells:
         arguments = cells, at, beside, dim, offsets, count, weights, divisors, scales, out
         self.queue.run(program, "pool", WARP * count, *self.table(), *arguments)
 
+    def put_weights(self, bags: Bags) -> tuple[int, int]:
+        """Copy the weights and divisors of bags to buffers; return their addresses, null for those that are all 1."""
+        weights = self.buffers.put("weights", bags.weights) if len(bags.weights) else NULL
+        return weights, self.buffers.put("divisors", bags.divisors) if len(bags.divisors) else NULL
+
     def put_beside(self, beside: Beside | None) -> tuple[int, int]:
-        """Return the addresses of the positions and the rows beside the table, null for none."""
+        """Copy the positions and the rows beside the table to buffers; return their addresses, null for none."""
         if beside is None:
             return NULL, NULL
         return self.buffers.put("at", beside.at), self.buffers.put("old", beside.values)
@@ -230,28 +247,23 @@ class Cells:
         cells: int,
         n: int,
         grads: int,
-        sums: tuple[int, int, int],
+        sums: GivenSums,
         step: int,
         count: int,
     ) -> None:
-        """Run formulas of an optimizer on n distinct cells. grads (·, dim), in the slots' dtype.
-
-        sums: the addresses of first and following (kvemb.rows.hashing.Sums), and of the places where sums go, null for
-        the cells' own; first null: row i for cell i; following null: none has a second row.
-        """
-        schema = self.schema
+        """Run formulas on n distinct cells, as contracts.HotTable.apply does. grads (·, dim), in the slots' dtype."""
         if not n:
             return
-        first, following, sum_at = sums
-        sum_rows, wide_rows = self._to_step(functions, n, chained=bool(following), apart=bool(sum_at))
+        schema = self.schema
+        sum_rows, wide_rows = self._step_buffers(functions, n, chained=bool(sums.following), apart=bool(sums.at))
         self.queue.run(
             source.step_source(functions, tuple(slot.name for slot in optimizer.slots), schema), "step", WARP * n,
-            *self.table(), cells, n, grads, first, following,
-            sum_rows, sum_at, wide_rows,
+            *self.table(), cells, n, grads, sums.first, sums.following,
+            sum_rows, sums.at, wide_rows,
             schema.dim, step, float(count), *schema.slot_columns[:-1], *self._numbers(functions, optimizer),
         )  # fmt: skip
 
-    def _to_step(self, functions: tuple[Function, ...], n: int, *, chained: bool, apart: bool) -> tuple[int, int]:
+    def _step_buffers(self, functions: tuple[Function, ...], n: int, *, chained: bool, apart: bool) -> tuple[int, int]:
         """Return the buffers for sums, and for embeddings in the slots' dtype; null where none is needed."""
         copies, wide = formulas.uses_buffers(functions)
         row_bytes, of = self.schema.dim * self.schema.slot_dtype.itemsize, self.buffers.of
@@ -262,11 +274,11 @@ class Cells:
     def match(self, cells: int, n: int, optimizer: Optimizer, step: int) -> None:
         """Set the slots of n cells that follow the embedding; see contracts.HotTable."""
         if optimizer.match is not None and n:
-            zeros, first = self._to_match(n)
-            self.step((optimizer.match,), optimizer, cells, n, zeros, (first, NULL, NULL), step, 0)
+            zeros, first = self._match_buffers(n)
+            self.step((optimizer.match,), optimizer, cells, n, zeros, GivenSums(first), step, 0)
 
-    def _to_match(self, n: int) -> tuple[int, int]:
-        """Return the addresses of the one gradient there is, of zeros, and of its number for each cell."""
+    def _match_buffers(self, n: int) -> tuple[int, int]:
+        """Return the addresses of one gradient, all zeros, and of its position, 0, for each of n cells."""
         words = -(-self.schema.dim * self.schema.slot_dtype.itemsize // 8)
         return self.buffers.zeros("gradient", words), self.buffers.zeros("first", n)
 

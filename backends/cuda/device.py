@@ -39,17 +39,17 @@ class Memory(NamedTuple):
     owner: Any
 
 
-class Room(NamedTuple):
-    """Device memory to work in for one call: what is there before and after it means nothing."""
+class Workspace(NamedTuple):
+    """Device memory that one call writes intermediate results to. Its contents before and after mean nothing."""
 
     address: int
     nbytes: int
 
 
 def sorting_bytes(count: int) -> int:
-    """Return the bytes of room for sorting so many numbers with their positions.
+    """Return the bytes of the workspace for sorting so many numbers with their positions.
 
-    A copy, the positions, as much again for a pass of CUB's radix sort, and its counts of digits.
+    It has a copy, the positions, as much again for a pass of CUB's radix sort, and its counts of digits.
     """
     return (64 << 10) + 34 * count
 
@@ -115,14 +115,14 @@ class Device(Protocol):
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         """Set memory to 0."""
 
-    def order(self, numbers: int, count: int, out: int, room: Room, stream: int) -> None:
+    def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
         """Write the positions that sort int64 numbers, stably, to out, int64 too. Both are addresses.
 
-        room: for as many numbers at least; see sorting_bytes().
+        workspace: of at least sorting_bytes(count).
         """
 
-    def sort(self, numbers: int, count: int, room: Room, stream: int) -> None:
-        """Sort int64 numbers at an address, in place. room: as for order()."""
+    def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
+        """Sort int64 numbers at an address, in place. workspace: as for order()."""
 
     def load(self, source: str) -> Program:
         """Compile CUDA C, or return what was compiled before: run(stream, name, threads, *arguments)."""
@@ -261,20 +261,20 @@ class CupyDevice:
         with self._device:
             self._runtime.memsetAsync(address, 0, nbytes, self._stream(stream).ptr)
 
-    def order(self, numbers: int, count: int, out: int, room: Room, stream: int) -> None:
+    def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
         """See Device. CuPy's argsort is stable, and since CuPy 14 the host does not wait for it."""
-        with self._device, self._stream(stream), self._allocating_in(room):
+        with self._device, self._stream(stream), self._allocating_in(workspace):
             self._view(out, count)[...] = self._cupy.argsort(self._view(numbers, count))
 
-    def sort(self, numbers: int, count: int, room: Room, stream: int) -> None:
+    def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
         """See Device."""
-        with self._device, self._stream(stream), self._allocating_in(room):
+        with self._device, self._stream(stream), self._allocating_in(workspace):
             self._view(numbers, count).sort()
 
     @contextmanager
-    def _allocating_in(self, room: Room) -> Iterator[None]:
-        """Let what CuPy allocates on this thread be in a room, piece after piece; what it lacks is of CuPy's pool."""
-        cuda, (start, left) = self._cupy.cuda, room
+    def _allocating_in(self, workspace: Workspace) -> Iterator[None]:
+        """Let CuPy allocate from a workspace on this thread, and from its own pool once that is used up."""
+        cuda, (start, left) = self._cupy.cuda, workspace
 
         def allocate(nbytes: int) -> Any:
             nonlocal start, left

@@ -5,13 +5,13 @@ cells.cu describes the layout of a bucket, and of rows outside buckets. Not thre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from kvemb.backends.cuda.device import Memory, Room, sorting_bytes
+from kvemb.backends.cuda.device import Memory, Workspace, sorting_bytes
 from kvemb.backends.cuda.queue import Queue
 from kvemb.rows.block import CELL_OVERHEAD_BYTES, RowBlock
 from kvemb.rows.schema import Schema
@@ -19,7 +19,7 @@ from kvemb.rows.schema import Schema
 CELLS = 128
 # A table has at most 2 to this power chunks at its largest size, each of a power of two of buckets.
 MAX_CHUNKS_BIT = 10
-# Room for rows outside buckets is for a multiple of this number, so that columns begin at multiples of 16 bytes.
+# Buffers of rows are for a multiple of this number, so that columns begin at multiples of 16 bytes.
 PITCH = 16
 # Memory that a GPU gives out as a whole. Pieces of less than half of it share one; larger ones have whole ones alone.
 PAGE_BYTES = 2 << 20
@@ -149,14 +149,40 @@ class Buffers:
         self._took(nbytes)
         return memory.address
 
-    def room_to_sort(self, count: int) -> Room:
-        """Return the room for sorting so many numbers."""
-        nbytes = sorting_bytes(count)
-        return Room(self.of("sorting", nbytes), nbytes)
-
     def _took(self, nbytes: int) -> None:
         self.nbytes += nbytes
         self._use(nbytes)
+
+    def sorting_workspace(self, count: int) -> Workspace:
+        """Return the workspace for sorting so many numbers."""
+        nbytes = sorting_bytes(count)
+        return Workspace(self.of("sorting", nbytes), nbytes)
+
+    def parts(self, count: int, most: int | None = None, /, **row_bytes: int) -> Iterator[slice]:
+        """Yield slices that together are `count` rows, each of at most `most` (None: all); of fewer if memory is short.
+
+        row_bytes: by the name of a buffer, its bytes for each row. Raises what fitting() raises.
+        """
+        size = self.fitting(count if most is None else min(count, most), PITCH, **row_bytes)
+        for start in range(0, count, size):
+            yield slice(start, min(start + size, count))
+
+    def fitting(self, rows: int, unit: int, /, **row_bytes: int) -> int:
+        """Make buffers for so many rows, or for fewer if memory is short; return for how many, a multiple of `unit`.
+
+        row_bytes: as for parts(). Raises MemoryError if there is none for `unit` rows.
+        """
+        while True:
+            rows = max(unit, -(-rows // unit) * unit)
+            try:
+                for name, each in row_bytes.items():
+                    self.of(name, each * rows)
+            except MemoryError:
+                if rows == unit:
+                    raise
+                rows //= 4
+            else:
+                return rows
 
     def put(self, name: str, array: Any) -> int:
         """Copy an array to a buffer; return its address."""

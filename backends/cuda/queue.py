@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.backends.cuda.device import Device, Memory, Room
+from kvemb.backends.cuda.device import Device, Memory, Workspace
 from kvemb.backends.cuda.staging import Arriving, Order, Piece
 
 ANSWER_BYTES = 512
@@ -78,13 +78,13 @@ class Queue:
         """See Device."""
         self.device.zero(address, nbytes, self._here())
 
-    def order(self, numbers: int, count: int, out: int, room: Room) -> None:
+    def order(self, numbers: int, count: int, out: int, workspace: Workspace) -> None:
         """See Device."""
-        self.device.order(numbers, count, out, room, self._here())
+        self.device.order(numbers, count, out, workspace, self._here())
 
-    def sort(self, numbers: int, count: int, room: Room) -> None:
+    def sort(self, numbers: int, count: int, workspace: Workspace) -> None:
         """See Device."""
-        self.device.sort(numbers, count, room, self._here())
+        self.device.sort(numbers, count, workspace, self._here())
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous array to the device. The caller may change it afterwards."""

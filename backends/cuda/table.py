@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.cuda.arrays import ArrayRows
-from kvemb.backends.cuda.cells import COUNT_BYTES, NO_POSITIONS, NULL, WARP, Cells
+from kvemb.backends.cuda.cells import COUNT_BYTES, NO_POSITIONS, NULL, WARP, Cells, GivenSums
+from kvemb.backends.cuda.columns import Columns
 from kvemb.backends.cuda.device import Device, open_device
-from kvemb.backends.cuda.memory import CELLS, PITCH, bytes_per_cell, chunk_shift
+from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
 from kvemb.contracts import Change, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
@@ -33,10 +34,8 @@ STEP = 32
 # The share of a device's memory for one store, unless device_memory is given. The rest is for its callers' arrays, and
 # for other programs.
 SHARE = 0.75
-# A call on very many rows or buckets copies this many at a time, to bound its memory on the device.
-PART_ROWS, PART_BUCKETS = 65_536, 8192
-_DIGESTS, _FLAGS = 0, 1
-_ALL_FLAGS = 0xFF
+# A call on very many rows copies this many at a time, to bound its memory on the device.
+PART_ROWS = 65_536
 
 
 class CudaTable:
@@ -58,13 +57,13 @@ class CudaTable:
         most = max(first, max_capacity_rows // CELLS)
         self._schema, self.cells = schema, Cells(type(self).open_device(name), schema, most)
         self._chunks, self._buffers, self._queue = self.cells.chunks, self.cells.buffers, self.cells.queue
-        self._there = ArrayRows(self.cells, name)
+        self._there, self._columns = ArrayRows(self.cells, name), Columns(self.cells)
         self._value_bytes, self._run = self.cells.value_bytes, self.cells.run
         self.size = 0
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._warned: set[str] = set()
-        # What is hot can be found and written to disk, a few rows at a time, though the device has no memory left.
-        self._fitting(CELLS, CELLS, rows=self._row_bytes, keys=8, cells=8, missing=8, out=8)
+        # So that hot rows can be found and written to disk, a bucket's at a time, when the device has no memory left.
+        self._buffers.fitting(CELLS, CELLS, rows=self._row_bytes, keys=8, cells=8, missing=8, out=8)
         self._buffers.of("count", COUNT_BYTES)
         self._buffers.keep_least()
         self._enlarge(self._chunks.rounded(first))
@@ -121,7 +120,7 @@ class CudaTable:
     def find(self, keys: Keys) -> Positions:
         """See contracts.HotTable."""
         buffers, found = self._buffers, np.empty(len(keys), np.int64)
-        for part in self._parts(len(keys), len(keys), keys=8, cells=8, missing=8):
+        for part in buffers.parts(len(keys), keys=8, cells=8, missing=8):
             n = part.stop - part.start
             self.cells.start_find(buffers.put("keys", keys[part]), n)
             found[part] = buffers.get(buffers.of("cells", 8 * n), n, np.int64)
@@ -230,60 +229,30 @@ class CudaTable:
 
     def keys(self) -> Keys:
         """See contracts.HotTable."""
-        return self._keys_of(self.occupied())
-
-    def _keys_of(self, cells: Positions) -> Keys:
-        keys: Keys = self._column(cells, np.int64, 0)
-        return keys
+        return self._columns.keys(self.occupied())
 
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
         """See contracts.HotTable. A run of cells, as the hash has mixed the keys."""
         count = min(count, self.capacity_rows)
         start = int(at * (self.capacity_rows - count))
-        first = start // CELLS
-        used = self._bytes(_DIGESTS, first, -(-(start + count) // CELLS))
-        cells = start + np.flatnonzero(used[start - first * CELLS :][:count])
-        return self._keys_of(cells), self.scores(cells)
+        cells = self._columns.occupied(start, start + count)
+        return self._columns.keys(cells), self._columns.scores(cells)
 
     # By cell.
 
     def occupied(self) -> Positions:
         """See contracts.HotTable."""
-        parts = [start * CELLS + np.flatnonzero(part) for start, part in self._all_bytes(_DIGESTS)]
-        return np.concatenate(parts)
+        return self._columns.occupied()
 
     def read(self, cells: Positions) -> RowBlock:
         """See contracts.HotTable."""
         buffers, rows = self._buffers, RowBlock(self._schema, len(cells))
-        for part in self._parts(len(cells), rows=self._row_bytes, cells=8):
+        for part in buffers.parts(len(cells), PART_ROWS, rows=self._row_bytes, cells=8):
             n = part.stop - part.start
             buffer, pitch = buffers.for_rows("rows", self._schema, n)
             self._run("read_rows", WARP * n, buffers.put("cells", cells[part]), n, buffer, pitch)
             buffers.get_rows(buffer, pitch, rows.part(part.start, part.stop))
         return rows
-
-    def _parts(self, count: int, most: int = PART_ROWS, /, **nbytes: int) -> Iterator[slice]:
-        """Yield the slices in which so many rows are worked on; there are buffers for each. See _fitting."""
-        part = self._fitting(min(count, most), PITCH, **nbytes)
-        for start in range(0, count, part):
-            yield slice(start, min(start + part, count))
-
-    def _fitting(self, rows: int, unit: int, /, **nbytes: int) -> int:
-        """Have buffers for so many rows, or for fewer if the device lacks memory. Returns for how many, some units.
-
-        nbytes: of each row, by buffer. Raises MemoryError if there is none for one unit.
-        """
-        while True:
-            rows = max(unit, -(-rows // unit) * unit)
-            try:
-                for name, each in nbytes.items():
-                    self._buffers.of(name, each * rows)
-            except MemoryError:
-                if rows == unit:
-                    raise
-                rows //= 4
-            else:
-                return rows
 
     def put(self, cells: Positions, rows: RowBlock) -> None:
         """See contracts.HotTable."""
@@ -342,12 +311,12 @@ class CudaTable:
         count: int = 0,
     ) -> None:
         """See contracts.HotTable."""
-        buffers, first, following = self._buffers, NULL, NULL
+        buffers, summed = self._buffers, GivenSums()
         if sums is not None:
-            first = buffers.put("first", sums.first)
             following = buffers.put("following", sums.following) if sums.chained else NULL
+            summed = GivenSums(buffers.put("first", sums.first), following)
         given = buffers.put("cells", cells), len(cells), buffers.put("values", grads)
-        self.cells.step(optimizer.formulas, optimizer, *given, (first, following, NULL), step, count)
+        self.cells.step(optimizer.formulas, optimizer, *given, summed, step, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         """See contracts.HotTable."""
@@ -355,26 +324,11 @@ class CudaTable:
 
     def scores(self, cells: Positions) -> Scores:
         """See contracts.HotTable."""
-        scores: Scores = self._column(cells, np.float64, 1)
-        return scores
-
-    def _flags_of(self, cells: Positions) -> Any:
-        return self._column(cells, np.uint8, 2)
-
-    def _column(self, cells: Positions, dtype: Any, number: int) -> Any:
-        """Return the keys (0), scores (1) or flags (2) of cells, which are all in use."""
-        buffers, column = self._buffers, np.empty(len(cells), dtype)
-        for part in self._parts(len(cells), len(cells), cells=8, out=column.itemsize):
-            n, outputs = part.stop - part.start, [NULL, NULL, NULL]
-            outputs[number] = buffers.of("out", n * column.itemsize)
-            self._run("read_columns", n, buffers.put("cells", cells[part]), n, *outputs)
-            column[part] = buffers.get(outputs[number], n, dtype)
-        return column
+        return self._columns.scores(cells)
 
     def set_scores(self, cells: Positions, scores: Scores) -> None:
         """See contracts.HotTable."""
-        if n := len(cells):
-            self._run("put_scores", n, self._buffers.put("cells", cells), n, self._buffers.put("values", scores))
+        self._columns.set_scores(cells, scores)
 
     def remove(self, cells: Positions) -> None:
         """See contracts.HotTable."""
@@ -415,8 +369,8 @@ class CudaTable:
         count, buckets = 0, chunks.buckets
         try:
             left = RowBlock(self._schema, (chunks.buckets - least) * CELLS)
-            # Had before the first row leaves: the next parts may be larger than the first.
-            part = self._fitting(min(PART_ROWS, len(left)), CELLS, left=self._row_bytes, left_at=8) // CELLS
+            # Allocated before the first row leaves: the next parts may be larger than the first.
+            part = buffers.fitting(min(PART_ROWS, len(left)), CELLS, left=self._row_bytes, left_at=8) // CELLS
         except MemoryError:
             return RowBlock(self._schema, 0)
         while buckets > least:  # level by level, as in grow()
@@ -437,64 +391,42 @@ class CudaTable:
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
         """See contracts.HotTable."""
-        for start, part in self._all_bytes(_FLAGS):
-            dirty = start * CELLS + np.flatnonzero(part & DIRTY)
+        for dirty in self._columns.flagged(DIRTY):
             for at in range(0, len(dirty), limit):
                 cells = dirty[at : at + limit]
-                cells = cells[self._flags_of(cells) & DIRTY != 0]  # what was taken since is clean
+                cells = cells[self._columns.flags(cells) & DIRTY != 0]  # what was taken since is clean
                 if len(cells):
                     yield cells, self.read(cells)
 
     def mark_clean(self, cells: Positions) -> None:
         """See contracts.HotTable."""
-        self._change_flags(cells, DIRTY, keep=~DIRTY)
+        self._columns.change_flags(cells, DIRTY, keep=~DIRTY)
 
     def mark_dirty_pending(self) -> Keys:
         """See contracts.HotTable."""
-        parts = [start * CELLS + np.flatnonzero(part & DIRTY) for start, part in self._all_bytes(_FLAGS)]
-        keys = self._keys_of(np.concatenate(parts))
-        self._run("change_all_flags", self.capacity_rows, DIRTY, _ALL_FLAGS, PENDING)
+        keys = self._columns.keys(np.concatenate(list(self._columns.flagged(DIRTY))))
+        self._columns.change_all_flags(DIRTY, keep=~0, more=PENDING)
         return keys
 
     def release_pending(self, cells: Positions) -> RowBlock:
         """See contracts.HotTable."""
         cells = np.unique(cells[cells >= 0])
-        pending = self.read(cells[self._flags_of(cells) & PENDING != 0])
-        self._change_flags(cells, int(SNAPSHOT_FLAGS), keep=~int(SNAPSHOT_FLAGS))
+        pending = self.read(cells[self._columns.flags(cells) & PENDING != 0])
+        self._columns.change_flags(cells, int(SNAPSHOT_FLAGS), keep=~int(SNAPSHOT_FLAGS))
         return pending
 
     def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
         """See contracts.HotTable."""
         hot = np.flatnonzero(cells >= 0)
-        positions = hot[self._flags_of(cells[hot]) & PENDING != 0]
+        positions = hot[self._columns.flags(cells[hot]) & PENDING != 0]
         taken = self.read(cells[positions])
-        self._change_flags(cells[positions], PENDING, keep=~PENDING, more=WRITING)
+        self._columns.change_flags(cells[positions], PENDING, keep=~PENDING, more=WRITING)
         return positions, taken
 
     def mark_written(self, cells: Positions) -> None:
         """See contracts.HotTable."""
-        self._change_flags(cells[cells >= 0], WRITING, keep=~(WRITING | DIRTY))
+        self._columns.change_flags(cells[cells >= 0], WRITING, keep=~(WRITING | DIRTY))
 
     def release_all(self) -> None:
         """See contracts.HotTable."""
-        marks = int(SNAPSHOT_FLAGS)
-        self._run("change_all_flags", self.capacity_rows, marks, _ALL_FLAGS & ~marks, 0)
-
-    def _change_flags(self, cells: Positions, where: int, *, keep: int, more: int = 0) -> None:
-        """Flags of cells that have one of the bits `where` keep the bits `keep` and get the bits `more`."""
-        for part in self._parts(len(cells), len(cells), cells=8):
-            n = part.stop - part.start
-            self._run("change_flags", n, self._buffers.put("cells", cells[part]), n, where, keep & _ALL_FLAGS, more)
-
-    def _all_bytes(self, column: int) -> Iterator[tuple[int, Any]]:
-        """Yield the digests or the flags of all cells in parts, each with the bucket that it begins with."""
-        part = self._fitting(min(PART_BUCKETS * CELLS, self.capacity_rows), CELLS, out=1) // CELLS
-        for start in range(0, self._chunks.buckets, part):
-            yield start, self._bytes(column, start, min(start + part, self._chunks.buckets))
-
-    def _bytes(self, column: int, start: int, stop: int) -> Any:
-        count = (stop - start) * CELLS
-        buffer = self._buffers.of("out", count)
-        if count:
-            self._run("read_bytes", count, start, stop - start, column, buffer)
-        return self._buffers.get(buffer, count, np.uint8)
+        self._columns.change_all_flags(int(SNAPSHOT_FLAGS), keep=~int(SNAPSHOT_FLAGS))

@@ -120,9 +120,9 @@ class DeviceRows(Protocol):
         """Leave out the keys where chosen (n,), bool, is False."""
 
     def prepare(self, optimizer: Optimizer | None = None, matching: Optimizer | None = None) -> None:
-        """Have the memory for what comes next, so that it cannot fail for lack of it. Raises MemoryError.
+        """Allocate what the changes that follow take, so that they cannot fail half-way for lack of memory.
 
-        optimizer: of apply(), else assign() or add() comes; matching: of match().
+        optimizer: of apply(); None: assign() or add() comes. matching: of match(). Raises MemoryError.
         """
 
     def assign(self, values: DeviceArray, step: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cuda_devices import DEVICES, device_of
 from cuda_on_cpu import CpuDevice
 
-from kvemb.backends.cuda.device import OUT_OF_MEMORY, CupyDevice, Room, open_device, sorting_bytes
+from kvemb.backends.cuda.device import OUT_OF_MEMORY, CupyDevice, Workspace, open_device, sorting_bytes
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
 
@@ -89,18 +89,18 @@ def test_memory_is_copied_on_the_device(device):
     assert downloaded(device, memory.address + 800, 100).tolist() == list(range(100))
 
 
-def room_for(device, count):
-    """Room for sorting, and what keeps it."""
+def workspace_for(device, count):
+    """A workspace for sorting, and what keeps it."""
     memory = device.allocate(sorting_bytes(count))
-    return Room(memory.address, sorting_bytes(count)), memory
+    return Workspace(memory.address, sorting_bytes(count)), memory
 
 
 def test_numbers_are_sorted_stably(device):
     numbers = np.random.default_rng(0).integers(-3, 3, 5000)
     memory = device.allocate(2 * numbers.nbytes)
     device.upload(memory.address, numbers, 1)
-    room, _kept = room_for(device, len(numbers))
-    device.order(memory.address, len(numbers), memory.address + numbers.nbytes, room, 1)
+    workspace, _kept = workspace_for(device, len(numbers))
+    device.order(memory.address, len(numbers), memory.address + numbers.nbytes, workspace, 1)
     got = downloaded(device, memory.address + numbers.nbytes, len(numbers))
     assert got.tolist() == np.argsort(numbers, kind="stable").tolist()
 
@@ -109,8 +109,8 @@ def test_numbers_are_sorted_in_place(device):
     numbers = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, 5000)
     memory = device.allocate(numbers.nbytes)
     device.upload(memory.address, numbers, 1)
-    room, _kept = room_for(device, len(numbers))
-    device.sort(memory.address, len(numbers), room, 1)
+    workspace, _kept = workspace_for(device, len(numbers))
+    device.sort(memory.address, len(numbers), workspace, 1)
     assert downloaded(device, memory.address, len(numbers)).tolist() == sorted(numbers.tolist())
 
 
@@ -166,7 +166,7 @@ def test_memory_that_pytorch_keeps_for_later_is_had_before_there_is_none(monkeyp
     assert emptied == [1]
 
 
-def test_cupy_sorts_in_the_room_that_it_is_given_and_takes_the_rest_from_its_pool():
+def test_cupy_sorts_in_the_workspace_that_it_is_given_and_takes_the_rest_from_its_pool():
     pieces, allocators = [], []
 
     @contextmanager
@@ -193,7 +193,7 @@ def test_cupy_sorts_in_the_room_that_it_is_given_and_takes_the_rest_from_its_poo
     device._device.id = 0
     arrays = {1: np.array([3, 1, 2]), 2: np.empty(3, np.int64)}
     device._view = lambda address, count: arrays[address]
-    device.order(1, 3, 2, Room(1 << 20, 2048), 1)
+    device.order(1, 3, 2, Workspace(1 << 20, 2048), 1)
     assert arrays[2].tolist() == [1, 2, 0]
     assert pieces == [(1 << 20, 100), ((1 << 20) + 512, 512), ((1 << 20) + 1024, 513), ("pool", 1)]
     assert not allocators
@@ -219,8 +219,8 @@ def test_a_stream_waits_for_what_another_one_does(device):
     device.upload(memory.address, np.arange(1000), one)
     device.record(event, one)
     device.wait(other, event)
-    room, _kept = room_for(device, 1000)
-    device.order(memory.address, 1000, memory.address + 8000, room, other)
+    workspace, _kept = workspace_for(device, 1000)
+    device.order(memory.address, 1000, memory.address + 8000, workspace, other)
     device.record(event, other)
     device.wait(1, event)
     assert downloaded(device, memory.address + 8000, 1000).tolist() == list(range(1000))

@@ -38,7 +38,7 @@ def test_lanes_wait_for_each_other_around_an_element_that_all_use():
     assert lines[at - 1] == lines[at + 1] == "__syncwarp();"
 
 
-def test_rooms_are_for_gradients_that_change_and_for_embeddings_that_are_rounded_once():
+def test_buffers_are_for_gradients_that_change_and_for_embeddings_that_are_rounded_once():
     assert uses_buffers(Adagrad().formulas) == (False, False)
     assert uses_buffers(SGD(clip_value=1).formulas) == (True, False)
     assert uses_buffers(SGD(weight_decay=0.1, decoupled=True).formulas) == (False, True)

@@ -97,7 +97,7 @@ def test_a_large_buffer_has_whole_pages():
     assert device.sizes == [2 * PAGE_BYTES]
 
 
-def test_a_room_grows_and_is_kept():
+def test_a_buffer_grows_and_is_kept():
     device = CountingDevice()
     buffers = Buffers(Queue(device))
     first = buffers.of("keys", 1000)
@@ -111,7 +111,7 @@ def test_a_room_grows_and_is_kept():
     assert len(buffers.get(buffers.put("none", np.empty(0)), 0, np.float64)) == 0
 
 
-def test_a_room_that_can_neither_grow_nor_come_back_is_the_least_one():
+def test_a_buffer_that_can_neither_grow_nor_come_back_is_the_least_one():
     device, used = ShortDevice(), []
     buffers = Buffers(Queue(device))
     buffers.account(used.append)
@@ -130,7 +130,7 @@ def test_a_room_that_can_neither_grow_nor_come_back_is_the_least_one():
     assert sum(used) == buffers.nbytes == device.taken
 
 
-def test_rows_are_columns_in_a_room():
+def test_rows_are_columns_in_a_buffer():
     buffers = Buffers(Queue(CpuDevice()))
     rows = RowBlock(SCHEMA, 21)
     rows.keys[:], rows.scores[:], rows.steps[:], rows.flags[:] = np.arange(21), 0.5, 7, 3

@@ -8,7 +8,7 @@ from counting_device import CountingDevice
 from cuda_devices import device_of
 from late_device import LateDevice
 
-from kvemb.backends.cuda.device import Room, sorting_bytes
+from kvemb.backends.cuda.device import Workspace, sorting_bytes
 from kvemb.backends.cuda.queue import Queue
 from kvemb.backends.cuda.staging import SMALL_UPLOADS, Staging
 
@@ -67,14 +67,14 @@ def test_small_uploads_under_way_have_memory_of_their_own():
 
 def test_work_follows_other_work_from_stream_to_stream(device):
     work = Queue(device)
-    memory, room = work.allocate(1 << 12), work.allocate(sorting_bytes(4))
+    memory, workspace = work.allocate(1 << 12), work.allocate(sorting_bytes(4))
     for at, stream in enumerate((None, 1, 77, 77, None, None, 2, 78, None)):
         if stream is None:
             work.zero(memory.address, 8)
             continue
         with work.on(stream, frozenset({100 + at})):
             work.zero(memory.address, 8)
-            work.order(memory.address, 4, memory.address + 64, Room(room.address, sorting_bytes(4)))
+            work.order(memory.address, 4, memory.address + 64, Workspace(workspace.address, sorting_bytes(4)))
         with work.on(stream):
             pass
 
