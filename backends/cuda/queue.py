@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.cuda.device import Device, Memory, Workspace
-from kvemb.backends.cuda.staging import Arriving, Order, Piece
+from kvemb.backends.cuda.staging import Arriving, Piece, Uses
 
 ANSWER_BYTES = 512
 
@@ -30,7 +30,7 @@ class Queue:
         self._event = device.event()  # the end of a block of on(), or what its own stream has done
         self._beside = device.event()
         self._answer = Piece(device, lambda nbytes: None)
-        self._uses = Order()
+        self._uses = Uses()
 
     @contextmanager
     def on(self, stream: int, others: frozenset[int] = frozenset()) -> Iterator[None]:

@@ -1,9 +1,9 @@
 """Pinned memory of the host through which arrays cross to and from one device: one for all tables of a process there.
 
-A caller's array may be pinned, too, and is then read by the device after the call: so it is copied to memory of ours
-first. Its size does not depend on how many tables there are: it grows to bounds, which are shares of the smallest
-memory_budget that pays for it, and is kept, as asking the driver for more takes long. Thread-safe: whoever uses a lane,
-or a small piece, holds its lock, alone, and waits at most for the device's work, which waits for no lock.
+Every array is first copied to this memory: a caller's own may be pinned too, and the device would then read it after
+the call has returned. Its size does not depend on the number of tables: it grows up to bounds, which are shares of the
+smallest memory_budget that pays for it, and is kept, because the driver takes long to give more. Thread-safe: whoever
+uses a lane or a small piece holds its lock, and waits at most for the device's work, which waits for no lock.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("kvemb")
 
 # Lanes for large arrays, each of two pieces: one is filled or emptied while the device copies the other. A thread takes
-# one, so so many threads copy at once.
+# one lane, so this many threads copy at once.
 LANES, PIECE_BYTES = 4, 1 << 20
-# Uploads for which the host does not wait, until so many of them are under way.
+# Small uploads that may be under way at once; the host waits for the oldest before it begins one more.
 SMALL_UPLOADS, SMALL_BYTES = 32, 64 << 10
-# What they take of a memory_budget at most: all pieces of lanes, all small pieces, and what is on its way to the host.
+# One part in so many of a memory_budget is the most for: all pieces of lanes, all small pieces, and what is on its way
+# to the host.
 LANES_PART, SMALL_PART, ARRIVING_PART = 64, 128, 32
 _MIN_BYTES = 512
 
@@ -73,7 +74,7 @@ class Staging:
             use(taken)
 
     def took(self, nbytes: int) -> None:
-        """So many bytes more are taken, which the budgets pay."""
+        """Add nbytes, which may be negative, to what is taken, and have the budgets pay them."""
         with self._lock:
             self.nbytes += nbytes
             payers = [payer() for payer, _ in self._payers]
@@ -88,7 +89,7 @@ class Staging:
             _logger.warning("%s; what crosses to or from the GPU through memory that is not pinned takes longer", error)
 
     def lane(self) -> Lane:
-        """Return one that nobody uses, if there is one. Use it under its lock, and no other beside it."""
+        """Return a lane, one that nobody uses if possible. Use it under its lock; a thread uses one at a time."""
         return next((lane for lane in self._lanes if not lane.lock.locked()), self._lanes[0])
 
     def next_small(self) -> Piece:
@@ -100,12 +101,12 @@ class Staging:
     # What comes to the host while nobody waits.
 
     def arriving(self, nbytes: int, stream: int) -> Arriving | None:
-        """Return memory for so many bytes, for the work that this stream is given from now on; None: all is in use."""
+        """Return memory for so many bytes, which later work of this stream may write to; None: all is in use."""
         parcel = self._parcel(nbytes)
         if parcel is None:
             return None
         if parcel.event is not None:
-            self._device.wait(stream, parcel.event)  # somebody gave up what was on its way there
+            self._device.wait(stream, parcel.event)  # a copy to it was given up, and may not have ended
         return Arriving(self._device, parcel, nbytes, self._idle)
 
     def _parcel(self, nbytes: int) -> _Parcel | None:
@@ -155,11 +156,14 @@ class Lane:
         return piece, piece.take(min(nbytes, size), size)
 
 
-class Order:
-    """The uses of pieces by one table, in the order of its work. uses: how many; ended: of these, known to be over."""
+class Uses:
+    """How often one table has used pieces. Uses end in the order in which they began.
+
+    begun: how many there were; ended: how many of these are known to have ended.
+    """
 
     def __init__(self) -> None:
-        self.uses = self.ended = 0
+        self.begun = self.ended = 0
 
 
 class Piece:
@@ -172,7 +176,7 @@ class Piece:
         self._device, self._took = device, took
         self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._event: Any = None
-        self._order, self._use = Order(), 0
+        self._uses, self._use = Uses(), 0  # the last use: the table's, and its number there
         self._begun_on: int | None = None  # a stream with a copy that was begun, and whose end is not recorded yet
 
     def take(self, nbytes: int, size: int) -> npt.NDArray[np.uint8]:
@@ -193,49 +197,52 @@ class Piece:
             self._device.staging.warn(error)
             return np.empty(size, np.uint8)
 
-    def upload(self, address: int, part: npt.NDArray[np.uint8], stream: int, order: Order) -> None:
-        """Copy some of its bytes to the device, in the order of a table's work. It is in use until that is over."""
+    def upload(self, address: int, part: npt.NDArray[np.uint8], stream: int, uses: Uses) -> None:
+        """Begin to copy some of its bytes to the device, on a table's stream. It is in use until the copy has ended."""
         self._begin(stream)
         self._device.upload(address, part, stream)
-        self._end(stream, order)
+        self._end(stream, uses)
 
-    def download(self, part: npt.NDArray[np.uint8], address: int, stream: int, order: Order) -> None:
-        """The reverse."""
+    def download(self, part: npt.NDArray[np.uint8], address: int, stream: int, uses: Uses) -> None:
+        """Begin to copy to some of its bytes from the device; see upload()."""
         self._begin(stream)
         self._device.download(part, address, stream)
-        self._end(stream, order)
+        self._end(stream, uses)
 
     def _begin(self, stream: int) -> None:
         if self._event is None:
             self._event = self._device.event()
         self._begun_on = stream
 
-    def _end(self, stream: int, order: Order) -> None:
+    def _end(self, stream: int, uses: Uses) -> None:
         self._device.record(self._event, stream)
-        order.uses += 1
-        self._order, self._use, self._begun_on = order, order.uses, None
+        uses.begun += 1
+        self._uses, self._use, self._begun_on = uses, uses.begun, None
 
     def finish(self) -> None:
         """Wait until it is in use no longer. All earlier uses by the same table have ended then, too."""
-        order, use = self._order, self._use
+        uses, use = self._uses, self._use
         if self._begun_on is not None:  # a call was interrupted
             self._device.record(self._event, self._begun_on)
             self._device.finish(self._event)
             self._begun_on = None
-        elif use > order.ended:
+        elif use > uses.ended:
             self._device.finish(self._event)
-            order.ended = max(order.ended, use)
+            uses.ended = max(uses.ended, use)
 
 
 class _Parcel:
-    """Memory for what is on its way. event: when it is not used any more; None: it is not."""
+    """Memory for what is on its way. event: the end of its last use; None: it is not in use."""
 
     def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
         self.memory, self.event = memory, None
 
 
 class Arriving:
-    """Bytes on their way to a parcel, which is idle again once they were copied, or given up. For any one thread."""
+    """Bytes on their way to a parcel, which is idle again once copied() has returned, or this is deleted.
+
+    Used by one thread at a time.
+    """
 
     def __init__(self, device: Device, parcel: _Parcel, nbytes: int, idle: list[_Parcel]) -> None:
         self._device, self._idle, self._event = device, idle, device.event()
@@ -243,14 +250,14 @@ class Arriving:
         self._memory = parcel.memory[:nbytes]
 
     def begin(self, address: int, stream: int) -> None:
-        """Copy them from the device."""
+        """Begin to copy them from the device."""
         assert self._parcel is not None
         self._device.download(self._memory, address, stream)
         self._device.record(self._event, stream)
         self._parcel.event = self._event
 
     def copied(self) -> npt.NDArray[np.uint8]:
-        """Wait until they are there, and return a copy. Once."""
+        """Wait until they are there, and return a copy. To be called once."""
         assert self._parcel is not None
         self._device.finish(self._event)
         self._parcel.event, found = None, self._memory.copy()

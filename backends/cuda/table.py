@@ -57,7 +57,7 @@ class CudaTable:
         most = max(first, max_capacity_rows // CELLS)
         self._schema, self.cells = schema, Cells(type(self).open_device(name), schema, most)
         self._chunks, self._buffers, self._queue = self.cells.chunks, self.cells.buffers, self.cells.queue
-        self._there, self._columns = ArrayRows(self.cells, name), Columns(self.cells)
+        self._array_rows, self._columns = ArrayRows(self.cells, name), Columns(self.cells)
         self._value_bytes, self._run = self.cells.value_bytes, self.cells.run
         self.size = 0
         self._row_bytes = RowBlock.bytes_per_row(schema)
@@ -107,7 +107,7 @@ class CudaTable:
     @property
     def device_rows(self) -> ArrayRows:
         """See contracts.HotTable."""
-        return self._there
+        return self._array_rows
 
     @property
     def step_rows(self) -> int:
@@ -137,10 +137,10 @@ class CudaTable:
         """See contracts.HotTable."""
         found = self._buffers.of("out", self._value_bytes * len(keys))
         missing = self._find(keys, out=found, rule=rule, now=now)
-        self._take_out(found, out, np.delete(np.arange(len(keys)), missing) if len(missing) else None)
+        self._copy_out(found, out, np.delete(np.arange(len(keys)), missing) if len(missing) else None)
         return missing
 
-    def _take_out(self, address: int, out: Any, chosen: Positions | None) -> None:
+    def _copy_out(self, address: int, out: Any, chosen: Positions | None) -> None:
         """Copy embeddings to out (n, dim), or only the chosen ones."""
         if not out.size:
             return
@@ -160,7 +160,7 @@ class CudaTable:
         at, values = self.cells.put_beside(beside)
         missing = self._find(keys, at=at, rule=rule, now=now)
         self.cells.pool(self._buffers.of("cells", 8 * n), n, bags, at, values, pooled)
-        self._take_out(pooled, out, None)
+        self._copy_out(pooled, out, None)
         return missing
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
@@ -266,7 +266,7 @@ class CudaTable:
             found = self._buffers.of("out", self._value_bytes * n)
             self.cells.gather(self._buffers.put("cells", cells), n, found)
             chosen = np.flatnonzero(cells >= 0)
-            self._take_out(found, out, None if len(chosen) == n else chosen)
+            self._copy_out(found, out, None if len(chosen) == n else chosen)
 
     def prepare(self, count: int, change: Change) -> None:
         """See contracts.HotTable."""

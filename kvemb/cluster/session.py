@@ -43,9 +43,9 @@ class Opened(NamedTuple):
 
 
 class Session:
-    """See the module. coordinator: calls of it. joined: what it said. before: the client's session before a recovery,
+    """See the module. coordinator: calls of it. joined: its answer when the client joined.
 
-    whose variables stay open.
+    before: the client's session before a recovery, whose variables stay open.
     """
 
     def __init__(self, coordinator: Calls, joined: JoinReply, before: Session | None = None) -> None:

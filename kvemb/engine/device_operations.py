@@ -67,7 +67,7 @@ class DeviceOperations(TableOperations):
 
         REQUIRES: at the end of the call, storage.ahead.looked_up().
         """
-        device_rows, shape = self.device_rows, (0, self._schema.dim)
+        device_rows = self.device_rows
         with self._storage.reading():
             rule, now = self._begin_use(touch)
             with device_rows.on(keys, out, *([] if exists is None else [exists])):
@@ -80,7 +80,7 @@ class DeviceOperations(TableOperations):
                 if keys.borrowed or out.borrowed:
                     device_rows.finish()
                 return
-            rows = np.empty((len(missing.keys), *shape[1:]), self._schema.value_dtype)
+            rows = np.empty((len(missing.keys), self._schema.dim), self._schema.value_dtype)
             absent = self._lookup_host(missing.keys, rows, rule, now)
             self._storage.counts.hits += keys.size - len(absent)
             self._storage.counts.misses += len(absent)

@@ -209,7 +209,7 @@ class HotTables:
         Yields the keys that a table was offered and the dirty rows that had to leave it. together: rows of one GPU do
         not evict each other (contracts.DeviceRows.together).
         """
-        for table, part in [(table, _part(rows, positions)) for table, positions in self.by_table(owners)]:
+        for table, part in [(table, _rows_at(rows, positions)) for table, positions in self.by_table(owners)]:
             sinking, reserve = self._host is not None, self.memory.reserve(table)
             with together_in(table) if together else nullcontext():
                 leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=sinking)
@@ -340,5 +340,5 @@ class HotTables:
             table.clear()
 
 
-def _part(rows: RowBlock, positions: Any) -> RowBlock:
+def _rows_at(rows: RowBlock, positions: Any) -> RowBlock:
     return rows if positions is ALL else rows.select(positions)

@@ -366,7 +366,7 @@ class TieredStorage:
         self.counts.spills += len(rows)
 
     def _leave(self, leaving: RowBlock) -> None:
-        """Take over dirty rows that have left the hot tier because it shrinks."""
+        """Take over dirty rows that have left the hot tier because it shrinks, or for rows that rise."""
         try:
             if self._snapshot is not None:
                 self._snapshot.copy_before_leaving(leaving)
