@@ -75,7 +75,7 @@ class Variable(Handle[Table]):
     @method_of(VariableArguments)
     def __init__(self, arguments: VariableArguments) -> None:
         if arguments.custom_getter is not None:
-            raise ValueError("custom_getter wraps get_variable; Variable makes what it is told")
+            raise ValueError("custom_getter wraps get_variable, not Variable; leave it out, or use get_variable")
         self._store = chosen(arguments.store)
         engine = inside(self._store)
         if not isinstance(engine, Engine):

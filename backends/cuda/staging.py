@@ -62,12 +62,9 @@ class Staging:
             if not known:
                 self._payers.append((weakref.WeakMethod(use), total))
             least = min(total for _, total in self._payers)
-            self.piece_bytes, self.small_bytes = (
-                min(bound, _floor(least // part // count))
-                for bound, part, count in zip(
-                    self._bounds, (LANES_PART, SMALL_PART), (2 * LANES, SMALL_UPLOADS), strict=True
-                )
-            )
+            piece_bytes, small_bytes = self._bounds
+            self.piece_bytes = min(piece_bytes, _floor(least // LANES_PART // (2 * LANES)))
+            self.small_bytes = min(small_bytes, _floor(least // SMALL_PART // SMALL_UPLOADS))
             self._max_arriving = least // ARRIVING_PART
             taken = self.nbytes
         if not known:

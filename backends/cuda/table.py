@@ -186,8 +186,8 @@ class CudaTable:
         while len(pending):
             rows = rows.select(pending)
             # No growth if few cells are in use: keys that share a few buckets find no room in a table of any size.
-            growing = reserve is not None and self.step_rows > 0 and 2 * self.size > self.capacity_rows
-            growing = growing and reserve is not None and reserve(self.step_rows) and self._grown()
+            may_grow = self.step_rows > 0 and 2 * self.size > self.capacity_rows
+            growing = reserve is not None and may_grow and reserve(self.step_rows) and self._grown()
             pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
         return left
 
