@@ -72,7 +72,8 @@ class CpuDevice:
     def __init__(self, seed: int = 1, flags: Sequence[str] = ("-O1",)) -> None:
         self._random = np.random.default_rng(seed)
         self._flags = tuple(flags)
-        self._lock = threading.Lock()
+        # Two, and one of them reentrant, as memory may be freed within either, for which a device may do its work.
+        self._lock, self._loading = threading.RLock(), threading.Lock()
         self._programs: dict[str, Program] = {}
         self._streams = itertools.count(16)
         self.launches: dict[str, int] = {}
@@ -146,7 +147,7 @@ class CpuDevice:
         return owner.__cuda_array_interface__, owner
 
     def load(self, source: str) -> Program:
-        with self._lock:
+        with self._loading:
             if source not in self._programs:
                 self._programs[source] = self._program(ctypes.CDLL(str(built(source, self._flags))))
             return self._programs[source]

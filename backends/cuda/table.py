@@ -62,6 +62,7 @@ class CudaTable:
         self.size = 0
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._warned: set[str] = set()
+        self._rows_until_growth = 0
         # So that hot rows can be found and written to disk, a bucket's at a time, when the device has no memory left.
         self._buffers.fitting(CELLS, CELLS, rows=self._row_bytes, keys=8, cells=8, missing=8, out=8)
         self._buffers.of("count", COUNT_BYTES)
@@ -113,7 +114,8 @@ class CudaTable:
     def step_rows(self) -> int:
         """See contracts.HotTable."""
         buckets = self._chunks.buckets
-        return (self._chunks.rounded(buckets + max(1, buckets // STEP)) - buckets) * CELLS
+        grown = self._chunks.rounded(buckets + max(1, buckets // STEP))
+        return 0 if self._rows_until_growth else (grown - buckets) * CELLS
 
     # By key.
 
@@ -181,6 +183,7 @@ class CudaTable:
         """See contracts.HotTable. Grows when the bucket of a key is full. Evicted rows are in the order of the rows
         that replace them. If the device has no memory for growth although the budget has, rows are evicted instead.
         """
+        self._rows_until_growth = max(0, self._rows_until_growth - len(rows))
         growing = reserve is not None and self.step_rows > 0
         pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
         while len(pending):
@@ -192,11 +195,13 @@ class CudaTable:
         return left
 
     def _grown(self) -> bool:
-        """Grow. If the device has no memory left, keep this size from now on."""
+        """Grow. If the device has no memory left, keep this size until as many rows were offered as there are cells: to
+        ask in vain takes long.
+        """
         try:
             self.grow()
         except MemoryError as error:
-            self._chunks.max_buckets = self._chunks.buckets
+            self._rows_until_growth = self.capacity_rows
             self._warn(f"a hot table stays at {self.capacity_rows} rows", error)
             return False
         return True

@@ -114,13 +114,20 @@ def test_without_memory_for_growth_rows_are_evicted_and_it_is_said_once(caplog):
     rows = rows_of(np.arange(128 + 64))
     device.spent = True
     left = table.insert(rows, reserve=lambda cells: True)
-    assert table.capacity_rows == table.max_capacity_rows == 128
+    assert (table.capacity_rows, table.step_rows) == (128, 0)
     assert (len(left), table.size) == (64, 128)
     assert left.keys.tolist() == list(range(64))
     table.insert(rows_of(np.arange(1000, 1100)), reserve=lambda cells: True)
+    assert table.step_rows == 0, "it is not asked for again at once"
+    for start in range(2000, 3000, 128):
+        table.insert(rows_of(np.arange(start, start + 128)), reserve=lambda cells: True)
     assert [record.getMessage() for record in caplog.records] == [
         f"a hot table stays at 128 rows: no room for {CHUNK_BYTES} bytes; open the store with a smaller device_memory"
     ]
+    device.spent = False
+    for start in range(4000, 4300, 100):
+        table.insert(rows_of(np.arange(start, start + 100)), reserve=lambda cells: True)
+    assert table.capacity_rows > 128
 
 
 @pytest.mark.usefixtures("_on_cpu")
