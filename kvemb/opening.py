@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, cast
 
+from kvemb.checks.machine import memory_bytes
 from kvemb.defaults import DEFAULTS
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
@@ -19,8 +21,10 @@ from kvemb.engine.engine import Engine
 from kvemb.errors import KvembError
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.options import parse_budget, parse_device_memory
+from kvemb.options import format_bytes, parse_budget, parse_device_memory
 from kvemb.store import Store
+
+_logger = logging.getLogger("kvemb")
 
 
 def open(
@@ -36,7 +40,8 @@ def open(
 ) -> Store:
     """Open the store at path; it is created if the directory is missing or empty.
 
-    memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given.
+    memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given. If it
+    is more than the machine has, a warning is logged.
     device_memory: bytes or text, for hot tables and their buffers on each GPU; None: three quarters of its memory.
     What the arrays of a call take on a GPU comes on top.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
@@ -64,7 +69,16 @@ def open(
         limits=limits,
         warm=bool(warm),
     )
-    return Store(engine)
+    store = Store(engine)
+    if (asked := store.budget.total) > (there := memory_bytes()):
+        _logger.warning(
+            "the memory_budget of %s is %s, and this machine, or container, has %s: the system may end the process "
+            "when the hot tables have grown; ask for less",
+            path,
+            format_bytes(asked),
+            format_bytes(there),
+        )
+    return store
 
 
 def restore(

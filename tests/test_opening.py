@@ -45,6 +45,14 @@ def test_a_budget_is_checked_before_a_checkpoint_is_looked_for(tmp_path):
         kvemb.restore(tmp_path / "none", tmp_path / "new", memory_budget="much")
 
 
+def test_a_budget_above_the_memory_of_the_machine_is_told(tmp_path, caplog):
+    kvemb.open(tmp_path / "fits", memory_budget="8MiB").close()
+    assert caplog.messages == []
+    kvemb.open(tmp_path / "large", memory_budget="15TiB").close()
+    (told,) = caplog.messages
+    assert f"the memory_budget of {tmp_path / 'large'} is 15.0 TiB, and this machine, or container, has" in told
+
+
 def test_a_checkpoint_is_not_followed(store, tmp_path):
     checkpoint = store.checkpoint(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="is a checkpoint, which never changes; follow the store, or use read_only"):
