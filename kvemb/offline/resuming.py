@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.manifest import Manifest
 from kvemb.handle import inside
 from kvemb.store import Store
+
+_logger = logging.getLogger("kvemb")
 
 
 def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Store, Checkpoint | None]:
@@ -44,7 +48,24 @@ def _check(path: Path, found: Manifest, newest: Checkpoint | None) -> None:
             f"{path} is another store than the one that {newest.path} was saved of; name another path"
         )
     rows = sum(entry.rows for entry in found.variables.values())
+    if newest is not None and _changed_since(found, newest.id):
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created))
+        _logger.warning(
+            "%s goes back to %s: what changed in it after that, up to %s, is deleted; to keep such changes, save a "
+            "checkpoint after them",
+            path,
+            newest.path,
+            made,
+        )
     if newest is None and rows:
         raise FileExistsError(
             f"{path} has {rows:,} rows and the series has no checkpoint yet: open it with kvemb.open, or delete it"
         )
+
+
+def _changed_since(found: Manifest, checkpoint: str) -> bool:
+    """Whether rows changed between a checkpoint of a store and a later durable point of it."""
+    since = [epoch.since for epoch in found.changes]
+    if checkpoint not in since:
+        return found.id != checkpoint
+    return any(epoch.variables for epoch in found.changes[since.index(checkpoint) :])

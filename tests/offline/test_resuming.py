@@ -78,3 +78,19 @@ def test_a_deletion_that_a_crash_interrupted_is_completed(tmp_path, manager, lef
     store, _ = manager.resume(tmp_path / "store", **BUDGET)
     with store:
         assert rows(store) == [1.0, 0.0]
+
+
+def test_what_a_store_had_after_the_newest_checkpoint_is_deleted_with_a_warning(tmp_path, manager, caplog):
+    store, _ = manager.resume(tmp_path / "store", **BUDGET)
+    train(store, [1], 1.0)
+    saved = manager.save(store)
+    store.close()
+    manager.resume(tmp_path / "store", **BUDGET)[0].close()
+    assert caplog.messages == [], "nothing changed"
+    with kvemb.open(tmp_path / "store", **BUDGET) as store:
+        store.variables["users"].remove([1])
+    store, _ = manager.resume(tmp_path / "store", **BUDGET)
+    with store:
+        assert rows(store) == [1.0, 0.0]
+    (told,) = caplog.messages
+    assert f"{tmp_path / 'store'} goes back to {saved.path}: what changed in it after that" in told
