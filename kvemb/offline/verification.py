@@ -65,8 +65,11 @@ def verify(
             how = {"number": number, "deep": deep, "options": options, "progress": progress}
             return cast(Verification, registry.of_cluster("verify")(root, **how))
         return _verify_remote(root, number, remote, bool(deep), progress)
-    path = paths.newest_of(paths.local(path))
+    given = paths.local(path)
+    path = paths.newest_of(given)
     found = Verification(path, bool(deep))
+    if path != given:
+        found.notes.append(f"{path}, the newest checkpoint of {given}, is checked; others by their path")
     if layout.is_checkpoint(path):
         _verify_checkpoint(path, found, progress)
     elif layout.is_store(path):

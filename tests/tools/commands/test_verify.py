@@ -124,3 +124,8 @@ def test_a_store_in_use_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (
         "is open for writing elsewhere, by this process; stop the process that has it open" in capsys.readouterr().err
     )
+
+
+def test_of_a_series_the_newest_is_checked_and_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(root)]) == 0
+    assert f"{root / '00000002'}, the newest checkpoint of {root}, is checked" in capsys.readouterr().out
