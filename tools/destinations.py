@@ -77,7 +77,7 @@ def resumed(source: PathOrFile, head: bytes) -> Iterator[IO[bytes]]:
 def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
     """Yield a temporary path to write to, moved to `destination` if the block succeeds. folder: yield an empty folder.
 
-    Raises FileExistsError if the destination exists; BadInput if its bucket does not.
+    Raises FileExistsError if the destination exists; BadInput if its bucket does not, or its folder is read-only.
     """
     if is_url(destination):
         destination = os.fspath(destination)
@@ -100,6 +100,8 @@ def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Itera
     if target.exists():
         raise FileExistsError(f"{target} exists; name a new {'folder' if folder else 'file'}, or delete it")
     target.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(target.parent, os.W_OK | os.X_OK):  # an error of the hidden folder would name that
+        raise BadInput(f"{target.parent} cannot be written to; name another place for {target.name}")
     with bulk.scratch(".kvemb-new-", target.parent) as scratch:
         made = scratch / target.name
         if folder:

@@ -6,6 +6,7 @@ The store's lock file guards the directory against other processes. Not thread-s
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
@@ -41,7 +42,8 @@ class Points:
             if "is a series" in (message := describe_path(store)):
                 raise StoreNotFound(f"{message}, and restore it; a store is another directory") from error
             raise
-        with layout.as_cold_store_error(f"open {store}"):
+        fixed = layout.is_store(store) and not os.access(store, os.W_OK)
+        with layout.as_cold_store_error(f"open {store}{' for writing, only with read_only=True' * fixed}"):
             self._open(store, undo)
 
     def _open(self, store: Path, undo: ExitStack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import ExitStack
 
 import numpy as np
@@ -187,3 +188,17 @@ def test_a_point_replaced_while_it_is_opened_is_no_error(monkeypatch, open_store
     monkeypatch.setattr(points.layout, "mirrored", replaced)
     follower = open_store(tmp_path / "store", follow=True)
     assert follower.variables["table"].export()[0].tolist() == [0, 1, 2]
+
+
+def test_a_store_on_a_disk_that_is_read_only_says_that_it_can_be_read(tmp_path, undo, monkeypatch):
+    published(tmp_path / "store", 1)
+
+    def refused(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(points.layout, "lock", refused)
+    monkeypatch.setattr(points.os, "access", lambda path, mode: False)
+    with pytest.raises(ColdStoreError, match=r"store for writing, only with read_only=True: .*Read-only file system"):
+        Points(tmp_path / "store", undo)
+    with pytest.raises(ColdStoreError, match=r"cannot open \S*/new: .*Read-only file system"):
+        Points(tmp_path / "new", undo)

@@ -89,3 +89,9 @@ def test_what_is_removed_is_the_link(made):
     destinations.remove(made / "link")
     assert not (made / "link").is_symlink()
     assert kvemb.verify(made / "store")
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(made, monkeypatch):
+    monkeypatch.setattr(destinations.os, "access", lambda path, mode: False)
+    with pytest.raises(BadInput, match=r"^fixed cannot be written to; name another place for t\.csv$"):
+        export("store", "fixed/t.csv")
