@@ -91,7 +91,9 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
     if array.size and not np.can_cast(array.dtype, dtype, "safe"):
         advice = f"convert with {what}.astype({dtype.name!r})"
         if array.dtype.kind not in "biuf":
-            advice = "number them, or hash them to integers"
+            advice = "number them, or hash them to integers" if what == "keys" else "give an array of numbers"
+            if array.shape == () and array.dtype == object:  # a set, a generator, a dict
+                advice = f"give an array or a list of numbers, not a {type(data).__name__}"
         elif what == "keys" and array.dtype == np.uint64:
             advice = "make the variable with key_dtype='uint64'"
         raise TypeError(f"{what} must be {dtype.name}, got {array.dtype.name}, which would lose information; {advice}")

@@ -47,7 +47,8 @@ def _checked(ids: Any, what: str) -> torch.Tensor:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.is_quantized:
         raise TypeError(f"{what} must be a tensor of integers, got {ids.dtype}")
     if ids.layout != torch.strided:
-        raise TypeError(f"{what} must be a dense tensor, got {ids.layout}; pass {what}.to_dense()")
+        instead = f"{what}.values() and {what}.offsets()[:-1]" if ids.is_nested else f"{what}.to_dense()"
+        raise TypeError(f"{what} must be a dense tensor, got {ids.layout}; pass {instead}")
     return ids
 
 

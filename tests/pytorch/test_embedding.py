@@ -248,13 +248,17 @@ def test_rows_are_no_parameters_and_copies_share_them(loaded, tmp_path):
 # What is refused.
 
 
+NESTED = torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 1, 3]))
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
         (torch.tensor([1.0]), "ids must be a tensor of integers, got torch.float32"),
         (torch.tensor([True]), "got torch.bool"),
         ([1, 2], r"must be a tensor of integers, got \[1, 2\]"),
-        (torch.eye(2, dtype=torch.int64).to_sparse(), "dense tensor"),
+        (torch.eye(2, dtype=torch.int64).to_sparse(), r"dense tensor, .*; pass ids.to_dense\(\)"),
+        (NESTED, r"dense tensor, .*; pass ids.values\(\) and ids.offsets\(\)\[:-1\]"),
     ],
     ids=str,
 )

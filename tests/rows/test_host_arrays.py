@@ -62,6 +62,25 @@ def test_keys_that_would_lose_information_are_refused(keys, dtype):
         as_keys(keys, dtype)
 
 
+@pytest.mark.parametrize(
+    ("keys", "advice"),
+    [
+        (["a"], "number them, or hash them to integers"),
+        ({1, 2}, "give an array or a list of numbers, not a set"),
+        ((each for each in (1, 2)), "give an array or a list of numbers, not a generator"),
+    ],
+    ids=["str", "set", "generator"],
+)
+def test_the_advice_fits_what_was_given(keys, advice):
+    with pytest.raises(TypeError, match=advice):
+        as_keys(keys, INT64)
+
+
+def test_text_is_no_value():
+    with pytest.raises(TypeError, match=r"values must be float32, got .*; give an array of numbers"):
+        as_values(["a"], np.dtype(np.float32), (1,))
+
+
 def test_ragged_lists_are_refused():
     with pytest.raises(ValueError, match="keys must be a rectangular array"):
         as_keys([[1], [2, 3]], INT64)
