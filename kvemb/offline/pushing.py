@@ -187,7 +187,7 @@ class Pushing(RemoteCheckpoints):
             root = Path(self._root)
             layout.check_outside_stores(root, "copy")
             if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:
-                raise FileExistsError(f"{root} is a {kind}; push to another directory")
+                raise FileExistsError(f"{root} is a {kind}; name another directory")
 
     def _there(self, checkpoint: Checkpoint, number: int) -> Pushed | None:
         """Return what the URL has for the number; a damaged manifest counts as missing. Raises FileExistsError."""

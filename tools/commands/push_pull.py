@@ -46,7 +46,7 @@ def push(
     lines = [
         ("checkpoint", f"{done.number:08d}"),
         ("sent", f"{done.files:,} files, {size(done.nbytes)}"),
-        ("stored", f"as a base and {done.deltas:,} deltas" if done.deltas else "whole"),
+        ("stored", f"as a base and {done.deltas:,} delta{'s' * (done.deltas != 1)}" if done.deltas else "whole"),
         ("there already", f"{done.shared:,} files"),
     ]
     screen.close(f"kvemb push {root} {url}", lines, asdict(done))
