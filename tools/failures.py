@@ -19,6 +19,7 @@ _ADVICE = {
     "is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path": (
         "is a checkpoint, which never changes; make a store of it with kvemb restore"
     ),
+    "; to read it meanwhile, open it with follow=True, and refresh() moves to its newest durable point": "",
     "close it there, or open it with read_only=True": "stop the process that has it open",
     "again with verify=True": "again with --verify",
     "close it there": "stop the process that has it open",

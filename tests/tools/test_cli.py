@@ -104,8 +104,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_hit_rate(tmp_path: Path) -> None:
     assert process.wait(timeout=PATIENCE) == 0
     assert b"training" in shown
     assert b"compiling kernels, once" in shown
-    assert shown.index(b"compiling kernels, once") < shown.index(b"hit rate 0.")
-    assert b"hit rate 0." in shown
+    assert shown.index(b"compiling kernels, once") < shown.index(b"hit rate ")
 
 
 def test_keep_leaves_a_store_that_opens(tmp_path: Path) -> None:
