@@ -34,6 +34,20 @@ LANES_PART, SMALL_PART, ARRIVING_PART = 64, 128, 32
 _MIN_BYTES = 512
 
 
+class _Payer:
+    """A memory_budget of `total` bytes that pays for pinned memory. use: weakly, the method that it pays by."""
+
+    def __init__(self, use: Callable[[int], None], total: int) -> None:
+        self.use, self.total, self._paid = weakref.WeakMethod(use), total, 0
+        self._most = total // LANES_PART + total // SMALL_PART + total // ARRIVING_PART
+
+    def owes(self, taken: int) -> int:
+        """Return what it has yet to pay, negative for what it gets back, where so much is taken; it then has paid."""
+        more = min(taken, self._most) - self._paid
+        self._paid += more
+        return more
+
+
 class Staging:
     """The pinned memory of a device. piece_bytes, small_bytes: of each piece at most.
 
@@ -48,7 +62,7 @@ class Staging:
         self.small_lock = threading.Lock()
         self._small = deque(Piece(device, self.took) for _ in range(SMALL_UPLOADS))
         self._lock = threading.Lock()
-        self._payers: list[tuple[weakref.WeakMethod[Callable[[int], None]], int]] = []
+        self._payers: list[_Payer] = []
         self._idle: list[_Parcel] = []
         self.nbytes = self.arriving_bytes = 0
         self._warned = False
@@ -57,27 +71,26 @@ class Staging:
     def account(self, use: Callable[[int], None], total: int) -> None:
         """See contracts.DeviceRows.account_host. use: a bound method, called for as long as its object is there."""
         with self._lock:
-            self._payers = [payer for payer in self._payers if payer[0]() is not None]
-            known = any(payer[0]() == use for payer in self._payers)
-            if not known:
-                self._payers.append((weakref.WeakMethod(use), total))
-            least = min(total for _, total in self._payers)
+            self._payers = [payer for payer in self._payers if payer.use() is not None]
+            if not any(payer.use() == use for payer in self._payers):
+                self._payers.append(_Payer(use, total))
+            least = min(payer.total for payer in self._payers)
             piece_bytes, small_bytes = self._bounds
             self.piece_bytes = min(piece_bytes, _floor(least // LANES_PART // (2 * LANES)))
             self.small_bytes = min(small_bytes, _floor(least // SMALL_PART // SMALL_UPLOADS))
             self._max_arriving = least // ARRIVING_PART
-            taken = self.nbytes
-        if not known:
-            use(taken)
+        self.took(0)
 
     def took(self, nbytes: int) -> None:
-        """Add nbytes, which may be negative, to what is taken, and have the budgets pay them."""
+        """Add nbytes, which may be negative, to what is taken, and have each budget pay it, up to its own bounds: what
+        larger ones had before it came is theirs.
+        """
         with self._lock:
             self.nbytes += nbytes
-            payers = [payer() for payer, _ in self._payers]
-        for use in payers:
-            if use is not None:
-                use(nbytes)
+            owed = [(payer.use(), payer.owes(self.nbytes)) for payer in self._payers]
+        for use, more in owed:
+            if use is not None and more:
+                use(more)
 
     def warn(self, error: MemoryError) -> None:
         """Log the first time that there is no pinned memory."""

@@ -105,6 +105,19 @@ def test_what_is_taken_is_a_small_share_of_the_smallest_budget(total):
     assert 0 < small.used == large.used <= total // LANES_PART + total // SMALL_PART
 
 
+def test_a_small_budget_does_not_pay_for_what_larger_ones_had_before_it():
+    device, large, small, total = SharedDevice(), Payer(), Payer(), 4 * MIB
+    device.staging.account(large.use, 1 << 40)
+    queue = Queue(device)
+    sent(queue, np.arange(1 << 17))
+    sent(queue, np.arange(1000))
+    device.staging.account(small.use, total)
+    most = total // LANES_PART + total // SMALL_PART + total // ARRIVING_PART
+    assert large.used == device.staging.nbytes > most == small.used
+    device.staging.took(-device.staging.nbytes)
+    assert large.used == small.used == 0
+
+
 def test_a_budget_pays_once_and_as_long_as_its_store_is_there():
     device, payer, other = SharedDevice(), Payer(), Payer()
     staging = device.staging
