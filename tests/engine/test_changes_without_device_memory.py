@@ -137,7 +137,7 @@ def test_a_full_gpu_loses_no_row(device: ShortDevice, tmp_path: Path, name: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shortages", [FAIL[::4], GIVE[::5]], ids=["fails once", "is full"])
+@pytest.mark.parametrize("shortages", [FAIL[::8], GIVE[::5]], ids=["fails once", "is full"])
 @pytest.mark.parametrize("given", [there, at_host])
 @pytest.mark.parametrize("name", CHANGES)
 def test_no_row_is_lost_or_wrong_whatever_finds_no_memory(
@@ -147,7 +147,7 @@ def test_no_row_is_lost_or_wrong_whatever_finds_no_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shortages", [FAIL[::4], GIVE[::5]], ids=["fails once", "is full"])
+@pytest.mark.parametrize("shortages", [FAIL[::8], GIVE[::5]], ids=["fails once", "is full"])
 @pytest.mark.parametrize("name", ["upsert", "step", "remove"])
 def test_neither_a_constraint_nor_a_second_gpu_finds_no_memory_half_way(
     device: ShortDevice, tmp_path: Path, name: str, shortages: Any
