@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 from arrays_on_device import there
 from cuda_devices import device_of
-from cuda_on_cpu import CpuDevice, CudaOnCpuTable
+from cuda_on_cpu import CudaOnCpuTable
+from short_device import ShortDevice
 
 import kvemb
 from kvemb import registry
-from kvemb.backends.cuda.device import Memory
 from kvemb.handle import inside
 from kvemb.optimizers import Adagrad
 
 DIM = 64
 
 
-class MeasuredDevice(CpuDevice):
-    """A device that counts its memory. taken: bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken = 0
-
-    def allocate(self, nbytes: int) -> Memory:
-        memory = super().allocate(nbytes)
-        self.taken += nbytes
-        weakref.finalize(memory.owner, self._free, nbytes)
-        return memory
-
-    def _free(self, nbytes: int) -> None:
-        self.taken -= nbytes
-
-
 def test_a_store_takes_device_memory_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device_of("cpu")
-    device, limit = MeasuredDevice(), 4 << 20
+    device, limit = ShortDevice(), 4 << 20
     monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
     monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
     with kvemb.open(tmp_path / "store", memory_budget="16MiB", device_memory=limit) as store:

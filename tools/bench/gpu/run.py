@@ -56,34 +56,22 @@ def run(
         there = hot.gpu_of(probe)
         report.facts |= {"gpu": there.name(), "bytes_per_second": there.bytes_per_second()}
     report.facts["compile_s"] = compile_seconds(dims[0])
-    return report, _measured(report, rows, dims, batch, batches, runs, device, folder, chosen, sizes)
 
+    def measured() -> Iterator[list[Line]]:
+        steps = min(batches, MAX_STEPS)
+        if "calls" in chosen:
+            for dim in dims:
+                yield list(hot.measure(rows, dim, batch, batches, runs, device, folder))
+        if {"find", "insert"} & set(chosen):
+            yield from _on_full_table(chosen, device, sizes, batches, runs, report.facts)
+        if "training" in chosen:
+            beside = list(training.measure(device, sizes.train_rows, sizes.train_dim, sizes.keys, steps, runs, folder))
+            report.facts["pytorch"] = "measured" if beside else "not measured: PyTorch with a GPU is not installed"
+            yield beside
+        if "tiers" in chosen:
+            yield list(tiers.measure(device, sizes.device_mib, sizes.train_dim, batch, steps, runs, folder))
 
-def _measured(
-    report: Report,
-    rows: int,
-    dims: list[int],
-    batch: int,
-    batches: int,
-    runs: int,
-    device: str,
-    folder: Path | None,
-    chosen: list[str],
-    sizes: Sizes,
-) -> Iterator[list[Line]]:
-    """Yield the lines of one part after the other, and set the report's facts."""
-    steps = min(batches, MAX_STEPS)
-    if "calls" in chosen:
-        for dim in dims:
-            yield list(hot.measure(rows, dim, batch, batches, runs, device, folder))
-    if {"find", "insert"} & set(chosen):
-        yield from _on_full_table(chosen, device, sizes, batches, runs, report.facts)
-    if "training" in chosen:
-        beside = list(training.measure(device, sizes.train_rows, sizes.train_dim, sizes.keys, steps, runs, folder))
-        report.facts["pytorch"] = "measured" if beside else "not measured: PyTorch with a GPU is not installed"
-        yield beside
-    if "tiers" in chosen:
-        yield list(tiers.measure(device, sizes.device_mib, sizes.train_dim, batch, steps, runs, folder))
+    return report, measured()
 
 
 def _on_full_table(
