@@ -1,8 +1,8 @@
 """The hot table on the CPU: buckets of 16 cells over columns in host memory, with eviction by lowest score.
 
 Address space is reserved for the largest size; memory is committed as the table grows and given back as it shrinks,
-in small steps. Not thread-safe: the caller holds the variable's lock; within a call a large batch is split over
-the cores. The layout is described in cpu_probe. Longer than 300 lines: each verb of the contract is here.
+in small steps. Not thread-safe: the caller holds the variable's lock. Within a call, a large batch is split over the
+cores. The layout is described in cpu_probe. Longer than 300 lines: each method of the contract is here.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
-# A step of growth: the table's buckets over STEP, and no fewer than MIN_STEP.
+# A step of growth in buckets: the table's buckets / STEP, at least MIN_STEP.
 STEP, MIN_STEP = 64, 4
-# The table grows before its rows take more of its cells than this, if it may: fuller buckets make lookups slower.
+# If it may, the table grows before it is fuller than this, because fuller buckets make lookups slower.
 DENSE = 0.875
 
 
@@ -162,13 +162,15 @@ class CpuTable:
         reserve: Callable[[int], bool] | None = None,
         clean_too: bool = False,
     ) -> RowBlock:
-        """See contracts.HotTable. Grows when both buckets of a key are full and the table is dense, or no row of them
-        can move to its other bucket.
+        """See contracts.HotTable.
+
+        Grows if both buckets of a key are full, and the table is dense or none of their rows can move to its other
+        bucket.
         """
         left = RowBlock(self.schema, len(rows))
         at, count = self._insert(rows, 0, left, 0, by_score, clean_too, evicting=reserve is None)
         while at < len(rows):
-            # Not for keys that have the same few buckets: they would not find room in a table of any size.
+            # Not if the keys share a few buckets: they would not find room in a table of any size.
             growing = reserve is not None and self.step_rows > 0 and 2 * self.size > self.capacity_rows
             growing = growing and reserve is not None and reserve(self.step_rows)
             if growing:
@@ -191,7 +193,7 @@ class CpuTable:
         return self._rows.keys[self.occupied()]
 
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
-        """See contracts.HotTable. A run of cells, as the hash has mixed the keys."""
+        """See contracts.HotTable. Takes consecutive cells, a random sample because the hash mixes the keys."""
         count = min(count, self.capacity_rows)
         start = int(at * (self.capacity_rows - count))
         cells = start + np.flatnonzero(self._digests[start : start + count])
@@ -216,7 +218,7 @@ class CpuTable:
         self._kernels.gather(self._rows, cells, out)
 
     def prepare(self, count: int, change: Change) -> None:
-        """See contracts.HotTable. Nothing here asks for memory after a row has changed."""
+        """See contracts.HotTable. Does nothing: this table allocates nothing after a row has changed."""
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:
         """See contracts.HotTable."""
@@ -341,7 +343,7 @@ class CpuTable:
         self._flags_now()[:] &= ~SNAPSHOT_FLAGS
 
     def _in_ranges(self, count: int, work: Callable[[int, int], None]) -> None:
-        """Run work(start, stop) for ranges that together are 0 to count, over threads if that is worth it."""
+        """Run work(start, stop) for ranges that cover 0 to count, on several threads if `count` is large enough."""
         in_ranges(count, work, spread=self._worth_threads(count))
 
     def _worth_threads(self, keys: int) -> bool:
@@ -352,7 +354,7 @@ class CpuTable:
 
 
 def _ascending(parts: list[Positions]) -> Positions:
-    """Join parts that each ascend into positions that ascend."""
+    """Merge ascending parts into ascending positions."""
     if len(parts) < 2:
         return parts[0] if parts else NO_POSITIONS
     return np.sort(np.concatenate(parts))

@@ -1,4 +1,4 @@
-"""The functions that formulas call, compiled: the bits of kvemb.optimizers.arithmetic."""
+"""The functions that formulas call, compiled. Their results are those of kvemb.optimizers.arithmetic, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copying a row inside a kernel: in whole cache lines, then in ever smaller blocks, without a call or a check."""
+"""Copying a row inside a kernel: in whole cache lines, then in ever smaller blocks, without calls or checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvemb.rows.hash_kernels import inlined
 
 @inlined
 def copy_row(to: Any, to_offset: Any, source: Any, offset: Any, count: Any) -> None:
-    """Copy `count` elements from a flat offset of one contiguous array to one of another of the same dtype."""
+    """Copy `count` elements between flat offsets of two contiguous arrays of the same dtype."""
     size = item_bytes(to)
     line = 64 // size
     done = 0

@@ -1,8 +1,8 @@
-"""Kernels of optimizers on the CPU, made of their formulas (kvemb.optimizers.formula), for numba to compile.
+"""Optimizers' kernels on the CPU, generated from their formulas (kvemb.optimizers.formula) and compiled by numba.
 
-A kernel is a step's formulas in a loop over rows: each element that they name becomes one of a block's columns, each
-literal a number of the slots' dtype. Nothing else changes, so the bits are those of the formulas. What is made is kept
-on disk as other kernels are.
+A kernel is a step's formulas in a loop over rows: each element named in them becomes an element of a block's columns,
+each literal a number of the slots' dtype. Nothing else changes, so the bits are those of the formulas. Generated
+kernels are cached on disk like other kernels.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kvemb.rows.compiled import compiled
 from kvemb.rows.hash_kernels import source_stamp
 from kvemb.rows.hashing import Positions, Sums
 
-# Rows that are prefetched before their turn.
+# How many rows ahead rows are prefetched.
 AHEAD = 12
 
-# Names of its own begin with an underscore; a formula's do not.
+# The kernel's own names begin with an underscore; those of formulas do not.
 _KERNEL = """
 def {name}(
     _index, _start, _stop, _values, _slots, _grads, _first, _following, _sum, _wide, dim, _step, _steps, _flags,
@@ -68,7 +68,7 @@ for _j in range(_column, _end, _slot_line):
     _prefetch(_slots, _index[_i + _AHEAD] * _slot_width + _j)
 """
 _EMBEDDING = "w = _values[_r, :dim]"
-# Of formulas that set w one after the other, or that need it whole, 16-bit values are rounded once, at the end.
+# If several formulas set w, or one needs all of w, 16-bit values are rounded once, at the end.
 _TO_WIDE = """
 for _j in range(dim):
     _wide[_j] = _load(_values[_r, _j])
@@ -85,36 +85,36 @@ _slots[_r, _at_steps] = _count_of_row
 
 
 class _Elements(ast.NodeTransformer):
-    """Turns a formula's elements into those of a block's columns, and its names into those of the formula at `place`.
+    """Replaces a formula's elements by those of a block's columns, and makes its names unique by `place`.
 
-    stored: w is the embedding as it is stored. count: the name of the count of steps.
+    stored: whether w is the embedding as stored. count: the name of the step count.
     """
 
     def __init__(self, formula: Formula, place: int, *, stored: bool, count: str) -> None:
         self._formula, self._place, self._stored, self._count = formula, place, stored, count
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        """A loop keeps its range."""
+        """Leave the range of a loop unchanged."""
         node.target = self.visit(node.target)
         node.body = [self.visit(statement) for statement in node.body]
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        """What goes into the embedding is stored as its values are."""
+        """Convert a value assigned to the embedding to its stored representation."""
         target, value = self.visit(node.targets[0]), self.visit(node.value)
         if self._stored and isinstance(node.targets[0], ast.Subscript) and ast.unparse(node.targets[0].value) == "w":
             value = _expression(f"_store({ast.unparse(value)}, {ast.unparse(target)})")
         return ast.Assign([target], value)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        """An element."""
+        """Replace an element."""
         if isinstance(node.slice, ast.Name):
             node.slice = self.visit(node.slice)
         read = isinstance(node.ctx, ast.Load) and self._stored and ast.unparse(node.value) == "w"
         return _expression(f"_load({ast.unparse(node)})") if read else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """A row that is named whole says which dtype is meant, as all have that of the gradients, or is summed."""
+        """Replace a whole row in a call: it is summed, or stands for its dtype, which is that of the gradients."""
         if ast.unparse(node.func) == "sum_of_squares":
             summed: ast.AST = _expression(f"_sum_of_squares({ast.unparse(node.args[0])}, dim)")
             return summed
@@ -124,13 +124,13 @@ class _Elements(ast.NodeTransformer):
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:
-        """The number of values, where it is calculated with; the count; or a name of this formula alone."""
+        """Replace a name: the number of values (in arithmetic), the step count, or a local name of this formula."""
         if node.id == "dim":
             return _expression("rounded(dim, g)")
         return ast.Name(self._count if node.id == self._formula.count else _placed(node.id, self._place), node.ctx)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
-        """A literal."""
+        """Convert a literal to the slots' dtype."""
         return _expression(f"rounded({ast.unparse(node)}, g)")
 
 
@@ -143,7 +143,7 @@ def _expression(text: str) -> Any:
 
 
 def source_of(name: str, functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
-    """Return the Python of the kernel that runs formulas one after the other. slots: names of all slots of a row."""
+    """Return the Python source of a kernel that runs formulas in order. slots: names of all slots of a row."""
     formulas = [read(function) for function in functions]
     sets = [row for formula in formulas for row in formula.sets]
     stored = sets.count("w") < 2 and not any("w" in formula.summed for formula in formulas)
@@ -168,7 +168,7 @@ def source_of(name: str, functions: tuple[Function, ...], slots: tuple[str, ...]
 
 
 def _kernel(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[..., None]:
-    with parsing:  # the threads of a large batch come here at once
+    with parsing:  # the threads of a large batch get here at the same time
         return _made(functions, slots)
 
 
@@ -185,7 +185,7 @@ def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[.
         "_AHEAD": AHEAD,
         "_LINE_BYTES": LINE_BYTES,
     }
-    # numba keeps a kernel on disk beside the file that its code names, and knows it by its name.
+    # numba caches a kernel on disk beside the file that its code names, under the kernel's name.
     made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "__name__": __name__}
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
@@ -205,7 +205,7 @@ def take_step(
     stop: int,
     count: int = 0,
 ) -> None:
-    """Take one step of an optimizer on the rows index[start:stop] of a block, as contracts.RowKernels.apply.
+    """Take one optimizer step on the rows index[start:stop] of a block; see contracts.RowKernels.apply.
 
     Other threads may take other ranges meanwhile.
     """
@@ -213,7 +213,7 @@ def take_step(
 
 
 def match_slots(optimizer: Optimizer, index: Positions, block: RowBlock, step: int) -> None:
-    """Set the slots that follow the embedding, as contracts.RowKernels.match."""
+    """Set the slots that depend on the embedding; see contracts.RowKernels.match."""
     if optimizer.match is not None:
         no_gradient = np.zeros((1, block.schema.dim), block.schema.slot_dtype)
         sums = Sums(np.zeros(len(index), np.int64), np.full(1, -1, np.int64))

@@ -16,16 +16,18 @@ from kvemb.rows.hash_kernels import inlined, kernel, mix
 
 AHEAD = 16
 LINE_CELLS = 8  # keys or scores in a cache line
-# With at most this many empty cells in its first bucket, a key also considers its second bucket.
+# If a key's first bucket has at most this many empty cells, its second bucket is considered, too.
 NEARLY_FULL = 3
-# When only one cell in FEW is empty, no row moves to make room: the search for the last empty cells takes too long.
+# If at most one cell in FEW is empty, no row moves to make room, because finding the last empty cells takes too long.
 FEW = 32
 
 
 @inlined
 def _empty_cell(h: Any, buckets: Any, tags: Any) -> Any:
-    """Return an empty cell for a hash, -1 for none: in the first bucket, unless that is nearly full and the second one
-    has more room. So most lookups end in the first bucket, and the table fills to nine tenths before both are full.
+    """Return an empty cell for a hash, -1 for none.
+
+    It is in the first bucket, unless that is nearly full and the second one has more room. So most lookups end in the
+    first bucket, and the table fills to nine tenths before both are full.
     """
     bucket = first_bucket(h, buckets)
     empty = equal_bytes(tags, 2 * bucket, np.uint8(0))
@@ -55,7 +57,7 @@ def _smallest_key(bucket: Any, score: Any, scores: Any, keys: Any, smallest: Any
 
 @inlined
 def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
-    """Return the cell to evict: the lowest score of two full buckets, the smallest key of equal scores.
+    """Return the cell to evict from two full buckets: that of the lowest score; of equal scores, the smallest key.
 
     Two passes, because a single pass that compares both is twice as slow: its branches are unpredictable.
     """
@@ -65,7 +67,7 @@ def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
 
 @inlined
 def _copy_row(to: Any, target: Any, row: Any, source: Any) -> None:
-    """Copy a row of the columns `source` to the row `to` of the columns `target`."""
+    """Copy row `row` of the columns `source` to row `to` of the columns `target`."""
     t_keys, t_scores, t_steps, t_flags, t_words = target
     s_keys, s_scores, s_steps, s_flags, s_words = source
     t_keys[to] = s_keys[row]
@@ -78,7 +80,7 @@ def _copy_row(to: Any, target: Any, row: Any, source: Any) -> None:
 
 @inlined
 def _cell_by_moving(bucket: Any, buckets: Any, tags: Any, digests: Any, columns: Any) -> Any:
-    """Move a row of a full bucket to its other bucket, if that has room; return the cell it was in, else -1."""
+    """Move a row of a full bucket to its other bucket, if that has room; return the cell that it left, else -1."""
     keys = columns[0]
     for c in range(bucket * CELLS, bucket * CELLS + CELLS):
         h = mix(keys[c])
@@ -96,7 +98,7 @@ def _cell_by_moving(bucket: Any, buckets: Any, tags: Any, digests: Any, columns:
 
 @inlined
 def _cell_for(h: Any, buckets: Any, moving: Any, tags: Any, digests: Any, columns: Any) -> Any:
-    """Return an empty cell for a hash, -1 for none. moving: rows of its full buckets may move to make room."""
+    """Return an empty cell for a hash, -1 for none. moving: whether rows of its full buckets may move to make room."""
     cell = _empty_cell(h, buckets, tags)
     if cell < 0 and moving:
         cell = _cell_by_moving(first_bucket(h, buckets), buckets, tags, digests, columns)
@@ -120,13 +122,12 @@ def insert(
     left: Any,
     end: int,
 ) -> Any:
-    """Insert rows from the position start on; dirty rows that are evicted are written to `left` from `end` on, and with
-    clean_too clean ones, too.
+    """Insert rows from position start on; write evicted dirty rows to `left` from end on.
 
-    columns, rows, left: RowBlock.columns of the table, of the new rows, and of those that leave. used: cells in use.
-    dense: insertion stops before the first row that would evict another, and once this many cells are in use before the
-    first one whose two buckets are full. -1: it never stops, but evicts. Returns (where it stopped, the end of left,
-    cells in use).
+    clean_too: write evicted clean rows, too. columns, rows, left: RowBlock.columns of the table, of the new rows, and
+    of those that leave. used: cells in use. dense: insertion stops before the first row that would evict another and,
+    once this many cells are in use, before the first row whose two buckets are full; -1: it never stops, but evicts.
+    Returns (the position where it stopped, the end of left, cells in use).
     """
     keys, scores, _, flags, _ = columns
     n_keys, n_scores, _, n_flags, _ = rows
@@ -174,7 +175,7 @@ def remove(cells: Any, digests: Any, flags: Any) -> int:
 
 @kernel
 def split(buckets: int, more: int, digests: Any, columns: Any) -> None:
-    """Append `more` empty buckets, one after the other; each takes its rows from the one that it splits.
+    """Append `more` buckets, one after the other; each takes a part of the rows of the bucket that it splits.
 
     columns: RowBlock.columns of the table, which have room for them.
     """
@@ -204,8 +205,8 @@ def split(buckets: int, more: int, digests: Any, columns: Any) -> None:
 def merge(buckets: int, least: int, tags: Any, digests: Any, columns: Any, used: int, left: Any) -> Any:
     """Empty the buckets from the last one down to `least`: each row moves to a bucket below, if there is room.
 
-    If not, the lowest score of the row and the 32 cells it may be in is evicted (of equal scores, the smaller key), if
-    dirty to `left`. columns, left: RowBlock.columns. Returns (buckets, the end of left, cells in use).
+    If not, the lowest score of the row and the 32 cells it may be in is evicted (of equal scores, the smaller key); a
+    dirty one is written to `left`. columns, left: RowBlock.columns. Returns (buckets, the end of left, cells in use).
     """
     end = 0
     keys, scores, _, flags, _ = columns

@@ -1,7 +1,7 @@
-"""Kernels over the rows of a block on the CPU: copy out, set, add; an optimizer's step is made of its formula.
+"""Kernels on the rows of a block on the CPU: copy out, set, add. Optimizer steps are in cpu_formulas.
 
-index (n,) names rows of the block; entries < 0 are skipped. Slots and gradients have one dtype, the one calculated in;
-16-bit values are widened to it and rounded once.
+index (n,): positions of rows in the block; entries < 0 are skipped. Slots and gradients have the same dtype, in which
+steps are calculated; 16-bit values are widened to it and rounded once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _add(index: Any, values: Any, old: Any, new: Any, dim: int, step: int, steps
 
 
 class CpuRows:
-    """contracts.RowKernels on NumPy memory. limits: those of the store, which say what is split over the cores."""
+    """contracts.RowKernels on NumPy memory. limits: the store's; they say which batches are split over the cores."""
 
     def __init__(self, limits: Limits = DEFAULT) -> None:
         self._parallel_keys = limits.hot_parallel_keys
@@ -100,5 +100,5 @@ class CpuRows:
 
 
 def _seen(array: Any, block: RowBlock) -> Any:
-    """The array as kernels see it: 16-bit floats as integers."""
+    """Return the array as kernels see it: 16-bit floats as integers."""
     return array.view(block.schema.kernel_dtype)

@@ -13,8 +13,8 @@ from kvemb.parallel import cores
 def in_parts(part: Callable[[int, int], object]) -> None:
     """Run part(number, parts) for every number, on all cores.
 
-    Each thread takes the next one, so that a busy core does not delay the others. All have ended when it returns or
-    raises what a part raised.
+    Each thread takes the next number, so that a busy core does not delay the others. All parts have ended when this
+    returns, or raises the error of a part.
     """
     parts = part_count()
     numbers = iter(range(parts))
@@ -34,7 +34,7 @@ def in_parts(part: Callable[[int, int], object]) -> None:
 
 
 def in_ranges(count: int, work: Callable[[int, int], None], *, spread: bool) -> None:
-    """Run work(start, stop) for ranges that together are 0 to count. spread: over all cores; else as one range here."""
+    """Run work(start, stop) for ranges that cover 0 to count. spread: on all cores; else one range on this thread."""
     if spread:
         in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
     else:
@@ -42,7 +42,7 @@ def in_ranges(count: int, work: Callable[[int, int], None], *, spread: bool) -> 
 
 
 def part_count() -> int:
-    """Return into how many parts a batch is split: more than there are cores, and a power of two."""
+    """Return the number of parts that a batch is split into: a power of two, more than there are cores."""
     return 2 << (cores() - 1).bit_length()
 
 
@@ -52,4 +52,4 @@ def _pool() -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are the parent's
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads exist in the parent only

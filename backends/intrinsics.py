@@ -16,7 +16,7 @@ from numba.extending import intrinsic, overload
 
 from kvemb.optimizers.arithmetic import LANES
 
-# Of a cache line, which one prefetch() brings.
+# Bytes of a cache line, which one prefetch() loads.
 LINE_BYTES = 64
 
 
@@ -39,7 +39,7 @@ def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 @intrinsic
 def _equal_bytes(typingctx: Any, words: Any, offset: Any, byte: Any) -> Any:
-    """Return a mask, as uint64, of those of the 16 bytes from words[offset] on that equal a byte; lowest bit first."""
+    """Return a uint64 mask of which of the 16 bytes from words[offset] on equal a byte; lowest bit first."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sixteen = ir.VectorType(ir.IntType(8), 16)
@@ -55,9 +55,9 @@ def _equal_bytes(typingctx: Any, words: Any, offset: Any, byte: Any) -> Any:
 
 
 def _copier(nbytes: int) -> Any:
-    """Return an intrinsic that copies nbytes from an array's flat offset to another's, unchecked.
+    """Return an intrinsic that copies nbytes between flat offsets of two arrays, without checks.
 
-    Both are contiguous and of one dtype, or it does not compile.
+    It compiles only for contiguous arrays of the same dtype.
     """
 
     @intrinsic
@@ -81,7 +81,7 @@ def _copier(nbytes: int) -> Any:
 
 @intrinsic
 def _item_bytes(typingctx: Any, array: Any) -> Any:
-    """Return an array's itemsize as a constant, which numba reads from memory."""
+    """Return an array's itemsize as a constant; numba itself would read it from memory."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.get_constant(types.intp, array.dtype.bitwidth // 8)
@@ -111,7 +111,7 @@ def _trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def _sum_of_blocks(typingctx: Any, row: Any, count: Any) -> Any:
-    """Sum the squares of an array's first elements, a multiple of LANES, as arithmetic.sum_of_squares says: float64."""
+    """Sum the squares of an array's first `count` elements, a multiple of LANES, as arithmetic.sum_of_squares does."""
     if row.layout != "C" or row.ndim != 1:
         return None
 

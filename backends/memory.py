@@ -65,5 +65,5 @@ class MemoryStore:
 
     def disk_bytes(self) -> int:
         """See contracts.ColdStore. The bytes are in memory."""
-        # A list, made at once: another thread may write meanwhile.
+        # A list is made atomically; another thread may write meanwhile.
         return sum(map(len, list(self._records.values())))

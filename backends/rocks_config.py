@@ -9,19 +9,19 @@ from kvemb.checks.brief import brief
 from kvemb.errors import Corruption
 
 NAME = "rocksdict-config.json"
-# At most this much of it is read: many times its size.
+# At most this much of the file is read, which is many times its size.
 _MAX_BYTES = 4096
 _EXPECTED = {"raw_mode": True, "prefix_extractors": {}}
 
 
 def check_config(rows: Path) -> None:
-    """Raise Corruption if rocksdict's file exists and does not say that keys and values are raw bytes."""
+    """Raise Corruption if the file exists and does not say that keys and values are raw bytes."""
     path = rows / NAME
     try:
         with open(path, "rb") as file:
             config = json.loads(file.read(_MAX_BYTES))
     except FileNotFoundError:
-        return  # rocksdict writes one
+        return  # rocksdict will write it
     except (ValueError, RecursionError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     # 1 == True in Python, but not in JSON.

@@ -20,7 +20,7 @@ _FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]*)' seq:\d+, type:\d+ 
 
 
 class SortedFile:
-    """contracts.SortedFile: a table file written row after row, and taken whole by any database.
+    """contracts.SortedFile: a table file that is written row by row, and that any database can ingest whole.
 
     batch_rows: rows written at once. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
     """
@@ -52,7 +52,7 @@ class SortedFile:
         """See contracts.SortedFile."""
         with translated(f"write {self.path}"):
             with open(self.path, "rb") as file:
-                os.fsync(file.fileno())  # RocksDB does it too, but with the GIL
+                os.fsync(file.fileno())  # RocksDB also does it, but with the GIL held
             self._writer.finish()
 
 

@@ -28,7 +28,7 @@ def translated(what: str) -> Iterator[None]:
     except Exception as error:
         # A database that is read in place is opened through links: name the files that they lead to.
         text = re.sub(r"/\S+/[\w.-]+", lambda path: os.path.realpath(path[0]), str(error))
-        # A database with column families that its manifest does not name is damage too, no refusal of the disk.
+        # Column families that the database's manifest does not name are damage, too, not a failure of the disk.
         damage = text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text
         damage = damage or "larger than file length" in text  # a truncated file that is mapped
         if damage or "Column families not opened" in text:
@@ -77,7 +77,7 @@ class Scan(Iterator[RowBlock]):
         return decode_rows(batch, self._schema)
 
     def close(self) -> None:
-        """End the scan; waits for a batch that is being read."""
+        """End the scan, after waiting for a batch that is being read."""
         with self._lock:
             self._closed = self._check is not None
             self._release()

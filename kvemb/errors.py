@@ -27,7 +27,7 @@ class UnsupportedFormat(KvembError, ValueError):
 
 
 class Locked(KvembError, BlockingIOError):
-    """Another process (or another Store of this one) has the store open for writing."""
+    """Another process, or another Store of this process, has the store open for writing."""
 
 
 class BackendUnavailable(KvembError, ImportError):
@@ -59,7 +59,7 @@ class Closed(KvembError, ValueError):
 
 
 class ReadOnly(KvembError, PermissionError):
-    """A store that was opened with read_only=True was asked to change."""
+    """A write was attempted in a store that was opened with read_only=True or follow=True."""
 
 
 class Corruption(KvembError, OSError):
@@ -75,11 +75,11 @@ class TransferError(KvembError, OSError):
 
 
 class Poisoned(KvembError, RuntimeError):
-    """An earlier write to disk failed, so writes are refused; reads go on. The failed write is the __cause__."""
+    """An earlier write to disk failed, so writes are refused; reads still work. The failed write is the __cause__."""
 
 
 # While a cluster is used.
 
 
 class ShardLost(KvembError, ConnectionError):
-    """A shard of a cluster does not answer. No later call is made, so no checkpoint can have half of one."""
+    """A shard of a cluster does not answer. Later calls are refused, so no checkpoint can contain half a call."""

@@ -27,7 +27,7 @@ class Handle(Generic[Inside]):
 
 
 class StoreHandle(Handle[Inside]):
-    """A handle of what has variables: functions with an argument `store` take it."""
+    """A handle of something that has variables; the type of arguments named `store`."""
 
 
 def inside(handle: Handle[Inside]) -> Inside:

@@ -1,5 +1,5 @@
-"""Deferred Ctrl-C. A KeyboardInterrupt while a row moves between tiers would lose the row, and one in the few lines
-in which Python's Event or Future takes its lock would leave the lock taken and other threads waiting.
+"""Deferred Ctrl-C. A KeyboardInterrupt while a row moves between tiers would lose the row. One while Python's Event or
+Future takes its lock would leave the lock taken, and other threads would wait forever.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 
-# The module signal wraps these in conversions to enums, which take eight times as long as what they do.
+# The module signal adds conversions to enums, which take eight times as long as these functions.
 from _signal import SIGINT, getsignal, signal  # type: ignore[import-not-found,unused-ignore]
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ TURN_SECONDS = 0.1
 
 
 class Deferral:
-    """A block whose end SIGINT's handler waits for. Python runs it on the main thread only."""
+    """A block during which SIGINT's handler is deferred. Python runs that handler on the main thread only."""
 
     __slots__ = ("_caught", "_handler")
 
@@ -37,7 +37,7 @@ class Deferral:
 
 
 def uninterrupted() -> Deferral:
-    """Return a block that ends before Ctrl-C is handled."""
+    """Return a block during which Ctrl-C is deferred."""
     return Deferral()
 
 
@@ -49,7 +49,7 @@ def wait_for(event: threading.Event) -> None:
 
 
 def result_of(future: Future[Result], timeout: float | None = None) -> Result:
-    """Wait for a result. Raises what the future failed with; TimeoutError after timeout seconds."""
+    """Wait for a result. Raises the future's exception; TimeoutError after timeout seconds."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         with uninterrupted():
@@ -57,7 +57,7 @@ def result_of(future: Future[Result], timeout: float | None = None) -> Result:
             try:
                 return future.result(turn)
             except TimeoutError:
-                if future.done():  # it may have failed with this
+                if future.done():  # the future may have failed with a TimeoutError
                     return future.result()
         if end is not None and time.monotonic() >= end:
             raise TimeoutError(f"it is not done after {timeout} seconds; wait longer, or ask done()")

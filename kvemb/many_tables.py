@@ -1,7 +1,7 @@
 """One call on many variables of a store: all arguments are checked first, then each variable's part runs.
 
-The result is that of one call for each variable, in any order: they share no rows. Parts are spread over threads where
-that pays: hot rows over the cores, cold reads, which wait for the disk, over more. Thread-safe.
+The result is that of one call on each variable, in any order, because variables share no rows. Large calls are spread
+over threads: work on hot rows over the cores, cold reads, which wait for the disk, over more threads. Thread-safe.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _NO_KEYS: Keys = np.empty(0, np.int64)
 
 
 class Part(NamedTuple):
-    """What a call does to one variable. keys: flat (n,); values: gradients, or the rows to fill, (n, dim).
+    """The part of a call on one variable. keys: flat (n,). values: gradients, or the rows to fill, (n, dim).
 
-    on_device: instead of keys and values, where the caller's arrays are on a GPU, a lookup, or keys and gradients.
+    on_device: used instead of keys and values if the caller's arrays are on a GPU: a lookup, or keys and gradients.
     """
 
     table: Table
@@ -63,7 +63,7 @@ def lookup(
         _read_on_device([part for part in parts.values() if part.on_device is not None], touch)
         for table in tables:
             table.storage.ahead.looked_up()
-        if refreshes == [table.storage.refreshes for table in tables]:  # else the store moved to its next durable point
+        if refreshes == [table.storage.refreshes for table in tables]:  # else the store moved to a later durable point
             break
     return rows_of(parts, out)
 
@@ -81,7 +81,7 @@ def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.A
 
     failures = run_each([step(part) for part in parts], _threads(parts))
     for part in parts:
-        part.table.storage.acknowledge()  # the first one waits for the log, which they share
+        part.table.storage.acknowledge()  # the first call waits for the log, which they share
     _raise_first(parts, failures)
 
 
@@ -107,7 +107,7 @@ def checked(
     check: Callable[[Table, Given], Part],
     variables: Mapping[str, Variable],
 ) -> dict[Any, Part]:
-    """Return each variable's part. Raises before anything changes, naming the variable. variables: of the store."""
+    """Return each variable's part. Raises before anything changes, naming the variable. variables: the store's."""
     if not isinstance(wanted, Mapping):
         raise TypeError(f"expected a dict from variable, or its name, to keys, got {brief(wanted)}")
     parts: dict[Any, Part] = {}
@@ -152,7 +152,7 @@ def to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = No
     if device_of(keys) is not None:
         given = on_device.device_lookup(table, keys, out)
         return Part(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given)
-    shape, flat = table.flat_and_owned(keys)  # a partitioner that raises does so now
+    shape, flat = table.flat_and_owned(keys)  # calls the partitioner, which may raise
     schema = table.schema
     return Part(table, shape, flat, rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat))
 
@@ -176,7 +176,7 @@ def parts_to_read(
 
 
 def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:
-    """Return the rows that were looked up, in the shape of their keys; those in `out` as what was given."""
+    """Return the rows that were looked up, in the shape of their keys; for variables in `out`, the given arrays."""
     found = {
         given: part.values.reshape(*part.shape, part.table.schema.dim)
         if part.on_device is None
@@ -231,9 +231,10 @@ def _read_on_device(parts: list[Part], touch: bool) -> None:
 
 
 def _find_at_once(parts: list[Part], touch: bool) -> list[tuple[Part, Missed]]:
-    """Find the hot rows of each part; returns what is left for lookup_cold.
+    """Look up the hot rows of each part; return what is left for lookup_cold.
 
-    A small call spends most of its time on taking locks, so those of free variables are taken in one block.
+    A small call spends most of its time on taking locks, so the locks of variables that are free are taken in one
+    block.
     """
     left: list[tuple[Part, Missed]] = []
     busy: list[Part] = []
@@ -251,7 +252,7 @@ def _find_at_once(parts: list[Part], touch: bool) -> list[tuple[Part, Missed]]:
 
 
 def _find(parts: list[Part], touch: bool, threads: int) -> list[tuple[Part, Missed]]:
-    """Do the same, waiting for variables that are in use. threads: how many the work is spread over."""
+    """Do what _find_at_once does, but wait for variables in use. threads: how many threads do the work."""
     missed: list[Missed | None] = [None] * len(parts)
 
     def find(number: int, part: Part) -> Callable[[], None]:
@@ -266,9 +267,9 @@ def _find(parts: list[Part], touch: bool, threads: int) -> list[tuple[Part, Miss
 
 
 def _threads(parts: list[Part]) -> int:
-    """Return how many threads the work on hot rows is spread over: one, unless the call has enough keys.
+    """Return how many threads work on hot rows: one, unless the call has enough keys.
 
-    One for arrays on a GPU, too: their stream may be the calling thread's own.
+    Also one for arrays on a GPU, because their stream may belong to the calling thread.
     """
     keys = sum(len(part.keys) for part in parts)
     if not parts or any(part.on_device is not None for part in parts):
@@ -283,7 +284,7 @@ def _raise_first(parts: list[Part], failures: list[Exception | None]) -> None:
 
 
 def raise_named(name: str, error: Exception) -> NoReturn:
-    """Raise an error that names the variable: in its message if it is plain, else in a note."""
+    """Raise the error with the variable's name: in the message of a TypeError or ValueError, in a note of others."""
     if type(error) in (TypeError, ValueError):
         raise cast(Any, type(error))(f"variable {name!r}: {error}") from error
     error.add_note(f"variable {name!r}")

@@ -10,14 +10,14 @@ Progress = Callable[[int, int], None]
 
 
 class Meter:
-    """Counts what is done up to a total, and reports after each part. Thread-safe; reported counts never decrease."""
+    """Counts the work done of a total, and reports after each part. Thread-safe; reported counts never decrease."""
 
     def __init__(self, total: int, report: Progress | None) -> None:
         self._done, self._total, self._report = 0, total, report
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """Count a part that is done."""
+        """Count a part as done."""
         with self._lock:
             self._done = min(self._done + count, self._total)
             if self._report is not None:

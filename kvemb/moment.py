@@ -1,7 +1,7 @@
-"""The step and the time of a call that a shard makes for a client of a cluster: the client counts and has the clock.
+"""The step and the time of a call that a shard makes for a cluster's client, which counts the steps and has the clock.
 
-A variable of an ordinary store counts its own steps and asks the clock. The moment belongs to the thread, so that no
-method needs an argument for it.
+A variable of an ordinary store counts its own steps and reads the clock. The moment is thread-local, so that no method
+needs an argument for it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 
 class Moment(NamedTuple):
-    """When a call happens. step: calls that recorded uses, ever, this one included. seconds: since 1970.
+    """The time of a call. step: number of calls that recorded uses, ever, this one included. seconds: since 1970.
 
-    optimizer_step: the number of the optimizer's step that the call takes, 0 if it takes none. epoch: of a policy that
-    has epochs.
+    optimizer_step: the number of the optimizer step that the call takes, 0 if it takes none. epoch: the epoch of a
+    policy that has epochs.
     """
 
     step: int
@@ -26,13 +26,13 @@ class Moment(NamedTuple):
 
 
 _moment: ContextVar[Moment | None] = ContextVar("kvemb_moment", default=None)
-# Return the moment that a client gave the call this thread makes; None: the variable counts and asks the clock itself.
+# Returns the moment that a client gave to this thread's call; None: the variable counts and reads the clock itself.
 current_moment = _moment.get
 
 
 @contextmanager
 def at(moment: Moment) -> Iterator[None]:
-    """Let calls in the block happen at this moment."""
+    """Give calls in the block this moment."""
     token = _moment.set(moment)
     try:
         yield

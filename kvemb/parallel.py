@@ -1,6 +1,6 @@
-"""Work on several variables at once: a few calls, each of which releases the GIL most of the time, over threads.
+"""Running a few calls, such as work on several variables, on threads. Each call releases the GIL most of the time.
 
-Thread-safe; the threads belong to the process. A call that works in parts of its own may run inside one of these.
+Thread-safe; the threads belong to the process. Calls may be nested: a call run here may use threads itself.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def cores() -> int:
 
 
 def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | None]:
-    """Run every one, at most `threads` at a time, the caller's thread among them. Returns what each raised, or None.
+    """Run all works, at most `threads` at a time, one on the caller's thread. Return each work's exception, or None.
 
-    One that fails does not stop the others; Ctrl-C does: those that have not begun are left out.
+    An exception does not stop the others. Ctrl-C does: works that have not begun are skipped.
     """
     failures: list[Exception | None] = [None] * len(works)
     numbers = iter(range(len(works)))
 
     def run(numbers: Iterator[int]) -> None:
-        for number in numbers:  # each thread takes the next one: a list's iterator is atomic under the GIL
+        for number in numbers:  # each thread takes the next number; a list's iterator is atomic under the GIL
             try:
                 works[number]()
             except Exception as error:
@@ -57,4 +57,4 @@ def _pool() -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are the parent's
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads exist in the parent only

@@ -1,8 +1,9 @@
-"""How variables and stores are pickled: as path and name, which another process opens for reading.
+"""Pickling of variables and stores: as path and name, which another process opens for reading.
 
-An unpickled object shows the store's last durable point and follows it with refresh(), as kvemb.open(path, follow=True)
-does; it never writes. A process opens each store once, however many of its variables arrive, until the process ends.
-copy.copy and deepcopy return the object itself, because its rows exist once. Thread-safe.
+An unpickled object reads the store's last durable point and follows the store with refresh(), like kvemb.open(path,
+follow=True); it never writes. A process opens each store once, however many of its variables are unpickled, and keeps
+it open until the process ends. copy.copy and deepcopy return the object itself, because its rows exist once.
+Thread-safe.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from kvemb.contracts import HotTable, RowKernels
 from kvemb.errors import BackendUnavailable
 from kvemb.limits import DEFAULT, Limits
 
-# The class of hot tables of each kind of device. Another one may be added.
+# The class of hot tables for each kind of device. Others may be added.
 hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable", "gpu": "kvemb.backends.cuda.table:CudaTable"}
 _ROWS = "kvemb.backends.cpu_rows:CpuRows"
 _OF_CLUSTER = {
@@ -22,14 +22,14 @@ _COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backend
 def hot_table(device: str) -> type[HotTable]:
     """Return the HotTable class for a device as parse_device spells it: "cpu", "gpu:0".
 
-    Whether this machine has the device is seen when it is asked for its memory.
+    Whether this machine has the device is checked by the class's memory().
     """
     table: type[HotTable] = _load(hot_backends[device.partition(":")[0]])
     return table
 
 
 def row_kernels(limits: Limits = DEFAULT) -> RowKernels:
-    """Return the operations on rows in host memory. limits: those of the store whose rows they are."""
+    """Return the operations on rows in host memory. limits: those of the store of the rows."""
     kernels: RowKernels = _load(_ROWS)(limits)
     return kernels
 
@@ -40,7 +40,7 @@ def cold_backend(name: str) -> Any:
 
 
 def of_cluster(name: str) -> Any:
-    """Return what reads a cluster's checkpoints: as a series that is pulled from, and kvemb.cluster.verify."""
+    """Return what reads a cluster's checkpoints: "source", the remote to pull from, or "verify", a function."""
     return _load(_OF_CLUSTER[name])
 
 

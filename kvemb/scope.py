@@ -1,4 +1,4 @@
-"""get_variable and get_collection of the default store, or of a given one.
+"""get_variable and get_collection for the default store or a given one.
 
 Its arguments have the names, the order and the defaults of tfra.dynamic_embedding.get_variable.
 """
@@ -23,19 +23,19 @@ class ArgumentsInStore(Arguments, InStore):
 
 @function_of(ArgumentsInStore)
 def get_variable(arguments: ArgumentsInStore) -> Variable:
-    """Return the variable of this name in a store: Store.get_variable, which explains the other arguments.
+    """Return the variable of this name in a store. See Store.get_variable for the other arguments.
 
-    store: the innermost default store (`with kvemb.open(path):`) unless given.
+    store: the store; None: the innermost default store (`with kvemb.open(path):`).
     """
     place = cast(Store, chosen(arguments.store))
     return place.get_variable(**{name: value for name, value in vars(arguments).items() if name != "store"})
 
 
 def get_collection(name: str, *, store: Store | None = None) -> list[Any]:
-    """Return what was added under a GraphKeys name to a store, in order, a copy: Store.get_collection."""
+    """Return a list of what was added to a collection of a store, in order. See Store.get_collection."""
     return cast(Store, chosen(store)).get_collection(name)
 
 
-# One text explains the arguments of both.
+# The arguments of both are documented once.
 _own, _shared = inspect.getdoc(get_variable) or "", inspect.getdoc(Store.get_variable) or ""
 get_variable.__doc__ = _own + "\n" + _shared.partition("\n\n")[2]

@@ -1,4 +1,4 @@
-"""Default seeds: they are derived from the variable's name, so equal keys of two variables start with different rows.
+"""Default seeds, derived from the variable's name, so that equal keys of two variables start with different rows.
 
 Pure functions. The seed of a name is part of the format (FORMAT.md, "Manifest"): a variable that is created again under
 its name starts with the same rows.
@@ -20,14 +20,14 @@ def seed_of(name: str) -> int:
 
 
 def seeded(initializer: Initializer, name: str) -> Initializer:
-    """Return the initializer of a new variable of this name: a seed of None becomes the name's."""
+    """Return the initializer of a new variable of this name: a seed of None is replaced by the name's seed."""
     if isinstance(initializer, _SEEDED) and initializer.seed is None:
         return replace(initializer, seed=seed_of(name))
     return initializer
 
 
 def seeded_like(given: Initializer, kept: Initializer) -> Initializer:
-    """Return the requested initializer with the seed of the stored one, `kept`, if its own seed is None."""
+    """Return the requested initializer; if its seed is None, with the seed of `kept`, the stored one."""
     if isinstance(given, _SEEDED) and given.seed is None and isinstance(kept, type(given)):
         return replace(given, seed=kept.seed)
     return given

@@ -1,4 +1,4 @@
-"""Functions that take many arguments as one value, and show each of them.
+"""Functions that receive many arguments as one value, but whose signature shows each argument.
 
 Arguments that several functions share are written once, as fields of frozen dataclasses. function_of and method_of give
 a function the dataclass's parameters: inspect.signature and help() show them, mypy and editors check them (ParamSpec),
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 def function_of(
     value: Callable[Parameters, Value],
 ) -> Callable[[Callable[[Value], Result]], Callable[Parameters, Result]]:
-    """Let a function of one value take the arguments of the class that makes it."""
+    """Return a decorator that gives a function of one value the parameters of that value's class."""
 
     def decorate(function: Callable[[Value], Result]) -> Callable[Parameters, Result]:
         @wraps(function)
@@ -38,7 +38,7 @@ def function_of(
 def method_of(
     value: Callable[Parameters, Value],
 ) -> Callable[[Callable[[Owner, Value], Result]], Callable[Concatenate[Owner, Parameters], Result]]:
-    """Let a method of one value take the arguments of the class that makes it."""
+    """Return a decorator that gives a method of one value the parameters of that value's class."""
 
     def decorate(method: Callable[[Owner, Value], Result]) -> Callable[Concatenate[Owner, Parameters], Result]:
         @wraps(method)
@@ -53,14 +53,14 @@ def method_of(
 
 
 def _show(taking: Any, function: Callable[..., Any], value: Callable[..., Any]) -> None:
-    """Put the parameters of a class in the place of a function's last one."""
+    """Replace a function's last parameter by the parameters of a class."""
     own = inspect.signature(function)
     before = list(own.parameters.values())[:-1]
     taking.__signature__ = own.replace(parameters=[*before, *inspect.signature(value).parameters.values()])
 
 
 def _check(taking: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError, naming the function, for arguments that it does not take."""
+    """Raise TypeError, naming the function, for arguments that it does not accept."""
     try:
         taking.__signature__.bind(*args, **kwargs)
     except TypeError as error:

@@ -44,8 +44,9 @@ _Rows = dict[Variable | str, npt.NDArray[Any]]
 class Store(DefaultStore[Engine]):
     """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
 
-    A context manager: inside `with`, module-level functions use it; leaving the block flushes and closes it. path: its
-    directory. recovery: the state recovered after a crash (a Recovery: created, rows), else None. budget: of memory.
+    As a context manager, it is the store that module-level functions use inside the `with` block; leaving the block
+    flushes and closes it. path: its directory. recovery: the state recovered after a crash (a Recovery: created, rows),
+    else None. budget: the memory budget.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -59,15 +60,15 @@ class Store(DefaultStore[Engine]):
 
     @property
     def id(self) -> str:
-        """The store's identity: 32 hexadecimal digits, kept by checkpoints of it and by stores restored from them."""
+        """The store's identity, 32 hexadecimal digits; its checkpoints and stores restored from them have the same."""
         return self._inside.current_manifest.store
 
     @property
     def point(self) -> int:
-        """The number of the last durable point; in a reader, of the one it reads. Later points have larger ones."""
+        """The number of the last durable point, in a reader of the point that it reads. Numbers increase."""
         return self._inside.current_manifest.point
 
-    # Its variables.
+    # Variables.
 
     @method_of(Arguments)
     def get_variable(self, arguments: Arguments) -> Variable:
@@ -80,25 +81,27 @@ class Store(DefaultStore[Engine]):
         devices: names such as "cpu" or "gpu:0", one or a list, with one hot table each; None: the CPU.
         partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
         shared_name: accepted and unused, as in the reference.
-        initializer: what a missing key reads as: None (zeros), a number, `dim` values, or an Initializer. A seed
-        that is not given is derived from the variable's name.
+        initializer: the row of a missing key: None (zeros), a number, `dim` values, or an Initializer. A seed that is
+        not given is derived from the variable's name.
         trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
-        checkpoint: whether it is in checkpoints.
-        init_size: rows the hot tier holds at first; 0: a default. Later the hot tiers of a store share its budget.
+        checkpoint: whether checkpoints include the variable.
+        init_size: rows that the hot tier has room for at first; 0: a default. Later the hot tiers of a store share its
+        budget.
         kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
-        restrict_policy: what scores rows, a RestrictPolicy or a class of one; None: uses are counted, and restrict
-        does nothing. A user-defined one must be given at each opening; without it (also through `variables`) it stays
-        as stored, no use is recorded, scores stay as they are, and restrict raises ValueError.
+        restrict_policy: how rows are scored, a RestrictPolicy or its class; None: uses are counted, and restrict
+        removes nothing. A user-defined policy must be given at each opening. Without it (also through `variables`) the
+        stored policy is kept, but uses are not recorded, scores do not change, and restrict raises ValueError.
         bp_v2: writers use accum, which adds, instead of upsert.
-        optimizer: what apply_gradients uses, one of kvemb.optimizers.
+        optimizer: the optimizer of apply_gradients, one of kvemb.optimizers.
         hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, into which
         the tier grows as needed.
-        admission: an Admission: which missing keys get a row in apply_gradients. Not stored. None: all.
+        admission: an Admission, which decides which missing keys get a row in apply_gradients. Not stored. None: all.
         regularizer: fn(variable), called once when the variable is made or opened; what it returns, unless None, joins
         the collection REGULARIZATION_LOSSES.
-        constraint: fn(values), which returns the rows (n, dim) that an optimizer has just changed, projected; row by
-        row, because rows come in any combination. Called under the variable's lock. If it raises, the step is undone.
-        collections: names of collections that it joins; None: GLOBAL_VARIABLES.
+        constraint: fn(values), which projects the rows (n, dim) that an optimizer has just changed, and returns them.
+        Each result must depend on its own row only, because rows come in any combination. Called under the variable's
+        lock. If it raises, the step is undone.
+        collections: names of the collections that the variable joins; None: GLOBAL_VARIABLES.
         custom_getter: fn(getter, name, **arguments), called instead; see variable_scope.
         caching_device: must be None.
         validate_shape: must be True.
@@ -108,11 +111,13 @@ class Store(DefaultStore[Engine]):
 
         Inside a variable_scope the name gets its prefix, and arguments that are left out are those of the scope.
         If the variable exists, dim, dtypes, initializer, optimizer class and restrict_policy must be as stored,
-        unless they are left out. The numbers of the optimizer may differ, and are used from now on. trainable,
-        checkpoint and bp_v2 may differ when it is opened; left out, they are as stored.
+        unless they are left out. The optimizer's other settings may differ; the new ones are used from now on.
+        trainable, checkpoint and bp_v2 may differ when the variable is opened, and no more once it is open; if left
+        out, they are as stored.
         Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; ValueError for a
         user-defined restrict_policy of a variable that is open without it; Closed; BackendUnavailable if a device or
-        what it needs is missing; for a new variable ReadOnly, Poisoned.
+        what it needs is missing; for a new variable ReadOnly, Poisoned; Poisoned also if memory for a stored variable
+        would have to be taken from other variables.
         """
         self.state.check_here()
         with self._inside.lock:
@@ -122,9 +127,9 @@ class Store(DefaultStore[Engine]):
     def drop_variable(self, name: str) -> None:
         """Drop a variable with all its rows, durably; its memory and its disk space are freed.
 
-        The Variable raises Closed from then on. Deltas say that it was dropped (Checkpoint.changes, Store.apply_delta);
-        earlier checkpoints keep it. Waits for a checkpoint under way. After a crash the variable is either unchanged or
-        gone. Raises KeyError; Poisoned if the disk refuses; Closed, ReadOnly.
+        Every later use of the Variable raises Closed. Deltas record the drop (Checkpoint.changes, Store.apply_delta);
+        earlier checkpoints keep the variable. Waits for a checkpoint in progress. After a crash the variable is either
+        unchanged or gone. Raises KeyError; Poisoned if the disk refuses; Closed, ReadOnly.
         """
         self.state.check_here()
         with self._inside.lock:
@@ -139,33 +144,33 @@ class Store(DefaultStore[Engine]):
         return VariableMap(self._inside.names, lambda name: opened(self, name))
 
     def get_collection(self, name: str) -> list[Any]:
-        """Return what was added under a GraphKeys name, in order, a copy."""
+        """Return a list of what was added to a collection, by its GraphKeys name, in the order of addition."""
         return list(self._inside.collections.get(name, []))
 
-    # Many of its variables at once.
+    # Calls on several variables.
 
     def lookup(
         self, keys: Mapping[Variable | str, npt.ArrayLike], *, touch: bool = True, out: _Rows | None = None
     ) -> _Rows:
-        """Look up keys of several variables in one call: Variable.lookup of each, at a smaller cost.
+        """Look up keys of several variables in one call: Variable.lookup of each, at a lower cost.
 
-        keys: a dict from variable, or its name, to its keys, of any shape. Returns a dict in the same order to rows,
-        keys.shape + (dim,): fresh arrays, or those of `out`, a dict of some variables, as Variable.lookup takes each.
-        A large call finds hot rows on all cores, and its cold reads of different variables overlap. All arguments are
-        checked first. The call is atomic for each key, not over variables; but a follower's refresh() happens before or
-        after all of it. Raises what Variable.lookup raises, with the name of the variable in the message of a TypeError
-        or ValueError, and in a note of others; KeyError for an unknown name; ValueError for one given twice or of
-        another store.
+        keys: a dict from a variable or its name to keys of any shape. out: a dict from some of these variables to
+        arrays, as for Variable.lookup. Returns a dict, in the order of keys, to rows, keys.shape + (dim,): new arrays,
+        or those of out. A large call finds hot rows on all cores, and its cold reads of different variables overlap.
+        All arguments are checked first. The call is atomic per key, not across variables; but a follower's refresh()
+        happens before or after the whole call. Raises what Variable.lookup raises, with the variable's name in the
+        message of a TypeError or ValueError, and in a note of other errors; KeyError for an unknown name; ValueError
+        for a variable that is given twice or is of another store.
         """
         return many_tables.lookup(self, keys, touch=bool(touch), out=out)
 
     def apply_gradients(self, grads: Mapping[Variable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables in one call: Variable.apply_gradients of each.
 
-        grads: a dict from variable, or its name, to (keys, grads), as Variable.apply_gradients takes them. Raises as
-        lookup does, and ReadOnly, Poisoned.
-        All arguments are checked before any row changes. After that each variable's step is atomic as a call of its
-        own; if one fails, the others are taken all the same, and the first failure is raised, naming its variable.
+        grads: a dict from a variable or its name to (keys, grads), as for Variable.apply_gradients. Raises what lookup
+        raises, and ReadOnly, Poisoned.
+        All arguments are checked before any row changes. After that, each variable's step is as atomic as a separate
+        call. If one fails, the others are still taken, and the first error is raised with the name of its variable.
         With durability="write" all steps wait for one sync of the log.
         """
         many_tables.apply_gradients(self, grads)
@@ -173,17 +178,17 @@ class Store(DefaultStore[Engine]):
     def prefetch(self, keys: Mapping[Variable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
         """Start reading the cold rows of several variables, for the call that follows. Changes no result.
 
-        after_lookup: see Variable.prefetch. keys, and what it raises: see lookup.
+        keys, and errors raised: see lookup. after_lookup: see Variable.prefetch.
         """
         many_tables.prefetch(self, keys, bool(after_lookup))
 
     # Durability.
 
     def flush(self) -> None:
-        """Write every dirty row and make a durable point, the state after a later crash.
+        """Write every dirty row and make a durable point, which is the state after a later crash.
 
-        It holds the state at this call; other threads continue meanwhile. Raises Poisoned if the disk refuses, and the
-        error of a failed checkpoint with block=False; Closed, ReadOnly.
+        The point holds the state at this call; other threads continue meanwhile. Raises Poisoned if a write fails; the
+        error of an earlier checkpoint with block=False that failed; Closed, ReadOnly.
         """
         self._inside.flush()
 
@@ -205,20 +210,20 @@ class Store(DefaultStore[Engine]):
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
         """Write a checkpoint of every variable (except those with checkpoint=False) to a new directory.
 
-        It holds the state at this call, is complete or absent, and is independent of the store. Only rows that changed
-        since the previous checkpoint are written; unchanged files are hard links. The store's own durable point moves
-        with it. Returns the Checkpoint. With block=False returns a PendingCheckpoint at once, and rows may change while
-        it is written; result() waits for it. If it fails, result() or the next flush(), checkpoint() or close() raises
-        the error. One checkpoint is written at a time: a second call waits for the first.
+        The checkpoint holds the state at this call, is complete or absent, and is independent of the store. Only rows
+        that changed since the previous checkpoint are written; unchanged files are hard links. It is also a durable
+        point of the store. Returns the Checkpoint. With block=False returns a PendingCheckpoint at once, and rows may
+        change while it is written; result() waits for it. If it fails, result() or the next flush(), checkpoint() or
+        close() raises the error. One checkpoint is written at a time: a second call waits for the first.
 
-        files: what belongs to this state beside the rows, such as dense parameters: by name, without folders, bytes, a
-        path to copy from, or a function that writes to a binary file, called before this returns with the store's lock
-        held, so it must not checkpoint the store or wait for a thread that uses it. extra: a dict of JSON values.
-        A checkpoint that exists has both: Checkpoint.files, Checkpoint.extra. The durable point made here has them too,
-        the next one does not.
+        files: a dict of other files that belong to this state, such as dense parameters: from a name, without folders,
+        to bytes, a path to copy from, or a function that writes to a binary file. The function is called before this
+        call returns, with the store's lock held, so it must not checkpoint the store or wait for a thread that uses it.
+        extra: a dict of JSON values. Read them as Checkpoint.files and Checkpoint.extra. The durable point made here
+        has them too; the next one does not.
 
         Raises FileExistsError; ValueError for a path inside the store; TypeError, ValueError for files and extra, and
-        what a function raises; ColdStoreError, Poisoned, Closed, ReadOnly.
+        what a function of files raises; ColdStoreError, Poisoned, Closed, ReadOnly.
         """
         target, attached = paths.local(path).absolute(), Attachments(files, extra)
         pending = PendingCheckpoint(self._inside.start(target, attached=attached))
@@ -228,10 +233,10 @@ class Store(DefaultStore[Engine]):
         """Bring this store to a later checkpoint of the store it follows, at the cost of what changed there.
 
         checkpoint: one that follows a checkpoint that this store was restored from, made, or was brought to. Rows that
-        changed there are copied, new variables are made, and variables that were dropped there are dropped here, rows
-        that changed only here included. All other rows that changed only here stay. Variables that this store was
-        restored without stay out. A checkpoint that this store holds already changes nothing. The result is durable
-        when this returns; an interrupted call is completed by calling again.
+        changed there are copied, and new variables are created. Variables that were dropped there are dropped here,
+        even if rows of theirs changed here. All other rows that changed only here are kept. Variables that this store
+        was restored without are not added. A checkpoint that this store already includes changes nothing. The result is
+        durable when this returns; to complete an interrupted call, call again.
 
         Raises CheckpointNotFound, also if it does not follow; SchemaMismatch; Corruption, ColdStoreError, Poisoned,
         Closed, ReadOnly.
@@ -239,34 +244,37 @@ class Store(DefaultStore[Engine]):
         apply_delta(self, Checkpoint(checkpoint))
 
     def refresh(self) -> bool:
-        """Move to the last durable point of the store that this one follows; returns whether that is a newer one.
+        """Move to the last durable point of the store that this one follows; return whether it is a newer one.
 
-        All variables move at once, and a lookup under way begins again. Hot rows stay hot, and those that changed are
-        read again; where the point does not say what changed, no row is hot. A scan under way raises Closed, and so
-        does every use of a variable that was dropped there, even if a new one has its name. Raises ValueError unless
-        opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
+        All variables move at once, and a lookup in progress starts again. Hot rows stay hot, and those that changed are
+        read again; if the point does not record what changed, the hot tier is emptied. A scan in progress raises
+        Closed, and so does every use of a variable that was dropped there, even if a new variable has its name. Raises
+        ValueError unless opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
         """
         return refresh(self._inside)
 
     def close(self, *, flush: bool = True) -> None:
         """Flush, and release the directory. A poisoned or read-only store is only released. Idempotent.
 
-        flush=False: make no durable point; changes since the last one that are in no log are lost.
+        Functions of atexit are too late for it: Python has ended the threads that write by then.
+        flush=False: release any store without a flush. Without one, changes since the last durable point that are in no
+        log are lost; for a poisoned store a warning says so.
         """
         self._inside.close(flush=flush)
 
     def check(self, *, deep: bool = False) -> None:
-        """Raise Corruption with a line for everything that is wrong with the last durable point and the open variables.
+        """Raise Corruption if the last durable point or an open variable is damaged, with a line for each finding.
 
-        deep: read every file of the durable point. In any case the hot tier of open variables is compared with the cold
-        one, row by row; a read-only store has only the durable point. Raises Closed, Poisoned, ColdStoreError.
+        deep: also read every file of the durable point. The hot tier of open variables is always compared with the cold
+        tier, row by row; in a read-only store only the durable point is checked. Raises Closed, Poisoned,
+        ColdStoreError.
         """
         if found := self._inside.findings(deep=deep):
             raise Corruption("\n".join(found))
 
     @property
     def stats(self) -> Stats:
-        """Sums of the counts of all open variables; of a closed store, at its close."""
+        """The sums of the counts of all open variables; after close(), the sums at that time."""
         total = Stats()
         for table in list(self._inside.tables.values()):
             total += table.stats()

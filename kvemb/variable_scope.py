@@ -1,4 +1,4 @@
-"""Variable scopes: names with a common prefix, and defaults for the variables made inside.
+"""Variable scopes: a common prefix of names, and defaults for the variables made inside.
 
 The rules are those of TensorFlow 1's tf.variable_scope and tf.get_variable. Scopes belong to the thread, or the
 asynchronous task, that entered them. Outside any scope get_variable behaves as tfra.dynamic_embedding.get_variable.
@@ -28,7 +28,7 @@ Got = TypeVar("Got")
 
 
 class Reuse(enum.Enum):
-    """The third value of `reuse`, beside True and False."""
+    """The third value of `reuse`, besides True and False."""
 
     AUTO_REUSE = "get the variable, or create it"
 
@@ -53,7 +53,7 @@ _current: ContextVar[VariableScope | None] = ContextVar("kvemb variable scope", 
 
 
 def get_variable_scope() -> VariableScope | None:
-    """Return the innermost scope that was entered here, None outside any."""
+    """Return the innermost scope of this thread or task; None outside any scope."""
     return _current.get()
 
 
@@ -70,16 +70,17 @@ def variable_scope(
 ) -> Iterator[VariableScope]:
     """Let get_variable prefix names with `name/` inside the block, and use these defaults; yields the VariableScope.
 
-    name: of the scope, below the enclosing one; or a VariableScope to enter again, from anywhere.
-    reuse: True: get_variable gets existing variables only, and raises ValueError for others. AUTO_REUSE: it gets or
-    creates. False or None: it creates only, and raises ValueError for a variable that was got or created before in this
-    process (one that is only stored is opened); unless the enclosing scope has True or AUTO_REUSE, which it inherits.
-    initializer, regularizer, partitioner, constraint: for variables that are given none; None: those of the enclosing
-    scope. If no scope has an initializer, it is GlorotUniform (zeros for integers).
-    custom_getter: fn(getter, name, **arguments), called in place of get_variable; getter(name, **arguments) is that of
-    the enclosing scope, or get_variable itself in the outermost one. Names are full, and arguments those of
-    get_variable.
-    caching_device: must be None: hot rows are the cache. Raises TypeError, ValueError.
+    name: the scope's name, below the enclosing scope; or a VariableScope to enter again, from anywhere.
+    reuse: True: get_variable only gets existing variables, and raises ValueError for others. AUTO_REUSE: it gets or
+    creates. False or None: the scope inherits True or AUTO_REUSE from the enclosing scope; else get_variable only
+    creates, and raises ValueError for a variable that was got or created before in this process (a variable that is
+    only stored is opened).
+    initializer, regularizer, partitioner, constraint: the defaults for variables; None: those of the enclosing scope.
+    If no scope has an initializer, it is GlorotUniform (zeros for integers).
+    custom_getter: fn(getter, name, **arguments), called instead of get_variable; getter(name, **arguments) is the
+    enclosing scope's custom getter, or get_variable itself in the outermost scope. Names are full names; arguments are
+    those of get_variable.
+    caching_device: must be None, because hot rows are the cache. Raises TypeError, ValueError.
     """
     around = _current.get()
     if isinstance(name, VariableScope):
@@ -113,7 +114,7 @@ def variable_scope(
 
 
 def _nested(inner: CustomGetter | None, outer: CustomGetter | None) -> CustomGetter | None:
-    """Return a getter that calls the inner one, whose own getter is the outer one."""
+    """Return a custom getter that calls the inner one and passes it the outer one as its getter."""
     if inner is None or outer is None:
         return inner or outer
 
@@ -124,9 +125,9 @@ def _nested(inner: CustomGetter | None, outer: CustomGetter | None) -> CustomGet
 
 
 def get_in_scope(arguments: Arguments, engine: Engine, get: Callable[[Arguments], Any]) -> Any:
-    """Return get(arguments) with what the scope adds to them, or what a custom getter returns.
+    """Return get(arguments), with the scope's prefix and defaults added, or the custom getter's result.
 
-    Raises ValueError against `reuse`. REQUIRES: the engine's lock.
+    Raises ValueError if `reuse` forbids it. REQUIRES: the engine's lock.
     """
     scope, custom = _current.get(), arguments.custom_getter
     if scope is None:

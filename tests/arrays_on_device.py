@@ -1,7 +1,7 @@
-"""Arrays that stand for those in a GPU's memory where tests run its kernels on the CPU: "device memory" is the host's.
+"""Arrays that stand for those in a GPU's memory when tests run its kernels on the CPU, in the host's memory.
 
-They have what CuPy's arrays have by __cuda_array_interface__, or __dlpack__ alone. NumPy cannot read them, so an array
-that is brought to the host unasked shows.
+They have __cuda_array_interface__, as CuPy's arrays have, or only __dlpack__. NumPy cannot read them, so that tests
+notice an array that is copied to the host unnecessarily.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OTHER_STREAM = 4242
 
 
 class ArrayOnDevice:
-    """An array as CuPy's are. stream: on which it may be used."""
+    """An array like CuPy's. stream: the one on which it may be used."""
 
     def __init__(self, array: Any, *, stream: int = OTHER_STREAM, gpu: int = 0) -> None:
         self.array, self._stream, self._gpu = array, stream, gpu
@@ -42,7 +42,7 @@ class ArrayOnDevice:
 
 
 class DlpackOnly:
-    """An array of a library that has DLPack alone. asked: the streams that consumers named."""
+    """An array of a library that supports only DLPack. asked: the streams that consumers named."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -65,12 +65,12 @@ class DlpackOnly:
 
 
 def there(array: Any, dtype: Any = None, *, stream: int = OTHER_STREAM) -> ArrayOnDevice:
-    """Return a copy of an array, as one on the GPU."""
+    """Return a copy of an array as an ArrayOnDevice."""
     return ArrayOnDevice(np.array(array, dtype), stream=stream)
 
 
 class OnGpu:
-    """A variable, all of whose arrays are on its GPU."""
+    """A variable whose arguments and results are all arrays on its GPU."""
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable

@@ -1,4 +1,4 @@
-"""Small rows, tables and executors, for tests of what moves rows."""
+"""Small rows, tables and executors, for tests of code that moves rows."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ SCHEMA = Schema(np.dtype(np.int64), np.dtype(np.float32), 2, ())
 
 
 def rows_of(keys: Any, value: float = 1.0, *, flags: int = 0, score: float = 0.0) -> RowBlock:
-    """Rows of these keys, all elements of which are value."""
+    """Return rows of these keys, with all elements equal to value."""
     rows = RowBlock(SCHEMA, len(keys))
     rows.keys[:], rows.values[:], rows.flags[:], rows.scores[:] = keys, value, flags, score
     return rows
 
 
 def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
-    """Empty hot tables on the CPU, of a fixed size each."""
+    """Return empty hot tables on the CPU, each of a fixed size."""
     made = [CpuTable(SCHEMA, cells, cells) for _ in range(tables)]
     return HotTables(made, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * tables, min_rows=None)
 
 
 def values_of(rows: RowBlock) -> dict[int, float]:
-    """The first element of each row by key."""
+    """Return the first element of each row, by key."""
     return dict(zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True))
 
 
 class Now(Executor):
-    """Runs what it is given at once."""
+    """Runs work at once, when it is submitted."""
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -48,7 +48,7 @@ class Now(Executor):
 
 
 class Later(Executor):
-    """Runs what it was given when it is told to."""
+    """Runs submitted work when the test says so."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
@@ -64,7 +64,7 @@ class Later(Executor):
 
 
 def run(future: Future[Any], call: Callable[[], Any]) -> None:
-    """Give a future what a call returns, or raises."""
+    """Set the result of a future to what a call returns, or its exception to what the call raises."""
     try:
         future.set_result(call())
     except Exception as error:
@@ -72,7 +72,7 @@ def run(future: Future[Any], call: Callable[[], Any]) -> None:
 
 
 class Watched(MemoryStore):
-    """A cold store that counts reads, and lets a test do something in one."""
+    """A cold store that counts reads, and calls a test's function during a read."""
 
     def __init__(self) -> None:
         super().__init__(SCHEMA)

@@ -1,6 +1,6 @@
-"""Stores for tests: each in a directory of its own, its invariants checked at teardown.
+"""Stores for tests: each in its own directory, with its invariants checked at teardown.
 
-The directories are in memory where there is room, which saves a third of the time; TMPDIR=/tmp puts them on a disk.
+The directories are in memory if there is room, which saves a third of the time; TMPDIR=/tmp puts them on a disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30
 
 
 def pytest_configure() -> None:
-    """Let tests, and processes that they start, use a filesystem in memory; no test fails because a machine is busy."""
+    """Make tests and their processes use a filesystem in memory; no test fails because the machine is busy."""
     settings.register_profile("kvemb", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("kvemb")
     if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
@@ -36,15 +36,16 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _foreground() -> None:
-    """Ctrl-C means what it means in a terminal: processes of pytest-xdist are started with SIGINT ignored."""
+    """Handle Ctrl-C as in a terminal: pytest-xdist starts processes with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def limits(request: pytest.FixtureRequest) -> Limits:
-    """The limits of a test's stores: those that the marker `limits` gives, else the usual ones.
+    """The limits of a test's stores: those of the marker `limits`, otherwise the defaults.
 
-    Small slots make many files in level 0 of RocksDB; crowded_files is so large that no checkpoint waits for fewer.
+    Small slots make many files in level 0 of RocksDB; crowded_files is so large that no checkpoint waits for
+    compaction.
     """
     marker = request.node.get_closest_marker("limits")
     return Limits(**{"crowded_files": 10_000, **marker.kwargs}) if marker else Limits()
@@ -52,7 +53,7 @@ def limits(request: pytest.FixtureRequest) -> Limits:
 
 @pytest.fixture
 def open_store(limits: Limits, tmp_path: Path) -> Iterator[Opener]:
-    """kvemb.open with a small budget; every store opened is checked and closed at teardown, while tmp_path is there."""
+    """kvemb.open with a small budget; checks and closes every opened store at teardown, before tmp_path is deleted."""
     opened: list[kvemb.Store] = []
 
     def opener(path: Path, **arguments: Any) -> kvemb.Store:
@@ -78,7 +79,7 @@ def store(open_store: Opener, tmp_path: Path) -> kvemb.Store:
 
 @pytest.fixture(params=["rocks", "memory", "two devices"])
 def make(request: pytest.FixtureRequest, store: kvemb.Store) -> Callable[..., kvemb.Variable]:
-    """A function that makes a variable with 16 hot rows, its cold rows and its devices being one of several kinds."""
+    """A function that makes a variable with 16 hot rows, with one of several kinds of cold stores and devices."""
     numbers = iter(range(100))
     kinds = {"memory": {"kv_creator": kvemb.MemoryCreator()}, "two devices": {"devices": ["cpu", "/CPU:0"]}}
 
@@ -91,7 +92,7 @@ def make(request: pytest.FixtureRequest, store: kvemb.Store) -> Callable[..., kv
 
 @pytest.fixture
 def no_default():
-    """No default store, but those that the test makes."""
+    """No default store except those that the test makes."""
     before, DEFAULTS.stores[:] = DEFAULTS.stores[:], []
     yield
     DEFAULTS.stores[:] = before

@@ -1,4 +1,4 @@
-"""A device on the CPU that counts what the host waits for and copies, and checks the order of work on streams."""
+"""A device on the CPU that counts the host's waits and copies, and checks the order of work on streams."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kvemb.backends.cuda.device import Program, Workspace
 
 class CountingDevice(CpuDevice):
     """The device of one hot table. uploads, downloads: bytes of each copy since start(). waits: of the host.
-    ran: each kernel and its stream. pinned_sizes: bytes of each piece of pinned memory, ever.
 
-    All work must be ordered after all that was done before: on the same stream, or by an event. As work is done here
-    when it is given, that would not show otherwise.
+    ran: each kernel and its stream. pinned_sizes: bytes of each piece of pinned memory so far. All work must be ordered
+    after all earlier work: on the same stream, or by an event. As this device does work when it is submitted, a missing
+    order would not show otherwise.
     """
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__(seed)
         self._done = 0
-        self._known: dict[int, int] = {}  # how much of the work each stream comes after
+        self._known: dict[int, int] = {}  # how much of the work precedes each stream's next work
         self._events: dict[int, tuple[Any, int]] = {}
         self.pinned_sizes: list[int] = []
         self.start()
 
     def start(self) -> None:
-        """Count from here."""
+        """Start to count."""
         self.uploads: list[int] = []
         self.downloads: list[int] = []
         self.ran: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""What a crash leaves of a store that is open."""
+"""Copies an open store as a crash would leave it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def copy_of_open(store: Path, target: Path) -> Path:
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    """Copy a file; RocksDB deletes some of its own meanwhile."""
+    """Copy a file, unless RocksDB has deleted it meanwhile."""
     with suppress(FileNotFoundError):
         shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""Checkpoints and stores to be damaged, and every way to damage a file of theirs."""
+"""Checkpoints and stores to damage, and every way to damage one of their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import kvemb
 
 DIM = 4
 KEYS = np.random.default_rng(5).permutation(4000).astype(np.int64) * 7919 - 9_000_000
-# Where each file is damaged: more with KVEMB_OFFSETS.
+# Offsets at which each file is damaged; KVEMB_OFFSETS gives more.
 OFFSETS = int(os.environ.get("KVEMB_OFFSETS", "2"))
 BUDGET = "4MiB"
 
@@ -25,7 +25,7 @@ def values_of(keys: Any, version: int) -> Any:
 
 
 def fill(store: kvemb.Store) -> None:
-    """Rows in several files, some of which hide others: older versions, removals, a table that was cleared."""
+    """Make rows in several files, some of which hide others: older versions, removals, a cleared table."""
     table = store.get_variable("table", dim=DIM, hot_rows=256, optimizer=kvemb.optimizers.Adagrad())
     other = store.get_variable("other", "uint64", "float16", DIM, hot_rows=64)
     table.upsert(KEYS, values_of(KEYS, 1))
@@ -39,7 +39,7 @@ def fill(store: kvemb.Store) -> None:
 
 
 def damages(path: Path) -> Iterator[str]:
-    """Damage a file in one way after the other, yielding which; it is a file of its own, no link."""
+    """Damage a file in one way after the other, yielding the name of each. REQUIRES: the file has no other link."""
     data = path.read_bytes()
     chance = np.random.default_rng(len(data))
     for at in chance.integers(0, len(data), OFFSETS) if data else []:
@@ -56,7 +56,7 @@ def damages(path: Path) -> Iterator[str]:
 
 
 def make(place: Path) -> Path:
-    """parent and checkpoint: two checkpoints. closed: a store, closed. crashed: one that was not, with a log."""
+    """parent and checkpoint: two checkpoints. closed: a closed store. crashed: an unclosed store, with a log."""
     with kvemb.open(place / "closed", memory_budget=BUDGET) as store:
         store.get_variable("table", dim=DIM, hot_rows=256, optimizer=kvemb.optimizers.Adagrad()).upsert(
             KEYS[:50], values_of(KEYS[:50], 0)

@@ -1,6 +1,6 @@
-"""One rank of a DDP training that is a client of a cluster on Ray: python ddp_trainer.py RANK RAY FOLDER.
+"""One rank of a DDP training, as a client of a cluster on Ray: python ddp_trainer.py RANK RAY FOLDER.
 
-Rank 0 opens the cluster and rank 1 connects. The ranks' optimizers step in turns, so that the result has one value.
+Rank 0 opens the cluster and rank 1 connects. The ranks' optimizers step in turns, so that the result is deterministic.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Model(torch.nn.Module):
 
 
 def batches(rank: int) -> Iterator[torch.Tensor]:
-    """The ids of a rank's steps; ranks have many in common, and each has some twice."""
+    """Return the ids of a rank's steps; ranks have many ids in common, and each rank has some twice."""
     made = torch.Generator().manual_seed(rank)
     for _ in range(STEPS):
         yield torch.randint(0, 50, (32,), generator=made)
 
 
 def result(model: Model) -> dict[str, Any]:
-    """What training has made of the table and of the dense layer."""
+    """Return the trained rows and the trained dense layer."""
     keys, rows, slots, scores = model.users.variable.export(with_slots=True, with_scores=True)
     dense = {name: value.detach().numpy() for name, value in model.dense.named_parameters()}
     return {"keys": keys, "rows": rows, "scores": scores, **slots, **dense}

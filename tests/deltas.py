@@ -1,4 +1,4 @@
-"""What checkpoints say has changed, and replicas that are brought from one to the next."""
+"""The changes that checkpoints record, and replicas to which they are applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvemb.durability.checkpoint import Checkpoint
 
 
 def told(checkpoint: Checkpoint, since: Any, name: str) -> tuple[dict[int, tuple[bytes, ...]], list[int]]:
-    """Everything changes() says of a variable: rows and removed keys, each checked to come once and in order."""
+    """Return all of a variable's changes(): rows and removed keys; checks that each occurs once, in order."""
     rows: dict[int, tuple[bytes, ...]] = {}
     order: list[int] = []
     removed: list[int] = []

@@ -1,4 +1,4 @@
-"""Every formula that kvemb has, by the optimizers that it is of; and what equal bits are."""
+"""Optimizers that cover every formula of kvemb; and a comparison of bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvemb.optimizers import (
     RowWiseAdagrad,
 )
 
-# Every formula there is, and every way to join two.
+# Every formula, and every way to combine two.
 EVERY = [
     *(kind(learning_rate=0.1) for kind in KINDS.values()),
     *(Adagrad(0.1, 0.1, 1e-7, clip_value=1.0, clip_norm=0.5, weight_decay=0.1), RowWiseAdagrad(0.1, 0.5, clip_norm=1)),
@@ -44,7 +44,7 @@ SHAPES = [("float32", 17), ("float64", 32), ("float16", 3), ("bfloat16", 20)]
 
 
 def assert_same(got: Any, expected: Any) -> None:
-    """Equal to the bit, but that any NaN is as good as another."""
+    """Whether arrays are equal bit for bit; any NaN equals any other."""
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     wide = got.astype(np.float64), expected.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(wide[0]), np.isnan(wide[1]))

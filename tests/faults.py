@@ -1,7 +1,8 @@
 """A process on a disk that fails: tests/faults.c, compiled and preloaded, and the trials it runs (tests/trials.py).
 
-One process imports everything once and forks for each trial. `survivors` builds what a crash of the machine leaves.
-Crashes of one history are tried without killing it: it is stopped, what is there is copied, and it goes on.
+One process imports everything once and forks for each trial. `survivors` builds the files that a crash of the machine
+leaves. Crashes during one history are tried without killing it: the process is stopped, its files are copied, and it
+continues.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HERE = Path(__file__).parent
 
 
 def compiled(folder: Path) -> Path:
-    """Compile the library; skip the test where that cannot be done."""
+    """Compile the library; skips the test if that is impossible."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("faults are injected by a C library on Linux, and there is no C compiler here")
@@ -43,14 +44,14 @@ class Disk:
         self._library: Any = ctypes.CDLL(os.environ["LD_PRELOAD"])
 
     def begin(self, root: Path, shadow: Path) -> None:
-        """Record from now on what survives of root, in shadow. Neither need exist; root is empty, and durable."""
+        """Record in shadow what would survive of root from now on. Neither need exist; root is empty, and durable."""
         root.mkdir(parents=True)
         for name in ("inodes", "dirs", "kept", "partial"):
             (shadow / name).mkdir(parents=True)
         self._library.faults_begin(os.fsencode(root), os.fsencode(shadow))
 
     def fail(self, at: int, error: int = 0, *, forever: bool = False, only: str = "") -> None:
-        """Let the at-th operation from now fail with an errno; at 0: none fails, and none is counted.
+        """Make the at-th operation from now fail with an errno; at 0: none fails, and none is counted.
 
         only: count operations on paths with this ending.
         """
@@ -61,25 +62,25 @@ class Disk:
         self._library.faults_stop(ctypes.c_long(first), ctypes.c_long(every))
 
     def fill_up(self, nbytes: int) -> None:
-        """Be full after nbytes more; -1: never."""
+        """Report a full disk after nbytes more; -1: never."""
         self._library.faults_quota(ctypes.c_longlong(nbytes))
 
     @property
     def seen(self) -> int:
-        """Operations since the last call of fail, had it an `at`."""
+        """Return the number of operations since the last call of fail() with an `at`."""
         return int(self._library.faults_seen())
 
     @property
     def hits(self) -> int:
-        """How many of them failed."""
+        """Return how many of them failed."""
         return int(self._library.faults_hits())
 
 
 def survivors(shadow: Path, root: Path, target: Path, *, names: str = "synced") -> Path:
-    """Build at target what a crash of the machine leaves of root.
+    """Build at target the files that a crash of the machine leaves of root.
 
     Files have the content of their last fsync, or none. names "synced": a directory has the entries of its own last
-    fsync, as POSIX allows; "all": every entry is there, as where metadata is written sooner than data.
+    fsync, as POSIX allows; "all": it has every entry, as on filesystems that write metadata before data.
     """
     target.mkdir()
     if names == "all":
@@ -113,7 +114,7 @@ def _put(shadow: Path, inode: int, target: Path) -> None:
 
 
 def keep_crash(folder: Path, target: Path) -> None:
-    """Copy what a crash of this instant would leave of the trial in folder, whose process is stopped, to a new one."""
+    """Copy the files that a crash now would leave of the stopped trial in folder to a new folder."""
     target.mkdir()
     shutil.copytree(folder / "root", target / "root")
     for names in ("synced", "all"):
@@ -125,9 +126,9 @@ def keep_crash(folder: Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a history in `folder`: root/ is the disk, shadow/ what survives, events and state-N the log.
+    """The outcome of a history in `folder`: root/ is the disk, shadow/ what survives, events and state-N the log.
 
-    seen: operations on the disk; None where the process did not get that far.
+    seen: operations on the disk; None if the process did not get that far.
     """
 
     folder: Path
@@ -138,18 +139,18 @@ class Trial:
 
     @property
     def root(self) -> Path:
-        """The disk, as the process left it."""
+        """The disk as the process left it."""
         return self.folder / "root"
 
     def survivors(self, names: str) -> Path:
-        """The disk, as a crash of the machine leaves it."""
+        """The disk as a crash of the machine leaves it."""
         target = self.folder / f"survivors-{names}"
         if not target.exists():
             survivors(self.folder / "shadow", self.root, target, names=names)
         return target
 
     def crashes(self) -> list[Trial]:
-        """What crashes would have left, one for each time that the process was stopped."""
+        """The disks that crashes would have left, one for each time that the process was stopped."""
         return [Trial(path, False, "") for path in sorted(self.folder.glob("crash-*"))]
 
     @property
@@ -159,7 +160,7 @@ class Trial:
         return hits.read_text() if hits.exists() else ""
 
     def places(self) -> dict[str, Promise]:
-        """What each directory below the root must hold."""
+        """The promised content of each directory below the root."""
         promises: dict[str, Promise] = {}
         for line in (self.folder / "events").read_text().splitlines():
             event, place, number = line.split()
@@ -173,14 +174,14 @@ class Trial:
 
 @dataclass
 class Promise:
-    """What a directory holds: `kept`, once a call that made it has returned, or one of `pending`, under way since."""
+    """The possible content of a directory: `kept`, of a call that returned, or one of `pending`, of a running call."""
 
     kept: Any = None
     pending: list[Any] = field(default_factory=list)
 
     @property
     def allowed(self) -> list[Any]:
-        """All states it may hold; a state is a dict from a variable's name to its Model."""
+        """All states that it may have; a state is a dict from a variable's name to its Model."""
         return ([] if self.kept is None else [self.kept]) + self.pending
 
 
@@ -195,7 +196,7 @@ class Laboratory:
         )  # fmt: skip
 
     def run(self, name: str = "history", *, timeout: float = 30, folder: Path | None = None, **arguments: Any) -> Trial:
-        """Run trials.NAME(folder, **arguments) in a process of its own, in a new folder."""
+        """Run trials.NAME(folder, **arguments) in a separate process, in a new folder."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._count += 1

@@ -1,4 +1,4 @@
-"""What hostile or odd metadata holds: values that no field expects, and a description with one of them in any place."""
+"""Hostile metadata: values that no field expects, and descriptions with one of them in any place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from kvemb.durability import journal_segments, keyfile, manifest
 
-# JSON that Python's encoder refuses or the reader must not: written as it is.
+# JSON that Python's encoder refuses, or that the reader must accept: written as text.
 RAW = {
     "nested": "[" * 100_000 + "]" * 100_000,
     "nested objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
@@ -44,7 +44,7 @@ def places(data: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def changed(data: Any, path: Path, value: object) -> Any:
-    """Return a copy with a value in a place, or without what is there, or with one more field there."""
+    """Return a copy with another value in a place, or without that field, or with one more field there."""
     data = copy.deepcopy(data)
     parent = data
     for part in path[:-1]:
@@ -62,7 +62,7 @@ def changed(data: Any, path: Path, value: object) -> Any:
 def manifests(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (what, text) for every manifest with one hostile value; the checksum fits wherever there can be one."""
     data = {name: field for name, field in data.items() if name != "checksum"}
-    # Of files alike, the first.
+    # Only the first of similar files.
     seen: set[str] = set()
     for path in places(data):
         if path[0] == "files" and len(path) > 1:
@@ -90,7 +90,7 @@ NUMBERS = [0, 1, 2, 5, 255, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2*
 
 
 def _packed(layout: struct.Struct, values: tuple[Any, ...]) -> bytes | None:
-    """Return the bytes of values, None where a number does not fit its place."""
+    """Return the bytes of values, None if a number does not fit its field."""
     try:
         return layout.pack(*values)
     except struct.error:
@@ -98,7 +98,7 @@ def _packed(layout: struct.Struct, values: tuple[Any, ...]) -> bytes | None:
 
 
 def _payloads(payload: bytes) -> Iterator[bytes]:
-    """Yield other payloads than a deflated one."""
+    """Yield payloads that are not deflated."""
     inflated = zlib.decompress(payload) if payload else b""
     yield from (b"", b"x", b"no zlib at all" * 3, payload[:-1], payload + b"x", payload[1:])
     size = len(inflated)
@@ -166,7 +166,7 @@ def segments(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _continued(data: bytes, start: int) -> Iterator[tuple[str, bytes]]:
-    """Yield a segment that says, before its first entry or after its last, that another one follows."""
+    """Yield a segment with an entry, before the first or after the last, that says that another segment follows."""
     first = last = journal_segments._entry_at(data, start)
     at = start
     while (entry := journal_segments._entry_at(data, at)) is not None:

@@ -1,4 +1,4 @@
-"""Whole rows to load, and what a dict has after a load."""
+"""Whole rows to load, and the expected content after a load, as a dict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(keys: Any, version: float, dtype: str = "int64") -> Rows:
 
 
 def model_of(batches: Any) -> Model:
-    """What rows there are, by key: all of each, as bytes."""
+    """Return all rows of a variable, by key, as bytes."""
     found: Model = {}
     for each in batches:
         for at, key in enumerate(each.keys.tolist()):

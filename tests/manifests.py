@@ -1,4 +1,4 @@
-"""Manifests, and segments of the log, for tests of what reads them."""
+"""Manifests, and segments of the log, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ID = "c0ffee" + 26 * "0"
 
 
 def entry_of(key_dtype: str = "int64", dim: int = 2, slots: tuple[SlotShape, ...] = (), **fields: Any) -> VariableEntry:
-    """A variable's entry of a manifest, valid, with some fields given; blocks.SCHEMA unless they say otherwise."""
+    """Return a valid manifest entry of a variable, with some fields given; the default schema is blocks.SCHEMA."""
     usual: dict[str, Any] = {
         "value_dtype": "float32",
         "initializer": {"kind": "constant", "value": 0.0},
@@ -33,7 +33,7 @@ def entry_of(key_dtype: str = "int64", dim: int = 2, slots: tuple[SlotShape, ...
 
 
 def manifest_of(**fields: Any) -> Manifest:
-    """A manifest, valid, with some fields given."""
+    """Return a valid manifest, with some fields given."""
     usual: dict[str, Any] = {"store": ID, "id": ID, "parent": None, "point": 1, "created": 5.0, "changes": [Epoch(ID)]}
     return Manifest(**{**usual, **fields})
 
@@ -48,7 +48,7 @@ def log_entry(
     number: int = 1,
     synced: int = 0,
 ) -> bytes:
-    """An entry of the log."""
+    """Return an entry of the log."""
     whole = ENTRY.pack(MARK, kind, len(name), rows, len(payload), number, synced, step) + name + payload
     return whole + CHECKSUM.pack(zlib.crc32(whole))
 

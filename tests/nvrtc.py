@@ -1,4 +1,4 @@
-"""Compiles CUDA C for GPUs that this machine does not have: NVIDIA's run-time compiler, of nvidia-cuda-nvrtc."""
+"""Compiles CUDA C for GPUs that this machine does not have, with NVIDIA's run-time compiler (nvidia-cuda-nvrtc)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _REPORT = re.compile(
 )
 
 
-# Of one processor of each of these GPUs: registers, and threads at once. Registers are given out by the 8 to a thread.
+# Registers and concurrent threads of one multiprocessor of each GPU. Registers are allocated in units of 8 per thread.
 REGISTERS, THREADS = 65_536, 2048
 
 
 class Used(NamedTuple):
-    """What one kernel takes: registers a thread, and bytes of memory a thread that hold what fits no register."""
+    """The resources of one kernel: registers per thread, and bytes of memory per thread for spilled registers."""
 
     registers: int
     stack_bytes: int
     spilled_bytes: int
 
     def occupancy(self, block: int = 256) -> float:
-        """The share of a processor's threads that its registers are enough for, in blocks of so many."""
+        """Return the share of a multiprocessor's threads for which its registers suffice, in blocks of so many."""
         return min(THREADS // block, REGISTERS // (-(-self.registers // 8) * 8 * block)) * block / THREADS
 
 
@@ -44,7 +44,7 @@ def _library() -> Any:
 
 
 def used_by(source: str, architecture: str) -> dict[str, Used]:
-    """Compile; return what each kernel takes. Fails with the compiler's words."""
+    """Compile; returns the resources of each kernel. Fails with the compiler's messages."""
     log = _compiled(source, f"--gpu-architecture={architecture}", "--ptxas-options=-v")[1]
     assert "warning" not in log, log
     return {
@@ -59,7 +59,7 @@ def assembly_of(source: str) -> str:
 
 
 def instructions_of(source: str) -> dict[str, list[str]]:
-    """Return the instructions of PTX that each kernel has, in order."""
+    """Return the PTX instructions of each kernel, in order."""
     entries = re.findall(r"\.entry (\w+)\(.*?^\{(.*?)^\}", assembly_of(source), re.DOTALL | re.MULTILINE)
     return {name: re.findall(r"^\s+(?!\.)([@\w{].*;)", body, re.MULTILINE) for name, body in entries}
 

@@ -1,4 +1,4 @@
-"""Optimizers as their sources have them, in NumPy and float64, over a whole array of rows with one count of steps.
+"""Optimizers as in their sources, in NumPy and float64, over a whole array of rows with one count of steps.
 
 Written from their sources, and not from kvemb: torch/optim/*.py (single tensor variants), keras/src/optimizers/*.py
 of Keras 3, tensorflow/core/kernels/training_ops.cc, and FBGEMM's codegen/genscript/optimizers.py.
@@ -118,7 +118,7 @@ def fbgemm_partial_row_wise_adam(o: Any, w: Array, g: Array, s: dict[str, Array]
 
 
 def keras_ftrl(o: Any, w: Array, g: Array, s: dict[str, Array], t: int) -> Array:
-    if t == 1:  # what kvemb adds: z starts such that w is kept
+    if t == 1:  # added by kvemb: the initial z keeps w
         scale = s["accumulator"] ** -o.learning_rate_power / o.learning_rate + 2 * o.l2_regularization_strength
         s["linear"] = -(scale * w) - np.sign(w) * o.l1_regularization_strength
     new = s["accumulator"] + g**2

@@ -1,4 +1,4 @@
-"""A plain model of pooling (kvemb.rows.bags): one row after the other, in NumPy, with the bits that are promised."""
+"""A plain model of pooling (kvemb.rows.bags) in NumPy: one row after the other, with the specified bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvemb.rows.bags import Bags
 
 
 def pooled(rows: Any, bags: Bags) -> Any:
-    """The pooled rows (b, dim) of rows (n, dim), one for each key of the bags."""
+    """Return the pooled rows (b, dim) of rows (n, dim), one for each key of the bags."""
     kind = np.dtype(np.float32) if rows.dtype.itemsize == 2 else rows.dtype
     out = np.zeros((bags.bag_count, rows.shape[1]), rows.dtype)
     for bag in range(bags.bag_count):

@@ -1,4 +1,4 @@
-"""Checkpoints that were pushed: what they hold, bit for bit, and chains of deltas at a URL."""
+"""Pushed checkpoints: their content, bit for bit, and chains of deltas at a URL."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fill(store: kvemb.Store, keys: Any, version: float, name: str = "table", dim
 
 
 def contents(checkpoint: kvemb.Checkpoint) -> dict[str, Any]:
-    """All that a checkpoint has, bit for bit, but the files in which it has it."""
+    """Return a checkpoint's whole content, bit for bit, independent of its files."""
     described = inside(checkpoint)
     rows: dict[str, Any] = {}
     with kvemb.open(checkpoint, read_only=True, memory_budget="4MiB") as store:
@@ -49,7 +49,7 @@ def contents(checkpoint: kvemb.Checkpoint) -> dict[str, Any]:
 
 
 def pulled(url: str, root: Path, number: int) -> kvemb.Checkpoint:
-    """Pull into a series of its own, or one that has checkpoints already; deep verification included."""
+    """Pull into a new series, or one that has checkpoints already, and verify deeply."""
     with kvemb.CheckpointManager(root) as copy:
         found = copy.pull(url, number=number)
     assert kvemb.verify(found, deep=True), kvemb.verify(found, deep=True).findings
@@ -57,7 +57,7 @@ def pulled(url: str, root: Path, number: int) -> kvemb.Checkpoint:
 
 
 def chain_of(manager: kvemb.CheckpointManager, store: kvemb.Store, url: str, count: int) -> list[chain.Pushed]:
-    """Push a base and deltas; returns what is there for each number."""
+    """Push a base and deltas; returns the description of each number at the URL."""
     fill(store, np.arange(ROWS), 0)
     for version in range(1, count + 1):
         manager.save(store)

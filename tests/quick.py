@@ -1,4 +1,4 @@
-"""Of many cases of one test, the few that run every day; the others bear the marker slow."""
+"""Selects the few of a test's many cases that run every day; the others have the marker slow."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 
 def quick(values: Iterable[Any], first: int = 1) -> list[Any]:
-    """Return the parameters of a test, of which all but the first few are slow."""
+    """Return the parameters of a test, with all but the first few marked slow."""
     return [value if at < first else pytest.param(value, marks=pytest.mark.slow) for at, value in enumerate(values)]

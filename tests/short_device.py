@@ -1,4 +1,4 @@
-"""A GPU on the CPU (cuda_on_cpu.py) that is short of memory when a test says so."""
+"""A GPU on the CPU (cuda_on_cpu.py) that runs out of memory when a test says so."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kvemb.backends.cuda.device import Memory
 
 
 class ShortDevice(CpuDevice):
-    """A device whose memory is short for a while. refused: how often it was asked in vain since then.
+    """A device with limited memory for a while. refused: the number of allocations refused since then.
 
-    taken: bytes; most: how many there are. failing: the number of the call, from 0, that is refused whatever it asks.
+    taken: bytes in use; most: the limit. failing: the number of the call, from 0, that is refused whatever its size.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class ShortDevice(CpuDevice):
         self.taken -= nbytes
 
     def fail(self, call: int) -> None:
-        """Refuse one call from now."""
+        """Refuse one future call."""
         self.failing, self.refused, self.calls = call, 0, 0
 
     def give(self, nbytes: int) -> None:
-        """Have no more than so many bytes from now on."""
+        """Limit the memory to so many bytes from now on."""
         self.most, self.refused = self.taken + nbytes, 0
 
     def suffice(self) -> None:
-        """Have enough."""
+        """Remove the limit."""
         self.most, self.failing = 1 << 40, -1

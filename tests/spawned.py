@@ -1,4 +1,4 @@
-"""What a test runs or reads in a process that it spawns: that process imports it from here."""
+"""Functions and classes for processes that tests spawn, which import them from here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvemb.errors import ReadOnly
 
 
 def looked_up(table: kvemb.Variable, keys: list[int], answers: Any) -> None:
-    """Check that the table refuses writes, and put the rows of keys into the queue `answers`; else put nothing."""
+    """Put the rows of keys into the queue `answers`, if the table refuses writes; otherwise put nothing."""
     try:
         table.upsert(keys, np.zeros((len(keys), 2), np.float32))
     except ReadOnly:

@@ -1,4 +1,4 @@
-"""Bad input is refused by name, and leaves the store as it was: rows, slots, scores and what the next call does."""
+"""Bad input is refused by name, and does not change the store: rows, slots, scores and the effect of the next call."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_partitioner_that_raises(table):
 
 
 class Moody(RestrictPolicy):
-    """A user's policy that may be told to misbehave."""
+    """A user's policy that misbehaves when a test says so."""
 
     answer = staticmethod(lambda scores: scores)
 

@@ -1,4 +1,4 @@
-"""A store's variables by name: a mapping that opens a variable when it is asked for, as it is stored."""
+"""A store's variables by name: a mapping that opens a stored variable when it is accessed."""
 
 from __future__ import annotations
 

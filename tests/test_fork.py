@@ -1,4 +1,4 @@
-"""A process that was forked from one with an open store is told so, and harms nothing."""
+"""A process forked from one with an open store gets a clear error, and does no harm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PROGRAM = """
 
 @pytest.mark.slow
 def test_a_worker_that_was_forked_is_told_and_harms_nothing(tmp_path: Path) -> None:
-    """It ends as multiprocessing's workers do: what RocksDB does at exit() joins threads that a fork has not."""
+    """It ends as multiprocessing's workers do: RocksDB's exit handlers would join threads that a fork does not have."""
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("sound\n", 0), done.stderr

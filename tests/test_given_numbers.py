@@ -1,6 +1,7 @@
-"""Every number that a caller can give, by every public function: what it cannot be is refused in one line.
+"""Every number that a caller can pass to any public function: invalid values are refused in one line.
 
-The functions are found by their signatures, so a new one has to be entered here: by a call, or with why there is none.
+The functions are found by their signatures, so a new one must be added here: with a call, or with the reason why there
+is none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kvemb.errors import KvembError
 
 NUMERIC = re.compile(r"\b(int|float|Number|ArrayLike)\b")
 KEYS = np.arange(100)
-# What no parameter takes; the first, NaN, some do.
+# Values that no parameter accepts, except that some accept the first, NaN.
 NEVER = [float("nan"), "x", 10**400, -(10**400), int("9" * 3000) ** 2, b"1", object(), [[1], [1, 2]], np.str_("7"), {}]
 VALUES = [
     *(True, None, 1.5, float("inf"), -1, 0, 1, 2**31, 2**40, 2**62, 2**63, 2**64, 2**70, -(2**63), 1e300, 5e-324, []),
@@ -92,7 +93,7 @@ def opened(place: Any, open_: Callable[..., kvemb.Store], *given: Any, **budget:
 
 
 def drawn(make: Callable[..., Any], **given: Any) -> Callable[[Any], None]:
-    """A variable whose missing keys read what an initializer gives."""
+    """A variable whose missing keys read as an initializer's rows."""
     return lambda place: variable(place, initializer=make(**given))
 
 
@@ -225,9 +226,9 @@ OWN = {
     ),
     *("RestrictPolicy.min_score.now", "TimeToLiveRestrictPolicy.min_score.now"),
 }
-# What says that there is no such place, as for a list.
+# Errors for an index that does not exist, as of a list.
 LOOKUPS = {"Variable.size.index": IndexError}
-# Bounds, beyond which nothing is: any int is one.
+# Bounds of ranges: any int is valid.
 BOUNDS = {"bulk.scan.first", "bulk.scan.last"}
 # Floats, of which NaN is one.
 FLOATS = {

@@ -1,4 +1,4 @@
-"""What stands for something that is in one place only."""
+"""Handles: public objects that stand for an internal one; a copy of a handle is the handle itself."""
 
 from __future__ import annotations
 

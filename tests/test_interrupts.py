@@ -120,7 +120,7 @@ def test_no_acknowledged_row_is_lost_to_ctrl_c(seed: int, tmp_path: Path) -> Non
 
 
 class Interrupting(threading.Condition):
-    """The condition of an event or a future, which meets Ctrl-C when it has just taken its lock."""
+    """The condition of an event or a future, which receives Ctrl-C just after it has taken its lock."""
 
     def __enter__(self) -> bool:
         taken = super().__enter__()
@@ -158,7 +158,7 @@ def test_a_result_is_waited_for_no_longer_than_asked() -> None:
 
 
 def begun_while_ctrl_c_comes(monkeypatch: pytest.MonkeyPatch, begun: threading.Event, go_on: threading.Event) -> None:
-    """Let the next durable point wait, where it is written, for go_on; Ctrl-C comes then."""
+    """Make the next durable point wait for go_on while it is written; Ctrl-C arrives then."""
     write = PointWriter.write
 
     def slowly(writer: PointWriter) -> Checkpoint | None:

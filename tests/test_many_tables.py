@@ -258,7 +258,7 @@ def test_a_variable_that_is_in_use_is_waited_for(store, tables):
 
 
 def test_an_array_to_fill_apart_from_all_keys(store, tables):
-    """It was filled with one variable's rows while another's keys were still read from it: these were wrong rows."""
+    """The array was filled with one variable's rows while another's keys were still read from it: rows were wrong."""
     memory = np.arange(8, dtype=np.int64)
     out = memory.view(np.float32)[:8].reshape(4, 2)
     with pytest.raises(ValueError, match="out must not share memory with the keys of 'b'"):

@@ -1,4 +1,4 @@
-"""How far long work has come: never back, and never past its total."""
+"""Progress of long work never goes back, and never exceeds its total."""
 
 from __future__ import annotations
 

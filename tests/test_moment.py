@@ -1,4 +1,4 @@
-"""Calls that a thread makes for another process happen when that process says."""
+"""Calls that a thread makes for another process have the step and the time of that process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes as people write them, and the creators."""
+"""Sizes given as text, and the creators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables and stores go to other processes by pickle: as readers of the last durable point."""
+"""Pickled variables and stores open in other processes as readers of the last durable point."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvemb.errors import Closed
 
 @pytest.fixture(autouse=True)
 def arrivals(monkeypatch):
-    """What arrives in this process goes with the test."""
+    """Close stores that were unpickled in this process when the test ends."""
     monkeypatch.setattr(pickling, "_arrived", {})
     yield
     for store in pickling._arrived.values():

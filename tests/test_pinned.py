@@ -1,4 +1,4 @@
-"""Counterexamples that were found once, each kept so that it stays fixed."""
+"""Regression tests: counterexamples that were found once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README shows works as it stands."""
+"""The code of the README runs unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section:
     if "import torch" in BLOCKS[section]:
         pytest.importorskip("torch", reason="PyTorch is not installed, and this block trains with it")
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):  # what a reader runs again goes on
+    for _ in range(2):  # running the code again continues
         exec(compile(BLOCKS[section], "README.md", "exec"), {})
         assert [path.name for path in tmp_path.iterdir() if f'"{path.name}"' not in BLOCKS[section]] == []
 

@@ -1,4 +1,4 @@
-"""Backends by name: which there are, what is told of one that is missing, and how a device may be spelled."""
+"""Backends by name: the existing ones, the error for a missing one, and the accepted names of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds that nobody gave follow from the variable's name, the same for ever."""
+"""Default seeds are a function of the variable's name that never changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of one value that take the value's arguments: what they get, what they show, what they refuse."""
+"""Functions that take the arguments of one class: what they pass on, their signatures, what they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a store may be read and written, and what its refusals say."""
+"""Whether a store may be read and written, and the messages of refusals."""
 
 from __future__ import annotations
 

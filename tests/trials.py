@@ -1,7 +1,7 @@
-"""What runs on the failing disk: python tests/trials.py, with the library of tests/faults.c preloaded.
+"""Trials on the failing disk: python tests/trials.py, with the library of tests/faults.c preloaded.
 
-Reads requests, a line of JSON each, and forks for each: a trial is alone in its process, which has imported everything
-and whose kernels are compiled already. The process that forks never opens RocksDB, whose threads do not fork.
+Reads requests, one line of JSON each, and forks for each: every trial has its own process, with all modules imported
+and all kernels compiled. The process that forks never opens RocksDB, whose threads do not fork.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def history(
 
 
 def crashes(folder: Path, disk: Disk, *, first: int, every: int, **how: Any) -> None:
-    """Run a history; the process is stopped at operations first, first + every ... and what is there is kept."""
+    """Run a history; the process is stopped at operations first, first + every ... and its files are copied."""
     disk.stop(first, every)
     history(folder, disk, **how)
 
@@ -61,7 +61,7 @@ TRIALS = {"history": history, "crashes": crashes, "full_disk": full_disk}
 
 
 def compile_kernels() -> None:
-    """Run a history in a process of its own, on a plain disk: compiled kernels stay on disk."""
+    """Run a history in a separate process, on a plain disk: compiled kernels stay on disk."""
     with tempfile.TemporaryDirectory() as folder:
         code = "import sys; from history import History; from pathlib import Path; History(Path(sys.argv[1])).run()"
         (Path(folder) / "root").mkdir()

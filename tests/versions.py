@@ -1,4 +1,4 @@
-"""Stores whose rows say which version they are of, and series of their checkpoints."""
+"""Stores whose rows contain their version, and series of their checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ahead: another thread produces the next items of an iterator while the caller uses the present one."""
+"""Reading ahead: another thread produces the next items of an iterator while the caller uses the current one."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _root(
 
 @cache
 def _command() -> Any:
-    """Return the command of Click that `app` describes, made once in a process."""
+    """Return the Click command that `app` describes, made once per process."""
     return typer.main.get_command(app)
 
 
@@ -102,13 +102,13 @@ def _run(arguments: list[str] | None) -> int:
     explained = explain(failure)
     if explained is None or os.environ.get("KVEMB_TRACEBACK"):
         raise failure
-    with suppress(OSError):  # if stderr is closed too, the exit code has to do
+    with suppress(OSError):  # if stderr is closed, too, only the exit code remains
         print(f"kvemb: {explained.line}", file=sys.stderr)
     return explained.code
 
 
 def _finish_output() -> None:
-    """Flush stdout, or discard what is left: otherwise the interpreter fails on it at exit."""
+    """Flush stdout, or discard its buffer: otherwise the interpreter fails to flush it at exit."""
     try:
         sys.stdout.flush()
     except OSError:

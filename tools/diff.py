@@ -84,11 +84,11 @@ def diff(
 ) -> list[Difference]:
     """Compare all variables of two checkpoints or stores, or one of them; returns a Difference for each.
 
-    a, b: places (kvemb.bulk.Place): also a series, whose newest is taken, or SERIES/00000042, at a URL, of a cluster.
-
-    top: how many of the rows that moved most to name. out: a new Parquet file for the rows that differ, with columns
-    key, change ("added", "removed", "changed"), before, after and l2; it takes one variable. batch_rows: rows that are
-    compared at a time. progress(done, total): bytes, while a checkpoint is pulled, and rows.
+    a, b: places (kvemb.bulk.Place): a checkpoint, a store, a series, whose newest checkpoint is taken, or
+    SERIES/00000042; also at a URL, or of a cluster. top: how many of the rows that moved most to list. out: a new
+    Parquet file for the rows that differ, with columns key, change ("added", "removed", "changed"), before, after and
+    l2; it takes one variable. batch_rows: rows that are compared at a time. progress(done, total): bytes, while a
+    checkpoint is pulled, and rows.
 
     Raises BadInput if a variable is in only one of them or its schema differs; FileExistsError.
     """
@@ -107,7 +107,7 @@ def diff(
 
 
 def _check(name: str, a: object, first: kvemb.Checkpoint, b: object, second: kvemb.Checkpoint) -> None:
-    """Raise BadInput unless both have the variable, with one schema. a, b: what messages call them."""
+    """Raise BadInput unless both have the variable, with the same schema. a, b: their names in messages."""
     for path, checkpoint in ((a, first), (b, second)):
         if name not in checkpoint.variables:
             raise BadInput(f"{path} has no variable {name!r}; name one that both have with --variable")

@@ -76,10 +76,11 @@ def export(
 ) -> Exported:
     """Write a variable of a checkpoint or store at path to out, in key order. Memory does not grow with the table.
 
-    path: a place (kvemb.bulk.Place): also a series, whose newest is taken, or SERIES/00000042, at a URL, of a cluster.
-    out: a new file or folder, a URL that fsspec reaches, or an open binary file, such as a pipe. format: a name in
-    formats.known.FORMATS; None: by the ending of out. where: conditions, all of which must hold. since: an earlier
-    checkpoint of the same store, if path is a checkpoint too: only rows that changed since are written, and the keys
+    path: a place (kvemb.bulk.Place): a checkpoint, a store, a series, whose newest checkpoint is taken, or
+    SERIES/00000042; also at a URL, or of a cluster. out: a new file or folder, a URL that fsspec reaches, or an open
+    binary file, such as a pipe. format: a name in formats.known.FORMATS; None: by the ending of out. where: conditions,
+    all of which must hold. since: an earlier checkpoint of the same store, if path is a checkpoint too: only rows that
+    changed since are written, and the keys
     of removed rows to NAME.removed.npy next to out. dtype: float16, bfloat16 or int8, the last with a column `scale`
     to multiply by. normalize: scale each row to norm 1. with_slots, with_scores: columns for the optimizer's slots,
     and for score and step of the last change. partitions: number of files, one for each key range, in a folder. jobs:
@@ -243,7 +244,7 @@ def _export_changes(
     since: str | os.PathLike[str],
     progress: Progress | None,
 ) -> Exported:
-    """Write the rows that changed since a checkpoint, and the removed keys to a file of their own."""
+    """Write the rows that changed since a checkpoint, and the removed keys to a separate file."""
     if not isinstance(target, str):
         raise BadInput("--since writes two files, but a pipe takes one; name a file")
     changes = kvemb.Checkpoint(path).changes(since, variables=[source.name])

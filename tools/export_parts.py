@@ -99,7 +99,7 @@ def _end_with(watched: Connection) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
     threading.Thread(target=watch, name="kvemb-parent", daemon=True).start()
 
 

@@ -104,7 +104,7 @@ def _import(
             loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
             rows = target.size()
         except BaseException:
-            store.close(flush=False)  # a variable that this import created is discarded
+            store.close(flush=False)  # discards a variable that this import created
             raise
         store.close()
     return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows, made)

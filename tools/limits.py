@@ -1,4 +1,4 @@
-"""Upper bounds of the numbers on the command line. A larger one is a mistake, and a run of it would not end."""
+"""Upper bounds of the numbers on the command line. A larger number is a mistake: the command would not end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_STORED_ROWS = 2**63 - 1
 MAX_SERIES = 10**18 - 1
 MAX_PARTS = 1 << 16
 MAX_JOBS = 256
-# Of a table that is generated, and of keys that are drawn.
+# Limits of a generated table, and of drawn keys.
 MAX_ROWS = 10**10
 MAX_KEYS_DRAWN = 10**15
 MAX_BATCH = 1 << 24
@@ -25,14 +25,14 @@ MAX_PAUSE_S = 3600.0
 
 
 def no_nan(value: float | None) -> float | None:
-    """Return an option's value; NaN, which is in no range and passes every check of one, is refused."""
+    """Return an option's value. Refuses NaN, which passes every check of a range."""
     if value is not None and math.isnan(value):
         raise typer.BadParameter("nan is not a number")
     return value
 
 
 def no_nans(values: list[float] | None) -> list[float] | None:
-    """Do the same for an option that may be given several times."""
+    """As no_nan(), for an option that may be given several times."""
     for value in values or ():
         no_nan(value)
     return values

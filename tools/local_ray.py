@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 def start_ray() -> None:
-    """Start Ray on this machine, unless this process has reached a cluster of it, or Ray is not installed."""
+    """Start Ray on this machine, unless this process is connected to a Ray cluster, or Ray is not installed."""
     with suppress(ImportError):  # kvemb.cluster.open says what to install
         import ray
 

@@ -1,4 +1,4 @@
-"""The memory use of this process: the peak of all of it, what is anonymous now, and the sampled peaks of each kind."""
+"""The memory use of this process: its peak, the anonymous memory now, and sampled peaks of each kind of memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def peak_bytes() -> int:
 
 
 def anonymous_bytes() -> int:
-    """Return the current anonymous memory, in bytes, without pages of mapped files, which belong to the page cache.
+    """Return the current anonymous memory, in bytes: without pages of mapped files, which belong to the page cache.
 
-    The peak of all memory if the system does not report it.
+    If the system does not report it, returns the peak of all memory.
     """
     found = _status().get("RssAnon")
     return peak_bytes() if found is None else found
@@ -35,7 +35,7 @@ def anonymous_bytes() -> int:
 class Peaks:
     """Samples memory on a thread, within a `with` block: the kernel keeps only the peak of the sum.
 
-    anonymous, mapped: the most bytes of either so far; mapped is 0 if the system does not report it.
+    anonymous, mapped: the largest number of bytes of each so far; mapped is 0 if the system does not report it.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Peaks:
 
 
 def _status() -> dict[str, int]:
-    """Return what the kernel says of this process's memory, in bytes, under its names; nothing where it does not."""
+    """Return the kernel's figures for this process's memory, in bytes, by name; empty if the system has none."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -26,7 +26,7 @@ POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp
 @dataclass
 class Plan:
     """What migrate() will do. before, after: descriptions as kvemb.bulk.described. steps: one line for each change,
-    which says what it loses. resets_slots, resets_scores: whether slots and scores start again.
+    with what it loses. resets_slots, resets_scores: whether slots and scores start again.
     """
 
     source: Path
@@ -54,12 +54,12 @@ def plan(
 ) -> Plan:
     """Plan the migration of a variable of a checkpoint or store to a new store. None leaves a property unchanged.
 
-    optimizer: a name of kvemb.optimizers.KINDS, such as "adagrad", or "none"; "adagrad:0.1" gives a learning rate
-    instead of the default, or changes that of the present optimizer, and "adagrad:0.1,clip_norm=1" another parameter
-    too. slots: "keep" those that the new optimizer has too, with the same width, or "reset". value_dtype, key_dtype: as
-    for get_variable. dim: rows are cut, or padded with zeros. policy: "frequency", "timestamp" or "none";
-    "frequency:1000" gives a half-life, "timestamp:steps" a clock; if the scale of scores changes they start again, as
-    after one use.
+    optimizer: a name of kvemb.optimizers.KINDS, such as "adagrad", or "none"; "adagrad:0.1" also sets the learning
+    rate, and "adagrad:0.1,clip_norm=1" another parameter. The other parameters are those of the current optimizer if
+    the name is the same, otherwise the defaults. slots: "keep" those that the new optimizer also has, with the same
+    width, or "reset". value_dtype, key_dtype: as for get_variable. dim: rows are cut, or padded with zeros. policy:
+    "frequency", "timestamp" or "none"; "frequency:1000" gives a half-life, "timestamp:steps" a clock; if the scale of
+    scores changes, scores start again, as after one use.
 
     Reads no rows. Raises BadInput, also if no such variable can exist; FileExistsError, and what reading path raises.
     """
@@ -132,7 +132,7 @@ def _change_optimizer(found: Plan, asked: str) -> None:
         found.steps.append(f"optimizer: {kind_name(was)} becomes none")
         return
     same = name == kind_name(was)
-    was = kvemb.optimizers.optimizer_from_json(was).to_json() if same else was  # with parameters that it lacks
+    was = kvemb.optimizers.optimizer_from_json(was).to_json() if same else was  # adds parameters that it lacks
     try:
         new = made(**{**({field: was[field] for field in was if field != "name"} if same else {}), **given}).to_json()
     except (TypeError, ValueError) as error:
@@ -209,7 +209,7 @@ def _plan_policy(found: Plan, asked: str) -> None:
 
 
 def _policy(asked: str) -> dict[str, Any] | None:
-    """Return the policy of a text such as "frequency:1000", as kvemb.bulk.described gives it. Raises WrongUsage."""
+    """Return the policy for a text such as "frequency:1000", as kvemb.bulk.described does. Raises WrongUsage."""
     name, _, given = asked.partition(":")
     made = _known("policy", name, POLICIES)
     try:

@@ -69,7 +69,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def widen(array: Any) -> Any:
-    """Return bfloat16 numbers as float32; narrow() gives back the same bits, of NaNs too."""
+    """Return bfloat16 numbers as float32; narrow() restores the same bits, also of NaNs."""
     return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 

@@ -33,13 +33,13 @@ from rich.table import Table
 from kvemb.tools.destinations import is_url
 from kvemb.tools.stopping import check
 
-# Cells of a table's line that are not text: three borders, and a space on both sides of each column.
+# Cells of a table's line besides text: three borders, and a space on both sides of each column.
 _FRAME = 7
 # A longer word, such as an id or a path, may be folded.
 _WHOLE_CELLS = 24
 _WORDS = re.compile(r"^\s*\S+|\S+")
 
-# What commands that read a checkpoint say of their argument.
+# The help text for the argument of commands that read a checkpoint.
 PLACE = (
     "A checkpoint; a store, which is read as of its last durable point; or a series, local, at a URL or of a cluster: "
     "its newest checkpoint, or SERIES/00000042."
@@ -60,7 +60,7 @@ def local_path(text: str) -> Path:
 
 
 def size(count: float) -> str:
-    """Return bytes for people: 1536 -> '1.5 KiB'."""
+    """Return a number of bytes in words: 1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -158,7 +158,7 @@ class Screen:
             yield update
 
     def print_line(self, line: str) -> None:
-        """Print a line of the result: also with --quiet, but not with --json, whose summary contains it."""
+        """Print a line of the result, also with --quiet, but not with --json, whose summary contains it."""
         if not self._as_json:
             self._closing.print(line, soft_wrap=True)
 

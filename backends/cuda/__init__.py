@@ -1,1 +1,1 @@
-"""The hot table on a GPU: CudaTable, its kernels (.cu), and the device that they run on."""
+"""The hot table on a GPU: CudaTable, its kernels (.cu), and the interface to the device."""

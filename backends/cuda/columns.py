@@ -1,6 +1,6 @@
 """The keys, scores, flags and digests of a table's cells, read and set from the host a part at a time.
 
-So they need little memory on the device, and less where it is short. columns.cu has the kernels. Not thread-safe: the
+So this needs little memory on the device, and less if it is short. columns.cu has the kernels. Not thread-safe: the
 table's caller locks.
 """
 
@@ -17,15 +17,15 @@ from kvemb.backends.cuda.memory import CELLS
 from kvemb.restrict import Scores
 from kvemb.rows.hashing import Keys, Positions
 
-# Of all cells, the digests or flags of this many buckets are read at a time.
+# The number of buckets whose digests or flags are read at a time.
 PART_BUCKETS = 8192
-# The columns that kernels number.
+# The kernels' numbers of columns.
 _DIGESTS, _FLAGS = 0, 1
 _ALL_FLAGS = 0xFF
 
 
 class Columns:
-    """The columns of a table's cells. A method that takes cells (n,) needs those in use. Each raises MemoryError."""
+    """The columns of a table's cells. Methods REQUIRE that given cells (n,) are in use. All raise MemoryError."""
 
     def __init__(self, cells: Cells) -> None:
         self._cells, self._buffers, self._chunks = cells, cells.buffers, cells.chunks
@@ -63,7 +63,7 @@ class Columns:
             self._cells.run("put_scores", n, self._buffers.put("cells", cells), n, self._buffers.put("values", scores))
 
     def change_flags(self, cells: Positions, where: int, *, keep: int, more: int = 0) -> None:
-        """Of those cells that have one of the bits `where`, keep the bits `keep` alone, and set the bits `more`."""
+        """For cells that have one of the bits `where`, clear all bits but `keep`, then set the bits `more`."""
         buffers = self._buffers
         for part in buffers.parts(len(cells), cells=8):
             n = part.stop - part.start
@@ -83,12 +83,12 @@ class Columns:
         return cells[(cells >= first) & (cells < stop)]
 
     def flagged(self, flag: int) -> Iterator[Positions]:
-        """Yield the cells that have this flag, ascending, a part of the table after the other."""
+        """Yield the cells that have this flag, ascending, part by part of the table."""
         for at, part in self._bytes(_FLAGS, 0, self._chunks.buckets):
             yield at + np.flatnonzero(part & flag)
 
     def _bytes(self, column: int, first: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """Yield the digests or the flags of buckets in parts, each with the cell that it begins with."""
+        """Yield the digests or the flags of buckets in parts, each with its first cell."""
         buffers = self._buffers
         size = buffers.fitting(min(PART_BUCKETS, stop - first) * CELLS, CELLS, out=1) // CELLS
         for start in range(first, stop, size):

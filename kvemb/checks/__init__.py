@@ -1,4 +1,4 @@
-"""Input validation: numbers in arguments and in JSON, their ranges, the fields of a JSON object, values in messages.
+"""Input validation: numbers in arguments and in JSON, their ranges, fields of JSON objects, values in messages.
 
 Pure functions and values. Imports nothing of kvemb.
 """

@@ -1,4 +1,4 @@
-"""How much memory the machine has, or the container that this process runs in."""
+"""How much memory the machine, or this process's container, has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def memory_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Return the bytes of memory that this process can have: the machine's, or those of its container if less.
+    """Return the bytes of memory that this process can use: the machine's, or its container's limit if that is less.
 
     limit: the file in which Linux has the limit of a container, in bytes, or the word "max".
     """

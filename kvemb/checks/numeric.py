@@ -23,7 +23,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_number(value: Any, what: str, least: float | None = None, most: float | None = None) -> Number:
-    """Return a Python int or float equal to value, from least to most where these are given.
+    """Return a Python int or float equal to value, checked against least and most if given.
 
     Raises, naming `what`, TypeError if it is not a real number, ValueError if it is out of range or exceeds float64.
     """

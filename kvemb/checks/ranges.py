@@ -6,7 +6,7 @@ from __future__ import annotations
 MAX_DIM = 1 << 20
 # Far enough below the int64 maximum that incrementing never overflows.
 MAX_STEPS = MAX_POINTS = 1 << 62
-# Of rows and variables from outside the store: counting on from here never reaches MAX_STEPS.
+# The limit for rows and variables from outside the store: counting on from it never reaches MAX_STEPS.
 MAX_GIVEN_STEPS = 1 << 61
 MAX_ROWS = MAX_FILE_BYTES = 2**63 - 1
 # An entry of the log has two bytes for the length of the name in UTF-8.

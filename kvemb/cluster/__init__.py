@@ -1,8 +1,8 @@
-"""Tables spread over shards: the calls and the results of one store, bit for bit, with any number of shards.
+"""Tables spread over shards, with the calls and, bit for bit, the results of one store, for any number of shards.
 
 A router maps each key to a shard (router), a transport sends calls to the shards (ray_transport, local), and a shard is
 a kvemb.Store (shard). Users hold a Store and Variables of this package, which check arguments as kvemb's do. One
-process opens a cluster; others connect to it (coordination).
+process opens a cluster; other processes connect to it (coordination).
 
     import kvemb.cluster
 

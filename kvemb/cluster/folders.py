@@ -1,4 +1,5 @@
-"""Folders for the files of shards. A shard's end deletes its folder; new_folder() deletes those of killed processes.
+"""Folders for the files of shards. A shard deletes its folder when it ends; new_folder() deletes those of killed
+processes.
 
 Each folder has a LOCK, held by the process that made it. If the lock is free, that process was killed.
 """
@@ -16,12 +17,12 @@ from kvemb.durability import fresh_files, layout
 from kvemb.durability.lock_file import LockFile
 from kvemb.errors import Corruption, Locked
 
-# A younger folder may not have been locked yet.
+# The owner of a younger folder may not have locked it yet.
 SETTLED_SECONDS = 60.0
 
 
 def new_folder(root: Path, prefix: str) -> tuple[Path, LockFile]:
-    """Make a folder in root, whose name begins with prefix, and lock it; deletes abandoned ones there.
+    """Make and lock a folder in root whose name begins with prefix; deletes abandoned ones there.
 
     Raises ColdStoreError.
     """
@@ -34,7 +35,7 @@ def new_folder(root: Path, prefix: str) -> tuple[Path, LockFile]:
 
 
 def _delete_if_left(folder: Path) -> None:
-    """Delete a folder whose owner has ended; leave those of other users, and what is no such folder."""
+    """Delete a folder whose owner has ended. Leaves folders of other users, and anything that is not such a folder."""
     with suppress(OSError, Corruption, Locked):
         if time.time() - (folder / layout.LOCK).stat().st_mtime > SETTLED_SECONDS:
             with closing(layout.lock(folder)):
@@ -42,7 +43,7 @@ def _delete_if_left(folder: Path) -> None:
 
 
 def probe(folder: Path) -> None:
-    """Write to the disk of a folder, and return once it has answered, be it with an error; hangs as long as it does."""
+    """Write to the disk of a folder. Returns once it has answered, also with an error; hangs while it does."""
     with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"?")
         file.flush()

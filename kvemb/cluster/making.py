@@ -1,4 +1,4 @@
-"""How a shard is made, wherever it runs: an empty store, or the rows of its buckets from a checkpoint."""
+"""Makes a shard, wherever it runs: an empty store, or one with the rows of its buckets from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kvemb.meter import Meter
 
 @dataclass(frozen=True)
 class Plan:
-    """What a cluster's shards are made of; the same for all of them. Plain values, which go to other machines.
+    """The arguments for making a cluster's shards, the same for all. Plain values, which are sent to other machines.
 
     url, options: of the series; url None: there is none. checkpoint: the number and the manifest of the checkpoint to
-    begin with; None: an empty store. how: arguments of kvemb.open.
+    start from; None: the store is empty. how: arguments of kvemb.open.
     """
 
     shards: int

@@ -1,4 +1,4 @@
-"""What each call does to the rows of one variable of a cluster: the calls of kvemb.tiers.operations, on its shards.
+"""The calls of kvemb.tiers.operations for one variable of a cluster, sent to its shards.
 
 Arguments are checked (kvemb.variable): keys int64 (n,), values contiguous (n, dim). Thread-safe.
 """
@@ -20,7 +20,7 @@ from kvemb.rows.hashing import Keys, Unique
 
 
 class ClusterOperations:
-    """The calls on one variable's rows. table: the variable's, set once it is made."""
+    """The calls on one variable's rows. table: the variable's table, set once it is made."""
 
     table: Table
 
@@ -30,17 +30,17 @@ class ClusterOperations:
     # Reading.
 
     def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
-        """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given."""
+        """Fill out (n, dim) with the rows of keys, the initializer's for missing keys, and exists (n,) if given."""
         self._cluster.lookup([Wanted(self.table, keys, out, exists)], touch=touch)
 
     def pool(self, keys: Keys, bags: Bags, out: Values, *, touch: bool) -> None:
-        """Fill out (b, dim) with the pooled rows of bags. They are pooled here: their rows come from several shards."""
+        """Fill out (b, dim) with the pooled rows of bags, which are pooled here, as rows come from several shards."""
         schema = self.table.schema
         distinct = Unique(keys)
         rows = np.empty((len(keys), schema.dim), schema.value_dtype)
         self.lookup(keys, rows, None, touch=touch)
         first = distinct.sums.first
-        pooling = registry.hot_table("cpu")(schema, 16, 16)  # empty: every row is beside it
+        pooling = registry.hot_table("cpu")(schema, 16, 16)  # empty: every row is passed beside it
         pooling.pool(keys, bags, Beside(distinct.inverse, rows[first]), out, None, 0.0)
 
     def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
@@ -50,18 +50,18 @@ class ClusterOperations:
         return scores
 
     def slot(self, keys: Keys, number: int) -> Values:
-        """Return a slot of each key (n, width), as a new row has it where the key is absent."""
+        """Return a slot of each key (n, width); for a missing key, that of a new row."""
         schema = self.table.schema
         values = np.empty((len(keys), schema.slots[number].width), schema.slot_dtype)
         self._ask("slot", keys, values, number)
         return values
 
     def prefetch(self, keys: Keys, after_lookup: bool = False) -> None:
-        """Start reading the cold rows of keys, for the call that follows; after_lookup: when the next lookup ends."""
+        """Start reading the cold rows of keys for the next call; after_lookup: only when the next lookup ends."""
         self._ask("prefetch", keys, None, after_lookup)
 
     def _ask(self, name: str, keys: Keys, out: Values | None, *arguments: object) -> None:
-        """Call a method that reads on the shards of distinct keys; fills out (n, ...) with what it returns."""
+        """Call a method that reads, on the shards of the distinct keys; fills out (n, ...) with its results."""
         cluster, distinct = self._cluster, Unique(keys)
         session = cluster.begun()
         token, positions = session.opened(self.table).token, dict(cluster.router.split(distinct.keys).positions())
@@ -76,12 +76,12 @@ class ClusterOperations:
     # Changing.
 
     def upsert(self, keys: Keys, values: Values) -> None:
-        """Insert rows or replace their embeddings; of duplicate keys the last wins."""
+        """Insert rows or replace their embeddings; the last of duplicate keys wins."""
         distinct = Unique(keys)
         self._cluster.change(self.table, "upsert", distinct.keys, values[distinct.last])
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
-        """Add new - old to keys that exist as the caller believes; insert new where both say absent; else ignore."""
+        """Add new - old where a key exists and `exists` is true; insert new where neither is so; ignore other keys."""
         self._cluster.change(self.table, "accum", keys, old, new, exists)
 
     def apply_gradients(self, keys: Keys, grads: Values) -> None:
@@ -105,15 +105,15 @@ class ClusterOperations:
         session.ask_once("clear", token, clock.now(self.table.policy))
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
-        """Go on with an optimizer of the same slots."""
+        """Replace the optimizer by one with the same slots."""
         session = self._cluster.begun()
         session.ask_once("set_optimizer", session.opened(self.table).token, optimizer, writable)
         self.optimizer = optimizer
 
     def restrict(self, keep_rows: int, trigger_rows: int | None) -> int:
-        """Keep the `keep_rows` highest scores over all shards, ties to the larger key; returns how many rows left.
+        """Keep the `keep_rows` highest scores over all shards, ties to the larger key; returns how many were removed.
 
-        Rows that the policy has expire leave in any case. Does nothing unless there are more than trigger_rows.
+        Expired rows are removed in any case. Does nothing unless there are more than trigger_rows.
         """
         session, policy = self._cluster.begun(), self.table.policy
         token, clock, *_ = session.opened(self.table)

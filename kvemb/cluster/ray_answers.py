@@ -1,4 +1,4 @@
-"""Answers of Ray's actors to calls: fetched by the thread that asks; and their errors."""
+"""Answers of Ray's actors to calls, fetched by the thread that asks for them, and their errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvemb.cluster.pieces import joined
 from kvemb.cluster.transport import Failed, GateClosed, Unanswered
 from kvemb.errors import KvembError
 
-# Ray's messages go on to advice on its own set-up.
+# Ray's messages end with advice on its own set-up, which is cut off.
 _MAX_TEXT = 120
 
 
 class Answer(Future[Any]):
-    """The answer to a call, fetched by the thread that asks for it: one of Ray's would have to wake that thread.
+    """The answer to a call, fetched by the thread that asks for it, so that no thread of Ray has to wake it.
 
-    concurrent.futures.wait() does not know it.
+    concurrent.futures.wait() does not work with it.
     """
 
     def __init__(self, ray: Any, ref: Any) -> None:
@@ -56,14 +56,14 @@ class Answer(Future[Any]):
         """See Future."""
 
         def arrived(future: Future[Any]) -> None:
-            self._arrived = future  # this is a thread of Ray's, which must not wait for what it brings
+            self._arrived = future  # this is Ray's thread, which must not wait for the answer that it fetches
             fn(self)
 
         self._last.future().add_done_callback(arrived)
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what a shard raised, or Unanswered where Ray lost the call."""
+    """Return the exception that a shard raised, or Unanswered if Ray lost the call."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause

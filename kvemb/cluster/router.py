@@ -1,7 +1,7 @@
-"""Which shard has a key: a key's bucket never changes, and a shard has a range of buckets. Pure functions and values.
+"""Maps keys to shards: a key's bucket never changes, and a shard has a range of buckets. Pure functions and values.
 
-The bucket is part of the format (FORMAT.md, "A cluster"). It is taken from another hash than the hot table's, whose
-buckets would fill unevenly if all keys of a shard shared some bits of it.
+The bucket is part of the format (FORMAT.md, "A cluster"). It is computed with another hash than the hot table's: if all
+keys of a shard had some bits of that hash in common, the hot table's buckets would fill unevenly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvemb.rows.hashing import Keys, Positions, Unique
 
 BUCKETS = 4096  # on disk; do not change
-# Batches whose grouping is kept: how many, and of how many keys. They are compared, which pays for long ones.
+# How many groupings are kept, and the fewest and most keys of their batches: comparing pays off for long batches.
 MAX_KEPT, MIN_KEPT_KEYS, MAX_KEPT_KEYS = 8, 256, 65_536
 _SHIFT = np.uint64(64 - 12)
 
@@ -38,7 +38,8 @@ def first_buckets(shards: int) -> list[int]:
 
 
 class Split(NamedTuple):
-    """A batch by shard. order (n,): positions in the batch, those of each shard together and in the batch's order.
+    """A batch divided by shard. order (n,): positions in the batch, grouped by shard, within a shard in the batch's
+    order.
 
     parts: for each shard with any, its number and where its positions are in `order`.
     """
@@ -53,7 +54,7 @@ class Split(NamedTuple):
 
 
 class Grouped:
-    """The distinct keys of a batch, those of each shard together; a shard's are in order of first occurrence.
+    """The distinct keys of a batch, grouped by shard, within a shard in order of first occurrence.
 
     keys (m,), inverse (n,), counts (m,), sums, repeated: as in kvemb.rows.hashing.Unique. parts: for each shard with
     any, its number and where its keys are in `keys`.
@@ -88,20 +89,20 @@ class Router:
         if self.shards == 1:
             return Split(np.arange(len(keys)), [(0, slice(0, len(keys)))] if len(keys) else [])
         shards = self.shards_of(keys)
-        order = np.argsort(shards, kind="stable")  # a radix sort, as the numbers are of 16 bits
+        order = np.argsort(shards, kind="stable")  # a radix sort, as the numbers have 16 bits
         ends = np.cumsum(np.bincount(shards, minlength=self.shards)).tolist()
         begins = [0, *ends[:-1]]
         bounds = zip(range(self.shards), begins, ends, strict=True)
         return Split(order, [(shard, slice(begin, end)) for shard, begin, end in bounds if end > begin])
 
     def group(self, keys: Keys) -> Grouped:
-        """Divide the distinct keys of a batch (n,). A batch is often looked up, then trained: the latest are kept."""
+        """Divide the distinct keys of a batch (n,). Keeps the latest: a batch is often looked up, then trained."""
         for batch, grouped in list(self._latest):
             if len(batch) == len(keys) and np.array_equal(batch, keys):
                 return grouped
         keep = MIN_KEPT_KEYS <= len(keys) <= MAX_KEPT_KEYS
         if keep:
-            keys = keys.copy()  # the caller may change them, and the grouping may have them as they are
+            keys = keys.copy()  # the caller may change them, and the grouping may refer to this array
         grouped = Grouped(keys, self.split)
         if keep:
             self._latest.appendleft((keys, grouped))

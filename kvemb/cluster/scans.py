@@ -10,12 +10,12 @@ from kvemb.cluster.messages import Columns, columns_of
 from kvemb.errors import Closed
 from kvemb.rows.block import RowBlock
 
-# Scans under way at the same time; beyond that, the least recently read one is ended.
+# Open scans; if there are more, the least recently read one is ended.
 MAX_SCANS = 64
 
 
 class _Scan:
-    """One scan; its last batch is kept, in case the answer is lost."""
+    """One scan. Keeps its last batch, in case the answer is lost."""
 
     def __init__(self, blocks: Iterator[RowBlock]) -> None:
         self._blocks, self._given = blocks, 0
@@ -23,7 +23,7 @@ class _Scan:
         self._lock = threading.Lock()
 
     def batch(self, number: int) -> Columns | None:
-        """Return a batch, the next one or the last again; None after the end."""
+        """Return the next batch, or the last one again; None after the end."""
         with self._lock:
             if number == self._given:
                 block = next(self._blocks, None)
@@ -40,7 +40,7 @@ class Scans:
         self._lock = threading.Lock()
 
     def begin(self, token: str, scan: Callable[[], Iterator[RowBlock]]) -> None:
-        """Begin a scan, unless there is one of this token."""
+        """Begin a scan, unless there is one with this token."""
         with self._lock:
             if token not in self._scans:
                 self._scans[token] = _Scan(scan())

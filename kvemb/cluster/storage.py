@@ -1,4 +1,4 @@
-"""The rows of a cluster's variable as a whole: their number, scans in key order, and statistics. Thread-safe."""
+"""All rows of a cluster's variable: their number, scans in key order, and statistics. Thread-safe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvemb.stats import Stats
 
 
 class ClusterStorage:
-    """The rows of one variable. state: of the cluster. table: the variable's, set once it is made."""
+    """The rows of one variable. state: of the cluster. table: the variable's table, set once it is made."""
 
     table: Table
 
@@ -28,31 +28,31 @@ class ClusterStorage:
 
     @property
     def size(self) -> int:
-        """Rows on all shards."""
+        """The number of rows on all shards."""
         session = self._cluster.begun()
         return sum(session.calls.all("size", session.opened(self.table).token))
 
     @property
     def step(self) -> int:
-        """Calls that recorded uses, ever."""
+        """The number of calls that ever recorded uses."""
         return self._cluster.session.opened(self.table).clock.steps.uses
 
     @property
     def optimizer_steps(self) -> int:
-        """Steps of an optimizer that numbers them, ever."""
+        """The number of steps that an optimizer that counts them ever took."""
         return self._cluster.session.opened(self.table).clock.steps.training
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """Return rows in key order, batch_rows at a time, as they are now. first, last: ordered keys, both included."""
         schema, session, scan = self.table.schema, self._cluster.begun(), uuid.uuid4().hex
         streams = [_Stream(self._cluster, session, shard, scan) for shard in range(self._cluster.router.shards)]
-        session.exchange()  # a client that does not know of a recovery hears of it, not of a variable that is gone
+        session.exchange()  # a client that missed a recovery gets ShardLost here, not an unknown variable
         session.ask("begin_scan", scan, session.opened(self.table).token, batch_rows, first, last)
         blocks = [(RowBlock.of(schema, *columns) for columns in stream) for stream in streams]
         return _in_batches(merged([iter(each) for each in blocks], schema, batch_rows), batch_rows, schema)
 
     def stats_by_shard(self) -> list[Stats]:
-        """Return the counts of each shard; once the cluster is closed, at that time."""
+        """Return the counts of each shard; of a closed cluster, at its close."""
         if self._last_stats is not None:
             return self._last_stats
         session = self._cluster.begun()
@@ -63,7 +63,7 @@ class ClusterStorage:
         return sum(self.stats_by_shard(), Stats())
 
     def keep_stats(self) -> None:
-        """Keep the counts, which cannot be read once the cluster is closed; none, if another client dropped it."""
+        """Keep the counts, which cannot be read after the cluster is closed; none if another client dropped it."""
         try:
             self._last_stats = self.stats_by_shard()
         except Closed:
@@ -75,7 +75,7 @@ class ClusterStorage:
 
 
 class _Stream:
-    """The rows of one shard in key order, a batch ahead of what is read. Ends the scan there when it is deleted."""
+    """The rows of one shard in key order, read one batch ahead. Ends the shard's scan when it is deleted."""
 
     def __init__(self, cluster: Cluster, session: Session, shard: int, scan: str) -> None:
         self._cluster, self._session, self._shard, self._scan = cluster, session, shard, scan
@@ -98,7 +98,7 @@ class _Stream:
 
 
 def _in_batches(blocks: Iterator[RowBlock], rows: int, schema: Any) -> Iterator[RowBlock]:
-    """Yield the same rows, `rows` at a time."""
+    """Yield the same rows in batches of `rows`."""
     waiting: list[RowBlock] = []
     count = 0
     for block in blocks:

@@ -1,4 +1,4 @@
-"""The contract of what sends calls to shards. Names and values only: a shard may be on another machine."""
+"""The interface for sending calls to shards, by name and with plain values, as a shard may be on another machine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, Protocol
 
 
 class Unanswered(Exception):
-    """No answer came; the call may have been made or not. It may be sent again if the shard knows repeated calls."""
+    """No answer came; the call may have been executed. It may be sent again if it has a Stamp or only reads."""
 
 
 class GateClosed(Exception):
-    """A cut is being made, and the shard has not made the call: it is to be sent again."""
+    """A cut is being made, and the shard has not executed the call: send it again."""
 
 
 class Failed(Exception):
-    """The shard's store has failed, and cannot go on: its rows may be older than those of other shards."""
+    """The shard's store has failed and cannot continue: its rows may be older than those of other shards."""
 
 
 class Transport(Protocol):
-    """The way to the shards. Thread-safe. shards: how many there are."""
+    """Sends calls to shards. Thread-safe. shards: how many there are."""
 
     shards: int
 
@@ -31,7 +31,7 @@ class Transport(Protocol):
         """
 
     def ping(self, shard: int) -> Future[Any]:
-        """Ask whether the process of a shard answers, whatever calls it has under way."""
+        """Ask whether the process of a shard answers, whatever calls it is executing."""
 
     def close(self) -> None:
         """Close the shards that can be reached, and end those that cannot. Idempotent."""

@@ -1,4 +1,4 @@
-"""What tiering asks of a hot table and of a cold store. Backends implement these; policies and tiers know nothing else.
+"""The interfaces of hot tables and cold stores. Backends implement them; policies and tiers use nothing else.
 
 Keys are int64 (n,) everywhere (rows.host_arrays.as_keys).
 """

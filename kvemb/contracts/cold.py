@@ -1,6 +1,6 @@
-"""What tiering and durability ask of cold stores, of the database they are in, and of the logs beside them.
+"""The interfaces of cold stores, of the database they are in, and of the logs beside them.
 
-None of them locks, but where it says so: the tier that owns it does.
+Implementations do not lock unless a docstring says so; the tier that owns them does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Gap(NamedTuple):
-    """A range of keys (codec.order_keys), both ends included."""
+    """A range of ordered keys (codec.order_keys), both ends included."""
 
     first: int
     last: int
 
 
 class Family(NamedTuple):
-    """A cold store of a database that is about to be opened. record_bytes: of one row on disk, its key included."""
+    """A cold store of a database that is about to be opened. record_bytes: bytes of a row on disk, key included."""
 
     creator: Any
     rows: int = 0
@@ -36,89 +36,91 @@ class Family(NamedTuple):
 
 
 class ColdStore(Protocol):
-    """Rows of one variable by key, durable only as the store that owns it makes them."""
+    """Rows of one variable by key. The store that owns it makes them durable."""
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        """Read rows by key. Returns the rows found, in the order of keys, and found (n,) bool.
+        """Read rows by key. Returns the rows that were found, in the order of keys, and found (n,) bool.
 
         Safe from several threads. Raises Corruption or ColdStoreError.
         """
 
     def write(self, rows: RowBlock) -> None:
-        """Replace rows; those flagged REMOVED are deleted. Raises ColdStoreError when not all of it was taken."""
+        """Replace rows; delete those flagged REMOVED. Raises ColdStoreError unless all of it was written."""
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
-        """Yield the rows between two keys (codec.order_keys), both included, in key order.
+        """Yield the rows between two ordered keys (codec.order_keys), both included, in key order.
 
-        The rows are those at the call of scan, whatever is written meanwhile.
+        The rows are as they were at the call of scan; later writes do not show.
         """
 
     def splits(self, parts: int) -> list[int]:
-        """Return at most parts - 1 keys (codec.order_keys), ascending, that split the rows into parts of like size.
+        """Return at most parts - 1 ordered keys (codec.order_keys), ascending, that split the rows into equal parts.
 
-        An estimate, without reading rows. Each key is the first of its part.
+        Each key is the first of its part. The sizes are estimated without reading rows.
         """
 
     def compact(self, report: Callable[[int, int], None]) -> None:
-        """Drop what was replaced and removed from its files. report(done, total): called with parts.
+        """Rewrite the files without replaced and removed rows. report(done, total): called with numbers of parts.
 
         Raises ColdStoreError.
         """
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
-        """Yield the rows that can be read, in key order, and the ranges of keys whose rows cannot be.
+        """Yield, in key order, the rows that can be read and the ranges of keys whose rows cannot.
 
-        A row that may be older than one that cannot be read is not given. The database was opened with salvaging=True.
+        A row is left out if a newer version of it may be among those that cannot be read. REQUIRES: the database was
+        opened with salvaging=True.
         """
 
     def clear(self) -> None:
         """Delete every row."""
 
     def disk_bytes(self) -> int:
-        """Bytes its files take now, roughly."""
+        """Return roughly how many bytes its files take now."""
 
 
 class Recorder(Protocol):
-    """Keeps which rows of one variable changed."""
+    """Records which rows of one variable changed."""
 
     def record(self, keys: Ordered) -> None:
-        """Rows of these keys (codec.order_keys), in any order, change in the cold store. Raises OSError."""
+        """Record that rows of these keys (codec.order_keys), in any order, change in the cold store. Raises OSError."""
 
     def record_cleared(self) -> None:
         """Record that every row was removed."""
 
     def sealed_epochs(self) -> int:
-        """Return how often what was recorded has been taken for a durable point."""
+        """Return the number of epochs that a durable point has ended."""
 
 
 class WriteLog(Protocol):
     """Makes the writes of one variable durable one by one."""
 
     def rows(self, rows: RowBlock, step: int) -> None:
-        """These rows were written; step: the tier's. Raises ColdStoreError."""
+        """Log that these rows were written. step: the tier's. Raises ColdStoreError."""
 
     def removed(self, keys: Ordered, step: int) -> None:
-        """Rows of these keys (codec.order_keys) were removed. Raises ColdStoreError."""
+        """Log that the rows of these keys (codec.order_keys) were removed. Raises ColdStoreError."""
 
     def cleared(self, step: int) -> None:
-        """Every row was removed. Raises ColdStoreError."""
+        """Log that every row was removed. Raises ColdStoreError."""
 
     def counted(self, optimizer_steps: int, step: int) -> None:
-        """The optimizer has taken so many steps. Raises ColdStoreError."""
+        """Log the number of steps that the optimizer has taken. Raises ColdStoreError."""
 
     def commit(self) -> None:
         """Wait until what was logged is on disk. Not under the tier's lock. Raises ColdStoreError."""
 
 
 class SortedFile(Protocol):
-    """Rows of one variable in key order, in a file that cold stores take in whole."""
+    """A file of rows of one variable in key order, which a cold store can ingest whole."""
 
     path: Path
     rows: int
 
     def append(self, rows: RowBlock) -> None:
-        """Write rows whose keys ascend, beyond the last one's; those flagged REMOVED are deleted by the cold store that
-        takes them in. Raises ColdStoreError.
+        """Append rows whose keys ascend and are larger than those before. Raises ColdStoreError.
+
+        The cold store that ingests the file deletes the rows flagged REMOVED.
         """
 
     def finish(self) -> None:
@@ -126,19 +128,19 @@ class SortedFile(Protocol):
 
 
 class ColdDatabase(Protocol):
-    """What keeps a store's cold rows together: one cold store a variable, made durable at once."""
+    """The database of a store's cold rows: one cold store per variable, all made durable together."""
 
     def create(self, name: str, schema: Schema, creator: Any) -> ColdStore:
         """Make an empty cold store."""
 
     def attach(self, name: str, schema: Schema) -> ColdStore:
-        """Return a cold store that is there."""
+        """Return an existing cold store."""
 
     def drop(self, name: str) -> None:
         """Delete a cold store."""
 
     def checkpoint(self, path: Path) -> None:
-        """Write all cold stores as they are to path, which must not exist, durably. Raises ColdStoreError."""
+        """Write a durable copy of all cold stores to path, which must not exist. Raises ColdStoreError."""
 
     @classmethod
     def families(cls, path: Path) -> list[str]:
@@ -146,25 +148,25 @@ class ColdDatabase(Protocol):
 
     @classmethod
     def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
-        """Finish what checkpoint() wrote: drop cold stores, and take in sorted files, later ones over earlier ones.
+        """Complete a copy that checkpoint() wrote: drop cold stores, and ingest sorted files in order.
 
-        The files are moved.
+        Rows of later files replace those of earlier ones. The files are moved.
         """
 
     def flush(self) -> None:
-        """Write what is in memory to files, so that a checkpoint() that follows is quick. Raises ColdStoreError."""
+        """Write the rows in memory to files, so that the next checkpoint() is quick. Raises ColdStoreError."""
 
     def sorted_file(self, path: Path, schema: Schema, creator: Any) -> SortedFile:
-        """Begin a file of rows in key order."""
+        """Create an empty file for rows in key order."""
 
     def ingest(self, name: str, path: Path) -> None:
-        """Replace rows of a cold store by those of a finished SortedFile, which stays where it is.
+        """Replace rows of a cold store by those of a finished SortedFile, which is not moved.
 
-        Raises ColdStoreError; then none is replaced.
+        Raises ColdStoreError; then no row has been replaced.
         """
 
     def crowded(self, name: str) -> bool:
-        """Whether so many files wait to be merged that writers will soon be slowed."""
+        """Whether so many files wait to be merged that writers will soon be slowed down."""
 
     def close(self) -> None:
         """Release the files."""

@@ -1,4 +1,4 @@
-"""What tiering asks of hot tables and of the memory they are in. None of them locks: the tier that owns it does."""
+"""The interfaces of hot tables and of the memory they are in. Implementations do not lock; their tier does."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Values = npt.NDArray[Any]
 
 
 class Memory(NamedTuple):
-    """A memory that cells live in. nbytes: of it, what one store may take for them."""
+    """A memory that cells are in. nbytes: how much of it one store may take for cells."""
 
     name: str
     nbytes: int
 
 
-# The host's: there a store takes what its memory_budget says, so no number stands here.
+# The host's memory. A store's part of it is its memory_budget, so nbytes is not used.
 HOST = Memory("host", 0)
 
 
 class RowKernels(Protocol):
-    """Operations on rows of a block in host memory. index (n,) int64 names rows of it; entries < 0 are skipped.
+    """Operations on rows of a block in host memory. index (n,) int64: positions of rows in it; entries < 0 are skipped.
 
     `step` is recorded as the step of last change, and the rows become dirty. Repeated entries of index apply in order.
     """
@@ -43,7 +43,7 @@ class RowKernels(Protocol):
         """Set embeddings to values (n, dim); slots and scores stay."""
 
     def add(self, block: RowBlock, index: Positions, old: Values, new: Values, step: int) -> None:
-        """Add new - old to embeddings, in the value's dtype (16-bit floats: in float32, rounded once)."""
+        """Add new - old to embeddings, in the value dtype (16-bit floats: in float32, rounded once)."""
 
     def apply(
         self,
@@ -57,27 +57,27 @@ class RowKernels(Protocol):
     ) -> None:
         """Take one step of the optimizer on embeddings and slots; index distinct.
 
-        grads (·, dim) in the slot dtype: row i for index[i]; with sums, for index[i] the sum of the i-th ones, in their
-        order. count: the number of this step, where the variable counts them (Optimizer.counts_steps). A row's new
-        bytes depend on its own gradients, and on count, alone.
+        grads (·, dim) in the slot dtype: row i is the gradient of index[i]; with sums, the gradient of index[i] is the
+        sum of its i-th group of rows, in order. count: the number of this step, if the optimizer needs it
+        (Optimizer.counts_steps). A row's new bytes depend only on its old bytes, its gradients and count.
         """
 
     def row_gradients(self, sums: Sums, bag_of: Positions, weights: Values, grads: Values, out: Values) -> None:
-        """Set out (m, dim) to each key's sum, in order, of weight * the gradient of the bag that the occurrence is in.
+        """Set out (m, dim) to each key's sum, in order, of weight * gradient of the bag over the key's occurrences.
 
-        sums: the occurrences of m keys among n; bag_of (n,): their bags; weights (n,), or (0,): all are 1; grads
-        (b, dim) of the same dtype.
+        sums: the occurrences of m keys among n. bag_of (n,): the bag of each occurrence. weights (n,), or (0,) if all
+        are 1. grads (b, dim): the gradients of bags, in the dtype of weights.
         """
 
     def match(self, block: RowBlock, index: Positions, optimizer: Optimizer, step: int) -> None:
-        """Set the slots that follow the embedding, after it was set by anything but a step (Optimizer.match)."""
+        """Set the slots that depend on the embedding (Optimizer.match), after it was set other than by a step."""
 
 
 class Change(NamedTuple):
-    """What a change of rows is given, which decides how much memory HotTable.prepare allocates. Change(): remove().
+    """The kind of a change of rows, by which HotTable.prepare decides how much memory to allocate. Change(): remove().
 
-    rows: whole rows, for put(). embeddings: how many arrays (n, dim) of them: 1 for assign() and upsert(), 2 for add().
-    optimizer, grads, sums: of apply(). matching: the optimizer of match().
+    rows: whether whole rows are given, for put(). embeddings: the number of arrays (n, dim) that are given: 1 for
+    assign() and upsert(), 2 for add(). optimizer, grads, sums: those of apply(). matching: the optimizer of match().
     """
 
     rows: bool = False
@@ -89,14 +89,15 @@ class Change(NamedTuple):
 
 
 class HotTable(Protocol):
-    """A hash table of rows in fixed cells, in memory of its own. Full buckets evict their lowest score.
+    """A hash table of rows in cells, in memory of its own. A full bucket evicts the row with the lowest score.
 
-    Nobody but the table indexes its columns: rows go in and out as copies, by key or by cell. A cell is an int64 number
-    that find() gives; it names the row until the next insert, remove, clear, grow or shrink. Where a method takes cells
-    (n,), entries < 0 are skipped, unless it says otherwise.
+    Callers do not access its columns: rows are copied in and out, by key or by cell. A cell is an int64 number that
+    find() returns; it is valid until the next insert, remove, clear, grow or shrink. Where a method takes cells (n,),
+    entries < 0 are skipped, unless it says otherwise.
 
-    Rows have flags (kvemb.rows.block): a change makes a row DIRTY, and a dirty row is not forgotten. A snapshot marks
-    dirty rows PENDING and, once it has taken them, WRITING (kvemb.tiers.dirty_snapshot); the marks leave with the row.
+    Rows have flags (kvemb.rows.block): a change makes a row DIRTY, and an evicted dirty row is returned to the caller.
+    A snapshot marks dirty rows PENDING and, once it has taken them, WRITING (kvemb.tiers.dirty_snapshot); a row that
+    leaves keeps its marks.
     """
 
     cells_per_bucket: ClassVar[int]
@@ -110,25 +111,26 @@ class HotTable(Protocol):
         limits: Limits = DEFAULT,
         device: str | None = None,
     ) -> None:
-        """Make an empty table. Both are multiples of cells_per_bucket: cells at first, and at most.
+        """Make an empty table.
 
-        device: where ("gpu:1"); None: the first of the kind. Raises MemoryError.
+        capacity_rows, max_capacity_rows: cells at first and at most, multiples of cells_per_bucket. device: such as
+        "gpu:1"; None: the first of this kind. Raises MemoryError.
         """
 
     @staticmethod
     def memory(device: str) -> Memory:
         """Return the memory whose budget pays for the cells of a table on this device ("cpu", "gpu:0").
 
-        Raises BackendUnavailable if the device is not there.
+        Raises BackendUnavailable if there is no such device.
         """
 
     @staticmethod
     def bytes_per_cell(schema: Schema) -> int:
-        """Bytes of that memory that one cell takes."""
+        """Return the bytes that one cell takes of that memory."""
 
     @staticmethod
     def first_rows(rows: int, max_rows: int) -> int:
-        """Return how many cells to begin with, at least rows, so that steps of this kind's size reach max_rows."""
+        """Return a first number of cells, at least `rows`, from which growth in this kind's steps reaches max_rows."""
 
     @property
     def schema(self) -> Schema:
@@ -148,11 +150,11 @@ class HotTable(Protocol):
 
     @property
     def device_rows(self) -> DeviceRows | None:
-        """Its rows, for arrays in a GPU's memory; None if they are in the host's."""
+        """The rows, for arrays in a GPU's memory; None if the table is in the host's memory."""
 
     @property
     def step_rows(self) -> int:
-        """Cells that grow() would add: a kind's own step. 0 at max_capacity_rows, or where no step fits below it."""
+        """Cells that grow() would add, which depend on the kind; 0 if no step fits below max_capacity_rows."""
 
     # By key.
 
@@ -160,10 +162,10 @@ class HotTable(Protocol):
         """Return the cell of each key (n,), -1 where it is not in the table. Scores are not touched."""
 
     def lookup(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
-        """Find, copy the embeddings found to out (n, dim), and record one use of each occurrence.
+        """Find keys, copy their embeddings to out (n, dim), and record one use for each occurrence.
 
-        rule None or CUSTOM: scores are left alone. Returns the positions in keys of those that are not in the table,
-        ascending; their rows of out are left as they are.
+        rule: None or CUSTOM: scores are not changed. Returns the positions of the keys that are not in the table,
+        ascending; their rows of out are not changed.
         """
 
     def pool(
@@ -171,13 +173,13 @@ class HotTable(Protocol):
     ) -> Positions:
         """Find the keys (n,) of bags, and write each bag's pooled row (kvemb.rows.bags) to out (b, dim).
 
-        beside: rows of keys that are not looked for in the table, of the value dtype. Uses are recorded as in lookup,
-        and the positions of keys that are in neither are returned, ascending; the rows of out of their bags are
-        undefined. A pooled row depends on its own bag alone, and on its rows, not on where they are.
+        beside: rows, in the value dtype, of keys that are not looked up in the table. Uses are recorded as by lookup.
+        Returns the positions of keys that are in neither, ascending; the rows of out for their bags are undefined. A
+        pooled row depends only on the rows of its bag, not on where they are.
         """
 
     def upsert(self, keys: Keys, values: Values, step: int) -> Positions:
-        """Find, and set the embeddings found, in order. Returns the positions of missing keys, as lookup does."""
+        """Find keys and set their embeddings, in order. Returns the positions of missing keys, as lookup does."""
 
     def insert(
         self,
@@ -187,22 +189,22 @@ class HotTable(Protocol):
         reserve: Callable[[int], bool] | None = None,
         clean_too: bool = False,
     ) -> RowBlock:
-        """Insert rows whose keys are distinct and not in the table; return the dirty rows that had to leave.
+        """Insert rows whose keys are distinct and not in the table; return the dirty rows that were evicted.
 
-        Of the cells that a key may be in, the row with the lowest score is evicted; of equal scores, the smaller key.
-        by_score: a clean new row that does not outscore that row stays out. Clean rows that are evicted are forgotten.
-        Before a row is evicted, reserve(step_rows) is asked for the memory of so many more cells, by which the table
-        then grows; without it the table never grows. clean_too: clean rows that were evicted are returned too. Where a
-        device has no memory for the call, rows leave as if they had been inserted and evicted at once.
+        Among the cells that a key may be in, the row with the lowest score is evicted; of equal scores, the smaller
+        key. by_score: a clean new row that does not outscore that row is not inserted. Clean rows that are evicted are
+        dropped. Before a row is evicted, reserve(step_rows) is called to reserve memory for that many cells; if it
+        returns True, the table grows by them. Without reserve the table never grows. clean_too: also return clean rows
+        that were evicted. If a device has no memory for the call, rows are treated as inserted and evicted at once.
         """
 
     def keys(self) -> Keys:
         """Return the keys of all rows, in the order of their cells."""
 
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
-        """Return the keys and scores of the rows in min(count, capacity_rows) cells, chosen without regard to either.
+        """Return the keys and scores of the rows in min(count, capacity_rows) cells, chosen independently of both.
 
-        at: from 0 to 1 (excluded); another number, other cells.
+        at: from 0 to 1 (excluded); it selects the cells.
         """
 
     # By cell.
@@ -211,16 +213,16 @@ class HotTable(Protocol):
         """Return the cells in use, ascending."""
 
     def read(self, cells: Positions) -> RowBlock:
-        """Return the rows of cells, which are all in use, whole and in that order."""
+        """Return the whole rows in cells, which are all in use, in that order."""
 
     def put(self, cells: Positions, rows: RowBlock) -> None:
-        """Overwrite the rows of cells, which are all in use, each by a row of the same key."""
+        """Overwrite the rows in cells, which are all in use, with rows of the same keys."""
 
     def gather(self, cells: Positions, out: Values) -> None:
         """See RowKernels.gather."""
 
     def prepare(self, count: int, change: Change) -> None:
-        """Allocate what a change of `count` cells or keys takes, so that it cannot fail half-way for lack of memory.
+        """Allocate the buffers of a change of `count` cells or keys, so that it cannot run out of memory half-way.
 
         Raises MemoryError.
         """
@@ -258,39 +260,38 @@ class HotTable(Protocol):
         """Empty every cell."""
 
     def grow(self) -> None:
-        """Add step_rows cells. Raises ValueError where that is 0."""
+        """Add step_rows cells. Raises ValueError if that is 0."""
 
     def shrink(self, cells: int, min_rows: int) -> RowBlock:
-        """Give up cells and their memory; return the dirty rows that had to leave.
+        """Give up cells and their memory; return the dirty rows that were evicted.
 
-        cells: how many; a kind may have steps of its own, so it may be more. At least min_rows stay; none are given
-        up if the kind's smallest step would leave fewer, or if there is no memory for the result. A row for which
-        there is no room leaves, or one that it outscores.
+        cells: how many; rounded up to the kind's steps. At least min_rows cells stay; none are given up if the kind's
+        smallest step would leave fewer, or if there is no memory for the result. If there is no room for a row, it or a
+        row that it outscores is evicted.
         """
 
-    # What is dirty, and what a snapshot has marked.
+    # Dirty rows, and rows marked by a snapshot.
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
-        """Yield the dirty rows as copies with their cells, at most `limit` at a time, in the order of cells."""
+        """Yield the cells and copies of the dirty rows, at most `limit` at a time, in the order of cells."""
 
     def mark_clean(self, cells: Positions) -> None:
-        """The cold store has the rows of cells, which are all in use, as they are."""
+        """Mark the rows in cells, which are all in use, as clean: the cold store has them as they are."""
 
     def mark_dirty_pending(self) -> Keys:
         """Mark every dirty row PENDING; return their keys."""
 
     def release_pending(self, cells: Positions) -> RowBlock:
-        """Take all marks off the rows of cells, which are about to change; return, once each, those that were PENDING.
+        """Clear all marks of the rows in cells, which are about to change; return, once each, those that were PENDING.
 
-        If there is no memory for them, nothing has changed.
+        Raises MemoryError; then nothing has changed.
         """
 
     def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
-        """Mark those rows of distinct cells WRITING that were PENDING; return their positions in cells, and the
-        rows."""
+        """Mark the PENDING rows in distinct cells WRITING; return their positions in cells, and the rows."""
 
     def mark_written(self, cells: Positions) -> None:
-        """Rows of cells that are still marked WRITING are clean, and lose the mark."""
+        """Make the rows in cells that are still marked WRITING clean, and clear the mark."""
 
     def release_all(self) -> None:
-        """Take all marks off all rows."""
+        """Clear all marks of all rows."""

@@ -111,7 +111,7 @@ class Checkpointer:
 
         closing: given if this is the store's last point; called when the snapshot is taken, under all variables' locks.
         without: variables of the cold database that the point leaves out, which must not change; none with a target.
-        attached: files and values that go into the point and the checkpoint; the files are written first.
+        attached: files and values to save in the point and the checkpoint; the files are written first.
         REQUIRES: wait(). Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed; what a writer raises.
         """
         if self._attaching:
@@ -125,7 +125,7 @@ class Checkpointer:
         try:
             number = self._points.next_number()
             if self._log is not None and closing is None:
-                self._log.prepare(number)  # the segment must exist before CURRENT says that it does
+                self._log.prepare(number)  # the segment must exist before CURRENT refers to it
         except ColdStoreError as error:
             self._state.poison(error)
         self._state.check_writable()
@@ -136,7 +136,7 @@ class Checkpointer:
             writer.write_attached()
         finally:
             self._attaching = False
-        # Ctrl-C is deferred: snapshots that nobody writes would never end.
+        # Ctrl-C is deferred: otherwise snapshots might never be ended.
         with uninterrupted():
             writer.take_snapshots(self._in_order, self._state, closing)
             self._last = started = Writing(self._background.submit(self._write, writer))
@@ -152,7 +152,7 @@ class Checkpointer:
             self._state.check_sound()
             raise
         except Exception as error:
-            self._state.poison(error)  # its rows are in the open database, and no point says so
+            self._state.poison(error)  # its rows are in the open database, but in no point
             raise
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def to_sort_in(path: Path) -> ColdDatabase:
 
 
 def to_extend(path: Path) -> ColdDatabase:
-    """Open a copy of a database with any variables, to add and drop some and to take in files: without compaction."""
+    """Open a copy of a database with any variables, to add and drop some and to ingest files: without compaction."""
     found = {name: Family(RocksDBCreator()) for name in families(path)}
     database: ColdDatabase = registry.cold_backend(RocksDBCreator.backend)(
         path, found, **SORTING_BYTES, read_only=False, compacting=False
@@ -85,7 +85,7 @@ def check_variables(path: Path, described: Manifest) -> None:
         layout.check_rows(path)
         names = set(families(path))
     if differing := sorted(names ^ set(described.variables)):
-        # What is read in place is opened through links: name the directory that they lead to.
+        # A database that is read in place is opened through links: name the directory that they lead to.
         place = next(path.glob("MANIFEST-*"), path / "CURRENT").resolve().parent
         where = (
             f"in {place.name}/ but not in {NAME}" if differing[0] in names else f"in {NAME} but not in {place.name}/"

@@ -1,7 +1,7 @@
 """The inventory of a checkpoint: its files with sizes and checksums, taken when it is written and checked later.
 
-Table files never change once written, so a checkpoint takes over the checksum of a file that it shares with the
-checkpoint before it (a hard link), and the cost of an inventory is proportional to the new files.
+Table files never change once written, so a file that a checkpoint shares with the previous one (a hard link) keeps its
+checksum, and the cost of an inventory is proportional to the new files.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import Corruption
 
-# Of files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
+# Files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
 _CHECKED_ON_READ = (".sst", ".blob", ".keys")
-# At most this many bytes are read to find out which file is damaged: some seconds.
+# At most this many bytes are read to find out which file is damaged, which takes some seconds.
 NAMING_BYTES = 8 << 30
 
 
@@ -58,7 +58,7 @@ def take(
 def is_checked_on_read(name: str) -> bool:
     """Whether a file of a checkpoint never changes and is not hashed when the checkpoint is opened.
 
-    A file that a caller attached is hashed when it is asked for (kvemb.durability.attachments).
+    An attached file is hashed when a caller gets it (kvemb.durability.attachments).
     """
     return name.endswith(_CHECKED_ON_READ) or name.startswith("files/")
 
@@ -76,7 +76,7 @@ def damages(
 ) -> Iterator[str]:
     """Yield one line for each file of a checkpoint that is missing, truncated or changed.
 
-    deep: hash every file; else check sizes, and hash only the small files whose damage RocksDB might not notice.
+    deep: hash every file; otherwise check sizes, and hash only the small files whose damage RocksDB might not notice.
     progress(bytes): called for each file.
     """
     for name, entry in sorted(described.files.items()):

@@ -86,7 +86,7 @@ def _numbered(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read(paths: list[Path], *, begun: bool) -> Iterator[Entry]:
-    """Yield the writes of consecutive segments, up to the first incomplete entry, torn by a crash.
+    """Yield the writes of consecutive segments, up to the first entry that a crash left incomplete.
 
     begun: see segments. Raises Corruption, naming the file, if an entry is missing that had been synced, according to a
     head or a later entry.

@@ -45,7 +45,7 @@ def write_keys(path: Path, batches: Iterable[Ordered], *, frame_keys: int = FRAM
 
 
 def _deflated(planes: bytes) -> bytes:
-    # Runs of equal bytes are all that repeats in these planes; to look for them alone takes a third of the time.
+    # In these planes only runs of equal bytes repeat; searching only for runs takes a third of the time.
     deflater = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return deflater.compress(planes) + deflater.flush()
 
@@ -111,7 +111,7 @@ def merged(streams: Iterable[Iterator[Ordered]]) -> Iterator[Ordered]:
 
 
 def distinct(keys: Ordered) -> Ordered:
-    """Return the keys ascending, each once; the same array if it is so already."""
+    """Return the distinct keys, ascending; the same array if it is so already."""
     if not (keys[1:] > keys[:-1]).all():
         keys = np.sort(keys)
         keys = keys[np.append(True, keys[1:] != keys[:-1])]

@@ -29,8 +29,8 @@ class Points:
     """One store's directory, locked for writing.
 
     store: the directory. current: the last durable point's manifest. live: the unpacked files. log: the segments that
-    follow the point; logged: whether there must be one. crashed: whether the last owner did not close the store. undo:
-    receives the callbacks that release the directory.
+    follow the point; logged: whether there must be a log. crashed: whether the last owner did not close the store.
+    undo: receives the callbacks that release the directory.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
@@ -145,8 +145,8 @@ def reading(
 ) -> Iterator[tuple[ColdDatabase, Manifest]]:
     """Open a checkpoint, or a store's last durable point, in place; yields its database and its manifest.
 
-    open_database: opens the rows. A store's owner may replace the point at any time: if opening fails for that, the
-    next point is tried; once open, the files stay readable. Raises StoreNotFound, Corruption, ColdStoreError,
+    open_database: opens the rows. A store's owner may replace the point at any time: if opening fails because of that,
+    the next point is tried; once open, the files stay readable. Raises StoreNotFound, Corruption, ColdStoreError,
     UnsupportedFormat.
     """
     check_there(path)

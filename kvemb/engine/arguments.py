@@ -32,7 +32,7 @@ class LeftOutName(str):
 
 
 class LeftOutFlag(int):
-    """True or False that stands for an argument that was not given. Not a bool, which has no subclasses."""
+    """True or False that stands for an argument that was not given. Not a bool, because bool cannot be subclassed."""
 
     def __repr__(self) -> str:
         return repr(bool(self))
@@ -62,7 +62,7 @@ class NamedLater:
 
 @dataclass(frozen=True, eq=False)
 class RowArguments:
-    """What keys and rows are, and where they live."""
+    """The arguments on keys and rows, and where rows live."""
 
     key_dtype: npt.DTypeLike = KEY_DTYPE
     value_dtype: npt.DTypeLike = VALUE_DTYPE
@@ -74,7 +74,7 @@ class RowArguments:
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """How rows begin, change and leave."""
+    """The arguments on how rows begin, change and leave."""
 
     initializer: Initializer | npt.ArrayLike | None = None
     trainable: bool = TRAINABLE
@@ -114,7 +114,7 @@ AnyArguments = Arguments | ReferenceArguments
 
 
 def check_given(arguments: AnyArguments) -> None:
-    """Raise ValueError for an argument that means something in a TensorFlow graph only; TypeError for another kind.
+    """Raise ValueError for a value that has a meaning only in a TensorFlow graph; TypeError for a wrong type.
 
     Values that ask for what kvemb always does are accepted.
     """

@@ -1,7 +1,7 @@
-"""Dropping variables: from the store, from memory and, with one durable point, from disk.
+"""Dropping variables from the store, from memory and, with one durable point, from disk.
 
-A crash before that durable point is complete leaves the variable as in the point before; a crash after it leaves no
-variable. No call on the variable can come in between. REQUIRES: the store's lock.
+A crash before that durable point is complete leaves the variable as in the previous point; after a later crash it is
+gone. No call on the variable can run in between. REQUIRES: the store's lock.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kvemb.store_state import Ended
 
 
 def drop(engine: Engine, names: list[str]) -> None:
-    """Drop variables of a store that may be written; durable when this returns.
+    """Drop variables of a writable store; the drop is durable when this returns.
 
-    Raises Poisoned if the disk refuses, and the error of a failed checkpoint with block=False; then the variables still
-    exist.
+    Raises Poisoned if a write fails, and the error of an earlier checkpoint with block=False that failed; then the
+    variables still exist.
     """
     engine.checkpointer.wait()
-    # Ctrl-C is deferred: a durable point without the variables cannot be undone once it is begun.
+    # Ctrl-C is deferred, because a durable point without the variables cannot be undone once it has begun.
     with uninterrupted():
         _drop(engine, names)
 
@@ -55,7 +55,7 @@ def _drop(engine: Engine, names: list[str]) -> None:
 
 
 def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
-    """Whether a stored variable can be the one that was opened; if not, another was created under its name."""
+    """Whether the stored variable is the one that was opened, and not another that was created with its name."""
     mine = table.entry()
     return entry is not None and (mine.schema, mine.initializer, mine.policy) == (
         entry.schema,
@@ -65,7 +65,7 @@ def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
 
 
 def end(engine: Engine, table: Table) -> None:
-    """Let a variable that its store no longer has raise Closed, and return its memory to the budgets."""
+    """Make every use of a dropped variable raise Closed, and return its memory to the budgets."""
     table.storage.end(Ended(engine.state, _why(engine, table.name)))
     _forget(engine, table)
 
@@ -75,7 +75,7 @@ def _why(engine: Engine, name: str) -> str:
 
 
 def _forget(engine: Engine, table: Table) -> None:
-    """Return a variable's memory to the budgets; from now on it raises Closed. REQUIRES: its storage has ended."""
+    """Return a variable's memory to the budgets; every later use raises Closed. REQUIRES: its storage has ended."""
     engine.discard(table)
     hot_tables, storage = table.hot_tables, table.storage
     table.forget(_why(engine, table.name))

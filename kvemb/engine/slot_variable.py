@@ -11,9 +11,9 @@ from kvemb.engine.table import Table
 
 
 class SlotVariable:
-    """One slot of every row of a variable. Training changes it; restrict and remove drop it with its row.
+    """One slot of every row of a variable. Training changes it; restrict and remove drop it with the row.
 
-    name: the slot's; dim: the numbers in it. Thread-safe.
+    name: the slot's name. dim: the number of elements in it. Thread-safe.
     """
 
     def __init__(self, table: Table, name: str, dim: int) -> None:
@@ -21,7 +21,7 @@ class SlotVariable:
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
-        """The dtype of its numbers."""
+        """The dtype of its elements."""
         return self._table.schema.slot_dtype
 
     def lookup(self, keys: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -1,6 +1,6 @@
-"""The specification of a variable: every argument, checked by itself and against what is stored.
+"""The specification of a variable: every argument, checked on its own and against what is stored.
 
-Pure: nothing is made or changed. Each check raises one clear error.
+Pure functions. Each check raises one clear error.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from kvemb.tiers.hot_tables import Partitioner
 class Specification:
     """A variable that can be made, or opened as it is stored.
 
-    policy: not bound to a variable yet. first_rows: rows that the hot tables hold at first, 0 for a default; hot_rows:
-    all their cells, None to let them grow. stored: its entry in the last durable point, None for a new one.
-    dim_left_out: whether dim was not given. constraint: projects rows after an optimizer's step.
+    policy: not yet bound to a variable. first_rows: the hot tables' first capacity in rows, 0 for a default. hot_rows:
+    the number of all their cells; None: they grow. stored: the variable's entry in the last durable point; None: it is
+    new. dim_left_out: whether dim was not given. constraint: projects rows after an optimizer's step.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Specification:
 
     @property
     def is_new(self) -> bool:
-        """Whether it is not stored yet."""
+        """Whether the variable is not stored yet."""
         return self.stored is None
 
     @property
     def joins_checkpoints(self) -> bool:
-        """Whether it is stored as left out of checkpoints, and is in them from now on."""
+        """Whether the stored variable was left out of checkpoints and is included from now on."""
         return self.stored is not None and self.checkpointed and not self.stored.checkpoint
 
     @property
     def persistent(self) -> bool:
-        """Whether its rows outlive the store's closing."""
+        """Whether the rows are still there after the store is closed and opened again."""
         return not isinstance(self.creator, MemoryCreator)
 
     def entry(
@@ -79,7 +79,7 @@ class Specification:
         step: int,
         optimizer_steps: int,
     ) -> VariableEntry:
-        """Return its entry in a durable point, with the optimizer, the policy and the counts of that moment."""
+        """Return the variable's entry in a durable point, with its optimizer, policy and counts at that moment."""
         return VariableEntry(
             key_dtype=self.schema.key_dtype.name,
             value_dtype=self.schema.value_dtype.name,
@@ -99,7 +99,7 @@ class Specification:
 
 
 def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specification:
-    """Return what is requested; what was left out is as stored.
+    """Return the requested specification; what was left out is as stored.
 
     Raises SchemaMismatch naming the field; TypeError, ValueError; UnsupportedFormat, BackendUnavailable.
     """
@@ -140,7 +140,7 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
 
 
 def agreed(arguments: AnyArguments, stored: VariableEntry) -> tuple[Optimizer | None, RestrictPolicy | None]:
-    """Return the optimizer and the policy requested of an existing variable, None for what was left out.
+    """Return the optimizer and the policy requested for an existing variable, None for what was left out.
 
     Raises SchemaMismatch if a request differs from what is stored; TypeError, ValueError.
     """
@@ -213,7 +213,7 @@ def _check_policy(name: str, stored: dict[str, Any] | None, given: RestrictPolic
 
 
 def check_optimizer(name: str, kept: Optimizer | None, given: Optimizer) -> None:
-    """Raise SchemaMismatch unless rows trained with `kept` can be trained with `given`; its numbers may differ."""
+    """Raise SchemaMismatch unless rows trained with `kept` can be trained with `given`; hyperparameters may differ."""
     if kept is None or not given.fits(kept):
         advice = "its numbers may change, its class may not, as rows carry its slots; see kvemb migrate --optimizer"
         raise SchemaMismatch(name, "optimizer", kept, given, advice)
@@ -228,7 +228,7 @@ def _creator_for(given: Any, stored: VariableEntry | None) -> Creator:
     """Return where cold rows live: as requested, else as stored, else in RocksDB. Raises TypeError or ValueError."""
     if given is None:
         return RocksDBCreator() if stored is None else RocksDBCreator.from_json(stored.creator)
-    # Not isinstance: what a subclass adds could not be stored.
+    # Not isinstance, because what a subclass adds could not be stored.
     if type(given) is not RocksDBCreator and type(given) is not MemoryCreator:
         raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {brief(given)}")
     if stored is not None and isinstance(given, MemoryCreator):

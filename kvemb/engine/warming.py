@@ -1,6 +1,6 @@
 """Warm starts: rows that were hot at a durable point are made hot again when their variable is opened.
 
-Each variable fills its part of the memory, so the order in which they are opened does not matter.
+Each variable fills only its share of the memory, so the order in which variables are opened does not matter.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.sizing import own_bytes
 
-# Room beside the rows, so that nearly all of them find a cell, where the budget has it.
+# Cells per row, if the budget allows, so that nearly all rows find a cell.
 _ROOM = 8 / 7
 
 
 def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOperations) -> None:
-    """Load the rows of a variable that were hot: as many as fit in memory if all variables do so."""
+    """Load the rows of a variable that were hot, as many as fit in memory if all variables do so."""
     if rows := _hot_rows(engine).get(name, 0):
         hot_tables.memory.make_room(int(rows * min(_ROOM, _part(engine))))
     with hot_tables.memory.not_growing():
@@ -26,7 +26,7 @@ def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOper
 
 
 def _part(engine: Engine) -> float:
-    """Return the share of the rows that were hot for which there is memory, at most 1."""
+    """Return the share, at most 1, of the formerly hot rows for which there is memory."""
     host, stored = engine.budgets.host, engine.described.variables
     own = sum(own_bytes(entry.schema, host, engine.limits) for entry in stored.values())
     needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in _hot_rows(engine).items())

@@ -1,8 +1,8 @@
-"""The rows that missing keys read: each a pure function of (seed, key, column).
+"""Initializers, which give the rows of missing keys: each element is a pure function of (seed, key, column).
 
-The same on every machine, in every batch, shard and order, forever: elements come from an integer hash and from IEEE
-`+ - * /` and `sqrt` in float64 alone, then are rounded to the dtype once (bfloat16 through float32, as ml_dtypes does).
-Initializers are frozen values; any thread may use them. What a kind gives is part of the format.
+Rows are the same on every machine and in every version, batch, shard and order: elements are calculated with an integer
+hash and IEEE `+ - * /` and `sqrt` in float64 only, then rounded to the dtype once (bfloat16 through float32, as
+ml_dtypes does). Initializers are frozen values; any thread may use them. Their rows are part of the format.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ uniform, normal, truncated_normal, glorot_uniform = RandomUniform, RandomNormal,
 
 
 def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
-    """Return the initializer of an `initializer` argument, checked against the rows it is to fill.
+    """Return the initializer of an `initializer` argument, checked for rows of this dim and dtype.
 
     spec: None (zeros), a real number (a constant), a list, tuple or array of shape (dim,) (a default row), or an
     Initializer.
@@ -60,7 +60,7 @@ def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
     """
     if spec is None:
         found: Initializer = Zeros()
-    elif type(spec) in _KINDS.values():  # what a subclass adds could not be stored
+    elif type(spec) in _KINDS.values():  # not a subclass, because what it adds could not be stored
         found = spec
     elif isinstance(spec, (list, tuple)) or (isinstance(spec, np.ndarray) and spec.ndim):
         found = _row(spec, dim)
@@ -87,7 +87,7 @@ def _row(spec: Any, dim: int) -> Row:
 
 
 def initializer_from_json(data: Mapping[str, Any]) -> Initializer:
-    """Return the initializer that to_json() gave. Raises UnsupportedFormat for a kind or a field it does not know."""
+    """Return the initializer that to_json() described. Raises UnsupportedFormat for an unknown kind or field."""
     kind = data.get("kind") if isinstance(data, Mapping) else None
     found = _KINDS.get(kind) if isinstance(kind, str) else None
     if found is None:

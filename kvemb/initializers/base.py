@@ -1,4 +1,4 @@
-"""What an initializer is: of one row for all keys, or of rows drawn by hashing."""
+"""The base classes of initializers: one row for all keys, or random rows drawn by hashing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = npt.NDArray[Any]
 
 
 class Initializer(abc.ABC):
-    """What a missing key reads. Two initializers with equal `to_json()` give equal rows.
+    """Gives the rows of missing keys. Two initializers with equal `to_json()` give equal rows.
 
     Only the kinds of this module can be stored; `kind` is each one's name on disk.
     """
@@ -28,18 +28,18 @@ class Initializer(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
-        """Return a fresh (n, dim) array of dtype, C-contiguous: a row for each key.
+        """Return a new C-contiguous array (n, dim) of dtype, with a row for each key.
 
         keys: int64 (n,), any order, duplicates allowed; equal keys get equal rows.
-        REQUIRES: check(dim, dtype) passes, as it does for what as_initializer returned.
+        REQUIRES: check(dim, dtype) passes, as it does for results of as_initializer.
         """
 
     @abc.abstractmethod
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
-        """Raise ValueError where rows of this dim and dtype cannot hold the values, TypeError where the kind cannot."""
+        """Raise ValueError if rows of this dim and dtype cannot hold the values, TypeError for an impossible dtype."""
 
     def agrees_with(self, other: Initializer, dim: int, dtype: npt.DTypeLike) -> bool:
-        """Say whether both give every key the same row, bit for bit: Zeros() agrees with Constant(0).
+        """Return whether both give every key the same row, bit for bit: Zeros() agrees with Constant(0).
 
         REQUIRES: check(dim, dtype) passes for both.
         """
@@ -51,17 +51,17 @@ class Initializer(abc.ABC):
         return self.rows(key, dim, dtype).tobytes() == other.rows(key, dim, dtype).tobytes()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, "kind" and the fields, exact to the bit. Floats that are not finite become text."""
+        """Return plain JSON, "kind" and the fields, exact to the bit. Non-finite floats become strings."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return {"kind": self.kind, **{name: to_plain(value) for name, value in values.items()}}
 
 
 class Fixed(Initializer):
-    """A row that is the same for every key."""
+    """Gives every key the same row."""
 
     @abc.abstractmethod
     def _values(self, dim: int) -> Sequence[Number]:
-        """Return one value for all columns, or `dim` of them; ValueError if they are another number."""
+        """Return one value for all columns, or `dim` values. Raises ValueError for another number of values."""
 
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
         """Raise ValueError unless every value fits dtype: an integer dtype exactly, a float dtype without overflow."""
@@ -71,10 +71,10 @@ class Fixed(Initializer):
                 raise ValueError(f"initializer must fit {dtype.name}, got {brief(value)}; change it or the value_dtype")
 
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
-        """Return a fresh (n, dim) array of dtype, every row the same."""
+        """Return a new array (n, dim) of dtype with equal rows."""
         dtype = np.dtype(dtype)
         values = self._values(dim)
-        # Integers go to integers directly: float64 would lose those beyond 2**53.
+        # Integers are converted to integers directly, because float64 would not keep those beyond 2**53.
         row = np.array([int(v) for v in values]) if is_integer(dtype) else np.array([float(v) for v in values])
         out = np.empty((len(keys), dim), dtype)
         out[:] = rounded(row, dtype)
@@ -82,7 +82,7 @@ class Fixed(Initializer):
 
 
 class Random(Initializer):
-    """A row drawn by hashing (seed, key, column), no integers. seed None: that of the variable (kvemb.seeding)."""
+    """Draws rows by hashing (seed, key, column); floats only. seed: None: the variable's seed (kvemb.seeding)."""
 
     seed: int | None
 
@@ -95,7 +95,7 @@ class Random(Initializer):
         """Write rows of float32 or float64 to out (n, dim)."""
 
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
-        """Raise TypeError for an integer dtype, ValueError where an element could overflow dtype."""
+        """Raise TypeError for an integer dtype, ValueError if an element could overflow dtype."""
         dim, dtype = as_int(dim, "dim", 1, MAX_DIM), np.dtype(dtype)
         if is_integer(dtype):
             raise TypeError(
@@ -107,7 +107,7 @@ class Random(Initializer):
             raise ValueError(f"initializer must fit {dtype.name}, got {self!r}, which reaches {reach:g}; narrow it")
 
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
-        """Return a fresh (n, dim) array of dtype, each row a function of (seed, key) alone."""
+        """Return a new array (n, dim) of dtype; each row depends only on seed and key."""
         if self.seed is None:
             raise ValueError(f"{self!r} has no seed: give it one, or let a variable, whose name gives it, draw rows")
         dtype = np.dtype(dtype)
@@ -117,5 +117,5 @@ class Random(Initializer):
 
 
 def set_field(target: object, name: str, value: object) -> None:
-    """Set a field of a frozen dataclass while it is made."""
+    """Set a field of a frozen dataclass while it is being constructed."""
     object.__setattr__(target, name, value)

@@ -16,7 +16,7 @@ from kvemb.checks.numeric import check_finite
 from kvemb.initializers.base import Keys, Random, Rows, set_field
 
 TWO_SIGMA_MASS = 0.9544997361036416  # P(|z| <= 2) of a standard normal
-NORMAL_REACH = 8.3  # no 52-bit uniform maps further out than 8.21 standard deviations
+NORMAL_REACH = 8.3  # no 52-bit uniform maps farther than 8.21 standard deviations
 
 
 @cache
@@ -54,7 +54,7 @@ class RandomUniform(Random):
 
 @dataclass(frozen=True)
 class RandomNormal(Random):
-    """Normal with this mean and standard deviation. No element is further out than 8.21 standard deviations."""
+    """Normal with this mean and standard deviation. No element is more than 8.21 standard deviations from the mean."""
 
     kind: ClassVar[str] = "random_normal"
 
@@ -76,7 +76,7 @@ class RandomNormal(Random):
 class TruncatedNormal(Random):
     """Normal conditioned on lying within two standard deviations, as in TensorFlow and Keras.
 
-    stddev is that of the normal before it is cut; the elements' own is 0.8796 of it.
+    stddev is that of the normal before truncation; the elements' standard deviation is 0.8796 of it.
     """
 
     kind: ClassVar[str] = "truncated_normal"

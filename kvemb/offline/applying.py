@@ -1,6 +1,6 @@
-"""Deltas applied to the rows of a checkpoint's copy, so that they are those of a later one, bit for bit.
+"""Applies deltas to the rows of a copy of a checkpoint, which become those of a later checkpoint, bit for bit.
 
-All deltas are merged first, so that each variable gets one more run of files, however many deltas there are.
+All deltas are merged first, so that each variable gets only one more run of files, for any number of deltas.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kvemb.rows.codec import record_dtype
 def apply(rows: Path, variables: Mapping[str, VariableEntry], chains: list[list[DeltaFile]], scratch: Path) -> None:
     """Change the RocksDB directory `rows`, copied from a checkpoint, to the state of a later one.
 
-    variables: of the latter. chains: deltas that lead from the one to the other, one after the other; several, if each
-    has other keys, as of a cluster's shards. scratch: a folder on the same filesystem. Raises Corruption,
-    ColdStoreError.
+    variables: of the later checkpoint. chains: each a sequence of deltas that leads from the one checkpoint to the
+    other; there may be several with disjoint keys, such as those of a cluster's shards. scratch: a folder on the same
+    filesystem. Raises Corruption, ColdStoreError.
     """
     names = set(cold_databases.families(rows))
     database = cold_databases.to_extend(rows)
@@ -54,7 +54,7 @@ def apply(rows: Path, variables: Mapping[str, VariableEntry], chains: list[list[
 def write_rows(
     rows: Path, variables: Mapping[str, VariableEntry], blocks: Callable[[str], Iterator[RowBlock]], scratch: Path
 ) -> None:
-    """Make a new RocksDB directory of variables. blocks(name): the rows of one, in key order. scratch: as above."""
+    """Make a new RocksDB directory. blocks(name): the rows of a variable, in key order. scratch: as for apply()."""
     rows.mkdir()
     database = cold_databases.to_sort_in(rows)
     try:
@@ -72,17 +72,17 @@ def _tidy(rows: Path) -> None:
 
 
 def _first(deltas: list[DeltaFile], name: str) -> tuple[int, bool]:
-    """Return the first delta whose rows count for a variable, and whether rows from before it do."""
+    """Return the first delta whose rows count for a variable, and whether earlier rows count, too."""
     for at in reversed(range(len(deltas))):
         if (part := deltas[at].parts.get(name)) is None:
-            return at + 1, False  # it was dropped, and made again later
+            return at + 1, False  # the variable was dropped, and made again later
         if part.cleared:
             return at, False
     return 0, True
 
 
 def _blocks(deltas: list[DeltaFile], name: str, entry: VariableEntry, *, replaced: bool) -> Iterator[RowBlock]:
-    """Yield the rows of all deltas in key order. replaced: nothing is there that a removal could remove."""
+    """Yield the rows of all deltas in key order. replaced: leave out removals, as there are no earlier rows."""
     window = 2 * frame_rows(record_dtype(entry.schema).itemsize)
     for block in merged([delta.rows(name, entry.schema) for delta in deltas], entry.schema, window):
         yield block.select(block.flags & REMOVED == 0) if replaced else block

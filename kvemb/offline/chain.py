@@ -1,8 +1,8 @@
-"""What is at a URL for one checkpoint of a series: all of its files, or a base checkpoint and the deltas from it.
+"""The description of one checkpoint at a URL: all of its files, or a base checkpoint and the deltas from it.
 
-A whole one is its manifest.json. Else it is an object of another format (FORMAT.md, "Remote") with the checkpoint's
-manifest, in which `files` has the key files of the checkpoint and the rows of the base, and with all deltas. So each
-number says by itself what it needs. Pure values and functions.
+That of a whole checkpoint is its manifest.json. Otherwise it is an object of another format (FORMAT.md, "Remote") with
+all deltas and the checkpoint's manifest, in which `files` has the key files of the checkpoint and the rows of the base.
+So each description names everything that its checkpoint needs. Pure values and functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import Corruption
 
-FORMAT = 4  # on disk: an object that is no manifest
+FORMAT = 4  # on disk: of an object that is not a manifest
 MAX_DELTAS = 256
 _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 _SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
@@ -35,7 +35,7 @@ class Delta:
 
     @property
     def file(self) -> FileEntry:
-        """Its entry."""
+        """The size and checksum of the file."""
         return FileEntry(self.bytes, self.sha256)
 
 
@@ -49,9 +49,9 @@ class Base:
 
 @dataclass(frozen=True)
 class Pushed:
-    """One number at a URL. described: the manifest of the checkpoint; its files are those that are there.
+    """One checkpoint at a URL. described: its manifest, with the files that are at the URL.
 
-    base, deltas: where the checkpoint is not whole there; the oldest first.
+    base, deltas: if the checkpoint is not whole there; deltas from the oldest to the newest.
     """
 
     described: Manifest
@@ -60,7 +60,7 @@ class Pushed:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the checkpoints that lead here: the base's, and of each delta; a whole one's own."""
+        """The ids of the base and of each delta's checkpoint; of a whole checkpoint, its own id."""
         return [self.described.id] if self.base is None else [self.base.id, *(delta.id for delta in self.deltas)]
 
     @property
@@ -71,18 +71,18 @@ class Pushed:
 
     @property
     def base_bytes(self) -> int:
-        """Bytes of the rows of the base."""
+        """The bytes of the base's rows."""
         return sum(entry.bytes for name, entry in self.described.files.items() if is_row_file(name))
 
     def followed_by(self, number: int, described: Manifest, delta: Delta) -> Pushed:
-        """Return the later checkpoint that one more delta leads to. number: of this one, used if it is whole."""
+        """Return the later checkpoint to which one more delta leads. number: of this one, the base if it is whole."""
         rows = {name: entry for name, entry in self.described.files.items() if is_row_file(name)}
         keys = {name: entry for name, entry in described.files.items() if not is_row_file(name)}
         base = self.base or Base(number, self.described.id)
         return Pushed(replace(described, files={**rows, **keys}), base, (*self.deltas, delta))
 
     def name_of(self, sha256: str, number: int) -> str:
-        """Return what a file of the checkpoint with this number is called in messages."""
+        """Return the name in messages of a file of the checkpoint with this number."""
         for delta in self.deltas:
             if delta.sha256 == sha256:
                 return f"the delta of checkpoint {series_name(delta.number)}"
@@ -97,7 +97,7 @@ def is_row_file(name: str) -> bool:
 
 
 def text_of(pushed: Pushed) -> bytes:
-    """Return what is written for a checkpoint that is not whole."""
+    """Return the text to write for a checkpoint that is not whole."""
     assert pushed.base is not None
     data = {
         "format": FORMAT,
@@ -109,7 +109,7 @@ def text_of(pushed: Pushed) -> bytes:
 
 
 def parse(text: str, where: str, *, max_characters: int) -> Pushed:
-    """Parse what is at a URL for a number. where: its name in errors. Raises UnsupportedFormat, Corruption."""
+    """Parse a checkpoint's description at a URL. where: its name in errors. Raises UnsupportedFormat, Corruption."""
     if (data := _chained(text, max_characters)) is None:
         return Pushed(manifest.parse(text, where, max_characters=max_characters))
     try:
@@ -134,7 +134,7 @@ def parse(text: str, where: str, *, max_characters: int) -> Pushed:
 
 
 def _chained(text: str, max_characters: int) -> dict[str, Any] | None:
-    """Return the object if it is of the format of this module. Anything else is for manifest.parse to judge."""
+    """Return the object if it has this module's format, otherwise None: manifest.parse handles everything else."""
     if len(text) > max_characters:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Merging of streams of rows in key order, of which later ones replace rows of earlier ones. Not thread-safe."""
+"""Merges streams of rows in key order; rows of later streams replace those of earlier ones. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvemb.rows.schema import Schema
 
 
 def merged(streams: list[Iterator[RowBlock]], schema: Schema, window: int) -> Iterator[RowBlock]:
-    """Yield the rows of all streams in key order, of equal keys that of the last stream. window: rows held of each."""
+    """Yield the rows of all streams in key order; for equal keys that of the last stream. window: rows held of each."""
     return (_last_of_each(parts, schema) for parts in aligned(streams, schema, window))
 
 
@@ -41,7 +41,7 @@ class _Head:
         self.ended = False
 
     def fill(self, window: int) -> None:
-        """Read on until there are half as many rows as the window has."""
+        """Read rows until at least half a window of them is held."""
         more: list[RowBlock] = []
         count = len(self._rows)
         while count < max(1, window // 2) and not self.ended:
@@ -56,7 +56,7 @@ class _Head:
             self.ordered = order_keys(self._rows.keys, self._schema)
 
     def take(self, last: int | None) -> RowBlock:
-        """Take the rows up to a key, included; None: all."""
+        """Remove and return the rows up to and including a key; None: all."""
         stop = len(self._rows) if last is None else int(np.searchsorted(self.ordered, np.uint64(last), "right"))
         taken, self._rows = self._rows.part(0, stop), self._rows.part(stop, len(self._rows))
         self.ordered = self.ordered[stop:]
@@ -64,7 +64,7 @@ class _Head:
 
 
 def _last_of_each(parts: list[RowBlock], schema: Schema) -> RowBlock:
-    """Return the rows in key order, of equal keys that of the last part."""
+    """Return the rows in key order; for equal keys that of the last part."""
     parts = [part for part in parts if len(part)] or parts[:1]
     if len(parts) == 1:
         return parts[0]

@@ -1,9 +1,9 @@
-"""Checkpoints wherever they are: on this machine, pushed to a directory or a URL, or of a cluster.
+"""Places of checkpoints: on this machine, pushed to a directory or a URL, or of a cluster.
 
-A place is a checkpoint; a store, which is read as of its last durable point; or a series, of which the newest
-checkpoint is meant, or SERIES/00000042. A series is local (kvemb.CheckpointManager), or what was pushed to a directory
-or a URL, or the checkpoints of a cluster. What is not a checkpoint here is pulled to a scratch folder before its rows
-are read.
+A place is a checkpoint; a store, which is read as of its last durable point; or a series, whose newest checkpoint is
+read, unless SERIES/00000042 names another one. A series is local (kvemb.CheckpointManager), or was pushed to a
+directory or a URL, or has the checkpoints of a cluster. A checkpoint that is not local is pulled to a scratch folder
+before its rows are read.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kvemb.offline.remote import Described
 from kvemb.offline.remote_checking import is_pushed
 from kvemb.offline.transfer import JOBS, Remote
 
-# The most numbers of checkpoints that a message lists.
+# The largest number of checkpoints that a message lists.
 _MAX_LISTED = 10
 _NUMBERED = re.compile(r"(.*[^/])/+([0-9]{8,18})/*", re.DOTALL)
 
 
 class Source(Protocol):
-    """A series that checkpoints are pulled from: kvemb.offline.transfer.Remote, or that of a cluster."""
+    """A series from which checkpoints are pulled: kvemb.offline.transfer.Remote, or that of a cluster."""
 
     def numbers(self) -> list[int]:
         """The numbers of its checkpoints, ascending. Raises TransferError."""
@@ -41,7 +41,7 @@ class Source(Protocol):
         """The id of a checkpoint. Raises CheckpointNotFound, Corruption, TransferError."""
 
     def described(self, number: int) -> Described:
-        """What a checkpoint has. Raises as id_of does."""
+        """Return the description of a checkpoint. Raises as id_of does."""
 
     def pull(
         self,
@@ -57,7 +57,7 @@ class Source(Protocol):
 
 
 def source_at(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Source:
-    """Return the series at a URL or in a directory, pushed or of a cluster. options: fsspec's.
+    """Return the series at a URL or in a directory: a pushed one, or a cluster's. options: fsspec's.
 
     Raises BackendUnavailable, TransferError, TypeError, ValueError.
     """
@@ -66,7 +66,7 @@ def source_at(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
 
 
 def chosen(number: int | None, existing: list[int], where: str) -> int:
-    """Return the number of a checkpoint that there is; None: the newest. Raises CheckpointNotFound."""
+    """Return the number of an existing checkpoint; None: the newest. Raises CheckpointNotFound."""
     if number is None and existing:
         return existing[-1]
     if not existing:
@@ -79,10 +79,10 @@ def chosen(number: int | None, existing: list[int], where: str) -> int:
 
 
 class Place:
-    """A place that was given. here: a checkpoint or a store on this machine, or what else is there; None: it is to be
-    pulled. name: of the checkpoint, for messages. newest: whether a series was given, and this is its newest.
+    """A place. here: the local path of a checkpoint or a store, which may not exist; None: it must be pulled.
 
-    what: the argument's name in errors. Raises CheckpointNotFound; what source_at raises.
+    name: of the checkpoint, for messages. newest: whether this is the newest checkpoint of a given series. what: the
+    argument's name in errors. Raises CheckpointNotFound; what source_at raises.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Place:
             self.name = str(self.here)
 
     def described(self) -> Described:
-        """Return what the checkpoint has. Raises StoreNotFound, Corruption, UnsupportedFormat; TransferError."""
+        """Return the checkpoint's description. Raises StoreNotFound, Corruption, UnsupportedFormat; TransferError."""
         if self._source is not None:
             return self._source.described(self._number)
         assert self.here is not None
@@ -121,11 +121,11 @@ class Place:
         within: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Path]:
-        """Yield the local path of the checkpoint, or of the store. What is elsewhere is pulled, and deleted afterwards.
+        """Yield the local path of the checkpoint or the store. A pulled checkpoint is deleted afterwards.
 
-        have: earlier checkpoints that are here; only what changed since is transferred, and what changed is known.
-        within: where the scratch folder is made; None: the system's temporary directory. progress(done, total): called
-        with the bytes that are transferred; then, of a cluster, with rows. Raises what CheckpointManager.pull raises.
+        have: earlier local checkpoints: only what changed since is transferred, and the pulled checkpoint records it.
+        within: the parent of the scratch folder; None: the system's temporary directory. progress(done, total): called
+        with bytes transferred; then, for a cluster, with rows. Raises what CheckpointManager.pull raises.
         """
         if self._source is None:
             assert self.here is not None
@@ -138,7 +138,7 @@ class Place:
 
 
 def divided(given: str | os.PathLike[str], what: str = "path") -> tuple[str, int | None]:
-    """Return what is given without the number of a checkpoint that is to be pulled, and the number; None: it has none.
+    """Split a place into the series and the number of the checkpoint to pull; the number is None if there is none.
 
     what: its name in errors. Raises TypeError, ValueError.
     """
@@ -150,5 +150,5 @@ def divided(given: str | os.PathLike[str], what: str = "path") -> tuple[str, int
 
 
 def is_elsewhere(root: str) -> bool:
-    """Whether checkpoints are to be pulled from there: it is a URL, or a directory to which they were pushed."""
+    """Whether checkpoints must be pulled from there: it is a URL, or a directory to which they were pushed."""
     return paths.is_url(root) or is_pushed(Path(root)) or paths.is_cluster_series(Path(root))

@@ -1,7 +1,7 @@
 """Checkpoints at a URL, read-only: the connection, the listing, and the translation of errors (FORMAT.md, "Remote").
 
-    URL/checkpoints/00000042.json    what a checkpoint consists of, written last: the checkpoint exists once it does
-    URL/files/3f/3fa9...             a file by the sha256 of its content, shared by the checkpoints that name it
+    URL/checkpoints/00000042.json    the description of a checkpoint, written last: the checkpoint exists once it does
+    URL/files/3f/3fa9...             a file, named by the sha256 of its content, shared by the checkpoints that name it
 
 kvemb.offline.transfer copies files. Not thread-safe, except for reading and writing different files.
 """
@@ -24,18 +24,18 @@ from kvemb.offline.chain import Pushed
 
 CHECKPOINTS, FILES = "checkpoints", "files"
 SHARDS = "shards"  # of a cluster's checkpoints: the series of each shard
-# fsspec's protocols of object stores: buckets, with flat names in them.
+# fsspec's protocols of object stores, which have buckets with flat names.
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "oci", "cos", "tos"})
 _MANIFEST = re.compile(rf"(?:.*/)?{CHECKPOINTS}/([0-9]{{8,18}})\.json")
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a checkpoint has, wherever it is. kind: "checkpoint", "store", or what a cluster's is.
+    """The description of a checkpoint, wherever it is. kind: "checkpoint", "store", or words for a cluster's.
 
     id, parent, created: as of a kvemb.Checkpoint. variables: by name. files: bytes of all files that it needs, by name.
-    attached: bytes of the files that were saved with the rows, by name. extra: the values that were. tiers: as of a
-    kvemb.Checkpoint; nothing of a cluster.
+    attached: bytes of the files saved with the rows, by name. extra: the values saved with the rows. tiers: as of a
+    kvemb.Checkpoint; empty for a cluster.
     """
 
     kind: str
@@ -50,8 +50,7 @@ class Described:
 
 
 class RemoteCheckpoints:
-    """Checkpoints at a URL. options: of fsspec's filesystem, such as credentials or an endpoint. max_characters: of a
-    manifest.
+    """Checkpoints at a URL. options: of fsspec's filesystem, such as credentials. max_characters: of a manifest.
 
     Raises BackendUnavailable; TypeError or ValueError if url is neither a URL nor a path.
     """
@@ -75,17 +74,17 @@ class RemoteCheckpoints:
             with self._translated("reach"):
                 # A separate instance, so that its listing cache is not shared.
                 self._files, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **(options or {}))
-        except ImportError as error:  # fsspec says which package knows this protocol
+        except ImportError as error:  # fsspec's message names the package for this protocol
             raise BackendUnavailable(f"{url} cannot be reached: {error}") from error
         scheme, separator, rest = url.partition("://")
         if separator and self._files.root_marker != "/" and (not rest or rest.startswith("/")):
             raise ValueError(f"url {url!r} names no bucket, or host; write {scheme}://NAME, or {scheme}://NAME/FOLDER")
-        # In an object store, making a folder could create the bucket.
+        # In an object store, creating a folder could create the bucket.
         self._has_folders = BUCKETS.isdisjoint(_protocols(self._files))
 
     @contextmanager
     def _translated(self, what: str, *, resumable: bool = False) -> Iterator[None]:
-        """Translate a filesystem's exceptions, of any type, into TransferError. resumable: files are transferred."""
+        """Translate a filesystem's exceptions of any type to TransferError. resumable: whether files are moved."""
         try:
             yield
         except (KvembError, ImportError):
@@ -109,11 +108,11 @@ class RemoteCheckpoints:
         return self._read(number)[1].described.id
 
     def nbytes(self, number: int) -> int:
-        """The bytes that a checkpoint at the URL needs. Raises as id_of does."""
+        """The bytes of all files that a checkpoint at the URL needs. Raises as id_of does."""
         return sum(entry.bytes for entry in self._read(number)[1].files.values())
 
     def described(self, number: int) -> Described:
-        """What a checkpoint at the URL has. Raises as id_of does."""
+        """The description of a checkpoint at the URL. Raises as id_of does."""
         pushed = self._read(number)[1]
         found = pushed.described
         files = {name: entry.bytes for name, entry in found.files.items()}
@@ -129,7 +128,7 @@ class RemoteCheckpoints:
             return bool(self._files.isdir(f"{self._root}/{SHARDS}"))
 
     def _found(self, folder: str) -> dict[str, Any]:
-        """Return the files of a folder by path, with their metadata; empty if there is no folder."""
+        """Return the files of a folder by path, with their metadata; an empty dict if there is no folder."""
         try:
             found: dict[str, Any] = self._files.find(f"{self._root}/{folder}", detail=True)
         except FileNotFoundError:
@@ -151,7 +150,7 @@ class RemoteCheckpoints:
         return f"{self._root}/{FILES}/{sha256[:2]}/{sha256}"
 
     def _read(self, number: int) -> tuple[str, Pushed]:
-        """Return what a number has, as text and parsed. Raises CheckpointNotFound, Corruption, TransferError."""
+        """Return a description, as text and parsed. Raises CheckpointNotFound, Corruption, TransferError."""
         where = f"{self._url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):
             try:

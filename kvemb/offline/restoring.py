@@ -1,4 +1,4 @@
-"""A store made of a checkpoint, wherever that is (kvemb.offline.places)."""
+"""Restores a checkpoint, wherever it is (kvemb.offline.places), to a new store."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def restore(
 ) -> Store:
     """Make a new store at path from a checkpoint, and open it. The checkpoint never changes.
 
-    checkpoint: a checkpoint; a series, local, at a URL or of a cluster: then the newest one, which the logger "kvemb"
-    names; or SERIES/00000042. variables: take only these. warm: load the rows that were hot when the checkpoint was
-    made, for each variable when it is opened; otherwise rows become hot as they are used. Devices may differ.
-    memory_budget, device_memory, durability, limits: as for kvemb.open. options: fsspec's for a URL.
-    progress(done, total): called with bytes that are transferred; then, of a cluster, with rows.
+    checkpoint: a checkpoint; SERIES/00000042; or a series, local, at a URL or of a cluster, whose newest checkpoint is
+    taken and named by the logger "kvemb". variables: take only these. warm: load the rows that were hot when the
+    checkpoint was made, for each variable when it is opened; otherwise rows become hot when they are used. Devices may
+    differ. memory_budget, device_memory, durability, limits: as for kvemb.open. options: fsspec's for a URL.
+    progress(done, total): called with bytes transferred; then, for a cluster, with rows.
 
-    Makes hard links on one filesystem, copies across two. What is at a URL, or of a cluster, is pulled first, to a
-    temporary folder beside path; the rows of all shards are then written in key order, in memory that does not grow
+    Makes hard links on one filesystem, copies across two. A checkpoint at a URL or of a cluster is first pulled to a
+    temporary folder next to path; the rows of all shards are then merged in key order, in memory that does not grow
     with the table. Raises CheckpointNotFound, FileExistsError, KeyError for a name, TransferError, and what open does.
     """
     parse_budget(memory_budget)

@@ -1,4 +1,4 @@
-"""A checkpoint of a series that is being written: when it completes, old ones are deleted."""
+"""A checkpoint of a series that is being written; when it completes, old ones are deleted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Saving(Writing[Checkpoint]):
         self._writing.reported = reported
 
     def wait(self, timeout: float | None = None) -> Checkpoint | None:
-        """Wait for it, and until the old ones are gone. Raises what it failed with."""
+        """Wait for it, and until the old ones are deleted. Raises its error if it failed."""
         checkpoint = self._writing.wait(timeout)
         self._drop_old()
         return checkpoint

@@ -1,7 +1,7 @@
 """External merge sort of rows: runs on disk, each in key order, merged as they are read.
 
-Takes the memory of one run, and what NumPy needs to sort it, for any number of rows. A run grows on disk as long as
-keys ascend, so rows that come in order are one. Not thread-safe.
+For any number of rows it takes the memory of one run, and what NumPy needs to sort it. A run grows on disk as long as
+keys ascend, so rows that are added in order are one run. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.schema import Schema
 
-# Rows of a run that are read at a time, at least: beyond 64 MiB / 64 rows memory grows with the number of runs.
+# The fewest rows of a run read at a time: if the runs together need more than 64 MiB for that, memory grows with their
+# number.
 MIN_WINDOW = 64
 
 
 class Sorter:
-    """Takes rows in any order and returns them in key order, the last of equal keys only. folder: of the runs.
+    """Takes rows in any order and returns them in key order, only the last of equal keys. folder: of the runs.
 
-    limits: sort_bytes of a run, scan_rows of a block that is given back.
+    limits: sort_bytes of a run, scan_rows of a returned block.
     """
 
     def __init__(self, schema: Schema, folder: Path, limits: Limits = DEFAULT) -> None:
@@ -35,7 +36,7 @@ class Sorter:
         self._layout = np.dtype(columns)
         self._waiting: list[npt.NDArray[Any]] = []
         self._runs: list[Path] = []
-        self._last = -1  # key of the last run
+        self._last = -1  # the last key of the last run
 
     def add(self, block: RowBlock) -> None:
         """Add rows."""

@@ -1,6 +1,6 @@
-"""Files copied to and from an fsspec filesystem in pieces, and hashed while they are copied.
+"""Copies files to and from an fsspec filesystem in pieces, and hashes them meanwhile.
 
-A file that send() interrupted or refused never has its full size at the destination: the last piece is sent only if
+If send() is interrupted or fails, the file at the destination never has its full size: the last piece is sent only if
 the checksum of the whole file is right. receive() and matches() read at most one byte beyond the expected size. Not
 thread-safe for one file.
 """
@@ -23,7 +23,7 @@ from kvemb.errors import Corruption
 from kvemb.interrupts import result_of
 
 PIECE_BYTES = 1 << 20
-# Bytes of a file in memory while it is copied. Object stores transfer parts, of at least 5 MiB.
+# Bytes of a file in memory while it is copied. Object stores transfer parts of at least 5 MiB.
 PART_BYTES = 8 << 20
 
 
@@ -46,7 +46,7 @@ def send(path: Path, entry: FileEntry, files: Any, target: str) -> None:
             remote.write(pending)
             _sync(remote)
     if not sound:
-        with suppress(Exception):  # it is incomplete, as its size shows
+        with suppress(Exception):  # its size shows that it is incomplete
             files.rm_file(target)
         raise Corruption(
             f"{path} is damaged: it is not the {entry.bytes:,} bytes with the checksum of the manifest; it was not "
@@ -100,7 +100,7 @@ def write(files: Any, target: str, data: bytes) -> None:
 
 
 def move_all(move: Callable[[Path, FileEntry], None], files: list[tuple[Path, FileEntry]], jobs: int) -> None:
-    """Call move for each file, on `jobs` threads. Raises the first error; no file is begun after it."""
+    """Call move for each file, on `jobs` threads. Raises the first error, after which no further file is begun."""
     failed = threading.Event()
 
     def unless_failed(path: Path, entry: FileEntry) -> None:
@@ -124,7 +124,7 @@ def _opened(files: Any, path: str, entry: FileEntry) -> Any:
 
 
 def _read(file: IO[bytes], entry: FileEntry, take: Callable[[bytes], object]) -> bool:
-    """Pass a file's pieces to `take`, at most its expected size; returns whether the file matches its entry."""
+    """Pass a file's pieces to `take`, up to its expected size; returns whether the file matches its entry."""
     digest, left = hashlib.sha256(), entry.bytes
     while left and (piece := file.read(min(PIECE_BYTES, left))):
         digest.update(piece)

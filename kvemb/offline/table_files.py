@@ -1,4 +1,4 @@
-"""Rows in key order, written as table files outside a variable's cold store and ingested into it together.
+"""Writes rows in key order to table files outside a variable's cold store, and ingests them into it together.
 
 Not thread-safe. Keys are recorded and files synced in the background; ingest() waits for that first.
 """
@@ -59,7 +59,7 @@ class TableFiles:
             ordered.tofile(file)
         self._recorded.append(self._background.submit(self._table.storage.record, block.keys))
         if not self._table.persistent:
-            self._blocks.append(block)  # its cold store is in memory too
+            self._blocks.append(block)  # the cold store is in memory, too
             return
         if self._open is None:
             path = self._folder / f"{self._made}.sst"
@@ -71,7 +71,7 @@ class TableFiles:
             self.finish()
 
     def drain(self) -> Iterator[RowBlock]:
-        """Yield all rows in key order, and remove them from here."""
+        """Yield all rows in key order, and remove them."""
         self.finish()
         schema, creator, folder = self._table.schema, self._table.specification.creator, self._folder / "drained"
         blocks, self._blocks = self._blocks, []
@@ -101,7 +101,7 @@ class TableFiles:
         if self._open is not None:
             self._open.finish()
             self._done.append(self._open.path)
-            self._background.submit(_sync, self._open.path)  # so that the disk is busy while the next one is made
+            self._background.submit(_sync, self._open.path)  # so that the disk works while the next file is made
             self._open = None
 
     def close(self) -> None:
@@ -123,5 +123,5 @@ class TableFiles:
 
 
 def _sync(path: Path) -> None:
-    with suppress(OSError), open(path, "rb") as file:  # an error here occurs again when the point is written
+    with suppress(OSError), open(path, "rb") as file:  # an error here recurs when the point is written
         os.fsync(file.fileno())

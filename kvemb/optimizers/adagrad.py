@@ -45,8 +45,8 @@ class RowWiseAdagrad(Decaying):
     """Row-wise Adagrad, as FBGEMM's EXACT_ROWWISE_ADAGRAD and TorchRec's RowWiseAdagrad have it.
 
     accumulator += mean(g * g) over the row; w -= learning_rate / (sqrt(accumulator) + epsilon) * g.
-    One number of state a row in place of `dim`. The mean is summed in float64 (arithmetic.sum_of_squares). Coupled
-    weight decay is part of g in the mean too, as FBGEMM's "L2" mode has it. Defaults are TorchRec's
+    The state is one number per row instead of `dim`. The mean is summed in float64 (arithmetic.sum_of_squares). Coupled
+    weight decay is part of g in the mean, too, as in FBGEMM's "L2" mode. Defaults are TorchRec's
     (torchrec/optim/rowwise_adagrad.py); FBGEMM's epsilon is 1e-8.
     """
 

@@ -1,4 +1,4 @@
-"""Adam, and those that differ from it by little: AdamW and AMSGrad."""
+"""Adam and its close variants AdamW and AMSGrad."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kvemb.optimizers.weight_decay import Decaying, decoupled
 
 @dataclass(frozen=True, repr=False)
 class Adam(Decaying, Correcting):
-    """Adam as torch.optim.Adam has it, on the rows of a step alone (Kingma, Ba, ICLR 2015, without epsilon-hat).
+    """Adam as torch.optim.Adam has it, applied only to the rows of a step (Kingma, Ba, ICLR 2015, without epsilon-hat).
 
     m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) g g;
     w -= learning_rate / (1 - beta_1 ** t) * m / (sqrt(v) / sqrt(1 - beta_2 ** t) + epsilon).
 
     torch.optim.SparseAdam and Keras add epsilon before the correction, and so differ by epsilon from
-    bias_correction="global". Rows that are not in a step do not decay. Defaults are PyTorch's. What FBGEMM calls weight
-    decay of Adam is AdamW's.
+    bias_correction="global". Rows that are not in a step do not decay. Defaults are PyTorch's. The weight decay of
+    FBGEMM's Adam is that of AdamW.
     """
 
     name: ClassVar[str] = "adam"
@@ -35,7 +35,7 @@ class Adam(Decaying, Correcting):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The averages m of gradients and v of their squares, and how many steps the row took."""
+        """The averages m of gradients and v of their squares, and the row's step count."""
         return self.with_count(Slot("m"), Slot("v"))
 
     @staticmethod
@@ -86,7 +86,7 @@ class AdamW(Correcting):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """Those of Adam."""
+        """The slots of Adam."""
         return self.with_count(Slot("m"), Slot("v"))
 
     def decay_formulas(self) -> tuple[Function, ...]:
@@ -98,7 +98,7 @@ class AdamW(Correcting):
 class AMSGrad(Decaying, Correcting):
     """AMSGrad as torch.optim.Adam(amsgrad=True) has it (Reddi, Kale, Kumar, ICLR 2018).
 
-    Adam with v_max = max(v_max, v) in place of v at the division; the maximum is of averages that are not corrected.
+    Adam with v_max = max(v_max, v) instead of v in the division; the maximum is taken before the bias correction.
     Defaults are PyTorch's. Keras adds epsilon before the correction.
     """
 
@@ -111,7 +111,7 @@ class AMSGrad(Decaying, Correcting):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The averages m and v as Adam's, the largest v, and how many steps the row took."""
+        """The averages m and v as in Adam, the largest v, and the row's step count."""
         return self.with_count(Slot("m"), Slot("v"), Slot("v_max"))
 
     @staticmethod

@@ -18,7 +18,7 @@ class Adamax(Decaying, Correcting):
     """Adamax as torch.optim.Adamax has it (Kingma, Ba, ICLR 2015, section 7.1).
 
     m = beta_1 m + (1 - beta_1) g; u = max(beta_2 u, abs(g) + epsilon);
-    w -= learning_rate / (1 - beta_1 ** t) * m / u. Defaults are PyTorch's. Keras and TensorFlow add epsilon at the
+    w -= learning_rate / (1 - beta_1 ** t) * m / u. Defaults are PyTorch's. Keras and TensorFlow add epsilon in the
     division.
     """
 
@@ -31,7 +31,7 @@ class Adamax(Decaying, Correcting):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The average m of gradients, the decaying maximum u, and how many steps the row took."""
+        """The average m of gradients, the decaying maximum u, and the row's step count."""
         return self.with_count(Slot("m"), Slot("u"))
 
     @staticmethod

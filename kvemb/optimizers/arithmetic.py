@@ -1,6 +1,6 @@
-"""The functions that formulas call, as NumPy calculates them; kernels have their own, which give the same bits.
+"""The functions that formulas call, in NumPy; kernels have their own versions, which give the same bits.
 
-A formula may use + - * / and these, and nothing that two machines could calculate differently.
+A formula may use only + - * / and these functions, because others may give different results on another machine.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-# A number that a formula calculates with. Where NumPy runs it on many rows at once, an array (n,) of them.
+# A number in a formula; an array (n,) of them when NumPy runs the formula on many rows at once.
 Number = Any
-# Numbers by whole number, float64 (m,): functions of a count of steps that have no closed form.
+# Values, float64 (m,), of a function of the step count that has no closed form.
 Table = npt.NDArray[np.float64]
-# Elements that sum_of_squares adds at the same time.
+# The number of partial sums of sum_of_squares.
 LANES = 16
 # ln 2 in two parts: k times the first is exact for every exponent k of a float64 (fdlibm, e_log.c).
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -22,10 +22,10 @@ LOG_TERMS, EXP_TERMS = 12, 16
 
 
 class Count(Protocol):
-    """The count of steps that bias correction uses, this step included: the row's own, or the variable's."""
+    """The step count that bias correction uses, this step included: the row's own, or the variable's."""
 
     def __add__(self, more: int) -> Number:
-        """Return the count some steps later."""
+        """Return the count after `more` further steps."""
 
 
 class Elements(Protocol):
@@ -33,7 +33,7 @@ class Elements(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype that is calculated in."""
+        """The dtype of the calculation."""
 
     def __getitem__(self, j: int) -> Number:
         """Return an element."""
@@ -43,7 +43,7 @@ class Elements(Protocol):
 
 
 def sqrt(value: Number) -> Number:
-    """Return the square root, correctly rounded, in the value's own dtype."""
+    """Return the correctly rounded square root, in the dtype of value."""
     return np.sqrt(value)
 
 
@@ -68,15 +68,16 @@ def where_positive(value: Number, yes: Number, no: Number) -> Number:
 
 
 def rounded(value: Number, like: Elements) -> Number:
-    """Return a number in the dtype of a row's elements, which float64 is rounded to."""
+    """Round a float64 to the dtype of a row's elements."""
     return like.dtype.type(value)
 
 
 def sum_of_squares(row: Any) -> Number:
     """Return the sum of the squares of a row's first dim elements, in float64.
 
-    Of every 16 elements, the first is added to one sum, the second to another, and so on. Then each of the first 8 sums
-    is added to its partner among the last 8, and so on, and at last the elements that are left over, in their order.
+    There are 16 partial sums: of every 16 elements, the first is added to the first sum, the second to the second, and
+    so on. Then each of the last 8 sums is added to its partner among the first 8, and so on; the remaining elements are
+    added last, in order.
     """
     wide = row.array.astype(np.float64)
     squares = wide * wide
@@ -93,14 +94,14 @@ def sum_of_squares(row: Any) -> Number:
 
 
 def entry(table: Table, index: Number) -> Number:
-    """Return the number at an index: the last one for those above, the first one below and for NaN."""
+    """Return the number at an index: the last one if it is too large, the first one if it is below 0 or NaN."""
     return table[np.minimum(np.where(np.asarray(index) >= 0, index, 0), len(table) - 1).astype(np.int64)]
 
 
 def power(base: float, exponent: Number) -> Number:
-    """Return base ** exponent in float64, for a whole number that is at least 0; below it, and for NaN, 1.
+    """Return base ** exponent in float64 for a whole exponent of at least 0; 1 for a negative exponent or NaN.
 
-    By repeated squaring, which only multiplies: the power functions of systems' libraries differ in the last bits. The
+    Uses repeated squaring, which only multiplies, because the power functions of libraries differ in the last bits. The
     error relative to 1 - base ** exponent is below 1e-10 for exponents up to 2 ** 24 and bases up to 1 - 1e-6.
     """
     left = np.minimum(np.where(np.asarray(exponent) >= 1, exponent, 0), 2.0**62).astype(np.int64)
@@ -114,8 +115,8 @@ def power(base: float, exponent: Number) -> Number:
 def root_power(base: Number, exponent: float) -> Number:
     """Return base ** exponent in float64, for a base and an exponent of at least 0; 0 ** 0 is 1, a negative base NaN.
 
-    As exp(exponent * log(base)), with the series of both, for the reason given for power(). The relative error is
-    about 4e-16 times the larger of 1 and the logarithm of the result.
+    Calculated as exp(exponent * log(base)), with series for both, for the reason given in power(). The relative error
+    is about 4e-16 times the larger of 1 and the logarithm of the result.
     """
     wide = np.asarray(base, np.float64)
     with np.errstate(all="ignore"):

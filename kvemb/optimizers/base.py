@@ -1,4 +1,4 @@
-"""What an optimizer is, and the checks of its hyperparameters. A frozen value: threads and variables may share it."""
+"""The base class of optimizers, and checks of hyperparameters. Frozen values: threads and variables may share them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kvemb.optimizers.clipping import clip_to_norm, clip_values
 from kvemb.optimizers.formula import Formula, Function, read, run
 from kvemb.rows.schema import SlotShape
 
-# The slot in which a row counts its own steps.
+# The slot that counts a row's own steps.
 STEPS = "steps"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One piece of an optimizer's state in every row.
+    """A slot: one part of an optimizer's state in every row.
 
-    name: a Python name; exports have a column of it. On disk, do not rename. width: elements in a row, None for as many
-    as the embedding has. initial: what every element of a new row starts from.
+    name: a Python identifier; exports name a column by it. On disk, do not rename. width: elements in a row; None: as
+    many as the embedding has. initial: the value of every element in a new row.
     """
 
     name: str
@@ -35,16 +35,17 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Optimizer(abc.ABC):
-    """An optimizer: frozen hyperparameters, the slots a row carries for it, and its formula.
+    """An optimizer: frozen hyperparameters, its slots in a row, and its formula.
 
-    A step is taken with the sum of a key's gradients, on the rows of the call alone. clip_value: each element of the
-    sum is limited to this. clip_norm: a longer sum is scaled to this L2 norm, after clip_value. None: not clipped.
+    A step uses the sum of a key's gradients, and changes only the rows of the call. clip_value: each element of the sum
+    is limited to +-this. clip_norm: a sum with a larger L2 norm is scaled to this norm, after clip_value. None: no
+    clipping.
 
-    For those who add one: one of the fields is learning_rate, which kvemb migrate sets. name: how the disk knows it; on
-    disk, do not rename. formula: one step on one row, in place, as kvemb.optimizers.formula says. It stands there once:
-    kernels are made of it, and NumPy runs it as it is. match: a formula that sets slots which follow the embedding,
-    for a row whose embedding is set by anything but a step; None if there are no such slots. Fields are checked as
-    check_fields says.
+    To add an optimizer: one field must be learning_rate, which kvemb migrate sets. name: its name on disk; do not
+    rename. formula: one step on one row, in place, as described in kvemb.optimizers.formula. It is written once:
+    kernels are generated from it, and NumPy runs it as it is. match: a formula that sets the slots that depend on the
+    embedding, for a row whose embedding is set other than by a step; None if there are no such slots. check_fields
+    checks the fields.
     """
 
     name: ClassVar[str]
@@ -60,16 +61,16 @@ class Optimizer(abc.ABC):
     @property
     @abc.abstractmethod
     def slots(self) -> tuple[Slot, ...]:
-        """The slots, in the order in which they lie in a row; on disk, do not reorder."""
+        """The slots, in their order in a row; on disk, do not reorder."""
 
     @property
     def formulas(self) -> tuple[Function, ...]:
-        """The formulas of one step, in order: clipping, weight decay, the optimizer's own."""
+        """The formulas of one step, in order: clipping, weight decay, those of own_formulas()."""
         clipping = [(self.clip_value, clip_values), (self.clip_norm, clip_to_norm)]
         return (*(clip for limit, clip in clipping if limit is not None), *self.decay_formulas(), *self.own_formulas())
 
     def decay_formulas(self) -> tuple[Function, ...]:
-        """Return the formulas of weight decay; none without it."""
+        """Return the formulas of weight decay; an empty tuple without it."""
         return ()
 
     def own_formulas(self) -> tuple[Function, ...]:
@@ -78,11 +79,11 @@ class Optimizer(abc.ABC):
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the variable counts steps for it: calls of apply_gradients, which bias correction then uses."""
+        """Whether the variable must count its steps (calls of apply_gradients), which bias correction then uses."""
         return False
 
     def numbers(self, function: Function, dtype: np.dtype[Any]) -> dict[str, Any]:
-        """Return what a formula takes after its rows, attributes of the same names: float64, or in a dtype."""
+        """Return a formula's numbers, which are the attributes of the same names, in float64 or in dtype."""
         formula = read(function)
         return {name: self._number(name, formula, dtype) for name in formula.numbers}
 
@@ -92,11 +93,11 @@ class Optimizer(abc.ABC):
         return (np.float64 if name in formula.wide else dtype.type)(getattr(self, name))
 
     def step(self, values: Any, slots: Mapping[str, Any], grads: Any, count: int = 0) -> Any:
-        """Take one step in NumPy, with the bits of the kernels: what these are held against.
+        """Take one step in NumPy: the reference for the kernels, which give the same bits.
 
-        values (n, dim) in any dtype of floats; grads (n, dim), and slots by name (n, width), in the slots' dtype.
-        count: the variable's count of steps, this one included, if it counts them. Returns the new values, and changes
-        the slots in place.
+        values (n, dim) in any float dtype; grads (n, dim), and slots by name (n, width), in the slots' dtype. count:
+        the variable's step count, this step included, if counts_steps. Returns the new values; changes the slots in
+        place.
         """
         rows = {"w": values.astype(grads.dtype), "g": grads.copy(), **slots}
         if STEPS in slots:
@@ -110,44 +111,45 @@ class Optimizer(abc.ABC):
             return rows["w"].astype(values.dtype)
 
     def match_slots(self, values: Any, slots: Mapping[str, Any]) -> None:
-        """Set, in NumPy, the slots that follow the embedding; arrays as for step()."""
+        """Set, in NumPy, the slots that depend on the embedding (match); arrays as for step()."""
         if self.match is not None and slots:
             dtype = next(iter(slots.values())).dtype
             wide = values.astype(dtype)
             run(self.match, {"w": wide, "g": wide, **slots}, self.numbers(self.match, dtype))
 
     def shapes(self, dim: int) -> tuple[SlotShape, ...]:
-        """Return the slots of rows of `dim` values, as a schema has them."""
+        """Return the schema's slots for rows of `dim` values."""
         return tuple(SlotShape(slot.name, dim if slot.width is None else slot.width) for slot in self.slots)
 
     def fits(self, other: Optimizer) -> bool:
-        """Whether rows that were trained with the other one can go on with this one: it has the same name and slots.
+        """Whether rows trained with `other` can be trained with this: whether both have the same name and slots.
 
-        Where slots of new rows start, and all numbers, may differ.
+        Hyperparameters and initial values of slots may differ.
         """
         mine, theirs = ([(slot.name, slot.width) for slot in each.slots] for each in (self, other))
         return (self.name, mine) == (other.name, theirs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, "name" and the fields; floats survive exactly."""
+        """Return plain JSON, "name" and the fields; floats are kept exactly."""
         return {"name": self.name, **{field.name: getattr(self, field.name) for field in self._fields()}}
 
     def __repr__(self) -> str:
-        """Return the call that makes it, without those of the options by keyword that have their defaults."""
+        """Return the call that makes it, without keyword options that have their defaults."""
         told = ((field.name, getattr(self, field.name), field) for field in self._fields())
         parts = [f"{name}={value!r}" for name, value, field in told if not field.kw_only or value != field.default]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _fields(self) -> list[Field[Any]]:
-        """The fields in the order of arguments."""
+        """Return the fields in the order of the arguments."""
         return sorted(fields(self), key=lambda field: field.kw_only is True)
 
 
 def check_fields(target: Optimizer) -> None:
-    """Check each field by the kind of its default; numbers become floats. Raises TypeError, ValueError.
+    """Check each field by the type of its default, and convert numbers to floats. Raises TypeError, ValueError.
 
-    A float must be finite and at least 0, or at most 0 where the default is negative. None: None, or finite and above
-    0. A bool: a bool. A str is its class's to check.
+    If the default is a float, the value must be finite and at least 0 (at most 0 if the default is negative). If it is
+    None, the value must be None, or finite and above 0. If it is a bool, the value must be a bool. The class itself
+    checks a str.
     """
     for field in fields(target):
         given, what = getattr(target, field.name), f"{type(target).__name__} {field.name}"
@@ -160,7 +162,7 @@ def check_fields(target: Optimizer) -> None:
 
 
 def _as_float(given: Any, what: str, default: float | None) -> float:
-    """Return a number as check_fields wants it. Raises TypeError, ValueError."""
+    """Return a number as check_fields requires it. Raises TypeError, ValueError."""
     if isinstance(given, (bool, np.bool_)) or not isinstance(given, numbers.Real):
         raise TypeError(f"{what} must be a number, got {type(given).__name__} {brief(given)}")
     try:
@@ -177,7 +179,7 @@ def _as_float(given: Any, what: str, default: float | None) -> float:
 
 
 def check_at_most(target: Optimizer, most: float, *names: str) -> None:
-    """Raise ValueError unless each of these fields is at most that."""
+    """Raise ValueError unless each of these fields is at most `most`."""
     for name in names:
         if getattr(target, name) > most:
             raise ValueError(f"{type(target).__name__} {name} must be at most {most}, got {getattr(target, name)}")

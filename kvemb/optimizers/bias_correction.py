@@ -1,4 +1,4 @@
-"""The count of steps by which averages that began at 0 are corrected: each row's own, or the variable's."""
+"""Bias correction of averages that began at 0, by a step count: each row's own, or the variable's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ MAX_BETA = 0.999999
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Correcting(Optimizer):
-    """An optimizer whose averages are corrected for how many steps they have seen.
+    """An optimizer whose averages are corrected for the number of steps.
 
-    bias_correction="row": t is the row's own count of steps, in the slot `steps` that travels with it, so a key that
-    first appears late starts as any other did. "global": t counts the variable's calls of apply_gradients, as
-    torch.optim.SparseAdam does; Adam's first step of a row that appears late is then
+    bias_correction="row": t is the row's own step count, in its slot `steps`, so a key that first appears late starts
+    like any other. "global": t counts the variable's calls of apply_gradients, as torch.optim.SparseAdam does; Adam's
+    first step of a row that appears late is then
     (1 - beta_1) / sqrt(1 - beta_2) times learning_rate, 3.16 times with the defaults.
 
-    `steps` is of the slots' dtype. A float32 counts up to 2 ** 24 = 16,777,216 and then stays; a float64 up to 2 ** 53.
-    Betas are therefore at most 0.999999: corrections are then 1 to within 6e-8 at 2 ** 24 steps, one rounding of a
-    float32, and a count that stays changes nothing.
+    `steps` has the slots' dtype. A float32 counts up to 2 ** 24 = 16,777,216 and then stays; a float64 up to 2 ** 53.
+    Therefore betas are at most 0.999999: at 2 ** 24 steps corrections are then 1 to within 6e-8, one rounding of a
+    float32, so it does not matter that the count stays.
     """
 
     bias_correction: Literal["row", "global"] = "row"
@@ -40,5 +40,5 @@ class Correcting(Optimizer):
         return self.bias_correction == "global"
 
     def with_count(self, *slots: Slot) -> tuple[Slot, ...]:
-        """Return these slots, and the row's count of steps if it has one."""
+        """Return these slots, and the slot of the row's step count if there is one."""
         return slots if self.counts_steps else (*slots, Slot(STEPS, 1))

@@ -1,4 +1,4 @@
-"""An optimizer's formula as it is written: Python over one row's elements, read so that kernels can be made of it.
+"""Reading an optimizer's formula, which is Python on one row's elements, so that kernels can be generated from it.
 
 A formula is a function of `dim`, `w` (the embedding), `g` (its gradient), slots by name, and numbers by the names of
 the optimizer's attributes:
@@ -9,13 +9,13 @@ the optimizer's attributes:
             accumulator[j] = s
             w[j] = w[j] - learning_rate * g[j] / (sqrt(s) + epsilon)
 
-It may assign names and elements, call what stands in kvemb.optimizers.arithmetic, and loop over range(dim); there is
-no if. A step is one formula or several, one after the other: each may change g for those that follow. All is calculated
-in the dtype of the slots, dim and literals included, which float32 must hold exactly, but for numbers that are
-annotated np.float64: what is calculated with these is float64 until rounded() brings it back. A number annotated Count
-is the count of steps, this one included; one annotated Table is an array for entry().
+It may assign names and elements, call functions of kvemb.optimizers.arithmetic, and loop over range(dim); there is no
+if. A step is one or several formulas in order: each may change g for the next ones. Everything is calculated in the
+slots' dtype, including dim and literals, which float32 must hold exactly. Exceptions are numbers annotated np.float64:
+results that depend on them are float64 until rounded() converts them back. A number annotated Count is the step count,
+this step included; one annotated Table is an array for entry().
 
-A loop that names at most four rows, w and g among them, becomes vector instructions; of more, it does not.
+A loop that names at most four rows, w and g included, is compiled to vector instructions; with more rows it is not.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _PLAIN = (ast.Assign, ast.For, ast.Name, ast.Load, ast.Store, ast.Constant, ast.
 
 @dataclass(frozen=True, repr=False)
 class Formula:
-    """What a formula's function says. rows: its parameters that are rows, w and g first, then slots. numbers: those
-    that are the optimizer's attributes. wide: those of the numbers that are float64. tables: those that are arrays.
-    count: its parameter that is the count of steps. body: its statements. sets: the rows that it sets elements of.
-    summed: the rows of which it takes sum_of_squares.
+    """A parsed formula.
+
+    rows: the parameters that are rows: w, g, then slots. numbers: the parameters that are the optimizer's attributes.
+    wide: the numbers that are float64. tables: the numbers that are arrays. count: the parameter that is the step
+    count. body: its statements. sets: the rows whose elements it sets. summed: the rows given to sum_of_squares.
     """
 
     name: str
@@ -62,12 +63,12 @@ class Formula:
     summed: frozenset[str]
 
 
-# Held by who parses Python: up to CPython 3.12 ast.parse in two threads at once may fail (python/cpython#106905).
+# Held while Python is parsed, because up to CPython 3.12 ast.parse in two threads may fail (python/cpython#106905).
 parsing = threading.RLock()
 
 
 def read(function: Function) -> Formula:
-    """Return what a formula says. Raises TypeError for what no formula can have."""
+    """Parse a formula. Raises TypeError for what no formula may contain."""
     with parsing:
         return _read(function)
 
@@ -110,14 +111,14 @@ def _nodes(body: tuple[ast.stmt, ...]) -> Iterator[ast.AST]:
 
 
 def _summed(node: ast.AST) -> str | None:
-    """Return what a call of sum_of_squares is given; None for anything else."""
+    """Return the argument of a call of sum_of_squares; None for any other node."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "sum_of_squares":
         return ", ".join(map(ast.unparse, node.args))
     return None
 
 
 def _check(node: ast.AST, formula: Formula) -> None:
-    """Raise TypeError for a statement or an expression that no formula may have."""
+    """Raise TypeError for a statement or an expression that no formula may contain."""
     fine = isinstance(node, _PLAIN)
     if isinstance(node, ast.Assign):
         fine = len(node.targets) == 1
@@ -137,7 +138,7 @@ def _check(node: ast.AST, formula: Formula) -> None:
 
 
 class _Columns:
-    """A slot or the embedding of many rows, as a formula sees one row: an element is a column, read as a copy."""
+    """A slot or the embedding of many rows, in place of one row's: an element is a column, read as a copy."""
 
     def __init__(self, array: Any) -> None:
         self.array, self.dtype = array, array.dtype
@@ -150,7 +151,7 @@ class _Columns:
 
 
 def run(function: Function, rows: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Run a formula in NumPy, on all rows at once, in place. rows: by name, arrays (n, width) of one dtype."""
+    """Run a formula in NumPy on all rows at once, in place. rows: arrays (n, width) of one dtype, by name."""
     formula, dim = read(function), rows["w"].shape[1]
     with np.errstate(all="ignore"):
         function(dim, **{name: _Columns(rows[name]) for name in formula.rows}, **numbers)

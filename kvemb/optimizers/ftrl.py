@@ -18,11 +18,11 @@ class Ftrl(Optimizer):
 
     n = accumulator, z = linear, p = learning_rate_power, l1 and l2 the regularization strengths:
     n' = n + g g; z += g - (n' ** -p - n ** -p) / learning_rate * w;
-    w = (clip(z, -l1, l1) - z) / (n' ** -p / learning_rate + 2 l2); w stays where this divides by 0.
+    w = (clip(z, -l1, l1) - z) / (n' ** -p / learning_rate + 2 l2); where this divides by 0, w does not change.
 
-    w is written from n and z alone. So z starts, and starts again when upsert or accum sets w, such that a step with a
-    gradient of 0 keeps w; and a new learning rate scales a row at its next step, as in TensorFlow. learning_rate must
-    be above 0. Defaults are Keras'. Another p than -0.5 costs a hundred times as much, some 60 ns for each power.
+    w is calculated from n and z only. So for a new row, and whenever upsert or accum sets w, z is set such that a step
+    with a gradient of 0 keeps w; and a new learning rate scales a row at its next step, as in TensorFlow. learning_rate
+    must be above 0. Defaults are Keras'. A p other than -0.5 costs a hundred times as much, about 60 ns for each power.
     """
 
     name: ClassVar[str] = "ftrl"

@@ -17,9 +17,9 @@ class LAMB(Correcting):
     """LAMB with the norms of each row, as FBGEMM has it (You and others, ICLR 2020).
 
     m and v as Adam's; r = (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w;
-    w -= learning_rate * norm(w) / norm(r) * r. The ratio of norms is 1 where one of them is 0, as in Keras: without
-    this a row of zeros would never change. Keras' norms are those of the whole tensor. Defaults are Keras'; FBGEMM's
-    epsilon is 1e-8.
+    w -= learning_rate * norm(w) / norm(r) * r. The ratio of norms is 1 if one of them is 0, as in Keras, because
+    otherwise a row of zeros would never change. Keras' norms are those of the whole tensor. Defaults are Keras';
+    FBGEMM's epsilon is 1e-8.
     """
 
     name: ClassVar[str] = "lamb"
@@ -32,7 +32,7 @@ class LAMB(Correcting):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The averages m of gradients and v of their squares, and how many steps the row took."""
+        """The averages m of gradients and v of their squares, and the row's step count."""
         return self.with_count(Slot("m"), Slot("v"))
 
     @staticmethod

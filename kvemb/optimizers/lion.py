@@ -16,8 +16,8 @@ class Lion(Optimizer):
     """Lion as Keras has it (Chen and others, NeurIPS 2023).
 
     w -= learning_rate * (sign(beta_1 m + (1 - beta_1) g) + weight_decay * w); m = beta_2 m + (1 - beta_2) g.
-    Weight decay is decoupled. Every element of a row that is in a step moves by the learning rate, also where its
-    gradient is 0, as long as m is not. Defaults are Keras'.
+    Weight decay is decoupled. Every element of a row in a step moves by the learning rate, even if its gradient is 0,
+    as long as m is not 0. Defaults are Keras'.
     """
 
     name: ClassVar[str] = "lion"

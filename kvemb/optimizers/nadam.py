@@ -13,7 +13,7 @@ from kvemb.optimizers.base import Slot
 from kvemb.optimizers.bias_correction import Correcting
 from kvemb.optimizers.weight_decay import Decaying
 
-# A product below this, or a factor this close to 1, changes no float64 that it is subtracted from or multiplied with.
+# A product below this, or a factor this close to 1, has no effect on the float64 results.
 _NOTHING = 2.0**-60
 _BLOCK = 4096
 
@@ -38,7 +38,7 @@ class NAdam(Decaying, Correcting):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The averages m of gradients and v of their squares, and how many steps the row took."""
+        """The averages m of gradients and v of their squares, and the row's step count."""
         return self.with_count(Slot("m"), Slot("v"))
 
     @property
@@ -92,7 +92,7 @@ def _fading(momentum_decay: float) -> float:
 
 @cache
 def _products(fading: float) -> Table:
-    """Ends where the product no longer counts, or no longer changes: after some thousand entries at most."""
+    """The table ends where the product has no effect or no longer changes: after some thousand entries at most."""
     parts, last, first = [np.ones(1)], 1.0, 1
     while last > _NOTHING and (faded := power(fading, np.arange(first, first + _BLOCK)))[0] > _NOTHING:
         parts.append(last * np.cumprod(1 - 0.5 * faded))

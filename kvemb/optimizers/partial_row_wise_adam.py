@@ -14,7 +14,7 @@ from kvemb.optimizers.bias_correction import Correcting
 
 @dataclass(frozen=True, repr=False)
 class PartialRowWiseAdam(Correcting):
-    """Adam with one v a row, as FBGEMM's PARTIAL_ROWWISE_ADAM has it: half of Adam's state.
+    """Adam with one v per row, as FBGEMM's PARTIAL_ROWWISE_ADAM has it, so with half of Adam's state.
 
     m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) mean(g * g) over the row;
     w -= learning_rate * ((m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w).
@@ -31,7 +31,7 @@ class PartialRowWiseAdam(Correcting):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The average m of gradients, v, one number, and how many steps the row took."""
+        """The average m of gradients, v (one number), and the row's step count."""
         return self.with_count(Slot("m"), Slot("v", 1))
 
     @staticmethod

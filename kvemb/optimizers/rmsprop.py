@@ -20,7 +20,7 @@ class RMSProp(Decaying):
 
     v = rho v + (1 - rho) g g; h = g / (sqrt(v) + epsilon); w -= learning_rate * h.
     centered: mean = rho mean + (1 - rho) g, and sqrt(v - mean * mean) in place of sqrt(v), where a difference that
-    rounding makes negative is 0; PyTorch's becomes NaN. momentum above 0: velocity = momentum * velocity + h;
+    rounding makes negative counts as 0; in PyTorch it gives NaN. momentum above 0: velocity = momentum * velocity + h;
     w -= learning_rate * velocity. Defaults are PyTorch's; Keras adds epsilon inside the root, and has rho 0.9.
     """
 
@@ -34,7 +34,7 @@ class RMSProp(Decaying):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The average v of squared gradients; centered, that of gradients; with momentum, the velocity."""
+        """The average v of squared gradients; if centered, the average of gradients; with momentum, the velocity."""
         optional = [("mean", self.centered), ("velocity", self.momentum > 0)]
         return (Slot("v"), *(Slot(name) for name, there in optional if there))
 

@@ -34,8 +34,8 @@ class SGD(Decaying):
 class Momentum(Decaying):
     """SGD with momentum, as torch.optim.SGD has it without dampening (Polyak, 1964).
 
-    velocity = momentum * velocity + g; w -= learning_rate * velocity. Keras has the learning rate inside velocity, so
-    that a change of it acts with a delay. PyTorch has no default for momentum but 0: 0.9 is the usual one.
+    velocity = momentum * velocity + g; w -= learning_rate * velocity. In Keras velocity includes the learning rate, so
+    a change of the rate acts with a delay. The default momentum of 0.9 is the usual one; PyTorch's is 0.
     """
 
     name: ClassVar[str] = "momentum"

@@ -1,4 +1,4 @@
-"""Weight decay, in the two forms in which optimizers have it. It acts on the rows of a step alone ("lazy")."""
+"""The two forms of weight decay. It acts only on the rows of a step ("lazy")."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def decoupled(dim: int, w: Elements, g: Elements, learning_rate: np.float64, wei
 class Decaying(Optimizer):
     """An optimizer with weight decay in either form.
 
-    weight_decay: how strong; decoupled: False adds weight_decay * w to the gradient, True scales w by
-    1 - learning_rate * weight_decay before the step. Either way the rows of a step alone decay.
+    weight_decay: its strength. decoupled: False adds weight_decay * w to the gradient, True scales w by 1 -
+    learning_rate * weight_decay before the step. In both cases only the rows of a step decay.
     """
 
     weight_decay: float = 0.0

@@ -1,6 +1,6 @@
-"""Lookups of bags of keys, whose rows are summed or averaged, and of single keys; and the way back for their gradients.
+"""Lookups of single keys, and of bags of keys whose rows are summed or averaged, with the gradients of both.
 
-The names are TensorFlow's; bags are given as PyTorch's EmbeddingBag takes them. The functions here are public.
+The functions are public and have TensorFlow's names; bags are given as for PyTorch's EmbeddingBag.
 """
 
 from kvemb.pooling.embeddings import Embeddings

@@ -1,4 +1,4 @@
-"""The arguments of pooled lookups, checked: bags from ids, offsets, weights and a combiner. Pure functions."""
+"""Checks of the arguments of pooled lookups: ids, offsets, weights and combiner become bags. Pure functions."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Given(NamedTuple):
 def given_bags(
     schema: Schema, ids: npt.ArrayLike, offsets: npt.ArrayLike, weights: npt.ArrayLike | None, *, last_included: bool
 ) -> Given:
-    """Return what was given. Raises TypeError, ValueError."""
+    """Return the arguments, checked. Raises TypeError, ValueError."""
     keys = as_keys(ids, schema.key_dtype)
     if keys.ndim != 1:
         raise ValueError(f"ids must have shape (n,), got {keys.shape}; embedding_lookup takes ids of any shape")
-    if offsets is None:  # which numpy takes for an object
+    if offsets is None:  # NumPy would make an array of objects of it
         raise TypeError("offsets must be integers, got None; give where each bag begins, such as np.arange(len(ids))")
     begins = np.asarray(plain(offsets, np.dtype(np.int64), "offsets"))
     bounds = bounds_of(begins, len(keys), last_included=last_included)
@@ -63,7 +63,7 @@ def single_bags(count: int, most_norm: float, dtype: np.dtype[Any]) -> Bags:
 
 
 def without_weights_up_to_zero(given: Given) -> Given:
-    """Return the bags without the ids of weights that are not above 0."""
+    """Return the bags without the ids whose weights are not above 0."""
     if given.weights is None:
         return given
     kept = given.weights > 0
@@ -72,7 +72,7 @@ def without_weights_up_to_zero(given: Given) -> Given:
 
 
 def with_default(given: Given, key: Any) -> Given:
-    """Return the bags with one id, of weight 1, in those that are empty."""
+    """Return the bags, with one id of weight 1 in each empty bag."""
     empty = np.diff(given.offsets) == 0
     places = given.offsets[:-1][empty]
     offsets = given.offsets + np.concatenate([[0], np.cumsum(empty)])
@@ -81,7 +81,7 @@ def with_default(given: Given, key: Any) -> Given:
 
 
 def check_floats(table: Table, what: str) -> None:
-    """Raise ValueError if rows are not floats, which `what` needs."""
+    """Raise ValueError if rows are not floats, which `what` requires."""
     if table.schema.value_dtype.kind in "iu":
         raise ValueError(f"{what} needs rows of floats; variable {table.name!r} has {table.schema.value_dtype.name}")
 

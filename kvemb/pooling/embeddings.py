@@ -1,6 +1,6 @@
-"""What a lookup of kvemb.pooling returns: the values, and the way back to the rows for their gradients.
+"""The result of a lookup of kvemb.pooling: the values, and the gradients of their rows.
 
-Values; thread-safe as the variable is.
+Immutable; as thread-safe as the variable.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kvemb.variable import Variable
 class Embeddings:
     """The result of a lookup. values: a fresh array in the value dtype, one row for each id or each bag.
 
-    np.asarray(embeddings) is values. variable: where they were looked up. If ids are on a GPU, values and what the
-    methods take and return are arrays on that GPU, of the same library; rows that were clipped by max_norm have no
-    gradients there.
+    np.asarray(embeddings) is values. variable: the one they were looked up in. If ids are on a GPU, values and the
+    arguments and results of the methods are arrays on that GPU, of the same library; rows that were clipped by max_norm
+    have no gradients there.
     """
 
     variable: Variable
-    _keys: Keys | DeviceArray  # the latter of single ids on a GPU
+    _keys: Keys | DeviceArray  # a DeviceArray for single ids on a GPU
     _bags: Bags
     values: npt.NDArray[Any]
     _exists: npt.NDArray[np.bool_] | None
-    _ids: Any = None  # as they were given, if they are on a GPU
+    _ids: Any = None  # the argument, if it is on a GPU
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,8 +53,8 @@ class Embeddings:
         """Return the gradients of the rows, from those of the values: (keys (m,), gradients (m, dim)).
 
         grads: of values.shape, in float32 (float64 for float64 rows). keys: the distinct ids, by first occurrence; the
-        gradients of all occurrences of an id are summed in order. With max_norm the rows are looked up again, as they
-        are now, without counting a use. Raises TypeError, ValueError.
+        gradients of all occurrences of an id are summed in order. With max_norm the current rows are looked up again,
+        without counting a use. Raises TypeError, ValueError.
         """
         table, keys = inside(self.variable), self._keys
         if isinstance(keys, DeviceArray):
@@ -79,7 +79,7 @@ class Embeddings:
 
     def apply_gradients(self, grads: npt.ArrayLike) -> None:
         """Take one optimizer step on the rows: Variable.apply_gradients of row_gradients(grads). Raises as they do."""
-        if isinstance(self._keys, DeviceArray):  # of the same bits, and the keys stay where they are
+        if isinstance(self._keys, DeviceArray):  # the same result, without a copy of the keys
             on_device.apply_gradients(inside(self.variable), self._keys, grads)
         else:
             self.variable.apply_gradients(*self.row_gradients(grads))
@@ -87,9 +87,9 @@ class Embeddings:
     def update(self, values: npt.ArrayLike) -> None:
         """Write back the rows of embedding_lookup after the caller has trained them itself.
 
-        values: of values.shape. With bp_v2 the differences to what was looked up are added, those of duplicate ids and
-        of other threads too, so that no update is lost; without it values replace the rows, and the last writer wins.
-        Raises ValueError for rows that were pooled or clipped, and as Variable.upsert.
+        values: of values.shape. With bp_v2 the differences from the looked-up values are added, including those of
+        duplicate ids and of other threads, so that no update is lost; without bp_v2 values replace the rows, and the
+        last writer wins. Raises ValueError for rows that were pooled or clipped, and as Variable.upsert.
         """
         table, dim = inside(self.variable), self.variable.dim
         if isinstance(self._keys, DeviceArray):
@@ -105,15 +105,15 @@ class Embeddings:
             self.variable.upsert(keys, new)
             return
         absent = ~self._exists
-        if absent.any():  # begin as the rows that were looked up, unless another thread has done so
+        if absent.any():  # create them with the looked-up values, unless another thread has done so
             self.variable.accum(keys[absent], old[absent], old[absent], np.zeros(int(absent.sum()), np.bool_))
         self.variable.accum(keys, old, new, np.ones(len(keys), np.bool_))
 
 
 def _through_clipping(grads: npt.NDArray[Any], rows: npt.NDArray[Any], most_norm: float) -> None:
-    """Change gradients (m, dim) of clipped rows into those of the rows (m, dim).
+    """Convert gradients (m, dim) of clipped rows to those of the rows (m, dim), in place.
 
-    For a row w longer than c, of unit vector u: the derivative of c u is c / |w| (1 - u u^T).
+    For a row w longer than c, with unit vector u, the derivative of c u is c / |w| (1 - u u^T).
     """
     wide = rows.astype(np.float64)
     norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))

@@ -1,11 +1,11 @@
-"""The four lookups of TensorFlow's embedding_ops: single ids, each distinct id once, bags, and bags with a default.
+"""The four lookups of TensorFlow's embedding_ops: single ids, distinct ids, bags, and bags with a default id.
 
 Sources: tf.nn.embedding_lookup, embedding_lookup_sparse and safe_embedding_lookup_sparse, and
 tf.contrib.layers.embedding_lookup_unique; bags are those of torch.nn.functional.embedding_bag. Negative ids are keys
 like any other. Atomic per key, as lookups are. Nothing is inserted.
 
-Ids may be on the variable's GPU, offsets and weights too. Copies of these come to the host; the values, and rows that
-are hot on the GPU, stay there.
+Ids, offsets and weights may be on the variable's GPU. They are copied to the host; the values, and rows that are hot on
+the GPU, stay there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def embedding_lookup(
 def embedding_lookup_unique(
     var: Variable, ids: npt.ArrayLike, max_norm: float | None = None, *, touch: bool = True
 ) -> Embeddings:
-    """Look up each distinct id once: the values of embedding_lookup, but one use for the policy of each distinct id.
+    """Look up each distinct id once: the same values as embedding_lookup, but one recorded use for each distinct id.
 
     Arguments and errors are those of embedding_lookup.
     """
@@ -76,10 +76,10 @@ def embedding_lookup_sparse(
 
     ids (n,): the ids of all bags, one bag after the other. offsets (bags,): where each bag begins, from 0, ascending;
     with include_last_offset (bags + 1,), the last one n. weights (n,), of float32 (float64 for float64 rows): each
-    row's weight; None: 1. combiner: "sum", of weight * row; "mean", that divided by the sum of the weights; "sqrtn",
-    divided by the square root of the sum of their squares; a bag whose divisor is 0 gives zeros. Rows are summed in
-    order, in float32 (float64 rows in float64), and rounded once. max_norm: rows of a larger L2 norm are scaled down to
-    it first. touch: as in Variable.lookup; every occurrence counts.
+    row's weight; None: 1. combiner: "sum" of weight * row; "mean", the sum divided by the sum of the weights; "sqrtn",
+    the sum divided by the square root of the sum of the squared weights; a bag whose divisor is 0 gives zeros. Rows are
+    summed in order, in float32 (float64 rows in float64), and rounded once. max_norm: rows of a larger L2 norm are
+    scaled down to it first. touch: as in Variable.lookup; every occurrence counts.
     Raises TypeError; ValueError, also for rows of integers; Closed, Corruption.
     """
     table, how = _table(var), check_combiner(combiner)
@@ -101,7 +101,7 @@ def safe_embedding_lookup_sparse(
 ) -> Embeddings:
     """Look up and pool bags as embedding_lookup_sparse, without ids of weights <= 0 unless the combiner is "sum".
 
-    default_id: an empty bag, also one that is empty without those ids, gives this id's row; None: zeros.
+    default_id: a bag that is empty, also after such ids are left out, gives this id's row; None: zeros.
     """
     table, how = _table(var), check_combiner(combiner)
     given = given_bags(table.schema, *_copied(table, ids, offsets, weights), last_included=bool(include_last_offset))
@@ -116,7 +116,7 @@ def safe_embedding_lookup_sparse(
 
 
 def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool, *, once: bool) -> Embeddings:
-    """Look up single ids. once: each distinct one is read, and counts as a use, once."""
+    """Look up single ids. once: read each distinct id once, and record one use for it."""
     table, most = _table(var), max_norm_of(max_norm)
     if device_of(ids) is not None:
         return _rows_on_device(var, table, ids, most, touch, once=once)
@@ -140,7 +140,7 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
 
 
 def _rows_on_device(var: Variable, table: Table, ids: Any, most: float, touch: bool, *, once: bool) -> Embeddings:
-    """Do the same for ids on a GPU."""
+    """As _rows(), for ids on a GPU."""
     if once:
         raise TypeError(
             "embedding_lookup_unique takes ids in the host's memory; on a GPU use your library's unique() and "
@@ -158,7 +158,7 @@ def _rows_on_device(var: Variable, table: Table, ids: Any, most: float, touch: b
 
 
 def _copied(table: Table, *arrays: Any) -> list[Any]:
-    """Return ids, offsets and weights; copies of those on a GPU, if ids are."""
+    """Return ids, offsets and weights; if ids are on a GPU, copies of those that are there."""
     if device_of(arrays[0]) is None:
         return list(arrays)
     names = "ids", "offsets", "weights"
@@ -176,7 +176,7 @@ def _pooled(
     if device_of(ids) is not None:
         pooled = on_device.pooled(table, ids, given.keys, bags, (bags.bag_count,), touch=bool(touch))
         return Embeddings(var, given.keys, bags, pooled, None, ids)
-    table.hot_tables.owners(given.keys)  # a partitioner that raises does so now
+    table.hot_tables.owners(given.keys)  # so that a partitioner's error is raised now
     values = np.empty((bags.bag_count, table.schema.dim), table.schema.value_dtype)
     table.operations.pool(given.keys, bags, values, touch=bool(touch))
     return Embeddings(var, given.keys, bags, values, None)

@@ -1,4 +1,4 @@
-"""Restrict policies: what makes one row matter more than another; from arguments, and from JSON.
+"""Restrict policies, which score rows by importance; conversion from arguments and from JSON.
 
 A policy decides and never acts. The names here are public.
 """
@@ -53,7 +53,7 @@ _KINDS: dict[str, type[RestrictPolicy]] = {
 
 
 def as_policy(spec: Any) -> RestrictPolicy | None:
-    """Return the policy of a `restrict_policy` argument: None, a RestrictPolicy, or a subclass (made with no argument).
+    """Return the policy of a `restrict_policy` argument: None, a RestrictPolicy, or a subclass, which is instantiated.
 
     Raises TypeError for anything else, ValueError for an unknown clock or a NaN initial_score.
     """
@@ -82,7 +82,7 @@ def as_policy(spec: Any) -> RestrictPolicy | None:
 def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
     """Return the policy that to_json() described; None for None, a MissingPolicy for a user-defined one.
 
-    Raises UnsupportedFormat for a kind or a parameter it does not know.
+    Raises UnsupportedFormat for an unknown kind or parameter.
     """
     if data is None:
         return None
@@ -102,9 +102,9 @@ def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
 
 
 def policy_class_name(policy: RestrictPolicy | Mapping[str, Any] | None) -> str | None:
-    """Return the name of a policy's class, of the policy or of its JSON, so that two can be compared; None for None.
+    """Return the class name of a policy or of its JSON, so that two policies can be compared; None for None.
 
-    The name of a built-in class is its kind, that of a user's is its module and qualified name.
+    The name of a built-in class is its kind, that of a user-defined class is its module and qualified name.
     """
     if policy is None:
         return None

@@ -1,4 +1,4 @@
-"""Which keys get a row of their own: those that were sighted often enough. A frozen value."""
+"""Admission: only keys that were sighted often enough get a row. A frozen value."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ MAX_SIGHTINGS = 255
 
 @dataclass(frozen=True)
 class Admission:
-    """apply_gradients makes the row of a missing key only at its n-th sighting; until then its gradients are dropped.
+    """apply_gradients creates the row of a missing key only at its n-th sighting; until then its gradients are dropped.
 
-    sightings: n, from 1 to 255. Each occurrence in apply_gradients is one; upsert and accum make rows in any case, and
-    lookups of keys without one give the initializer's row, as always.
+    sightings: n, from 1 to 255. Each occurrence in apply_gradients is one sighting. upsert and accum create rows in any
+    case, and lookups of missing keys give the initializer's row, as always.
     memory_bytes: size of the counters (kvemb.tiers.sightings), taken from the store's budget. Keys share counters, so
-    a key may be admitted early. All counters are halved whenever as many sightings as counters have been counted, so
-    old sightings fade. Counters are not stored: they start at 0 when the variable is opened, and Admission must be
-    given again. Variable.stats has their bytes and the number of dropped gradients. Raises TypeError, ValueError.
+    a key may be admitted early. Whenever the number of sightings reaches the number of counters, all counters are
+    halved, so old sightings fade. Counters are not stored: they start at 0 when the variable is opened, and Admission
+    must be given again. Variable.stats shows the counters' bytes and the number of dropped gradients. Raises TypeError,
+    ValueError.
     """
 
     sightings: int

@@ -1,6 +1,6 @@
-"""The policies that put the epoch of the last use first: rows of earlier epochs leave before those of later ones.
+"""Policies that rank by the epoch of the last use first: rows of earlier epochs are removed before those of later ones.
 
-As HierarchicalKV's kEpochLru and kEpochLfu (NVIDIA, Apache License 2.0): the epoch takes the high bits of a score.
+Like HierarchicalKV's kEpochLru and kEpochLfu (NVIDIA, Apache License 2.0): the epoch is the high bits of a score.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kvemb.handle import inside
 from kvemb.moment import current_moment
 from kvemb.restrict.policy import Counts, RestrictPolicy, Scores
 
-# A float64 holds integers of 53 bits: 21 of the epoch, 32 of the rest.
+# A float64 holds integers of 53 bits: 21 for the epoch, 32 for the rest.
 _REST = 2.0**32
 MAX_EPOCH = (1 << 21) - 1
 
 
 class _Epochs(RestrictPolicy):
-    """What both policies share: the epoch, a number of the policy that is bound to a variable. It is not stored."""
+    """The base of both policies. Each policy that is bound to a variable has an epoch, which is not stored."""
 
     _epoch = 0
 
@@ -44,7 +44,7 @@ class _Epochs(RestrictPolicy):
 class EpochTimestampRestrictPolicy(_Epochs):
     """Rows used in an earlier epoch are removed first; within an epoch, the least recently used.
 
-    The time of a use is its step, a call that recorded uses; after 2**32 steps it counts no further.
+    The time of a use is the number of calls that recorded uses, which stops increasing at 2**32.
     """
 
     kind: ClassVar[str] = "epoch_timestamp"

@@ -19,12 +19,12 @@ class FrequencyRestrictPolicy(RestrictPolicy):
 
     half_life: steps after which a use counts half; None: uses never fade. With it the score is log2 of the decayed
     count, in units fixed at step 0: log2 of the sum of 2**(step / half_life) over all uses. This is forward decay
-    (Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay", ICDE 2009): scores of rows used at different times compare
-    as they stand, rows not used need no update, and the logarithm keeps the sum from overflowing.
+    (Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay", ICDE 2009): scores of rows used at different times can be
+    compared directly, unused rows need no update, and the logarithm prevents overflow.
 
-    A step is a call that recorded uses, such as a lookup. RestrictPolicy defines a use; upserts and gradient
-    steps count only if they make the row. The half-life of a stored variable cannot change, because its scores have
-    that scale.
+    A step is a call that recorded uses, such as a lookup. RestrictPolicy defines a use; upserts and gradient steps
+    count only if they create the row. The half-life of a stored variable cannot change, because its scores have that
+    scale.
     """
 
     kind: ClassVar[str] = "frequency"
@@ -50,18 +50,18 @@ class FrequencyRestrictPolicy(RestrictPolicy):
         """Return old_score + count, or with a half-life log2(2**old_score + count * 2**(now / half_life))."""
         if self.half_life is None:
             return old_score + count
-        # logaddexp2 is max + log2(1 + 2**(min - max)): no overflow however late it is.
+        # logaddexp2 is max + log2(1 + 2**(min - max)), which does not overflow, however large now is.
         scores: Scores = np.logaddexp2(old_score, np.log2(count) + now / self.half_life)
         return scores
 
     @property
     def rule(self) -> ScoreRule:
-        """COUNT without a half-life, unless a subclass has a score or a start of its own; else CUSTOM."""
+        """COUNT without a half-life, unless a subclass overrides score or initial_score; else CUSTOM."""
         plain = self.half_life is None and self.initial_score == 0.0
         return ScoreRule.COUNT if plain and type(self).score is FrequencyRestrictPolicy.score else ScoreRule.CUSTOM
 
     def to_json(self) -> dict[str, Any]:
-        """Return the kind and the half-life; of a subclass, its class by name."""
+        """Return the kind and the half-life; for a subclass, the name of its class."""
         if type(self) is not FrequencyRestrictPolicy:
             return super().to_json()
         return {"kind": self.kind, "half_life": self.half_life}

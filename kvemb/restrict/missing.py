@@ -1,4 +1,4 @@
-"""What replaces a user-defined policy while its variable is open without it."""
+"""The replacement of a user-defined policy while its variable is open without it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, Scores
 
 @dataclass(frozen=True)
 class MissingPolicy(RestrictPolicy):
-    """A user-defined policy of which only the name of its class is known: the variable was opened without it.
+    """A user-defined policy that was not given when its variable was opened, so that only its class name is known.
 
-    The stored description stays. Scores stay as they are: no use is recorded, as with touch=False, and a new row has
+    The stored description is kept. Scores do not change: uses are not recorded, as with touch=False, and a new row has
     the score 0. Restricting and recording uses raise ValueError.
     """
 
@@ -25,11 +25,11 @@ class MissingPolicy(RestrictPolicy):
         return old_score
 
     def apply_update(self, keys: npt.ArrayLike) -> NoReturn:
-        """Raise ValueError: how a use changes a score is unknown."""
+        """Raise ValueError, because how a use changes a score is unknown."""
         raise self.error()
 
     def apply_restriction(self, num_reserved: int, trigger: int | None = None) -> NoReturn:
-        """Raise ValueError: the scores of rows used since it was opened are not up to date."""
+        """Raise ValueError, because scores of rows used since the opening are not up to date."""
         raise self.error()
 
     def error(self) -> ValueError:

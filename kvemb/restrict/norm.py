@@ -13,10 +13,10 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores
 
 @dataclass(frozen=True)
 class NormRestrictPolicy(RestrictPolicy):
-    """restrict removes the rows of the smallest L2 norm first: those that training has left near zero.
+    """restrict removes rows with the smallest L2 norm first: those that training has left near zero.
 
-    Scores are numbers of uses, by which rows leave the hot tier: a norm changes with every step. Norms are taken when
-    the variable is restricted, in float64; a row with NaN leaves first.
+    Scores are numbers of uses, by which rows are evicted from the hot tier, because a norm changes with every step.
+    Norms are calculated in float64 when the variable is restricted; a row with NaN is removed first.
     """
 
     kind: ClassVar[str] = "norm"
@@ -27,7 +27,7 @@ class NormRestrictPolicy(RestrictPolicy):
 
     @property
     def rule(self) -> ScoreRule:
-        """COUNT, unless a subclass has a score or a start of its own."""
+        """COUNT, unless a subclass overrides score or initial_score."""
         plain = self.initial_score == 0.0 and type(self).score is NormRestrictPolicy.score
         return ScoreRule.COUNT if plain else ScoreRule.CUSTOM
 
@@ -38,5 +38,5 @@ class NormRestrictPolicy(RestrictPolicy):
         return np.where(np.isnan(norms), -np.inf, norms)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the kind; of a subclass, its class by name."""
+        """Return the kind; for a subclass, the name of its class."""
         return {"kind": self.kind} if type(self) is NormRestrictPolicy else super().to_json()

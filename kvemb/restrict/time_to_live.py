@@ -1,4 +1,4 @@
-"""The policy of rows that expire."""
+"""The policy by which rows expire."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvemb.restrict.timestamp import TimestampRestrictPolicy
 class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
     """restrict removes every row that was not used for `ttl`, however many rows are reserved.
 
-    Until then these rows are served; afterwards their keys are missing. Of the other rows the least recently used are
-    removed first. ttl: in units of the clock, "seconds" or "steps" (calls that recorded uses); both are stored and
-    cannot change. Raises TypeError, ValueError unless ttl is finite and above 0.
+    Expired rows are served until they are removed; then their keys are missing. Of the other rows, the least recently
+    used are removed first. ttl: in the clock's unit, "seconds" or "steps" (calls that recorded uses). ttl and clock are
+    stored and cannot change. Raises TypeError; ValueError unless ttl is finite and above 0.
     """
 
     kind: ClassVar[str] = "time_to_live"
@@ -34,7 +34,7 @@ class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
 
     @property
     def rule(self) -> ScoreRule:
-        """LAST_USE, unless a subclass has a score of its own."""
+        """LAST_USE, unless a subclass overrides score."""
         return ScoreRule.LAST_USE if type(self).score is TimestampRestrictPolicy.score else ScoreRule.CUSTOM
 
     def min_score(self, now: float) -> float:
@@ -42,7 +42,7 @@ class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
         return now - self.ttl
 
     def to_json(self) -> dict[str, Any]:
-        """Return the kind, the clock and the ttl; of a subclass, its class by name."""
+        """Return the kind, the clock and the ttl; for a subclass, the name of its class."""
         if type(self) is not TimeToLiveRestrictPolicy:
             return super().to_json()
         return {"kind": self.kind, "clock": self.clock, "ttl": self.ttl}

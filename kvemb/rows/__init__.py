@@ -1,6 +1,6 @@
-"""What a row is: its schema, its columns in memory (RowBlock), its bytes on disk (codec), the hash of its key, and the
-kernels that draw its first values.
+"""Rows: their schema, their columns in memory (RowBlock), their bytes on disk (codec), hashes of keys, and the kernels
+that draw initial values.
 
-Pure functions and plain memory: nothing here locks, and nothing reads or writes a file. May import kvemb.errors and
-kvemb.checks, nothing else of kvemb.
+Pure functions and plain memory, without locks or file I/O. May import kvemb.errors and kvemb.checks, nothing else of
+kvemb.
 """

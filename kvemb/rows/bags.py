@@ -1,7 +1,7 @@
-"""Bags of keys, whose rows are pooled to one: where each begins, how its rows are weighted. Pure values.
+"""Bags of keys, whose rows are pooled into one row: the bounds of each bag and the weights of its rows. Pure values.
 
 The pooled row of a bag is (sum over its keys, in order, of weight * clipped row) / divisor, calculated in the slots'
-dtype (16-bit rows in float32) and rounded once to the value's.
+dtype (16-bit rows in float32) and rounded once to the value dtype.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from kvemb.rows.hashing import Positions
 class Bags(NamedTuple):
     """b bags of n keys.
 
-    offsets (b + 1,) int64: bag i has the keys offsets[i] to offsets[i + 1]; from 0, ascending, to n. weights (n,), or
-    (0,): all are 1. divisors (b,), or (0,): all are 1; where one is 0 the pooled row is zero. Both have the slots'
-    dtype. most_norm: a row of a larger L2 norm is scaled down to it, before it is weighted; inf: none is.
+    offsets (b + 1,) int64: bag i has the keys offsets[i] to offsets[i + 1] - 1; ascending from 0 to n. weights (n,), or
+    (0,) if all are 1. divisors (b,), or (0,) if all are 1; if a divisor is 0, the pooled row is zero. Both are in the
+    slots' dtype. most_norm: a row with a larger L2 norm is scaled down to this norm before it is weighted; inf: no row
+    is.
     """
 
     offsets: Positions
@@ -29,7 +30,7 @@ class Bags(NamedTuple):
 
     @property
     def bag_count(self) -> int:
-        """How many bags there are."""
+        """The number of bags."""
         return len(self.offsets) - 1
 
     def of_keys(self) -> Positions:
@@ -41,7 +42,7 @@ class Bags(NamedTuple):
         return np.unique(np.searchsorted(self.offsets, positions, "right") - 1)
 
     def only(self, chosen: Positions) -> tuple[Positions, Bags]:
-        """Return the positions of the keys of chosen bags, in order, and these bags alone."""
+        """Return the positions of the chosen bags' keys, in order, and a Bags of the chosen bags only."""
         begins, sizes = self.offsets[chosen], np.diff(self.offsets)[chosen]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         positions = np.repeat(begins - offsets[:-1], sizes) + np.arange(offsets[-1])
@@ -51,10 +52,10 @@ class Bags(NamedTuple):
 
 
 def bounds_of(given: npt.NDArray[Any], keys: int, *, last_included: bool, what: str = "ids") -> Positions:
-    """Return where bags begin and end, as Bags.offsets, from where a caller says that they begin: a fresh array.
+    """Return Bags.offsets, a new array, from a caller's offsets.
 
-    given: integers (b,), or (b + 1,) with last_included, the last one being the number of keys. what: the keys' name in
-    errors. Raises TypeError, ValueError.
+    given: integers (b,): where each bag begins; with last_included (b + 1,), the last one is the number of keys. keys:
+    the number of keys. what: the keys' name in errors. Raises TypeError, ValueError.
     """
     if given.size and given.dtype.kind not in "iu":
         raise TypeError(f"offsets must be integers, got {given.dtype.name}")
@@ -81,7 +82,7 @@ def bounds_of(given: npt.NDArray[Any], keys: int, *, last_included: bool, what: 
 
 
 class Beside(NamedTuple):
-    """Rows of some keys that are not in a hot table. at (n,): each key's row in values (m, ·), or -1."""
+    """Rows of keys that are not in a hot table. at (n,): the position of each key's row in values (m, ·), or -1."""
 
     at: Positions
     values: npt.NDArray[Any]

@@ -1,6 +1,6 @@
-"""RowBlock: the memory of rows, as columns of equal length. Hot tables, batches and spill buffers are made of it.
+"""RowBlock: rows in memory, as columns of equal length. Hot tables, batches and spill buffers consist of it.
 
-Not thread-safe; the owner's lock guards it. Its bytes on disk are the codec's business.
+Not thread-safe; the owner's lock guards it. kvemb.rows.codec defines the bytes on disk.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from kvemb.rows.schema import Schema
 # Bits of `flags`. The low four live in memory only; the codec masks them off.
 DIRTY = 0x01
 REMOVED = 0x02
-PENDING = 0x04  # belongs to a snapshot, and is not yet on its way to disk (kvemb.tiers.dirty_snapshot)
+PENDING = 0x04  # belongs to a snapshot and was not yet taken by it (kvemb.tiers.dirty_snapshot)
 WRITING = 0x08  # is being written for a snapshot
 SNAPSHOT_FLAGS = np.uint8(PENDING | WRITING)
 MEMORY_FLAGS = 0x0F
 
-# What a cell takes beside its row: key, score, step of last change, flags.
+# Bytes of a cell beside its row: key, score, step of last change, flags.
 CELL_OVERHEAD_BYTES = 8 + 8 + 8 + 1
 
-# Below this, the largest that malloc keeps for reuse, an ordinary allocation is cheaper than a mapping of its own.
+# Below this, the largest size that malloc keeps for reuse, malloc is cheaper than a separate mapping.
 _MAPPED_BYTES = 32 << 20
 _INT64, _FLOAT64, _UINT8, _UINT64 = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.uint8), np.dtype(np.uint64)
 
 
 def _allocate(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Zeroed memory, page-aligned and given to the process only as it is touched, where it is large."""
+    """Return zeroed memory; if it is large, it is page-aligned and committed only as it is touched."""
     nbytes = count * dtype.itemsize
     if nbytes < _MAPPED_BYTES:
         return np.zeros(count, dtype)
@@ -65,12 +65,12 @@ class RowBlock:
 
     @staticmethod
     def bytes_per_row(schema: Schema) -> int:
-        """Bytes that one row takes in a block."""
+        """Return the bytes that one row takes in a block."""
         return schema.row_bytes + CELL_OVERHEAD_BYTES
 
     @classmethod
     def of(cls, schema: Schema, keys: Any, scores: Any, steps: Any, flags: Any, words: Any) -> RowBlock:
-        """Return a block of these columns, whose memory it uses: each contiguous, in its dtype and shape."""
+        """Return a block that uses the memory of these columns, each contiguous, in its dtype and shape."""
         block = object.__new__(RowBlock)
         block.schema, block.length = schema, len(keys)
         block.keys, block.scores, block.steps, block.flags, block.words = keys, scores, steps, flags, words
@@ -97,16 +97,16 @@ class RowBlock:
         return joined
 
     def embeddings(self) -> npt.NDArray[Any]:
-        """Return the embeddings (length, dim) in the value dtype, a copy."""
+        """Return a copy of the embeddings (length, dim) in the value dtype."""
         return self.values[:, : self.schema.dim].copy().view(self.schema.value_dtype)
 
     def slot(self, index: int) -> npt.NDArray[Any]:
-        """Return the index-th slot of every row (length, its width), a view."""
+        """Return a view of the index-th slot of every row (length, width of the slot)."""
         columns = self.schema.slot_columns
         return self.slots[:, columns[index] : columns[index + 1]]
 
     def slots_by_name(self) -> dict[str, npt.NDArray[Any]]:
-        """Return every slot of every row by name, (length, its width) each, copies."""
+        """Return copies of every slot of every row by name, each (length, width of the slot)."""
         return {slot.name: self.slot(index).copy() for index, slot in enumerate(self.schema.slots)}
 
     def select(self, index: Any) -> RowBlock:
@@ -117,7 +117,7 @@ class RowBlock:
             index = np.array(index, np.int64)
         elif index.dtype == np.bool_:
             index = index.nonzero()[0]
-        # Each column is copied once, to memory that is not zeroed first; take() is twice as fast as an index.
+        # Each column is copied once, to memory that is not zeroed; take() is twice as fast as indexing.
         keys, scores, steps = self.keys.take(index), self.scores.take(index), self.steps.take(index)
         return self.of(self.schema, keys, scores, steps, self.flags.take(index), self.words.take(index, axis=0))
 
@@ -128,9 +128,9 @@ class RowBlock:
 
 
 class ReservedBlock(RowBlock):
-    """A block of which the process has only the memory of rows that were written, until it releases them.
+    """A block whose memory is committed only for rows that were written and not yet released.
 
-    huge_pages: in large columns the memory comes, and is counted, in pages of 2 MiB.
+    huge_pages: in large columns memory is committed, and counted, in pages of 2 MiB.
     """
 
     def __init__(self, schema: Schema, length: int, *, huge_pages: bool = False) -> None:
@@ -146,18 +146,18 @@ class ReservedBlock(RowBlock):
         nbytes = max(1, count * np.dtype(dtype).itemsize)
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            # A slot of a few rows must not take 2 MiB of each column.
+            # Otherwise a slot of a few rows would take 2 MiB of each column.
             huge = self._huge_pages and nbytes >= _MAPPED_BYTES
             memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
         self._maps.append((memory, nbytes // max(1, self.length)))
         return np.frombuffer(memory, dtype, count)
 
     def another_column(self, dtype: Any) -> npt.NDArray[Any]:
-        """Return one more zeroed column (length,), which release() includes."""
+        """Return an additional zeroed column (length,), whose memory release() also gives back."""
         return self._reserve(self.length, dtype)
 
     def release(self, start: int, stop: int) -> None:
-        """Give the memory of rows start to stop back, in whole pages. Their contents are undefined from here on."""
+        """Give back the memory of rows start to stop, in whole pages. Their contents are then undefined."""
         for memory, row_bytes in self._maps:
             first = -(-start * row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
             last = stop * row_bytes // mmap.PAGESIZE * mmap.PAGESIZE

@@ -18,11 +18,11 @@ from kvemb.rows.block import MEMORY_FLAGS, RowBlock
 from kvemb.rows.schema import Schema
 
 KEY_BYTES = 8
-# The largest key, as order_keys gives it.
+# The largest ordered key (order_keys).
 LAST_KEY = 2**64 - 1
 _SIGN = np.uint64(1 << 63)
 
-# Keys as order_keys gives them.
+# Ordered keys: the results of order_keys.
 Ordered = npt.NDArray[np.uint64]
 
 
@@ -33,17 +33,17 @@ def order_keys(keys: npt.NDArray[np.int64], schema: Schema) -> Ordered:
 
 
 def unordered_keys(ordered: Ordered, schema: Schema) -> npt.NDArray[np.int64]:
-    """Map what order_keys gave back to keys (n,)."""
+    """Map ordered keys, the results of order_keys, back to keys (n,)."""
     return (ordered if schema.key_dtype == np.uint64 else ordered ^ _SIGN).view(np.int64)
 
 
 def order_key(key: int, schema: Schema) -> int:
-    """Return what order_keys gives for one key, as users see it."""
+    """Return the ordered key of one key in the key dtype."""
     return key if schema.key_dtype == np.uint64 else key + int(_SIGN)
 
 
 def key_at(ordered: int, schema: Schema) -> int:
-    """Return the key for which order_key gives this, as users see it; beyond the key dtype, its nearest key."""
+    """Return the key, in the key dtype, of an ordered key; if it is out of range, the nearest key."""
     key = ordered if schema.key_dtype == np.uint64 else ordered - int(_SIGN)
     limits = np.iinfo(schema.key_dtype)
     return min(max(key, int(limits.min)), int(limits.max))
@@ -56,7 +56,7 @@ def encode_keys(keys: npt.NDArray[np.int64], schema: Schema) -> list[bytes]:
 
 
 def decode_keys(encoded: list[bytes], schema: Schema) -> npt.NDArray[np.int64]:
-    """Return keys (n,) int64 of encoded ones. Raises Corruption when one is not 8 bytes long."""
+    """Decode keys to int64 (n,). Raises Corruption if one is not 8 bytes long."""
     if strange := set(map(len, encoded)) - {KEY_BYTES}:
         raise Corruption(f"keys must be {KEY_BYTES} bytes each, got one of {min(strange)}; run kvemb verify --deep")
     return unordered_keys(np.frombuffer(b"".join(encoded), ">u8").astype(np.uint64), schema)
@@ -99,18 +99,18 @@ def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Sc
 
 
 def decode_rows(pairs: list[tuple[bytes, bytes]], schema: Schema) -> RowBlock:
-    """Return the rows of encoded keys with their records, at least one. Raises Corruption as decode_keys does."""
+    """Return the rows of pairs of an encoded key and a record, at least one pair. Raises Corruption."""
     keys, records = zip(*pairs, strict=True)
     return decode_records(decode_keys(list(keys), schema), list(records), schema)
 
 
 def pack_rows(block: RowBlock) -> bytes:
-    """Return all rows as one piece: the keys, 8 bytes each, then the records."""
+    """Return all rows as one bytes object: the keys, 8 bytes each, then the records."""
     return order_keys(block.keys, block.schema).astype(">u8").tobytes() + _records(block).tobytes()
 
 
 def unpack_rows(packed: bytes, count: int, schema: Schema) -> RowBlock:
-    """Return the rows of pack_rows. Raises Corruption when they are not `count` rows of the schema."""
+    """Return the rows that pack_rows packed. Raises Corruption unless they are `count` rows of the schema."""
     layout = record_dtype(schema)
     if len(packed) != count * (KEY_BYTES + layout.itemsize):
         raise Corruption(f"{count} rows of {layout.itemsize} bytes cannot be in {len(packed)} bytes")

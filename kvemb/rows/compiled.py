@@ -1,7 +1,8 @@
 """The cache of compiled kernels on disk; if there is no writable directory, every process compiles them.
 
 numba keeps them next to the source or in the user's cache directory, and refuses to compile if it can write to neither,
-as in some containers. A failure here costs seconds, never a result; the first failure of a process is logged.
+as in some containers. A failure of the cache costs seconds but changes no result; the first failure of a process is
+logged.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any
 import numba
 
 _logger = logging.getLogger("kvemb")
-# Why, once it was logged.
+# The reason of the first failure, once it was logged.
 _warned: list[str] = []
 
 
 def compiled(function: Any, stamp: str, **options: Any) -> Any:
-    """Compile a function and cache it under a stamp of its sources; with another stamp it is compiled again."""
+    """Compile a function and cache it under a stamp of its sources; if the stamp differs, compile it again."""
     try:
         made = numba.njit(cache=True, **options)(function)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""The kernels of hashing, and how every kernel is compiled. Loaded when the first one runs: numba takes half a second.
+"""The kernels of hashing, and the compilation of all kernels. Loaded at first use, because numba takes half a second.
 
 The hash is MurmurHash3's 64-bit finaliser (Appleby, public domain), a bijection, so no two keys share all 64 bits.
-Kernels here release the GIL and touch only what they are given; callers hold the locks.
+Kernels here release the GIL and access only their arguments; callers hold the locks.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ def kernel(function: Any) -> Any:
     """Compile a nogil kernel and cache it on disk, if possible (kvemb.rows.compiled). Division by zero is IEEE 754's.
 
     No fastmath, so that no multiply-add is fused: results must not depend on the machine. No reference counts either:
-    the arrays given to inlined functions would be counted for every row, and an atomic operation waits for all reads
-    before it. So a kernel makes no arrays.
+    arrays passed to inlined functions would be counted for every row, and an atomic operation waits for all earlier
+    reads. So a kernel cannot make arrays.
     """
     return _compiled(function, _nrt=False)
 
 
 def kernel_with_arrays(function: Any) -> Any:
-    """Do the same for a kernel that makes arrays of its own."""
+    """Do what kernel does, for a kernel that makes arrays."""
     return _compiled(function)
 
 
 def _compiled(function: Any, **options: Any) -> Any:
-    # numba notices changes of the kernel's own file only, but a kernel contains functions of other files too.
+    # numba detects changes of the kernel's own file only, but a kernel contains functions of other files, too.
     stamp = source_stamp(Path(function.__code__.co_filename).parent)
     return compiled(function, stamp, nogil=True, error_model="numpy", **options)
 
 
 @cache
 def source_stamp(folder: Path) -> str:
-    """Return a digest of every source a kernel of this folder may be made of."""
+    """Return a digest of every source file that a kernel of this folder may contain."""
     sources = sorted({*Path(__file__).parent.glob("*.py"), *folder.glob("*.py")})
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def inlined(function: Any) -> Any:
-    """Compile a function into the kernels that call it."""
+    """Mark a function to be inlined into the kernels that call it."""
     return numba.njit(inline="always")(function)
 
 

@@ -1,4 +1,4 @@
-"""De-duplication of a batch of keys, and an index from key to position; their kernels are in hash_kernels.
+"""Distinct keys of a batch, and an index from key to position. The kernels are in hash_kernels.
 
 The kernels, and numba with them, are loaded at first use. Callers hold the locks.
 """
@@ -20,17 +20,16 @@ EMPTY = -1
 
 @cache
 def _kernels() -> ModuleType:
-    # Cached: an import statement takes half a microsecond, too much for a call of one key.
+    # Cached, because an import statement takes half a microsecond, too long for a call on one key.
     from kvemb.rows import hash_kernels
 
     return hash_kernels
 
 
 class Sums(NamedTuple):
-    """Which rows of an array are summed for each of some keys, in which order.
+    """For each of some keys, the rows of an array that are summed, in order.
 
-    first (m,): each key's first row. following (n,): for each row of the array the one that is added after it, -1 after
-    the last.
+    first (m,): each key's first row. following (n,): for each row of the array, the next row of the same key, or -1.
     """
 
     first: Positions
@@ -38,7 +37,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def of_single_rows(cls, count: int) -> Sums:
-        """Row i alone for key i."""
+        """Return the sums in which key i has row i only."""
         return cls(np.arange(count), np.full(count, EMPTY, np.int64))
 
     @property
@@ -47,15 +46,15 @@ class Sums(NamedTuple):
         return bool((self.following >= 0).any())
 
     def of(self, chosen: Any) -> Sums:
-        """Return those of the keys at `chosen`: positions, or a slice."""
+        """Return the sums of the keys at `chosen` (positions or a slice)."""
         return Sums(self.first[chosen], self.following)
 
 
 class Unique:
     """The distinct keys of a batch, in order of first occurrence.
 
-    keys (m,) int64; inverse (n,): for each key of the batch its position in `keys`; counts (m,): occurrences;
-    last (m,): the position of the last occurrence in the batch. `repeated` says whether any key occurs twice. sums: the
+    keys (m,) int64; inverse (n,): the position in `keys` of each key of the batch; counts (m,): occurrences;
+    last (m,): the position of the last occurrence in the batch. repeated: whether any key occurs twice; sums: the
     occurrences of each key, in the order of the batch.
     """
 
@@ -65,7 +64,7 @@ class Unique:
     last: Positions
 
     def __init__(self, batch: Keys) -> None:
-        if len(batch) == 1:  # a call of one key has nothing to compare
+        if len(batch) == 1:  # nothing to compare
             first = np.zeros(1, np.int64)
             self.repeated, self.keys = False, batch
             self.inverse = self.last = first
@@ -88,15 +87,15 @@ class Unique:
 
 
 def table_size(entries: int) -> int:
-    """Cells of an open-addressing table that holds so many entries at most half full; a power of two."""
+    """Return the cells of an open-addressing table that `entries` entries fill at most half; a power of two."""
     return 1 << max(4, (2 * entries).bit_length())
 
 
 class KeyIndex:
-    """The position of each key in an array `keys`; of equal keys, the one put last.
+    """An index from key to its position in an array `keys`; for equal keys, the position put last.
 
-    Takes up to `capacity` puts; the array stays the caller's. A position may be put again for another key: the entry of
-    the old key then finds a key that is not its own, and is skipped. Not thread-safe.
+    At most `capacity` positions can be put. The caller owns the array and passes it to each call. A position may be put
+    again for another key: the old key's entry then no longer matches the array, and is skipped. Not thread-safe.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -104,7 +103,7 @@ class KeyIndex:
         self._room = capacity
 
     def has_room(self, puts: int) -> bool:
-        """Whether so many more positions may be put."""
+        """Whether `puts` more positions can be put."""
         return puts <= self._room
 
     def put(self, keys: Keys, start: int, stop: int) -> None:
@@ -118,7 +117,7 @@ class KeyIndex:
         self._room -= len(positions)
 
     def find(self, keys: Keys, wanted: Keys) -> Positions:
-        """Return each wanted key's position (n,) int64, -1 where there is none."""
+        """Return the position of each wanted key (n,) int64, -1 if it has none."""
         positions = np.empty(len(wanted), np.int64)
         _kernels().index_find(self._cells, keys, wanted, positions)
         return positions

@@ -1,4 +1,4 @@
-"""Keys and values as callers give them, in the host's memory: arrays, lists, numbers and tensors, checked, converted.
+"""Checking and converting callers' keys and values in the host's memory: arrays, lists, numbers and tensors.
 
 A conversion that would lose information is refused; Python's own floats are rounded to the dtype they are stored in.
 Pure functions. kvemb.rows.device_arrays reads arrays in a GPU's memory.
@@ -18,7 +18,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
-    """Return keys as the int64 the tiers work on: any shape, a copy only where the dtype differs.
+    """Return keys of any shape as the tiers' int64, a copy only if the dtype differs.
 
     uint64 keys keep their bits, so large ones appear negative. Raises TypeError for a dtype that would lose
     information.
@@ -40,7 +40,7 @@ def as_values(
 ) -> npt.NDArray[Any]:
     """Return values of the expected shape, (*keys.shape, dim), as a contiguous (n, dim).
 
-    what, shape: how messages call the values and the shape. Raises TypeError or ValueError.
+    what, shape: the names of the values and of the shape in messages. Raises TypeError or ValueError.
     """
     plainly = type(values) is np.ndarray and values.dtype == dtype
     array = cast(npt.NDArray[Any], values) if plainly else _checked_array(values, dtype, what)
@@ -52,9 +52,9 @@ def as_values(
 def rows_to_fill(
     out: npt.NDArray[Any] | None, dtype: np.dtype[Any], expected: tuple[int, ...], keys: npt.NDArray[np.int64]
 ) -> npt.NDArray[Any]:
-    """Return where the rows of keys go, (n, dim): a new array, or a view of what the caller gave.
+    """Return an array (n, dim) for the rows of keys: a new one, or a view of out.
 
-    expected: its shape, keys.shape + (dim,); keys: flat (n,).
+    expected: the required shape of out, keys.shape + (dim,). keys: flat (n,).
     Raises TypeError for anything but an array of this dtype; ValueError for another shape, one that is not contiguous
     or not writable, or that shares memory with keys.
     """
@@ -101,17 +101,17 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
 
 
 def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    """Convert lists and numbers. Python's own numbers take the dtype they are stored in, where their kind fits."""
+    """Convert lists and numbers. Python's numbers are converted to dtype if it is of their kind."""
     try:
         array = np.asarray(data)
-    except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # the last two are PyTorch's, in lists
+    except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # the last two are raised by tensors in lists
         kind = type(data).__name__
         raise ValueError(f"{what} must be a rectangular array of {dtype.name}, got {kind}: {error}") from error
     if array.size == 0:
         return array.astype(dtype)
     whole = array.dtype.kind in "iu"
     if array.dtype.kind in "fO" and dtype.kind in "iu":
-        # NumPy has no integer dtype for what [1, 2**63] holds together.
+        # NumPy has no integer dtype that holds both numbers of [1, 2**63].
         exact = np.asarray(data, object)
         whole = all(isinstance(number, int) and not isinstance(number, bool) for number in exact.flat)
         array = exact if whole else array

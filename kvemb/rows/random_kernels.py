@@ -1,7 +1,7 @@
 """Random draws that are a pure function of seed, key and column.
 
 The same on every machine, in every batch, shard and order, forever: an integer hash, then IEEE `+ - * /` and `sqrt` in
-float64 alone. Their results are part of the format: never change one; add another draw instead. Safe from any thread.
+float64 alone. Their results are part of the format: never change a draw; add another one instead. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _central_quantile(q: float) -> Any:
 
 @kernel
 def tail_quantile(q: float) -> Any:
-    """The same for 0.425 < |q| < 1/2."""
+    """Do what _central_quantile does, for 0.425 < |q| < 1/2."""
     r = math.sqrt(-log(0.5 - abs(q)))
     z = _ratio(_TAIL, r - 1.6) if r <= 5.0 else _ratio(_FAR_TAIL, r - 5.0)
     return -z if q < 0.0 else z
@@ -144,7 +144,7 @@ def _draw(state: Any) -> Any:
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator,unused-ignore]
 def _row_state(seed: Any, key: int) -> Any:
-    """Return the state that a row's columns step from. Mixed twice, so that near keys share no run of columns."""
+    """Return the initial state of a row's columns. It is mixed twice, so that close keys share no run of columns."""
     start = _mix(seed + _STEP)
     return _mix(_mix(start ^ np.uint64(key)) + start)
 

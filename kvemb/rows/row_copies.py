@@ -1,6 +1,6 @@
-"""Rows copied between blocks, and from a block's rows to where a call wants them, without a copy between.
+"""Copying rows between blocks, and from blocks to results, without a temporary copy.
 
-NumPy would gather them to a temporary array first. The kernels are loaded at first use. Callers hold the locks.
+NumPy would first gather them in a temporary array. The kernels are loaded at first use. Callers hold the locks.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ def copy_rows(source: RowBlock, at: Positions, into: RowBlock, to: Positions) ->
 
 def spread(rows: npt.NDArray[Any], at: Positions, out: npt.NDArray[Any], to: Positions) -> None:
     """Overwrite rows `to` (n,) of out (·, dim) with rows `at` (n,) of rows (·, dim), of the same dtype."""
-    seen = f"u{out.dtype.itemsize}"  # numba has no 16-bit floats, and bits are all that counts
+    seen = f"u{out.dtype.itemsize}"  # numba has no 16-bit floats, and only the bits matter
     _kernels().spread(rows.view(seen), at, out.view(seen), to)

@@ -1,4 +1,4 @@
-"""The kernels of row_copies. They release the GIL and touch only what they are given; callers hold the locks."""
+"""The kernels of row_copies. They release the GIL and access only their arguments; callers hold the locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a variable's rows are made of: dtypes, dim, slots, and where each part lies in a row.
+"""The schema of a variable's rows: dtypes, dim, slots, and the place of each part in a row.
 
 A row is the embedding, then its optimizer slots, in one run of 8-byte words (FORMAT.md, "Row"). All values here are
 constant after construction.
@@ -42,7 +42,7 @@ def _one_of(spec: Any, names: tuple[str, ...], argument: str, advice: str) -> np
 
 
 def dtype_of(spec: Any) -> np.dtype[Any]:
-    """np.dtype(spec), with the name "bfloat16" understood where ml_dtypes is installed."""
+    """Return np.dtype(spec); also accepts the name "bfloat16" if ml_dtypes is installed."""
     if isinstance(spec, str) and spec == "bfloat16":
         from kvemb.errors import BackendUnavailable
 
@@ -60,7 +60,7 @@ def dtype_of(spec: Any) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class SlotShape:
-    """A slot as it lies in a row: its name, and how many elements it has."""
+    """A slot of a row: its name, and its number of elements."""
 
     name: str
     width: int
@@ -68,10 +68,10 @@ class SlotShape:
 
 @dataclass(frozen=True)
 class Schema:
-    """The properties of a variable that decide its bytes.
+    """The properties of a variable that determine the bytes of its rows.
 
-    slots: the optimizer's slots, in the order in which they lie in a row. Slots of 16-bit values are float32, others of
-    the value's own dtype, so that an accumulator does not stop growing.
+    slots: the optimizer's slots, in their order in a row. Slots have the value dtype, but float32 for 16-bit values, in
+    which an accumulator would stop growing.
     """
 
     key_dtype: np.dtype[Any]
@@ -86,29 +86,29 @@ class Schema:
 
     @cached_property
     def slot_column(self) -> int:
-        """The first slot's column, counted in elements of slot_dtype."""
+        """The column of the first slot, in elements of slot_dtype."""
         size = self.slot_dtype.itemsize
         return -(-self.dim * self.value_dtype.itemsize // size)
 
     @cached_property
     def slot_columns(self) -> tuple[int, ...]:
-        """Each slot's first column, counted in elements of slot_dtype, and then the first column behind the slots."""
+        """The first column of each slot, in elements of slot_dtype, and then the first column after the slots."""
         return tuple(accumulate((slot.width for slot in self.slots), initial=self.slot_column))
 
     @cached_property
     def row_words(self) -> int:
-        """8-byte words a row takes, padding included."""
+        """The number of 8-byte words of a row, padding included."""
         if not self.slots:
             return -(-self.dim * self.value_dtype.itemsize // WORD_BYTES)
         return -(-self.slot_columns[-1] * self.slot_dtype.itemsize // WORD_BYTES)
 
     @cached_property
     def kernel_dtype(self) -> np.dtype[Any]:
-        """The dtype under which kernels see values: its own, or the 16-bit integer that stands for a 16-bit float."""
+        """The dtype in which kernels see values: the value dtype, or 16-bit integers in place of 16-bit floats."""
         stand_ins: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.int16)}
         return stand_ins.get(self.value_dtype.name, self.value_dtype)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes a row takes, in a cell and in a record alike."""
+        """The bytes of a row, the same in a cell and in a record."""
         return self.row_words * WORD_BYTES

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-# Floats that NumPy does not know; each number of them is one of float32.
+# Float dtypes that NumPy lacks; float32 represents each of their numbers.
 _NARROW = ("bfloat16", "float8_")
 
 
 def plain(data: Any, dtype: np.dtype[Any], what: str) -> Any:
-    """Return data, a tensor as an array that shares its memory where it can.
+    """Return data; a tensor is returned as an array that shares its memory, if possible.
 
-    dtype: what is wanted, which decides how bfloat16 is given. Raises TypeError for a tensor that requires gradients,
-    or whose numbers are not laid out in this process's memory.
+    dtype: the wanted dtype, which decides how bfloat16 is converted. Raises TypeError for a tensor that requires
+    gradients, or whose numbers are not stored plainly in this process's memory.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(data, torch.Tensor):
@@ -40,7 +40,7 @@ def plain(data: Any, dtype: np.dtype[Any], what: str) -> Any:
 
 
 def refusal(torch: Any, data: Any, what: str) -> str | None:
-    """Return what is wrong with a tensor on any device, and what to pass instead; None if nothing is."""
+    """Return a message that says why a tensor is refused and what to pass instead; None: it is not refused."""
     if data.requires_grad:
         meant = "rows.grad or grads.detach()" if what == "grads" else f"{what}.detach()"
         return f"requires gradients; pass {meant}"

@@ -1,7 +1,6 @@
-"""Where the rows of one variable are, and what moves them: hot tables, the spill buffer, cold reads, and the snapshot
-of dirty rows that a checkpoint writes.
+"""The tiers of one variable and the movement of rows between them: hot tables, the spill buffer, cold reads, and the
+snapshot of dirty rows that a checkpoint writes.
 
-TieredStorage is the only actor that moves rows; TableOperations is what each call does to them. One lock a variable
-guards all of it. May import kvemb.rows, kvemb.contracts, policies and optimizers; nothing of files, manifests or
-stores.
+Only TieredStorage moves rows; TableOperations defines what each call does to them. One lock per variable guards
+everything. May import kvemb.rows, kvemb.contracts, policies and optimizers; nothing about files, manifests or stores.
 """

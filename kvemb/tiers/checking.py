@@ -1,6 +1,6 @@
-"""What is wrong with the tiers of a variable in use: a line for each finding.
+"""Consistency checks of the tiers of an open variable: one line for each finding.
 
-Streams: memory does not grow with the table.
+Rows are streamed, so memory does not grow with the table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCH_ROWS = 65_536
 
 
 def order_findings(rows: RowBlock, last: int) -> Iterator[str]:
-    """Yield what is wrong with a batch of a scan. last: the ordered key before it."""
+    """Yield a line for each fault in a batch of a scan. last: the last ordered key before the batch."""
     ordered = order_keys(rows.keys, rows.schema)
     if int(ordered[0]) <= last or (ordered[1:] <= ordered[:-1]).any():
         yield f"keys do not ascend near {rows.keys[0]}"
@@ -30,9 +30,9 @@ def order_findings(rows: RowBlock, last: int) -> Iterator[str]:
 
 
 def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int, schema: Schema) -> Iterator[str]:
-    """Yield what is wrong with the tiers of a variable. size: how many rows it says that it has.
+    """Yield a line for each fault in the tiers of a variable. size: the variable's count of its rows.
 
-    REQUIRES: the variable's lock, no dirty row, and no snapshot under way.
+    REQUIRES: the variable's lock, no dirty row, and no snapshot in progress.
     """
     for number, table in enumerate(hot_tables.tables):
         cells = table.occupied()

@@ -1,6 +1,7 @@
-"""A constraint of a variable: rows that an optimizer changed are projected; a step whose projection fails is undone.
+"""A variable's constraint: it projects the rows that an optimizer changed; if it fails, the step is undone.
 
-The variable's lock guards it. The constraint is the user's, so it runs outside of what poisons the store.
+The variable's lock guards everything here. The constraint is the user's function, so its errors do not poison the
+store.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Constraint = Callable[[npt.NDArray[Any]], npt.ArrayLike]
 
 
 class Constraining:
-    """A constraint over rows, hot ones in their cells and others in blocks."""
+    """Applies a constraint to rows: hot rows in their cells, other rows in blocks."""
 
     def __init__(self, constraint: Constraint, hot_tables: HotTables, kernels: RowKernels) -> None:
         self._constraint, self._hot_tables, self._kernels = constraint, hot_tables, kernels
@@ -36,9 +37,9 @@ class Constraining:
         return whole
 
     def project(self, at: Located, before: RowBlock, step: int) -> Positions:
-        """Project rows that were just changed; returns the positions in at.keys of those that this changed again.
+        """Project rows that were just changed; return the positions in at.keys of the rows that the projection changed.
 
-        Where the constraint fails, hot rows are as in `before` again.
+        If the constraint fails, hot rows are restored from `before`.
         """
         try:
             values, moved = self._projected(at)
@@ -51,7 +52,7 @@ class Constraining:
 
     def _projected(self, at: Located) -> tuple[Values, Positions]:
         schema = self._hot_tables.tables[0].schema
-        values = np.zeros((len(at.keys), schema.dim), schema.value_dtype)  # of keys that were not admitted
+        values = np.zeros((len(at.keys), schema.dim), schema.value_dtype)  # zeros for keys that were not admitted
         self._hot_tables.gather(at.cells, at.owners, values)
         values[at.cold] = at.rows.embeddings()
         given = self._constraint(values.copy())

@@ -1,12 +1,12 @@
-"""The dirty rows of one variable as they were at one instant, written out while the variable goes on changing.
+"""A snapshot of one variable's dirty rows at one instant, written to files while the variable continues to change.
 
-begin() marks every dirty row PENDING in the hot tables. The writing thread then takes pending rows in key order, a file
-at a time. It is copy on write: a row that is about to change or to leave the hot tier before its turn has come is
-copied to a buffer first, and written from there; when the buffer is full, callers wait. So a snapshot holds the
-variable's lock for milliseconds at a time, and its memory is bounded.
+begin() marks every dirty row PENDING in the hot tables. The writing thread then takes pending rows in key order, one
+file's worth at a time. A pending row that is about to change or to leave the hot tier is first copied to a
+copy-on-write buffer, and written from there; when the buffer is full, callers wait. So a snapshot holds the variable's
+lock for milliseconds at a time, and its memory is bounded.
 
-The files of rows that were taken in their turn go to the cold store in use as well, in order with its other writes. A
-row that did not change until then is clean: it is still marked WRITING.
+Files of rows that were taken from the hot tables also go to the cold store in use, in order with its other writes. A
+row that is still marked WRITING then has not changed since, so it becomes clean.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.hot_tables import HotTables, Owners
 
-# Rows of a file where a spent budget leaves no room for more: a file of a few rows costs a thousand times its rows. So
-# much may be in memory beyond the budget, once in a store, while a checkpoint is written.
+# The size of a file if the budget has no room for more: a file of a few rows costs a thousand times its rows. A store
+# may use this much memory beyond the budget while a checkpoint is written.
 MIN_FILE_BYTES = 1 << 20
 
 
 class DirtySnapshot:
     """One snapshot of one variable.
 
-    in_order: the one thread that writes to the cold store in use. written: called, under the lock, with keys whose rows
-    have changed there. room_rows: rows that the buffer holds before callers wait for the disk. file_bytes: rows taken
-    at a time, at most. spilling: the last write given to in_order of rows that had left the hot tier before; None:
-    there is none.
+    in_order: the one thread that writes to the cold store in use. written: called under the lock with the keys of rows
+    that have changed there. room_rows: how many rows the buffer holds before callers wait for the disk. file_bytes: the
+    most bytes of rows taken at a time. spilling: the last earlier write on in_order of rows that had left the hot tier;
+    None: there is none.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DirtySnapshot:
         self._lost: Exception | None = None
         self._ordered: Ordered | None = None
 
-    # By the tiered storage. REQUIRES: access.held().
+    # Called by the tiered storage. REQUIRES: access.held().
 
     def begin(self) -> None:
         """Mark every dirty row."""
@@ -69,13 +69,13 @@ class DirtySnapshot:
         self._keys = [table.mark_dirty_pending() for table in self._hot_tables.tables]
 
     def copy_before_change(self, keys: Keys, cells: Positions | None, owners: Owners) -> None:
-        """These hot rows may change now: copy those that are pending. cells: where they are, if that is known."""
+        """Copy those of these rows that are pending, because they may change now. cells: their cells, if known."""
         for table, positions in self._hot_tables.by_table(owners):
             at = table.find(keys[positions]) if cells is None else cells[positions]
             self._keep(table.release_pending(at))
 
     def copy_before_leaving(self, rows: RowBlock) -> None:
-        """These rows have left the hot tier: copy those that are pending, and take the marks off."""
+        """Copy those of these rows that are pending, because they have left the hot tier, and clear their marks."""
         try:
             pending = rows.select(rows.flags & PENDING != 0)
         except Exception as error:
@@ -85,7 +85,7 @@ class DirtySnapshot:
         rows.flags &= ~SNAPSHOT_FLAGS
 
     def _keep(self, rows: RowBlock) -> None:
-        """Put rows that no table marks any more into the buffer: without them the snapshot cannot be written."""
+        """Put rows that are no longer marked in a table into the buffer. If that fails, the snapshot has failed."""
         try:
             if len(rows):
                 self._buffer(rows)
@@ -100,16 +100,16 @@ class DirtySnapshot:
             self._access.set_room(False)
 
     def end(self) -> None:
-        """Forget the snapshot, written or not."""
+        """End the snapshot, written or not."""
         for table in self._hot_tables.tables:
             table.release_all()
         self._copies, self._copied_rows = [], 0
         self._access.set_snapshot(False)
 
-    # By the writing thread, without the lock.
+    # Called by the writing thread, without the lock.
 
     def check_spilled(self) -> None:
-        """Raise the error of a write of rows that had left before: the cold store lacks them. REQUIRES: on in_order."""
+        """Raise the error of the earlier write (`spilling`), whose rows the cold store lacks. REQUIRES: on in_order."""
         if self._spilling is not None:
             self._spilling.result()
 
@@ -120,19 +120,20 @@ class DirtySnapshot:
         return self._ordered
 
     def write(self, new_file: Callable[[], SortedFile], ingest: Callable[[SortedFile], None]) -> Iterator[SortedFile]:
-        """Write the rows of the snapshot; yields finished files, whose keys are all distinct.
+        """Write the rows of the snapshot; yields finished files. A key is in at most one of them.
 
-        new_file: makes one, on any thread. ingest: gives one to the cold store in use. REQUIRES: called once, after
-        all earlier writes were given to in_order.
+        new_file: makes a file, on any thread. ingest: gives a file to the cold store in use. REQUIRES: called once,
+        after all earlier writes were given to in_order.
         """
         ordered = self.keys()
-        # Where the buffer may hold all of it nobody waits for the disk, and one file is less to compact than many.
+        # If the buffer can hold the whole snapshot, no caller waits for the disk, and one file is compacted faster than
+        # many.
         file_rows = self._file_rows if len(ordered) > self._room_rows else max(1, len(ordered))
         for start in range(0, len(ordered), file_rows):
             keys = unordered_keys(ordered[start : start + file_rows], self._schema)
             with self._access.held():
                 rows = self._take(keys)
-                # Given to the thread under the lock: a later change of a row, spilled, is written after this one.
+                # Submitted under the lock, so that a later change of a row is spilled after this write.
                 writing = self._in_order.submit(_write_file, rows, new_file, ingest) if len(rows) else None
             if writing is not None:
                 yield writing.result()
@@ -144,7 +145,7 @@ class DirtySnapshot:
     def relieve(self, new_file: Callable[[], SortedFile]) -> Iterator[SortedFile]:
         """Write copies until the buffer is half empty, so that callers need not wait; yields files as write() does.
 
-        On the same thread as write(), before it or between its files.
+        REQUIRES: called on the thread of write(), before write() or between its files.
         """
         yield from self._write_copies(new_file, more_than=self._room_rows // 2)
 
@@ -159,14 +160,14 @@ class DirtySnapshot:
         return found if taken.all() else found.select(taken)
 
     def _mark_written(self, keys: Keys) -> None:
-        """The cold store has these rows as they were taken."""
+        """Record that the cold store has these rows as they were taken."""
         with self._access.held():
-            self._written(keys)  # first: of rows that are clean, no older read may be used
+            self._written(keys)  # first, because older reads of clean rows must not be used
             for table, positions in self._hot_tables.by_table(self._hot_tables.owners(keys)):
                 table.mark_written(table.find(keys[positions]))
 
     def _write_copies(self, new_file: Callable[[], SortedFile], more_than: int) -> Iterator[SortedFile]:
-        """While more rows are in the buffer, write some to a file for the checkpoint only."""
+        """Write copies to files for the checkpoint only, until at most more_than rows are in the buffer."""
         while True:
             with self._access.held():
                 if self._copied_rows <= more_than:
@@ -175,7 +176,7 @@ class DirtySnapshot:
             yield _write_file(rows.select(np.argsort(order_keys(rows.keys, self._schema))), new_file, lambda file: None)
 
     def _take_copies(self) -> RowBlock:
-        """Take a file's worth of rows, or what there is, from the buffer."""
+        """Take rows from the buffer, at most about a file's worth."""
         taken, count = [], 0
         while self._copies and count < self._file_rows:
             taken.append(self._copies.pop())

@@ -1,7 +1,7 @@
-"""A read of cold rows that runs while the variable's lock is free.
+"""A read of cold rows that runs without the variable's lock.
 
-Between its start and its use another call may move a row through the hot tier and back to the cold store; the tier
-then calls invalidate(), and that row is read again. All but read() and wait() run under that lock.
+Between the start of the read and the use of its rows, another call may change a row and write it to the cold store; it
+then calls invalidate(), and that row is read again. All methods but read() and wait() are called under that lock.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kvemb.rows.row_copies import copy_rows
 
 
 class Fetch:
-    """The cold rows of some distinct keys, ascending by codec.order_keys, none of them in memory when it began.
+    """A read of the rows of some distinct keys, ascending by codec.order_keys, none of them in memory at its start.
 
-    reading: whether read() has not ended.
+    reading: True until read() has ended.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -31,7 +31,7 @@ class Fetch:
         self._under_way = threading.Lock()
         self._under_way.acquire()
 
-    # Made only when another call needs them: most reads end before that.
+    # Created only when another call needs them, because most reads end before that.
 
     @cached_property
     def _index(self) -> KeyIndex:
@@ -49,7 +49,7 @@ class Fetch:
 
     @property
     def spent(self) -> bool:
-        """Whether the read has ended and has nothing to give that was not taken."""
+        """Whether the read has ended and all of its valid rows were taken."""
         return not self.reading and (self._block is None or not (self._fresh & ~self._taken).any())
 
     def read(self, cold: ColdStore) -> None:
@@ -61,12 +61,12 @@ class Fetch:
             self._under_way.release()
 
     def wait(self) -> None:
-        """Wait until read() has ended, well or not."""
+        """Wait until read() has ended, successfully or not."""
         with self._under_way:
             pass
 
     def invalidate(self, keys: Keys | None = None) -> None:
-        """Rows of these keys (None: of all) have changed in the cold store."""
+        """Make the rows of these keys (None: all rows) unusable, because they changed in the cold store."""
         if keys is None:
             self._fresh[:] = False
         else:
@@ -74,7 +74,7 @@ class Fetch:
             self._fresh[positions[positions >= 0]] = False
 
     def covers(self, keys: Keys) -> Positions:
-        """Return the position here of each key, -1 where it is not here or no longer fresh, or the read failed."""
+        """Return the position of each key in this read, -1 if it is not in it or invalidated, or if the read failed."""
         positions = self._index.find(self.keys, keys)
         if self._block is None and not self.reading:
             positions[:] = -1
@@ -92,9 +92,10 @@ class Fetch:
         return exists
 
     def fill(self, into: RowBlock, to: Positions) -> tuple[RowBlock, Mask]:
-        """Return `into` with all rows, of which none changed, at `to` in the order of keys, and exists (n,) bool.
+        """Put all rows, in the order of keys, at `to` of into; return it and exists (n,) bool.
 
-        Where these are all of its rows, in their order, the block that was read takes its place.
+        REQUIRES: no row was invalidated. If these are all rows of `into` in the same order, returns the block that was
+        read instead.
         """
         assert self._block is not None
         assert self._found is not None

@@ -1,7 +1,7 @@
-"""The hot table in the host's memory below the tables on GPUs: it takes the rows that they evict, until they are used.
+"""The host tier: a hot table in the host's memory below the tables on GPUs. It holds the rows that these evict.
 
-A row is in exactly one table, and is used where it is. It sinks (GPU to host) when its GPU's table evicts it, and rises
-(host to GPU) after a use. The variable's lock guards it.
+A row is in exactly one table, and is used there. It sinks (GPU to host) when its GPU's table evicts it, and rises (host
+to GPU) after a use. The variable's lock guards everything here.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.tiers.hot_shares import HotShares
 
-# A device's table with a smaller share of its cells in use takes every row that rises, whatever its score.
+# If a smaller share of a device's cells is in use, its table takes every row that rises, whatever its score.
 _FULL = 0.9
 
 
 class HostTier:
-    """The table below others. memory: reserves the cells of all of them."""
+    """The table below the others. memory: reserves the cells of all tables."""
 
     def __init__(self, table: HotTable, memory: HotShares) -> None:
         self.table, self._memory = table, memory
         self._used: list[Keys] = []
 
     def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Return which of keys are here (n,)."""
+        """Return which of keys are in this table (n,)."""
         return self.table.find(keys) >= 0
 
     def use(self, table: HotTable, keys: Keys) -> None:
-        """Record uses of keys in a table; if it is this one, their rows may rise."""
+        """Record uses of keys in a table; if it is the host tier's, their rows may rise."""
         if table is self.table:
             self._used.append(keys)
 
@@ -72,15 +72,15 @@ class HostTier:
 
     @property
     def rising(self) -> bool:
-        """Whether rows were used since rise() was called."""
+        """Whether rows were used since the last rise()."""
         return bool(self._used)
 
     def sink(self, rows: RowBlock) -> Iterator[RowBlock]:
-        """Insert rows that left a device, by score; yield the dirty ones that were evicted for them."""
+        """Insert, by score, rows that left a device; yield the dirty rows that were evicted for them."""
         try:
             leaving = self.table.insert(rows, by_score=True, reserve=self._memory.reserve(self.table))
         except BaseException:
-            yield rows.select(rows.flags & DIRTY != 0)  # they are in no table now, so the caller spills them
+            yield rows.select(rows.flags & DIRTY != 0)  # in no table now, so the caller spills them
             raise
         yield leaving
         self._memory.offered(self.table, rows.keys)
@@ -104,7 +104,7 @@ class HostTier:
     def _by_device(
         self, keys: Keys, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]
     ) -> Iterator[tuple[HotTable, RowBlock]]:
-        """Yield each device with its rows of keys that are here."""
+        """Yield each device's table with the rows of keys that are here and belong to that device."""
         cells = self.table.find(keys)
         rows = self.table.read(cells[cells >= 0])
         numbers = device_of(rows.keys)
@@ -121,14 +121,14 @@ class HostTier:
 
 
 def together_in(table: HotTable) -> AbstractContextManager[None]:
-    """See contracts.DeviceRows.together; of a table in the host's memory it does nothing."""
+    """See contracts.DeviceRows.together. Does nothing for a table in the host's memory."""
     return nullcontext() if table.device_rows is None else table.device_rows.together()
 
 
 def _min_score(device: HotTable) -> float:
-    """Return an estimate of the lowest score in a full device, from a sample; -inf if the device has room.
+    """Return an estimate, from a sample, of the lowest score in a device's table; -inf if the table has room.
 
-    If it has no memory for the sample, nothing outscores its rows.
+    If there is no memory for the sample, returns inf, so that nothing outscores its rows.
     """
     if device.step_rows or device.size < _FULL * device.capacity_rows:
         return -np.inf

@@ -1,4 +1,4 @@
-"""How a row begins: its embedding by the initializer or the caller, its slots by the optimizer."""
+"""Creating rows: the embedding is from the initializer or the caller, the slots are from the optimizer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class RowFactory:
         self.set_optimizer(optimizer)
 
     def set_optimizer(self, optimizer: Optimizer | None) -> None:
-        """Start the slots of later new rows as this optimizer says."""
+        """Use this optimizer's initial slots for new rows from now on."""
         self._optimizer, self._slots = optimizer, optimizer.slots if optimizer else ()
 
     def embeddings(self, keys: Keys) -> Values:
-        """Return (n, dim): what missing keys read as."""
+        """Return the initializer's rows of keys (n, dim)."""
         if self._every_row is not None:
             return np.repeat(self._every_row, len(keys), axis=0)
         return self._initializer.rows(keys, self._schema.dim, self._schema.value_dtype)
 
     def rows(self, keys: Keys, values: Values, score: float, step: int) -> RowBlock:
-        """Return new rows, dirty: keys (n,), values (n, dim), initial slots, this score, and this step of change."""
+        """Return new, dirty rows: keys (n,), values (n, dim), initial slots, this score, this step of last change."""
         rows = RowBlock(self._schema, len(keys))
         rows.keys[:] = keys
         self._kernels.assign(rows, np.arange(len(keys)), values, step)

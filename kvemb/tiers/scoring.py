@@ -1,6 +1,6 @@
-"""What a use does to scores: one policy applied to rows, hot ones in their cells and others in blocks.
+"""Scoring: how uses change the scores of rows by the variable's policy, for hot rows in cells and others in blocks.
 
-The variable's lock guards every method. A policy may be a user's own and may raise: each method asks it before anything
+The variable's lock guards every method. A user-defined policy may raise, so each method calls it before anything
 changes.
 """
 
@@ -20,11 +20,11 @@ _ONCE = np.ones(1, np.int64)
 class Scoring:
     """A variable's policy over its rows.
 
-    rule: what a kernel may do by itself; CUSTOM: nothing. records_uses: whether uses change scores; they do not while a
-    user-defined policy is missing.
+    rule: the rule by which kernels record uses; CUSTOM: they do not. records_uses: whether uses change scores; False
+    while a user-defined policy is missing.
 
-    Without a policy the hot tier still needs an order to evict by: the number of uses, which keeps the highest hit rate
-    (`kvemb bench hitrate`).
+    Without a policy, rows are scored by their number of uses, because the hot tier needs an order of eviction, and this
+    one has the highest hit rate (`kvemb bench hitrate`).
     """
 
     def __init__(self, policy: RestrictPolicy | None, hot_tables: HotTables) -> None:
@@ -37,22 +37,22 @@ class Scoring:
         return self._policy.now(step)
 
     def min_score(self, step: int) -> float:
-        """Return the score below which rows expire now; -inf: none do."""
+        """Return the score below which rows have expired now; -inf: none have."""
         return self._policy.min_score(self.now(step))
 
     def ranking(self, rows: RowBlock) -> Scores:
-        """Return what rows are ranked by when the variable is restricted."""
+        """Return the values by which rows are ranked when the variable is restricted."""
         return self._policy.ranking(rows.scores, rows.embeddings())
 
     def first(self, step: int) -> float:
-        """Return the score of a row that is made now: making it is its first use."""
+        """Return the score of a row created now; its creation counts as its first use."""
         if self.rule is ScoreRule.COUNT:
             return self._policy.initial_score + 1.0
         start = np.array([self._policy.initial_score], np.float64)
         return float(self._used(start, _ONCE, self.now(step))[0])
 
     def use(self, at: Located, counts: Positions, now: float) -> None:
-        """Record counts (n,) uses of located keys, hot or not; keys that do not exist are ignored."""
+        """Record counts (n,) uses of located keys, hot or not; missing keys are ignored."""
         there = at.exists.nonzero()[0]
         if len(there):
             used = counts[at.cold[there]]
@@ -63,7 +63,7 @@ class Scoring:
             self.use_cells(at.cells[hot], at.owners_of(hot), counts[hot], now)
 
     def use_hot(self, keys: Keys, now: float) -> None:
-        """Record one use of each occurrence of keys that are hot."""
+        """Record one use for each occurrence of keys, which are all hot."""
         distinct = Unique(keys)
         owners = self._hot_tables.owners(distinct.keys)
         self.use_cells(self._hot_tables.find(distinct.keys, owners), owners, distinct.counts, now)

@@ -1,8 +1,8 @@
-"""Which rows a restriction removes: the exact limit in a stream of (score, key) pairs, in bounded memory.
+"""Selecting the rows that a restriction removes: finds the exact limit among (score, key) pairs in bounded memory.
 
-The pairs are spooled to a temporary file, 16 bytes each. The limit is found digit by digit, as a radix selection: a
-histogram of 16 bits at a time, over the pairs that share the digits found so far. Typical tables need two or three
-passes over the spool. Histograms add up, so the limit over several spools is found in the same way.
+The pairs are spooled to a temporary file, 16 bytes each. Radix selection finds the limit digit by digit: it makes a
+histogram of the next 16 bits of the pairs that begin with the digits found so far. Typical tables need two or three
+passes over the spool. Histograms can be added, so the limit over several spools is found in the same way.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def lowest_kept(
     *,
     max_pairs: int = BLOCK_PAIRS,
 ) -> Limit:
-    """Return the keep-th highest pair, of all spools that counts and matching tell of; of equal scores the larger key
-    is higher. REQUIRES: keep is at least 1, and so many pairs.
+    """Return the keep-th highest pair over one or several spools; of equal scores, the larger key is higher.
 
-    counts, matching: Spool's, summed and joined over the spools. max_pairs: as many are sorted in memory.
+    counts, matching: those of Spool, summed and concatenated over the spools. max_pairs: how many pairs may be sorted
+    in memory. REQUIRES: keep is at least 1 and at most the number of pairs.
     """
     prefix: list[int] = []
     while len(prefix) < _DIGITS:
@@ -86,7 +86,7 @@ class Spool:
 
     def close(self) -> None:
         """Delete the file."""
-        with suppress(OSError):  # it writes what a full disk did not take, which nobody needs any more
+        with suppress(OSError):  # closing writes what a full disk did not take, which is no longer needed
             self._file.close()
 
     def __len__(self) -> int:
@@ -112,14 +112,14 @@ class Spool:
                 yield pairs["key"][below]
 
     def counts(self, prefix: list[int]) -> npt.NDArray[np.int64]:
-        """Return how many pairs have each value of the digit after these (65536,)."""
+        """Return a histogram (65536,) of the next digit of the pairs that begin with these digits."""
         counts = np.zeros(1 << _DIGIT_BITS, np.int64)
         for pairs in self._blocks():
             counts += np.bincount(_digit(_matching(pairs, prefix), len(prefix)), minlength=len(counts))
         return counts
 
     def matching(self, prefix: list[int]) -> Pairs:
-        """Return the pairs that begin with these digits, a copy."""
+        """Return a copy of the pairs that begin with these digits."""
         return np.concatenate([np.empty(0, _PAIR), *(_matching(pairs, prefix) for pairs in self._blocks())])
 
     def _blocks(self) -> Iterator[npt.NDArray[Any]]:
@@ -144,7 +144,7 @@ class Spool:
 
 
 def _digit(pairs: npt.NDArray[Any], digit: int) -> npt.NDArray[np.int64]:
-    """The digit-th 16 bits from the top of the 128-bit pair."""
+    """Return 16 bits of each 128-bit pair; digit 0 is the most significant."""
     half, place = divmod(digit, _DIGITS // 2)
     shift = np.uint64(64 - _DIGIT_BITS * (place + 1))
     field = pairs["key" if half else "score"]

@@ -1,4 +1,4 @@
-"""How often missing keys were sighted, in bounded memory: a count-min sketch of one byte a counter.
+"""Counting the sightings of missing keys in bounded memory: a count-min sketch with counters of one byte.
 
 Cormode and Muthukrishnan, "An improved data stream summary: the count-min sketch" (J. Algorithms 55, 2005), with
 conservative update (Estan and Varghese, SIGCOMM 2002) and halving (Einziger, Friedman and Manes, "TinyLFU", 2017).
@@ -19,7 +19,7 @@ _SEEDS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0
 
 
 class Sightings:
-    """Counts sightings, and says which keys have enough."""
+    """Counts sightings of missing keys, and decides which keys have enough to be admitted."""
 
     def __init__(self, admission: Admission) -> None:
         self._wanted = admission.sightings
@@ -32,7 +32,7 @@ class Sightings:
         return self._counters.nbytes
 
     def sight(self, keys: Keys, counts: Positions) -> Mask:
-        """Count `counts` (m,) more sightings of distinct keys (m,); returns which have enough (m,) bool."""
+        """Add counts (m,) sightings of distinct keys (m,); return which keys have enough (m,) bool."""
         if self._counted >= self._counters.size:
             self._counters >>= 1
             self._counted = 0
@@ -45,7 +45,7 @@ class Sightings:
         return enough
 
     def _places(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Each key's counter in every row (ROWS, m), by MurmurHash3's finaliser of the key and a seed."""
+        """Return each key's counter in every row (ROWS, m): MurmurHash3's finaliser of the key and a seed."""
         h = keys.view(np.uint64)[None, :] ^ _SEEDS[:, None]
         for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
             h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)

@@ -1,10 +1,10 @@
 """Dirty rows on their way from the hot tier to the cold store.
 
-Rows wait in slots, in the order in which they left, as long as memory can be had for them (kvemb.tiers.budget, Lease):
-a row that becomes hot again meanwhile is never written. When most of what can be had is taken, the oldest slots are
-written in the background, in one sorted run. Rows stay readable here until the cold store has them. The variable's lock
-guards every method; the writing thread reads slots that nobody changes. Longer than 300 lines: rows wait, are found and
-are written in the same slots.
+Rows wait in slots, in the order in which they left the hot tier, as long as memory is available (kvemb.tiers.budget,
+Lease): a row that becomes hot again meanwhile is never written. When most of the available memory is taken, the oldest
+slots are written in the background, in one sorted run. Rows stay readable here until the cold store has them. The
+variable's lock guards every method; the writing thread reads only slots that do not change. Longer than 300 lines: rows
+wait, are found and are written in the same slots.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Lease
 
-# Slots that a buffer has from the start: one that fills and one that is written.
+# Slots that a buffer has from the start: one to fill and one to write.
 OWN_SLOTS = 2
 # Rows handed to the cold store at a time.
 WRITE_ROWS = 16_384
-# Bytes a row beside its block: whether it is live, and at most eight cells of an index that is made for twice the rows.
+# Bytes per row beside its block: the live flag, and at most eight cells of an index made for twice the rows.
 _INDEX_BYTES = 1 + 32
 
 
 def slot_bytes(schema: Schema, slot_rows: int) -> int:
-    """Bytes of memory that a slot takes."""
+    """Return the bytes of memory that a slot takes."""
     return slot_rows * (RowBlock.bytes_per_row(schema) + _INDEX_BYTES)
 
 
 @dataclass(frozen=True)
 class _Write:
-    """Slots that are being written. done: its result is the keys of the rows in them that were live."""
+    """Slots that are being written. done: its result is the keys of the rows that were live in them."""
 
     slots: list[int]
     done: Future[Keys]
 
 
 class SpillBuffer:
-    """Rows that wait to be written, at most one of each key, in at most `slots` slots of slot_rows.
+    """Rows that wait to be written, at most one per key, in at most `slots` slots of slot_rows rows each.
 
-    lease: pays for all but OWN_SLOTS. write: puts rows into the cold store, on a thread of `executor`, one call at a
-    time. written: called with the keys of rows that the cold store has taken and that leave memory, under the lock.
+    lease: pays for all slots but OWN_SLOTS. write: puts rows into the cold store, on a thread of `executor`, one call
+    at a time. written: called under the lock with the keys of rows that the cold store has taken and that leave memory.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class SpillBuffer:
         self._index = KeyIndex(slot_rows)
         self._free = list(range(OWN_SLOTS))
         self._leased = OWN_SLOTS  # slots below this number have memory
-        self._held: deque[int] = deque()  # the oldest first; the last one fills
+        self._held: deque[int] = deque()  # the oldest first; the last one is being filled
         self._filled = slot_rows  # rows in the last one
-        self._writes: deque[_Write] = deque()  # of the oldest slots, in order; one runs, others wait
-        self._failure: Exception | None = None  # of an append
-        self._kept: list[RowBlock] = []  # the rows of that one and of those after it
+        self._writes: deque[_Write] = deque()  # of the oldest slots, in order; one runs, the others wait
+        self._failure: Exception | None = None  # the error of an append
+        self._kept: list[RowBlock] = []  # the rows of that append and of later ones
 
     @property
     def rows(self) -> int:
@@ -94,10 +94,10 @@ class SpillBuffer:
     # Rows in and out.
 
     def append(self, blocks: list[RowBlock]) -> None:
-        """Take over rows that left the hot tier, or removals (flagged REMOVED). Waits when no slot can be had.
+        """Take over rows that left the hot tier, or removals (flagged REMOVED). Waits if no slot is available.
 
-        If that fails, the error is raised, here and on every later call but read() and discard(): these rows and those
-        of later calls are kept as they came, and nothing is written any more.
+        If this fails, the error is raised, here and on every later call except read() and discard(). These rows and
+        those of later calls are kept in memory, and nothing more is written.
         """
         try:
             self._check_sound()
@@ -111,7 +111,7 @@ class SpillBuffer:
                     self._put(rows.part(at, stop))
                     at = stop
         except Exception as error:
-            # All of them, as nothing that could fail too finds out which are in a slot already.
+            # All of them, also those already in a slot: finding out which are could fail, too.
             self._failure = error
             self._kept.extend(blocks)
             raise
@@ -131,14 +131,14 @@ class SpillBuffer:
             raise self._failure
 
     def _new_index(self) -> KeyIndex:
-        """Return an index of the live rows alone, with room for a slot and as much again."""
+        """Return an index of the live rows only, made for twice as many rows, a slot included."""
         live = np.flatnonzero(self._live)
         index = KeyIndex(2 * (len(live) + self._slot_rows))
         index.put_at(self._block.keys, live)
         return index
 
     def _find(self, keys: Keys) -> Positions:
-        """Return where each key's row is, -1 if it is not here."""
+        """Return the position of each key's row in the block, -1 if it is not here."""
         if not self._held:
             return np.full(len(keys), -1, np.int64)
         positions = self._index.find(self._block.keys, keys)
@@ -148,7 +148,8 @@ class SpillBuffer:
     def read(self, keys: Keys, into: RowBlock) -> tuple[np.ndarray, np.ndarray]:
         """Copy the rows of distinct keys that are here to the same positions of `into`.
 
-        Returns known (n,) bool: the key's latest row is here, or its removal; and exists (n,) bool: it is a row.
+        Returns known (n,) bool: whether the key's latest row or its removal is here; exists (n,) bool: whether it is a
+        row.
         """
         exists = np.zeros(len(keys), np.bool_)
         if not self._held and not self._kept:
@@ -158,23 +159,23 @@ class SpillBuffer:
             source = positions[known]
             copy_rows(self._block, source, into, np.flatnonzero(known))
             exists[known] = self._block.flags[source] & REMOVED == 0
-        for rows in self._kept:  # the latest last
+        for rows in self._kept:  # from the oldest to the latest
             _, source, wanted = np.intersect1d(rows.keys, keys, assume_unique=True, return_indices=True)
             into.put(wanted, rows.select(source))
             known[wanted], exists[wanted] = True, rows.flags[source] & REMOVED == 0
         return known, exists
 
     def discard(self, keys: Keys) -> None:
-        """Forget rows by key, as they are back in the hot tier, or superseded. One that is being written is written.
+        """Forget rows by key, because they are hot again or superseded. Rows that are being written are still written.
 
-        Those that a failed append() kept stay: what is hot or came later counts.
+        Rows that a failed append() kept stay; hot rows, and rows appended later, take precedence over them.
         """
         if self._held:
             positions = self._find(keys)
             self._live[positions[positions >= 0]] = False
 
     def clear(self) -> None:
-        """Forget every row, after the writes under way have ended."""
+        """Forget every row, after the writes in progress have ended."""
         self.wait_for_write()
         for slot in self._held:
             self._release(slot)
@@ -185,7 +186,7 @@ class SpillBuffer:
     # Slots.
 
     def _begin_slot(self) -> None:
-        """Have a slot with room; begin to write the oldest ones when few more can be had. Raises a write's error."""
+        """Begin a new slot; start to write the oldest slots if few more are available. Raises a write's error."""
         self.poll()
         while not self._free and not self._add_slot():
             if not self._writes:
@@ -197,7 +198,7 @@ class SpillBuffer:
             self._start_write(self._oldest())
 
     def _oldest(self) -> int:
-        """How many slots are written at a time."""
+        """Return how many slots are written at a time."""
         return max(1, len(self._held) // 4)
 
     def _add_slot(self) -> bool:
@@ -208,7 +209,7 @@ class SpillBuffer:
         return True
 
     def _fill_next(self) -> None:
-        """Fill the first free slot: the last ones are given back first."""
+        """Begin to fill the free slot with the lowest number, because slots are given back from the highest."""
         slot = min(self._free)
         self._free.remove(slot)
         self._held.append(slot)
@@ -219,14 +220,14 @@ class SpillBuffer:
         self._free.append(slot)
 
     def give_back_idle(self) -> None:
-        """Give slots back that hold no row, though nobody has asked: the last ones. Raises a write's error."""
+        """Give back the highest-numbered slots if they are free, even if none are owed. Raises a write's error."""
         self.poll()
         self._pay(all_idle=True)
 
     def _pay(self, *, all_idle: bool = False) -> None:
-        """Give slots back that hold no row, the last ones: all, or as far as the lease owes them."""
+        """Give back the highest-numbered slots as far as they are free: all of them, or those that the lease owes."""
         if self._can_pay(all_idle):
-            # Without entries of rows that are gone: memory that is given back reads as key 0.
+            # Drop entries of rows that are gone, because memory that was given back reads as key 0.
             self._index = self._new_index()
         while self._can_pay(all_idle):
             self._leased -= 1
@@ -240,7 +241,7 @@ class SpillBuffer:
     # Writing.
 
     def poll(self) -> None:
-        """Release slots whose rows are in the cold store; write all where memory is owed. Raises a write's error."""
+        """Release slots that were written; if memory is owed, start to write the others. Raises a write's error."""
         self._finish_done()
         if self._lease.owed > 0:
             self._pay()
@@ -248,15 +249,15 @@ class SpillBuffer:
                 self._start_write(len(self._held))
 
     def drain(self) -> None:
-        """Write everything and wait for it. Raises the error of a write; then the rows stay here."""
+        """Write everything and wait for it. If a write fails, raises its error and keeps the rows."""
         self.start_write()
         self.wait_for_write()
 
     def start_write(self) -> Future[Keys] | None:
-        """Begin to write everything that is here; returns the last write, None where there is none.
+        """Start to write everything that is here; return the last write, or None if there is none.
 
-        It fails if one before it does. Does not wait, whatever is being written. In several writes, so that slots are
-        free one after the other. Raises the error of a write that has failed.
+        The last write fails if an earlier one does. Does not wait for writes in progress. There are several writes, so
+        that slots become free one after the other. Raises the error of a write that has failed.
         """
         self._finish_done()
         most = self._oldest()
@@ -265,7 +266,7 @@ class SpillBuffer:
         return self._writes[-1].done if self._writes else None
 
     def wait_for_write(self) -> None:
-        """Wait until all writes under way have ended. Raises the error of one."""
+        """Wait until all writes in progress have ended. Raises the first error."""
         self._check_sound()
         while self._writes:
             self._finish()
@@ -274,11 +275,11 @@ class SpillBuffer:
         return sum(len(write.slots) for write in self._writes)
 
     def _start_write(self, count: int) -> None:
-        """Begin to write the rows of the oldest slots that are in no write yet: those that are live now."""
+        """Start to write the rows that are live now in the oldest slots that are in no write yet."""
         begin = self._slots_in_writes()
         slots = list(islice(self._held, begin, begin + count))
         if begin + count == len(self._held):
-            self._filled = self._slot_rows  # what comes goes to another slot
+            self._filled = self._slot_rows  # later rows go to another slot
         live = self._live.reshape(self._slots, self._slot_rows)[slots]
         before = self._writes[-1].done if self._writes else None
         self._writes.append(_Write(slots, self._executor.submit(self._write_slots, slots, live, before)))
@@ -286,7 +287,7 @@ class SpillBuffer:
     def _write_slots(self, slots: list[int], live: npt.NDArray[np.bool_], before: Future[Keys] | None) -> Keys:
         """Write the live rows of slots, (slots, slot_rows), in key order; returns their keys.
 
-        before: the write before this one. If that failed, so does this.
+        before: the previous write; if it failed, this one fails, too.
         """
         if before is not None and (error := before.exception()) is not None:
             raise error
@@ -302,7 +303,7 @@ class SpillBuffer:
             self._finish()
 
     def _finish(self) -> None:
-        """Wait for the oldest write, and release its slots. Raises its error; then it stays."""
+        """Wait for the oldest write, and release its slots. If it failed, raises its error and keeps it."""
         write = self._writes[0]
         self._written(write.done.result())
         for slot in write.slots:

@@ -1,8 +1,8 @@
-"""The worth of a hot table's cells: how often its least valuable rows are used, for each row offered to a full table.
+"""The worth of a hot table's cells: uses of its least valuable rows per row offered to full tables (Sharing.work).
 
-Further cells of a full table would hold rows that are used about as often. So the worth is both what shrinking costs
-and what growing saves. It is measured on a sample of cells. A row counts as used if its score has changed,
-whatever the policy, or if it was evicted and offered again. The variable's lock guards it.
+The rows that further cells would hold are used about as often as these. So the worth is both the cost of shrinking and
+the gain of growing. It is measured on a sample of cells. A row counts as used if its score has changed, whatever the
+policy, or if it was evicted and offered again. The variable's lock guards everything here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kvemb.rows.hashing import KeyIndex, Keys
 
 # Cells in a sample; of these, the 1/WATCHED_PART with the lowest scores is watched. Empty cells score lowest.
 SAMPLE_CELLS, WATCHED_PART = 8192, 4
-# A measurement waits until ENOUGH_USES watched rows were used, or a quarter of them if that is fewer, as fewer uses say
-# little. It waits for at most MAX_LOOKS looks; the first measurement does not wait.
+# A measurement waits until ENOUGH_USES watched rows, or a quarter of the watched rows if that is less, were used,
+# because fewer uses are not significant. It waits for at most MAX_LOOKS looks; the first measurement does not wait.
 ENOUGH_USES, MAX_LOOKS = 16, 8
 # The golden ratio spreads successive samples over the table.
 _SPREAD = 0.6180339887498949
@@ -39,8 +39,8 @@ class Worth:
     def look(self, work: int, missed: float) -> float | None:
         """Return the worth of a cell in uses per row of work, a moving average over looks; None at the first look.
 
-        work: the budget's count of rows offered, as a clock (Sharing.work). missed: uses that one more cell would have
-        got since the last look.
+        work: the budget's count of rows offered, as a clock (Sharing.work). missed: uses since the last look that one
+        more cell would have served.
         """
         self._looks += 1
         self._missed += missed
@@ -81,7 +81,7 @@ class Worth:
         chosen = np.argpartition(scores, lowest - 1)[:lowest] if 0 < lowest < len(keys) else np.arange(lowest)
         keys, index = keys[chosen], KeyIndex(max(1, len(chosen)))
         index.put(keys, 0, len(chosen))
-        # All at once: where there was no memory for one of them, the rows that were watched still are.
+        # Assigned together: if memory is lacking for one of them, the previous rows are still watched.
         watched_scores, offered = scores[chosen], np.zeros(len(chosen), np.bool_)
         self._keys, self._index, self._scores, self._offered = keys, index, watched_scores, offered
         self._watched_cells, self._since = watched, work

@@ -1,4 +1,4 @@
-"""Entries in the log of writes for the rows that a call has just changed, if the store has such a log.
+"""Appending the rows that a call has just changed to the log of writes, if the store has one.
 
 The variable's lock guards every method but commit(); all are called within TieredStorage.changing().
 """
@@ -16,21 +16,21 @@ from kvemb.tiers.locate import Located
 
 
 class WriteLogging:
-    """One variable's side of the log. log None: the store has none, and every method does nothing."""
+    """Logs the writes of one variable. log: None: the store has no log, and every method does nothing."""
 
     def __init__(self, log: WriteLog | None, hot_tables: HotTables) -> None:
         self._log, self._hot_tables = log, hot_tables
         self.active = log is not None
 
     def located(self, at: Located, step: int) -> None:
-        """Log located rows, hot or on their way there."""
+        """Log located rows, hot or about to be."""
         if self._log is not None:
             for rows in self._hot_tables.read(at.cells, at.owners):
                 self.rows(rows, step)
             self.rows(at.rows, step)
 
     def hot(self, keys: Keys, owners: Owners, missing: Positions, step: int) -> None:
-        """Log the hot rows of keys, each once. missing: the positions of keys that are not hot."""
+        """Log each hot row of keys once. missing: the positions of keys that are not hot."""
         if self._log is not None:
             hot = np.delete(np.arange(len(keys)), missing)
             hot = hot[Unique(keys[hot]).last]
@@ -49,7 +49,7 @@ class WriteLogging:
             self._log.removed(order_keys(keys, self._hot_tables.tables[0].schema), step)
 
     def counted(self, optimizer_steps: int, step: int) -> None:
-        """Log how many steps of the optimizer were counted. Raises ColdStoreError."""
+        """Log the number of optimizer steps counted so far. Raises ColdStoreError."""
         if self._log is not None:
             self._log.counted(optimizer_steps, step)
 
@@ -59,6 +59,6 @@ class WriteLogging:
             self._log.cleared(step)
 
     def commit(self) -> None:
-        """Wait until all of it is on disk. Takes no lock. Raises ColdStoreError."""
+        """Wait until everything logged is on disk. Takes no lock. Raises ColdStoreError."""
         if self._log is not None:
             self._log.commit()

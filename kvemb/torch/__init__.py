@@ -5,9 +5,9 @@
     words = kt.EmbeddingBag("words", dim=16, mode="mean", store=store, optimizer=kvemb.optimizers.Adagrad(0.05))
     optimizer = kt.Optimizer(model)
 
-A forward looks up the rows of the batch, a backward collects their gradients, and the optimizer's step takes one step
-of each variable's own optimizer on the rows that were used. Rows are no parameters: `model.parameters()` holds the
-dense part alone, for torch.optim. Needs PyTorch: pip install 'kvemb[torch]'. Importing kvemb does not import it.
+A forward pass looks up the rows of the batch, a backward pass collects their gradients, and Optimizer.step() takes one
+step of each variable's own optimizer on the rows that were used. Rows are not parameters: `model.parameters()` has only
+the dense part, for torch.optim. Needs PyTorch: pip install 'kvemb[torch]'. Importing kvemb does not import it.
 """
 
 from kvemb.errors import BackendUnavailable

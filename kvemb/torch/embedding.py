@@ -17,16 +17,15 @@ from kvemb.variable import Variable
 
 
 class Embedding(TableModule):
-    """Rows by key, as torch.nn.Embedding gives them by index. See RowsModule for fused, check_finite, output_dtype.
+    """Looks up rows by key, as torch.nn.Embedding does by index. See RowsModule for fused, check_finite, output_dtype.
 
-    variable: a Variable, or a name; then dim, store (None: the default one) and all other arguments are those of
-    Store.get_variable, such as optimizer and initializer (None: zeros, where torch.nn's rows are normal).
-    padding_idx: a key (a negative one, too) whose row is zeros: it is not looked up, made or trained.
-    max_norm, norm_type: rows of a larger norm are scaled to it in the result; the table keeps them, unlike torch.nn's.
-    scale_grad_by_freq: as torch.nn's; a row then counts as used once in a batch. sparse: accepted; a gradient is always
-    of the rows that were used.
-    load_state_dict takes the weight of a torch.nn.Embedding, too: row i becomes the row of key i. from_pretrained makes
-    a module of such a weight.
+    variable: a Variable, or a name; with a name, dim, store (None: the default one) and all other arguments are those
+    of Store.get_variable, such as optimizer and initializer (None: zeros, while torch.nn's rows are normal).
+    padding_idx: a key, which may be negative, whose row is zeros: it is not looked up, created or trained. max_norm,
+    norm_type: rows with a larger norm are scaled to it in the result; unlike torch.nn's, the table does not change.
+    scale_grad_by_freq: as torch.nn's; a row then counts as used once per batch. sparse: ignored; gradients always have
+    only the rows that were used. load_state_dict also accepts the weight of a torch.nn.Embedding: row i becomes the row
+    of key i. from_pretrained makes a module from such a weight.
     Raises TypeError or ValueError for an argument, and what get_variable raises.
     """
 
@@ -54,16 +53,16 @@ class Embedding(TableModule):
         self.scale_grad_by_freq, self.sparse = bool(scale_grad_by_freq), bool(sparse)
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where a weight of torch.nn.Embedding goes."""
+        """Return the destination of the weight of a torch.nn.Embedding."""
         return {"weight": Destination(self.variable, self.padding_idx)}
 
     @torch.compiler.disable
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids, ids.shape + (dim,), on the device of ids. A missing key reads as its initial row.
 
-        ids: integers of any shape; keys. A backward brings the gradients of the rows, and deferred steps wait for
-        kvemb.torch.Optimizer.step(). Raises TypeError for ids; RuntimeError if this module cannot be trained now; what
-        Store.lookup raises.
+        ids: keys, integers of any shape. A backward pass collects the gradients of the rows for
+        kvemb.torch.Optimizer.step(), unless fused. Raises TypeError for ids; RuntimeError if this module cannot be
+        trained now; what Store.lookup raises.
         """
         keys = keys_where_they_are(ids).reshape(-1)
         if self.scale_grad_by_freq and torch.is_grad_enabled():
@@ -74,7 +73,7 @@ class Embedding(TableModule):
         return self.finished(out.view(*ids.shape, self.variable.dim), ids.device)
 
     def _scaled_by_frequency(self, keys: Any) -> torch.Tensor:
-        """Return the rows of keys; the gradient of one is divided by how often it occurs."""
+        """Return the rows of keys; the gradient of each is divided by the number of its occurrences."""
         found = distinct(keys, self.variable)
         (rows,) = self.rows([Wanted(self.variable, found.keys, self.padding_idx, given=False)])
         divide_gradient(rows, found.counts)

@@ -17,12 +17,12 @@ from kvemb.variable import Variable
 
 
 class EmbeddingBag(TableModule):
-    """Bags of rows by key, as torch.nn.EmbeddingBag pools them by index. See RowsModule for fused, check_finite,
+    """Pools bags of rows by key, as torch.nn.EmbeddingBag does by index. See RowsModule for fused, check_finite,
     output_dtype, and Embedding for variable, dim, store, max_norm, scale_grad_by_freq, sparse and other arguments.
 
     mode: "mean", "sum" or "max". include_last_offset: the last offset is the number of ids. padding_idx: a key that is
-    left out of the bags, and not counted in a mean. A row counts as used once in a batch, however often it is in the
-    bags, unless every bag is of one id.
+    left out of the bags, and not counted in a mean. A row counts as used once per batch, however often it is in the
+    bags, unless every bag has exactly one id.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EmbeddingBag(TableModule):
         self.include_last_offset, self.sparse = bool(include_last_offset), bool(sparse)
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where a weight of torch.nn.EmbeddingBag goes."""
+        """Return the destination of the weight of a torch.nn.EmbeddingBag."""
         return {"weight": Destination(self.variable, self.pooling.padding)}
 
     @torch.compiler.disable
@@ -66,7 +66,7 @@ class EmbeddingBag(TableModule):
         """Return the bags, (count, dim), on the device of ids. An empty bag is zeros.
 
         ids: keys (n,), and offsets (count,), where each bag begins, from 0 and ascending; or ids (count, m) without
-        offsets. per_sample_weights: floats of the shape of ids, for mode "sum", with a gradient of their own. Raises
+        offsets. per_sample_weights: floats of the shape of ids, for mode "sum"; they may require a gradient. Raises
         TypeError or ValueError before anything is looked up; RuntimeError if this module cannot be trained now; what
         Store.lookup raises.
         """

@@ -1,8 +1,9 @@
-"""Gradients of rows that wait for an optimizer's step, and the steps of variables that are made of them.
+"""Pending gradients of rows, and the optimizer's steps that variables take with them.
 
-A module has one Pending. It holds nothing until a backward has run; then each variable's keys and gradients, in the
-order of the backwards. merged() sums those of equal keys into one tensor a variable, which optimizers and
-clip_grad_norm_ see as a parameter's gradient. Several threads may run backwards; none while another takes the step.
+A module has one Pending. It is empty until a backward pass has run; then it has each variable's keys and gradients, in
+the order of the backward passes. merged() sums those of equal keys into one tensor for each variable, which optimizers
+and clip_grad_norm_ see as a parameter's gradient. Several threads may run backward passes, but not while another thread
+takes the step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvemb.store import Store
 from kvemb.torch.bags import Keys, joined_keys
 from kvemb.variable import Variable
 
-# Backwards whose gradients wait apart; beyond them, equal keys are summed, so that memory is bounded by distinct keys.
+# Gradients of this many backward passes are kept apart; with more, equal keys are summed, which bounds the memory.
 MAX_APART = 8
 
 
@@ -34,14 +35,14 @@ class Gradient(NamedTuple):
 
 
 class Owner(Protocol):
-    """What sets the learning rates of variables: an Optimizer."""
+    """An object that sets the learning rates of variables: an Optimizer."""
 
     def before_step(self, variables: list[Variable]) -> None:
-        """Set the learning rates of those that it has. Raises TypeError, ValueError."""
+        """Set the learning rates of its variables among these. Raises TypeError, ValueError."""
 
 
 class Pending:
-    """What a module's backwards have brought. fused: each backward takes the step, and nothing waits.
+    """The gradients of a module's backward passes. fused: each backward takes the step, so none are kept.
 
     check_finite: whether a step refuses NaN and infinities. Copies are empty and have no owner.
     """
@@ -49,12 +50,12 @@ class Pending:
     def __init__(self, fused: bool, check_finite: bool) -> None:
         self.fused, self.check_finite = fused, check_finite
         self._owner: weakref.ref[Owner] | None = None
-        self._lock = threading.Lock()  # protects what follows, among backwards
+        self._lock = threading.Lock()  # protects the attributes below, among backward passes
         self.waiting: list[Gradient] = []
         self._backwards = 0
 
     def add(self, gradients: list[Gradient]) -> None:
-        """Take what one backward brought: keep it, or if fused take the step. Raises what check_step, take_step do."""
+        """Keep the gradients of a backward pass, or, if fused, take the step. Raises as check_step and take_step do."""
         if self.fused:
             check_step(gradients, [self])
             take_step(gradients)
@@ -67,7 +68,7 @@ class Pending:
 
     @property
     def owner(self) -> Owner | None:
-        """The optimizer that takes the steps, or sets the rates of a fused module; None: there is none."""
+        """The optimizer that takes the steps, or sets the rates of a fused module, or None."""
         return None if self._owner is None else self._owner()
 
     @owner.setter
@@ -75,7 +76,7 @@ class Pending:
         self._owner = weakref.ref(owner)
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Discard the pending gradients."""
         self.waiting, self._backwards = [], 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,7 +84,7 @@ class Pending:
 
 
 def check_step(gradients: list[Gradient], pendings: Iterable[Pending]) -> None:
-    """Check what a step is given, and set the rates it takes. pendings: of the modules that the gradients come from.
+    """Check the gradients of a step, and set its learning rates. pendings: of the modules that the gradients come from.
 
     Raises ValueError for gradients that are not finite where a module has check_finite; what Owner.before_step raises.
     """
@@ -99,7 +100,8 @@ def check_step(gradients: list[Gradient], pendings: Iterable[Pending]) -> None:
 def take_step(gradients: list[Gradient]) -> None:
     """Take one optimizer step on each variable.
 
-    REQUIRES: check_step, and that the gradients wait no longer, so that a failed step is not taken twice.
+    REQUIRES: check_step() was called, and the gradients are no longer pending, so that a failed step is not taken
+    twice.
     Raises what Store.apply_gradients raises.
     """
     by_store: dict[int, tuple[Store, dict[Variable, tuple[object, object]]]] = {}
@@ -113,7 +115,7 @@ def take_step(gradients: list[Gradient]) -> None:
 
 
 def joined(gradients: list[Gradient]) -> list[Gradient]:
-    """Return one gradient for each variable, in the order of first occurrence; equal keys stay apart."""
+    """Return one gradient for each variable, in the order of first occurrence; equal keys are not summed."""
     parts: dict[int, list[Gradient]] = {}
     for gradient in gradients:
         parts.setdefault(id(gradient.variable), []).append(gradient)
@@ -130,7 +132,7 @@ def joined(gradients: list[Gradient]) -> list[Gradient]:
 
 
 def merged(gradients: list[Gradient]) -> list[Gradient]:
-    """Return one gradient for each variable, of distinct keys, those of equal keys summed in order: new tensors."""
+    """Return one gradient for each variable, as new tensors, with those of equal keys summed in order."""
     done = []
     for variable, keys, values in joined(gradients):
         if isinstance(keys, torch.Tensor):
@@ -144,7 +146,7 @@ def merged(gradients: list[Gradient]) -> list[Gradient]:
 
 
 def _summed_on_device(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same on a GPU: rows of equal keys are put side by side, as index_add_ would add them in any order."""
+    """Sum the gradients of equal keys on a GPU. Sorts by key first, as index_add_ would add them in any order."""
     order = torch.argsort(keys, stable=True)
     distinct, counts = torch.unique_consecutive(keys[order], return_counts=True)
     return distinct, torch.segment_reduce(values[order], "sum", lengths=counts, unsafe=True)

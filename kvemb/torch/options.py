@@ -1,4 +1,4 @@
-"""Arguments of torch.nn's embeddings that mean something here, checked; the others are refused by name."""
+"""Checks of the arguments of torch.nn's embeddings that are supported; the others are refused by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
 
 MODES = ("sum", "mean", "max")
-# What torch.nn has and rows do not; the message says what to do.
+# Arguments of torch.nn that are not supported; the message says what to use instead.
 _REFUSED = {
     "num_embeddings": "keys are any int64, and a row is made at its first step; give a name and dim",
     "embedding_dim": "give dim",
@@ -24,7 +24,7 @@ _REFUSED = {
 
 
 def check_names(arguments: dict[str, Any]) -> None:
-    """Raise TypeError for an argument of torch.nn's that has no meaning here."""
+    """Raise TypeError for an argument of torch.nn's that is not supported."""
     for name in arguments:
         if name in _REFUSED:
             raise TypeError(f"there is no argument {name} here: {_REFUSED[name]}")
@@ -43,7 +43,7 @@ def check_padding(padding_idx: Any) -> int | None:
 
 
 def check_norm(max_norm: Any, norm_type: Any) -> tuple[float | None, float]:
-    """Return the bound of a row's norm, and which norm. Raises TypeError, ValueError."""
+    """Return the largest norm of a row, and the exponent of the norm. Raises TypeError, ValueError."""
     most = None if max_norm is None else as_number(max_norm, "max_norm")
     kind = as_number(norm_type, "norm_type")
     if most is not None and not most > 0:
@@ -54,7 +54,7 @@ def check_norm(max_norm: Any, norm_type: Any) -> tuple[float | None, float]:
 
 
 def clipped(rows: torch.Tensor, max_norm: float | None, norm_type: float) -> torch.Tensor:
-    """Return rows (n, dim), those of a larger norm scaled to it. Differentiable; the table does not change.
+    """Return rows (n, dim), with those of a larger norm scaled to max_norm. Differentiable; the table does not change.
 
     As TensorFlow's embedding_lookup(max_norm=); torch.nn's changes the table.
     """

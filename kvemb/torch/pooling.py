@@ -1,8 +1,8 @@
-"""Bags of rows pooled, as torch.nn.functional.embedding_bag does: from the distinct rows of a batch.
+"""Pools bags of rows as torch.nn.functional.embedding_bag does, from the distinct rows of a batch.
 
-The distinct keys of a batch are looked up as a small table, over which torch itself pools. So modes, weights with
-their gradient, padding and second derivatives are torch's own. Bags of one id each are the rows as they are. Each
-feature has a small table of its own, so a backward that leaves a feature out brings no gradients of its rows.
+The distinct keys of a batch are looked up as a small table, over which torch itself pools. So modes, weights and their
+gradients, padding and second derivatives are torch's own. Bags of one id each are returned as the rows. Each feature
+has its own small table, so a backward pass that does not reach a feature collects no gradients for its rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pooling:
 
 
 class Prepared:
-    """Bags whose rows are to be looked up in a variable. wanted: those rows; finish() pools them.
+    """The bags of one feature, before the lookup. wanted: the rows to look up; finish() pools them.
 
     bags: of one feature.
     """
@@ -44,7 +44,7 @@ class Prepared:
         keys = fitting(bags.keys, variable)
         padding = possible(how.padding, keys)
         if padding is not None:
-            # First of all: so it is known where it is among the distinct keys, and it is there even if no bag has it.
+            # Put first: so its position among the distinct keys is known, and it is there even if no bag has it.
             keys = joined_keys([padding_beside(keys, padding), keys])
         found = distinct(keys, variable)
         self.wanted, self._counts = Wanted(variable, found.keys, padding, given=False), found.counts
@@ -54,12 +54,12 @@ class Prepared:
     def finish(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the pooled bags (count, dim). rows: those of `wanted`."""
         bags, how = self._bags, self._how
-        if how.scale_grad_by_freq:  # not left to torch, whose kernel for bags divides by another key's count
+        if how.scale_grad_by_freq:  # not by torch, whose kernel for bags divides by the count of a wrong key
             divide_gradient(rows, self._counts)
         rows = clipped(rows, how.max_norm, how.norm_type)
         if self._alone:
             return rows if bags.weights is None else rows * bags.weights.to(rows)[:, None]
-        if not len(self._inverse):  # zeros that a backward may begin with, as torch.nn's
+        if not len(self._inverse):  # zeros with a gradient function, as torch.nn returns
             return rows.new_zeros(bags.count, rows.shape[1]) + rows[:0].sum(0)
         return torch.nn.functional.embedding_bag(
             self._inverse,
@@ -72,5 +72,5 @@ class Prepared:
 
 
 def padding_beside(keys: Keys, padding: int) -> Keys:
-    """Return the padding key alone, in the memory and the dtype of keys."""
+    """Return only the padding key, on the device and with the dtype of keys."""
     return np.array([padding], keys.dtype) if isinstance(keys, np.ndarray) else keys.new_tensor([padding])

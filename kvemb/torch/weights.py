@@ -1,4 +1,4 @@
-"""Weights of torch.nn's modules, as a state_dict has them, into variables: row i becomes the row of key i."""
+"""Writes weights of torch.nn's modules from a state_dict to variables: row i becomes the row of key i."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIECE_ROWS = 65_536
 
 
 class Destination(NamedTuple):
-    """Where a weight goes. padding: a key that gets no row."""
+    """The variable that a weight is written to. padding: a key that gets no row."""
 
     variable: Variable
     padding: int | None = None
@@ -25,9 +25,9 @@ def take_weights(
 ) -> tuple[bool, list[str]]:
     """Move weights out of a state_dict into variables.
 
-    destinations: by name in the module, which prefix precedes. error_msgs: gets what is wrong with a weight, which is
-    then not written. Returns whether there was a weight, and the names of those that no variable got. Raises what
-    Variable.upsert raises.
+    destinations: by name in the module, without the prefix. error_msgs: receives a message for each invalid weight,
+    which is not written. Returns whether there was a weight, and the names of weights that were not written. Raises
+    what Variable.upsert raises.
     """
     given = {name: state_dict.pop(prefix + name) for name in destinations if prefix + name in state_dict}
     for name, weight in given.items():
@@ -47,9 +47,9 @@ def take_weights(
 
 
 def check_weight(weight: Any, what: str, dim: int | None) -> int:
-    """Return how wide the rows of a weight are, which is dim, if that is given. what: its name in errors.
+    """Return the width of a weight's rows, which must be dim if that is given. what: its name in errors.
 
-    Raises TypeError for what is not a dense tensor of floats, ValueError for another shape.
+    Raises TypeError unless it is a dense tensor of floats, ValueError for another shape.
     """
     if not isinstance(weight, torch.Tensor) or weight.layout != torch.strided or not weight.is_floating_point():
         raise TypeError(f"{what} must be a dense tensor of floats, got {brief(weight)}")
@@ -59,9 +59,9 @@ def check_weight(weight: Any, what: str, dim: int | None) -> int:
 
 
 def write_weight(weight: torch.Tensor, destination: Destination) -> None:
-    """Upsert a weight (n, dim), rounded to the variable's dtype, under the keys 0 to n - 1, but for the padding.
+    """Upsert a weight (n, dim), rounded to the variable's dtype, under the keys 0 to n - 1, except the padding.
 
-    The memory that it takes does not grow with n. Raises what Variable.upsert raises.
+    Memory does not grow with n. Raises what Variable.upsert raises.
     """
     variable = destination.variable
     wide = torch.float64 if variable.value_dtype.name == "float64" else torch.float32

@@ -1,4 +1,4 @@
-"""A client's calls are refused where they could wait for themselves."""
+"""A client's calls are refused where they would deadlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full: opening says so; later its shard is lost, and the cluster goes on once there is room again."""
+"""A full disk: opening reports it; later its shard is lost, and the cluster continues once there is room again."""
 
 from __future__ import annotations
 

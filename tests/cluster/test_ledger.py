@@ -1,4 +1,4 @@
-"""A call that arrives again is not made again, and gives what it gave."""
+"""A call that arrives again is not executed again, and returns the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of Ray: what a shard raised is raised; whatever else happened to a call, no answer came."""
+"""Errors of Ray: a shard's exception is raised as it is; every other failure of a call counts as no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets are part of the format; every shard gets its share; what is divided comes back in order."""
+"""Buckets are part of the format; shards get equal shares; divided batches are joined in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller saves beside the rows: it comes back, is checked, and is there with the rows or not at all."""
+"""Files and values saved beside the rows: restored, checked, and saved with the rows or not at all."""
 
 from __future__ import annotations
 

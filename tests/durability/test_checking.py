@@ -1,4 +1,4 @@
-"""What verification finds wrong with a checkpoint: each kind of harm, one line."""
+"""The findings of verification: each kind of damage, one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing points one at a time, behind the callers: what they wait for, and whom a failure is told."""
+"""Writing points one at a time, in the background: what callers wait for, and who gets the error of a failure."""
 
 from __future__ import annotations
 

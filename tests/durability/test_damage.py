@@ -1,4 +1,4 @@
-"""Damage on disk, in every file and of every kind: told by the file's name, or harmless. Never a wrong row."""
+"""Damage on disk, in every file and of every kind: reported with the file's name, or harmless. Never a wrong row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store promises on disks that lose what was not synced, fail, or are full: tests/faults.c plays the disk.
+"""The guarantees of a store on disks that lose unsynced data, fail, or are full: tests/faults.c simulates the disk.
 
 A history (tests/history.py) is stopped at some of its operations on the disk, or one of them fails. KVEMB_FAULTS says
 at how many, evenly spread, operations fail, for each error; crashes are tried at three times as many. 0: at every one.

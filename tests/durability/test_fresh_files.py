@@ -1,4 +1,4 @@
-"""Files that replace what has their name, and never write through a link."""
+"""Files that replace existing names, and never write through a link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of hot keys that cost what changed."""
+"""Sets of hot keys, whose cost is proportional to the change."""
 
 from __future__ import annotations
 

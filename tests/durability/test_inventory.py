@@ -1,4 +1,4 @@
-"""Inventories: what is hashed, what is taken over, and how each kind of damage is told."""
+"""Inventories: what is hashed, which checksums are kept, and how each kind of damage is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments of the log: which there must be, and what a torn or damaged one gives."""
+"""Segments of the log: which must exist, and how torn or damaged ones are read."""
 
 from __future__ import annotations
 

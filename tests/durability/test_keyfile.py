@@ -1,4 +1,4 @@
-"""Key files: what comes back, unions of them, and that damage is told."""
+"""Key files: what is read equals what was written, unions of them, and damage is reported."""
 
 from __future__ import annotations
 

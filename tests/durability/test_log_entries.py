@@ -1,4 +1,4 @@
-"""Entries of the log are held against their variable before they are used."""
+"""Entries of the log are checked against their variable's schema before they are used."""
 
 from __future__ import annotations
 

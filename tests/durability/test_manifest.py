@@ -1,4 +1,4 @@
-"""Manifests: what comes back, and how damage and other versions are told."""
+"""Manifests: what is read equals what was written; damage and other versions are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each field of a manifest: what it may be at its limits, and what is said of what it may not be."""
+"""Each field of a manifest: its limits, and the error beyond them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers name: paths and URLs of every kind, and numbers of a series."""
+"""Paths and URLs that callers give, of every kind, and the numbers of a series."""
 
 from __future__ import annotations
 

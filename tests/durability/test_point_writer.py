@@ -1,4 +1,4 @@
-"""One durable point: what is in it, and what each failure leaves."""
+"""One durable point: its content, and the state after each failure."""
 
 from __future__ import annotations
 

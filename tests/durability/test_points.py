@@ -1,4 +1,4 @@
-"""Durable points: the last one is where a store opens, whatever was left beside it."""
+"""Durable points: a store opens at the last one, whatever else is in its directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints opened in place: nothing of them changes, and damage is told by its file."""
+"""Checkpoints opened in place do not change, and damage is reported with its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log's entries become in the cold store: rows, counts, steps and recorded changes."""
+"""The effect of the log's entries on the cold store: rows, counts, steps and recorded changes."""
 
 from __future__ import annotations
 

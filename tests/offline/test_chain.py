@@ -1,4 +1,4 @@
-"""What a number at a URL consists of: written and read, and refused where any field is not what it must be."""
+"""Descriptions of checkpoints at a URL: written, read, and refused if any field is invalid."""
 
 from __future__ import annotations
 

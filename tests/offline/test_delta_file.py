@@ -1,4 +1,4 @@
-"""Delta files: what is written is read, the same bytes each time; any damaged byte is found."""
+"""Delta files: what is read equals what was written, the same bytes each time; any damaged byte is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers made: manifests, stores, series and places elsewhere that would have kvemb write where it must not."""
+"""Hostile manifests, stores, series and URLs cannot make kvemb write outside of its directories."""
 
 from __future__ import annotations
 

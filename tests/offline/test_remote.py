@@ -1,4 +1,4 @@
-"""What is at a URL: names that count, manifests that are refused, and places that cannot be reached."""
+"""Checkpoints at a URL: valid names, refused manifests, and unreachable places."""
 
 from __future__ import annotations
 

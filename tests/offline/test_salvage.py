@@ -1,4 +1,4 @@
-"""What repair() saves of damaged checkpoints and stores: no row that is wrong or older, and every loss is told."""
+"""Rows that repair() saves from damaged checkpoints and stores: none is wrong or older, and every loss is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorting more rows than memory holds: the same as sorting them at once, of equal keys the last."""
+"""Sorting more rows than memory holds: the same as sorting them at once; the last of equal keys wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that travel: what is not as its entry says never has its name at the other end."""
+"""File transfers: a file that does not match its entry never appears under its name at the destination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number of the command line has a range, and what is no number of it is refused in one line before all else."""
+"""Every number of the command line has a range; anything else is refused in one line before any other work."""
 
 from __future__ import annotations
 

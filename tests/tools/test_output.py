@@ -1,4 +1,4 @@
-"""Where the output goes nowhere: one line or none, an exit code, and never a traceback."""
+"""Output that nobody can read: at most one line, an exit code, and never a traceback."""
 
 from __future__ import annotations
 

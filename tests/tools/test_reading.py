@@ -1,4 +1,4 @@
-"""What the tools that read share."""
+"""The shared code of the tools that read."""
 
 from __future__ import annotations
 

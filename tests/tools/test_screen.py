@@ -1,4 +1,4 @@
-"""What commands show of variables with long names: the name folds over lines, every figure stands whole."""
+"""The output of commands for variables with long names: names are folded over lines, figures never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGKILL at any time: nothing half-written stays, no process, no folder; and what is told."""
+"""Ctrl-C, SIGTERM and SIGKILL at any time leave no half-written file, process or folder; and the messages."""
 
 from __future__ import annotations
 

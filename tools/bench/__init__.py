@@ -1,1 +1,1 @@
-"""`kvemb bench`: measurements beside a peer in the same run, one file each; command.py has the command line."""
+"""`kvemb bench`: measures kvemb and a peer in the same run. command.py has the commands; each benchmark has a file."""

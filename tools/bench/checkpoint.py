@@ -57,7 +57,7 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
         table = _table(store, dim)
         _load(table, rows, dim)
         store.flush()
-        until_idle()  # for the compactions that loading caused
+        until_idle()  # waits for the compactions that loading caused
         before = store.checkpoint(folder_path / "0")
         for number in range(1, runs + 1):
             ids = ids_of(chance.choice(rows, changed_rows, replace=False))

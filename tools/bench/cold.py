@@ -1,8 +1,8 @@
-"""`kvemb bench cold`: the process CPU time of a cold row, with next to nothing hot, for tables of several sizes.
+"""`kvemb bench cold`: the process CPU time of a cold row, with hardly any rows hot, for tables of several sizes.
 
-A step looks up and trains uniformly drawn rows, so nearly each of them is read from disk, and writes another one back.
-The time is the whole process's: Python, RocksDB's reads, and the flushes and compactions, for whose end each window of
-steps waits. It is divided by the rows that were not hot.
+A step looks up and trains uniformly drawn rows, so nearly every row is read from disk, and another one is written back
+for it. The time is that of the whole process: Python, RocksDB's reads, and flushes and compactions, for whose end each
+window of steps waits. It is divided by the number of rows that were not hot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_GROWTH = 1.3
 def run(
     rows: list[int], dim: int, hot_share: float, batch: int, steps: int, runs: int, budget_mib: int, folder: Path | None
 ) -> Report:
-    """Measure `runs` windows of `steps` steps at each size; hot_share: of the rows, that fit the hot tier."""
+    """Measure `runs` windows of `steps` steps at each size. hot_share: the share of the rows that fits the hot tier."""
     settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_share": hot_share, "batch": batch, "steps": steps}
     report = Report("cold", {**settings, "runs": runs, "budget_mib": budget_mib})
     report.facts["compile_s"] = compile_seconds(dim)
@@ -60,6 +60,6 @@ def _microseconds(
             for ids in work:
                 train_step(table, ids, None, pull)
             until_idle()
-            if run:  # the first one fills the hot tier
+            if run:  # the first run fills the hot tier
                 costs.append(1e6 * (time.process_time() - began) / (table.stats.misses - missed))
     return Spread.of(costs)

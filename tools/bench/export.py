@@ -1,7 +1,7 @@
-"""`kvemb bench export`: export to Parquet and import of it, beside the same written by hand, and the peak memory.
+"""`kvemb bench export`: export to Parquet and import, compared with the same written by hand, and the peak memory.
 
-By hand means: iterate over the store and write each batch with pyarrow; read the file, upsert each batch, flush. Run
-as a module with a command as JSON, this file exports or imports in a process of its own and prints its peak memory.
+By hand means: iterate over the store and write each batch with pyarrow; read the file, upsert each batch, flush. Run as
+a module with a command as JSON, this file exports or imports in a separate process and prints its peak memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_EXPORT, MIN_IMPORT, MAX_MB = 0.8, 3.0, 500.0
 
 
 def run(rows: int, dim: int, runs: int, folder: Path | None) -> Report:
-    """Export and import a table of this size, in turns with the same by hand."""
+    """Export and import a table of this size, in turns with the code written by hand."""
     report = Report("export", {"rows": rows, "dim": dim, "runs": runs})
     report.facts["compile_s"] = compile_seconds(dim)
     with scratch(folder) as folder_path:

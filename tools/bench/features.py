@@ -1,7 +1,7 @@
-"""`kvemb bench features`: steps through an EmbeddingBagCollection of many tables, all hot, beside PyTorch's bags.
+"""`kvemb bench features`: steps through an EmbeddingBagCollection of many hot tables, compared with PyTorch's bags.
 
 Each step looks up one id of each table for every example, takes the gradient of a sum, and updates. The peer is one
-torch.nn.EmbeddingBag(sparse=True) for each table, and one torch.optim.Adagrad of all. Rows are compared at the end.
+torch.nn.EmbeddingBag(sparse=True) for each table, and one torch.optim.Adagrad for all. Rows are compared at the end.
 """
 
 from __future__ import annotations

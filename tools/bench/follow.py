@@ -24,7 +24,7 @@ from kvemb.tools.bench.measure import compile_seconds, scratch
 from kvemb.tools.bench.results import Line, Report, Spread
 
 MAX_SLOWER = 3.0
-# Lookups that end so soon after a refresh are looked at by themselves.
+# Lookups that end within this time after a refresh are also reported separately.
 SOON_SECONDS = 0.1
 LOAD_BATCH = 100_000
 
@@ -41,7 +41,7 @@ def run(
     budget_mib: int,
     folder: Path | None,
 ) -> Report:
-    """Look up random rows of those that are hot, with and without refreshes, and compare the slowest of a hundred."""
+    """Look up random hot rows, with and without refreshes, and compare the slowest of a hundred lookups."""
     hot = min(hot_rows, rows)
     settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_rows": hot, "batch": batch, "share": share}
     report = Report("follow", {**settings, "every": every, "points": points, "runs": runs, "budget_mib": budget_mib})
@@ -72,7 +72,7 @@ def run(
 class _Times:
     """The 99th percentile of the lookups of each run, in ms; refreshes: seconds of each refresh.
 
-    still: of runs without refreshes. refreshing: of those with them; soon: of their lookups near a refresh alone.
+    still: of runs without refreshes. refreshing: of runs with refreshes; soon: only of their lookups near a refresh.
     """
 
     still: list[float] = field(default_factory=list)

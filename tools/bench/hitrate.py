@@ -1,6 +1,6 @@
-"""`kvemb bench hitrate`: the share of lookups that find their row hot, beside an exact LRU and the best fixed set.
+"""`kvemb bench hitrate`: the share of lookups that find their row hot, compared with an exact LRU and a fixed set.
 
-Every access counts, also the first ones after loading, when all rows have the same score.
+Every access counts, including the first ones after loading, when all rows have the same score.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`kvemb bench lookup`: lookups of random rows of a table that is all hot, beside np.take on an array, by dim."""
+"""`kvemb bench lookup`: lookups of random rows of a hot table, compared with np.take on an array, by dim."""
 
 from __future__ import annotations
 

@@ -32,16 +32,16 @@ def seconds(work: Work, run: int) -> float:
 
 @dataclass(frozen=True)
 class Taken:
-    """What one run took: seconds of time, and CPU seconds of all threads of this process."""
+    """The cost of one run: seconds of time, and CPU seconds of all threads of this process."""
 
     wall: float
     cpu: float
 
 
 def take_timed_turns(sides: tuple[Work, ...], runs: int) -> tuple[list[Taken], ...]:
-    """Return what each side took in each run. Each side is called with the run's number, from 0.
+    """Return the cost of each side in each run. Each side is called with the run's number, from 0.
 
-    Between them is a rest, as OpenMP's threads, PyTorch's among them, go on spinning for some ms after their work.
+    Pauses between two sides, as OpenMP's threads, such as PyTorch's, spin for some ms after their work.
     """
     taken: tuple[list[Taken], ...] = tuple([] for _ in sides)
     for run in range(runs):
@@ -62,7 +62,7 @@ def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[l
 def until_idle() -> float:
     """Wait until this process's threads, including RocksDB's flushes and compactions, are idle.
 
-    Returns since when they are, in seconds of time.perf_counter().
+    Returns the beginning of the idle time, in seconds of time.perf_counter().
     """
     quiet, since = 0, time.perf_counter()
     while quiet < 3:

@@ -1,8 +1,8 @@
-"""`kvemb bench memory`: the peak memory of training, in a process of its own for each table size.
+"""`kvemb bench memory`: the peak memory of training, in a separate process for each table size.
 
-What counts is anonymous memory (RssAnon), sampled: the pages of mapped files belong to the page cache, and the system
-takes them back when it needs them; they are shown beside it. Run as a module with the settings as JSON, this file is
-that process: it loads the table batch by batch, trains, and prints its peaks.
+The figure is anonymous memory (RssAnon), sampled: pages of mapped files belong to the page cache, which the system can
+reclaim at any time; they are shown separately. Run as a module with the settings as JSON, this file is that process: it
+loads the table batch by batch, trains, and prints its peaks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvemb.tools.bench.train import LOAD_BATCH, open_table, target, train_step
 from kvemb.tools.memory import Peaks
 
 OVERHEAD_BYTES = 300_000_000
-# Two runs of one size differ by a few percent; a table four times as large may not take more than that.
+# Two runs of one size differ by a few percent; a table four times as large may not take more than this factor.
 MAX_GROWTH = 1.05
 FIELDS = ("VmHWM", "VmRSS")
 

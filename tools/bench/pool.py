@@ -1,6 +1,6 @@
-"""`kvemb bench pool`: bags of random rows of a table that is all hot, summed, beside PyTorch's embedding_bag.
+"""`kvemb bench pool`: sums of bags of random rows of a hot table, compared with PyTorch's embedding_bag.
 
-PyTorch's takes an array of the same rows, and positions in it; without PyTorch the peer is np.take and np.add.reduceat.
+The latter gets an array of the same rows, and positions in it; without PyTorch the peer is np.take and np.add.reduceat.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`kvemb bench prefetch`: steps of a model on a table that is mostly cold, with kvemb.torch.prefetching and without.
+"""`kvemb bench prefetch`: training steps on a mostly cold table, with kvemb.torch.prefetching and without.
 
-Between a lookup and its update, each step spends as long in a model as a step without one takes: half of it is model
-time. Both sides train a table of their own with the same batches, in turns, and their rows are compared bit for bit.
+Between its lookup and its update, each step waits for a simulated model for as long as a step without a model takes, so
+half of it is model time. Each side trains its own table with the same batches, in turns, and the rows are compared bit
+for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvemb.tools.bench.results import Report, compare_cost
 from kvemb.tools.bench.train import LOAD_BATCH, open_table
 
 MAX_RATIO = 0.75
-# Runs before those that count. They have no model; the last one says how long a step takes.
+# Runs before the timed ones, without a model; the last one measures how long a step takes.
 WARM_UP = 2
 
 
@@ -50,7 +51,7 @@ def run(
         def step_seconds(side: Side, batches: list[Any]) -> float:
             start = time.perf_counter()
             side.train(batches, ahead=side is sides[0])
-            return (until_idle() - start) / steps  # with what it left to RocksDB's threads
+            return (until_idle() - start) / steps  # including its work on RocksDB's threads
 
         walls: list[list[float]] = [[], []]
         for batches in work:
@@ -75,7 +76,7 @@ def _columns(variable: kvemb.Variable) -> list[Any]:
 
 
 class Side:
-    """A table, its module and its optimizer. model_s: seconds that a model takes in a step."""
+    """A table, its module and its optimizer. model_s: seconds of a step for the simulated model."""
 
     def __init__(self, torch: Any, variable: kvemb.Variable) -> None:
         import kvemb.torch as kt
@@ -88,6 +89,6 @@ class Side:
         """Take a step on each batch of ids."""
         for ids in self._ahead(batches, {self._table: lambda ids: ids}) if ahead else batches:
             rows = self._table(ids)
-            time.sleep(self.model_s)  # as a model on an accelerator: this process's cores are free
-            rows.backward(rows.detach())  # a gradient that costs nothing here, and shows every difference
+            time.sleep(self.model_s)  # like a model on an accelerator, which leaves this process's cores free
+            rows.backward(rows.detach())  # a gradient without further cost, which makes every difference visible
             self._optimizer.step()

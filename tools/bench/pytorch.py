@@ -1,4 +1,4 @@
-"""What the benchmarks beside PyTorch share: the import, the facts of a report, and an optimizer equal to kvemb's."""
+"""Shared by the benchmarks with PyTorch: the import, the facts of a report, and an optimizer equal to kvemb's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvemb.tools.bench.results import Report
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE
 from kvemb.tools.failures import BadInput
 
-# Arguments of torch.optim.Adagrad with which it takes the steps of kvemb's Adagrad.
+# Arguments with which torch.optim.Adagrad takes the same steps as kvemb's Adagrad.
 ADAGRAD = {"lr": LEARNING_RATE, "initial_accumulator_value": 0.0, "eps": EPSILON}
 
 
@@ -24,5 +24,5 @@ def import_torch(report: Report) -> Any:
 
 
 def budget_of_hot(rows: int, dim: int) -> int:
-    """Return a memory budget in bytes in which so many float32 rows with one slot are all hot, beside empty cells."""
+    """Return a memory budget in bytes in which so many float32 rows with one slot are all hot, with empty cells."""
     return 3 * rows * (8 * dim + 64) + (256 << 20)

@@ -1,4 +1,4 @@
-"""A table that is entirely hot, and an array of the same rows, for `bench lookup` and `bench upsert`."""
+"""An entirely hot table, and an array of the same rows, for `bench lookup` and `bench upsert`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LOAD_BATCH = 65_536
 
 
 def min_ratio(dim: int) -> float:
-    """Return the least share of an array's rows/s that counts as near an array."""
+    """Return the required share of an array's rows/s."""
     return 0.6 if dim >= 16 else 0.4
 
 
 @dataclass(frozen=True)
 class Resident:
-    """var and array hold the same rows; row r of array is that of the id of rank r."""
+    """var and array have the same rows; row r of array is that of the id of rank r."""
 
     var: kvemb.Variable
     array: Floats

@@ -1,4 +1,4 @@
-"""The results of a benchmark: lines of kvemb beside a peer, as a table or as JSON.
+"""The results of a benchmark: lines that compare kvemb with a peer, as a table or as JSON.
 
 A Spread is the median of several runs with the minimum and the maximum. A ratio is the median of the runs' ratios, not
 the ratio of the medians: the two sides of a run follow each other directly, so a noisy machine affects both.
@@ -59,7 +59,7 @@ def compare(
 def compare_cost(
     name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], max_ratio: float | None = None
 ) -> Line:
-    """The same for costs; the bar is a ratio of at most max_ratio."""
+    """As compare(), for costs; the bar is a ratio of at most max_ratio."""
     ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
     bar = "" if max_ratio is None else f"ratio ≤ {max_ratio:g}"
     met = None if max_ratio is None else ratio.median <= max_ratio
@@ -80,7 +80,7 @@ class Report:
         self.show_parts([self.lines], as_json)
 
     def show_parts(self, parts: Iterable[Sequence[Line]], as_json: bool) -> None:
-        """Print as show() does; of text, the lines of each part as soon as that has ended. They become the report's."""
+        """Print as show() does, but a table for each part as soon as it ends. Adds the lines to the report."""
         console = Console()
         lines: list[Line] = []
         if not as_json:
@@ -90,7 +90,7 @@ class Report:
             lines += part
             if part and not as_json:
                 _print_table(part, console)
-                console.file.flush()  # what is killed later has printed this
+                console.file.flush()  # so that this is printed even if the process is killed later
         self.lines = lines
         if as_json:
             print(to_json(asdict(self), indent=2))

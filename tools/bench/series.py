@@ -1,8 +1,8 @@
-"""`kvemb bench series`: what a series of checkpoints costs over time, on disk and at the place it is pushed to.
+"""`kvemb bench series`: the cost of a series of checkpoints over time, on disk and at the place it is pushed to.
 
-Between two checkpoints a share of the rows takes a step. What is pushed and what is new on disk is set beside the
-changed bytes: for each changed row 8 bytes of key and its record. Then rows are rewritten again and again, each time
-with a flush that is timed; nothing waits for compaction in between.
+Between two checkpoints a share of the rows takes a step. The bytes pushed and the new bytes on disk are compared with
+the changed bytes: for each changed row its record and 8 bytes of key. Then rows are rewritten repeatedly, each time
+with a timed flush; nothing waits for compaction in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(
     budget_mib: int,
     folder: Path | None,
 ) -> Report:
-    """Make, push and pull a series, and time flushes; raises AssertionError if what is pulled has other rows."""
+    """Make, push and pull a series, and time flushes; raises AssertionError if the pulled checkpoint has other rows."""
     settings: dict[str, object] = {"rows": rows, "dim": dim, "checkpoints": checkpoints, "share": share}
     report = Report("series", {**settings, "flush_mib": flush_mib, "budget_mib": budget_mib})
     report.facts["compile_s"] = compile_seconds(dim)
@@ -63,7 +63,7 @@ def _checkpoints(report: Report, store: kvemb.Store, place: Path, count: int, ch
             began = time.perf_counter()
             done = series.push(url, keep=1)
             push_seconds.append(time.perf_counter() - began)
-            # The manifest is not among the files of a Transfer.
+            # The files of a Transfer do not include the manifest.
             pushed.append(done.nbytes + (Path(url) / "checkpoints" / f"{done.number:08d}.json").stat().st_size)
             bases += done.deltas == 0
             before = after

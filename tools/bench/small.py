@@ -1,8 +1,7 @@
-"""`kvemb bench small`: what a call costs that has few keys, beside np.take of as many rows; and what one key more costs
-that is not hot.
+"""`kvemb bench small`: the cost of a call with few keys, compared with np.take, and of a key that is not hot.
 
-Every call is timed by itself, so that a busy machine moves the median little. What the cold store itself takes to read
-the key is counted by the variable (Stats.seconds_cold_read) and taken off.
+Every call is timed separately, so that a busy machine hardly changes the median. The cold store's own time to read the
+key is counted by the variable (Stats.seconds_cold_read) and subtracted.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ BARS = {"lookup": 15.0, "apply_gradients": 30.0, "upsert": 20.0, "absent": 60.0,
 
 
 class Cost(NamedTuple):
-    """Microseconds a call: its wall time without the cold store's, a median; its thread's CPU time, a mean; the cold
-    store's wall time, a median.
+    """Microseconds per call: the median wall time without the cold store's, the mean CPU time of the thread, and the
+    median wall time of the cold store.
     """
 
     wall: float
@@ -66,7 +65,7 @@ def _measure(var: kvemb.Variable, rows: int, dim: int, calls: int, runs: int) ->
     one, hot, array = ids_of(np.arange(1)), ids_of(np.arange(KEYS)), np.ones((rows, dim), np.float32)
     row, at_one, at_hot = np.ones((1, dim), np.float32), np.arange(1), np.arange(KEYS)
     for _ in range(HOT_USES):
-        var.lookup(hot)  # so often that they stay hot
+        var.lookup(hot)  # often enough that they stay hot
     known = iter(range(KEYS, rows))
     unknown = iter(range(rows, rows + 2 * runs * calls + 100))
     sides: dict[str, Callable[[], Cost]] = {
@@ -100,7 +99,7 @@ def _calls(call: Callable[[], object], count: int) -> Cost:
 
 
 def _missing(var: kvemb.Variable, hot: Ids, draw: Callable[[], Ids], count: int, *, absent: int) -> Cost:
-    """Time lookups of hot keys with one that is drawn in the place of the first, counting those where it is not hot."""
+    """Time lookups of hot keys with a drawn key in place of the first; count those in which it is not hot."""
     wall: list[float] = []
     cpu: list[float] = []
     cold: list[float] = []

@@ -1,9 +1,9 @@
-"""`kvemb bench tables`: many tables of different sizes in one budget: how much of it holds hot rows, and how well.
+"""`kvemb bench tables`: many tables of different sizes in one budget: its share for hot rows, and their hit rate.
 
-The tables share a budget that holds a part of their rows. Their sizes fall off as the sizes of a recommender's fields
-do, and each step looks up and trains the same number of ids of each. The peer is the best fixed split: the rows that
-would have the most hits for as many bytes as kvemb's hot rows take, known in advance and never moved. --changing: at
-first only the smaller half of the tables is used, so that memory has to move; the last quarter of the steps counts.
+The budget has room for a part of the tables' rows. The sizes decrease like those of a recommender's fields, and each
+step looks up and trains the same number of ids of each table. The peer is the best fixed split: the rows that have the
+most hits in as many bytes as kvemb's hot rows take, known in advance and never moved. With --changing only the smaller
+half of the tables is used at first, so that memory has to move; only the last quarter of the steps counts.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def _open(store: kvemb.Store, name: str, dim: int) -> kvemb.Variable:
 
 
 def _row_bytes(dim: int) -> int:
-    """Bytes of a hot row, with its slot: key, score, step, flags and digest beside it."""
+    """Return the bytes of a hot row with its slot, key, score, step, flags and digest."""
     return 8 * dim + 26
 
 
 def _best_hit_rate(sizes: list[int], row_bytes: np.ndarray, exponent: float, nbytes: int) -> float:
-    """Return the share of lookups that the rows with the most hits a byte answer, as many as nbytes hold."""
+    """Return the hit rate of the rows with the most hits per byte that fit in nbytes."""
     hits, costs = [], []
     for size, cost in zip(sizes, row_bytes, strict=True):
         weights = np.arange(1, size + 1, dtype=np.float64) ** -exponent

@@ -1,9 +1,9 @@
-"""`kvemb bench torch`: training steps of a module of kvemb.torch, all rows hot, beside PyTorch's EmbeddingBag, sparse.
+"""`kvemb bench torch`: training steps of a module of kvemb.torch, all rows hot, compared with PyTorch's own.
 
 A step looks up a batch of ids, takes the gradient that pulls every row towards one target, and updates. PyTorch's bags
-hold one id each, so a lookup gives one row for each id on both sides. The peers are torch.optim.Adagrad, whose rows are
-compared at the end, and, beside kvemb's Adagrad too, SparseAdam and FBGEMM's fused row-wise Adagrad, if FBGEMM
-(fbgemm-gpu-cpu) is installed. All take their steps in turns.
+have one id each, so a lookup gives one row for each id on both sides. kvemb's Adagrad is compared with
+torch.optim.Adagrad, whose rows must be equal at the end, with SparseAdam, and with FBGEMM's fused row-wise Adagrad, if
+FBGEMM (fbgemm-gpu-cpu) is installed. All take their steps in turns.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Module:
 
 
 class TorchTable:
-    """The same rows and steps in PyTorch. start (rows, dim): the first rows, copied; pull (dim,): see train_step."""
+    """The same rows and steps in PyTorch. start (rows, dim): the initial rows, copied; pull (dim,): see train_step."""
 
     def __init__(self, torch: Any, start: Floats, pull: Floats, make: Callable[[Any], Any]) -> None:
         self._torch, self._pull = torch, torch.from_numpy(pull)
@@ -114,12 +114,12 @@ class TorchTable:
 
     @classmethod
     def adagrad(cls, torch: Any, start: Floats, pull: Floats) -> TorchTable:
-        """One that is trained with torch.optim.Adagrad."""
+        """Return a table that is trained with torch.optim.Adagrad."""
         return cls(torch, start, pull, lambda parameters: torch.optim.Adagrad(parameters, **ADAGRAD))
 
     @classmethod
     def sparse_adam(cls, torch: Any, start: Floats, pull: Floats) -> TorchTable:
-        """One that is trained with torch.optim.SparseAdam."""
+        """Return a table that is trained with torch.optim.SparseAdam."""
         return cls(torch, start, pull, lambda parameters: torch.optim.SparseAdam(list(parameters), lr=LEARNING_RATE))
 
     def train(self, positions: Ids) -> None:
@@ -139,8 +139,8 @@ class TorchTable:
 class FbgemmTable:
     """The same rows and steps in FBGEMM (SplitTableBatchedEmbeddingBagsCodegen), which trains in the backward.
 
-    start (rows, dim): the first rows, copied; pull (dim,): see train_step. Raises ImportError, and OSError if
-    FBGEMM was built for another PyTorch.
+    start (rows, dim): the initial rows, copied; pull (dim,): see train_step. Raises ImportError, and OSError if FBGEMM
+    was built for another PyTorch.
     """
 
     def __init__(self, torch: Any, start: Floats, pull: Floats) -> None:

@@ -1,7 +1,7 @@
-"""`kvemb bench train`: training steps on a table with a tenth of its rows hot, beside the same loop on rocksdict.
+"""`kvemb bench train`: training steps on a table with a tenth of its rows hot, compared with a loop on rocksdict.
 
 A step is a lookup, a gradient (that pulls every row towards one target) and an Adagrad update. Both sides take the same
-steps, in turns of one window each, and their rows are compared at the end. Every other window of kvemb calls `prefetch`
+steps, in turns, one window each, and their rows are compared at the end. Every other window of kvemb calls `prefetch`
 with the next batch's keys, as a data loader can. CPU time is the whole process's, flushes and compactions included.
 """
 
@@ -25,7 +25,7 @@ LOAD_BATCH = 65_536
 
 
 def open_table(store: kvemb.Store, dim: int, hot_rows: int) -> kvemb.Variable:
-    """Return the variable that is trained."""
+    """Return the variable to train."""
     return store.get_variable(
         "trained",
         dim=dim,
@@ -117,7 +117,7 @@ def run(
 
 
 def _assert_same(var: kvemb.Variable, peer: RocksLoop, ids: Ids) -> int:
-    """Raise AssertionError unless both hold the same rows, up to the rounding of summed gradients."""
+    """Raise AssertionError unless both have the same rows, up to the rounding of summed gradients."""
 
     np.testing.assert_allclose(var.lookup(ids, touch=False), peer.values(ids), rtol=1e-4, atol=1e-5)
     return len(ids)

@@ -1,8 +1,8 @@
-"""The peer of `kvemb bench train`: the same training loop written by hand on rocksdict, as a careful user writes it.
+"""The peer of `kvemb bench train`: the same training loop, written by hand on rocksdict by a careful user.
 
-One read per step (the rows read for the forward pass are the ones updated), unique sorted keys, records joined once
-into an array, one sorted WriteBatch without a log, a Bloom filter, and the whole memory budget as block cache and
-memtables. Index and filter blocks are outside the cache, which is faster; their memory is not counted.
+One read per step (the rows read for the forward pass are the ones updated), unique sorted keys, records joined once to
+an array, one sorted WriteBatch without a log, a Bloom filter, and the whole memory budget as block cache and memtables.
+Index and filter blocks are outside the cache, which is faster; their memory is not counted.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def encode(ids: Ids) -> list[bytes]:
 
 
 def options(memory_bytes: int) -> rd.Options:
-    """Return the options of both benchmarks on bare rocksdict: two memtables, the rest of memory_bytes block cache."""
+    """Return the options of both benchmarks on rocksdict: two memtables, the rest of memory_bytes as block cache."""
     table = rd.BlockBasedOptions()
     table.set_block_cache(rd.Cache(max(1 << 20, memory_bytes - WRITE_BUFFERS * WRITE_BUFFER_BYTES)))
     table.set_bloom_filter(10, False)

@@ -1,4 +1,4 @@
-"""`kvemb bench upsert`: upserts of random rows of a table that is all hot, beside `array[index] = rows`, by dim."""
+"""`kvemb bench upsert`: upserts of random rows of a hot table, compared with `array[index] = rows`, by dim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvemb restore`: make a store of a checkpoint, as kvemb.restore does."""
+"""`kvemb restore`: restore a checkpoint to a new store, as kvemb.restore does."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def restore(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a store of a checkpoint, to train on; on one filesystem they share their files.
+    """Restore a checkpoint to a new store, to continue training. On one filesystem they share files by hard links.
 
     Example: kvemb restore checkpoints/00000042 store
     """
     place = bulk.Place(checkpoint)
     if place.here is not None:
-        kvemb.Checkpoint(place.here)  # raises an error that says what is there instead
+        kvemb.Checkpoint(place.here)  # raises an error that says what the path is instead
     known = sorted(place.described().variables)
     if unknown := [name for name in variable or [] if name not in known]:
         raise WrongUsage(f"{place.name} has no variable {unknown[0]!r}; it has {', '.join(known) or 'none'}")

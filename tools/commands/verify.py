@@ -1,4 +1,4 @@
-"""`kvemb verify` and `kvemb repair`: check a checkpoint or a store for damage, and save what can be read."""
+"""`kvemb verify` and `kvemb repair`: check a checkpoint or a store for damage, and save everything readable."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def repair(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new store of what can be read of a damaged one, and list what is lost; exits with 1 if rows are lost.
+    """Write everything readable in a damaged store to a new one, and list what is lost; exits with 1 if rows are lost.
 
-    If there is an undamaged checkpoint, restore that instead. Example: kvemb repair store repaired
+    If there is an undamaged checkpoint, use `kvemb restore` instead. Example: kvemb repair store repaired
     """
     screen = Screen(quiet, as_json)
     with screen.reading("repair") as update:
         try:
             done = kvemb.repair(path, out, progress=update)
         except StoreNotFound:
-            kvemb.Checkpoint.at(path)  # raises an error that says what is there instead
+            kvemb.Checkpoint.at(path)  # raises an error that says what the path is instead
 
             raise
     for line in done.damages:

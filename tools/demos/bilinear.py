@@ -1,11 +1,11 @@
 """DistMult (Yang et al., ICLR 2015) and ComplEx (Trouillon et al., ICML 2016) over two variables of a store.
 
-Both score a triple by the sum of head * relation * conj(tail): DistMult of real numbers, ComplEx of complex ones, a row
-of which is d/2 pairs of real and imaginary part; what counts is the real part of the sum. A relation has one vector for
-each direction of a question ("reciprocal relations", Lacroix, Usunier, Obozinski, ICML 2018), side by side in its row.
+The score of a triple is the sum of head * relation * conj(tail): in DistMult of real numbers, in ComplEx the real part
+of a sum of complex numbers, where a row is d/2 pairs of real and imaginary part. A relation has one vector for each
+direction of a question ("reciprocal relations", Lacroix, Usunier, Obozinski, ICML 2018), side by side in its row.
 Trained with a softmax of the right answer against sampled entities shared by the whole batch, and with the N3
-regulariser of the same paper. The scores of the sampled entities are raised by ln((entities - 1) / sampled), so that
-the loss estimates that of the softmax over all entities. Not thread-safe.
+regulariser of the same paper. ln((entities - 1) / sampled) is added to the scores of the sampled entities, so that the
+loss estimates that of the softmax over all entities. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Bilinear:
                 dim=dim,
                 initializer=kvemb.RandomNormal(0.0, tuning.spread, seed=seed + number),
                 optimizer=adagrad,
-                # Most of a batch are uniform negatives: rows that were just read must stay hot until their update.
+                # Most keys of a batch are uniform negatives: rows that were just read must stay hot until their update.
                 restrict_policy=kvemb.TimestampRestrictPolicy,
                 hot_rows=limit,
             )
@@ -101,7 +101,7 @@ class Bilinear:
 
     @property
     def variables(self) -> tuple[kvemb.Variable]:
-        """The large one: entities."""
+        """The large variable: entities."""
         return (self.entities,)
 
     @property
@@ -146,7 +146,7 @@ class Bilinear:
         others: Floats = query @ negatives.T
         others += np.float32(np.log((len(self._graph.entities) - 1) / len(batch.negatives)))
         truth = np.concatenate([batch.triples[:, 2], batch.triples[:, 0]])
-        others[truth[:, None] == batch.negatives] = -np.inf  # the answer, drawn as its own negative
+        others[truth[:, None] == batch.negatives] = -np.inf  # the answer was drawn as a negative
         answer: Floats = np.einsum("qd,qd->q", query, answers)[:, None]
         highest = np.maximum(answer, others.max(axis=1, keepdims=True))
         np.exp(others - highest, out=others)
@@ -161,7 +161,8 @@ class Bilinear:
         return keys
 
     def scorer(self, ask: Ints) -> Callable[[int, int], Floats]:
-        """Return the function that scores entities [start, stop) as answers to questions (q, 3): (q, stop - start).
+        """Return a function of start and stop: the scores (q, stop - start) of these entities as answers to questions
+        (q, 3).
 
         Changes neither rows nor scores.
         """

@@ -1,4 +1,4 @@
-"""A generated click log without end or repetition: the demo's input.
+"""A generated click log of any length, without repetition: the demo's input.
 
 Users and items have Zipf popularity, new ids arrive all the time, and popularity ranks pass to other ids now and then.
 Clicks are drawn from a hidden logistic model of latent factors, so that there is something to learn. Everything is a
@@ -105,7 +105,7 @@ class ClickLog:
     def logits(self, users: Ints, items: Ints) -> npt.NDArray[np.float64]:
         """Return the hidden model's log-odds of a click (n,), the best possible ranking of the lines."""
         people, things = self.people, self.things
-        # Users differ less than items; the match of the two has as much variance as both together.
+        # Users vary less than items; the match of a user and an item has as much variance as both together.
         logits = -1.2 + 0.6 * people.taste(users, 0) + 1.0 * things.taste(items, 0)
         for column in range(1, HIDDEN_FACTORS + 1):
             logits += 0.6 * people.taste(users, column) * things.taste(items, column)
@@ -113,13 +113,13 @@ class ClickLog:
 
     @property
     def people(self) -> Population:
-        """The users: one for every eight lines at the start; a third as many arrive while the log runs."""
+        """The users: at the start one for every eight lines; a third of this number arrive during the log."""
         size = max(1, self.lines // 8)
         return Population(self.seed * 64 + 1, size, 0.04, 0.7, max(1, self.lines // 2))
 
     @property
     def things(self) -> Population:
-        """The items: a tenth as many at the start, a few of them very popular."""
+        """The items: at the start a tenth of the number of users, a few of them very popular."""
         size = max(1, self.lines // 80)
         return Population(self.seed * 64 + 33, size, 0.005, 0.9, max(1, self.lines // 2))
 

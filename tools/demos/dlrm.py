@@ -1,7 +1,7 @@
 """The model of `kvemb demo --dlrm`: DLRM (Naumov et al., 2019) over tables of kvemb or of PyTorch, and its optimizers.
 
-Both kinds of tables have the same initial rows, and their optimizers take the same steps, so two models made with one
-seed differ only by the rounding of float32. Needs PyTorch. Not thread-safe.
+Both kinds of tables have the same initial rows, and their optimizers take the same steps, so two models made with the
+same seed differ only by the rounding of float32. Needs PyTorch. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import kvemb.torch as kt
 from kvemb.tools.demos.field_log import FIELDS, NUMBERS, Lines
 
 RATE, DENSE_RATE, INITIAL_SPREAD = 0.05, 0.02, 0.05
-# Larger than the squares of most gradients: otherwise a gradient near 0, whose sign depends on rounding, would cause a
-# full step. With larger rates or a smaller accumulator the two models diverge.
+# The initial accumulator is larger than the squares of most gradients: otherwise a gradient near 0, whose sign depends
+# on rounding, would cause a full step. With larger rates or a smaller accumulator the two models diverge.
 INITIAL_ACCUMULATOR = 1e-6
 HIDDEN = 64
 NAMES = tuple(f"field{number:02}" for number in range(FIELDS))
@@ -26,7 +26,7 @@ Ids = Mapping[str, torch.Tensor]
 
 
 def kvemb_tables(store: kvemb.Store, dim: int, seed: int) -> kt.EmbeddingBagCollection:
-    """Return the tables in a store, made or opened there."""
+    """Return the tables in a store, which are opened, or made if they are missing."""
     rule = kvemb.optimizers.Adagrad(RATE, INITIAL_ACCUMULATOR)
     return kt.EmbeddingBagCollection(
         {name: {"dim": dim, "optimizer": rule, "initializer": _start(seed, at)} for at, name in enumerate(NAMES)},
@@ -55,9 +55,9 @@ def _start(seed: int, table: int) -> kvemb.RandomNormal:
 
 
 class DLRM(torch.nn.Module):
-    """DLRM: numbers go through one network, ids through the tables, dot products of all pairs through another network.
+    """DLRM: numbers pass through one network, ids through the tables, dot products of all pairs through another.
 
-    Its activations are smooth, as rounding near the kink of a ReLU would make the two models diverge.
+    The activations are smooth, as rounding near the kink of a ReLU would make the two models diverge.
     """
 
     def __init__(self, tables: torch.nn.Module, dim: int, seed: int) -> None:
@@ -89,7 +89,7 @@ class DLRM(torch.nn.Module):
 
 
 def bags(ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return each field's ids (n, 1) of ids (n, FIELDS): bags of one."""
+    """Return each field's ids (n, 1), given ids (n, FIELDS): bags of one id."""
     return {name: ids[:, at : at + 1] for at, name in enumerate(NAMES)}
 
 

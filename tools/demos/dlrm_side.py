@@ -1,4 +1,4 @@
-"""One side of `kvemb demo --dlrm`, in a process of its own, so that its memory is measured separately.
+"""One side of `kvemb demo --dlrm`, in a separate process, so that its memory is measured separately.
 
 Run as a module with its Settings as JSON, it trains, and prints a JSON line for every step and one with the results
 (kvemb.tools.demos.sides). It may be killed at any time: a side with a store saves the dense part with the tables, and
@@ -57,7 +57,7 @@ class TorchSide:
             yield lines
 
     def stepped(self, steps: int) -> None:
-        """Do what is due after this many steps: nothing."""
+        """Called after this many steps. Does nothing."""
 
     def rows(self) -> Iterator[Any]:
         """Yield arrays of all rows and slots, in one order."""
@@ -92,7 +92,7 @@ class StoredSide(TorchSide):
                 optimizer.load_state_dict(state[name])
 
     def batches(self) -> Iterator[Lines]:
-        """Yield the same batches; the next batch's cold rows are read while one trains."""
+        """Yield the same batches; while one trains, the cold rows of the next one are read."""
         sources = {self._variables[name]: partial(_ids_of, at=at) for at, name in enumerate(dlrm.NAMES)}
         return kt.prefetching(super().batches(), sources)
 
@@ -112,7 +112,7 @@ class StoredSide(TorchSide):
                 yield from (keys, values, *slots.values())
 
     def figures(self) -> dict[str, Any]:
-        """Return lines and summary of where rows are."""
+        """Return lines and summary of the rows by tier."""
         variables = list(self._variables.values())
         lines, summary = tier_figures(variables, self._settings.row_bytes)
         hit_rate = self._store.stats.hit_rate
@@ -130,14 +130,14 @@ def _ids_of(lines: Lines, at: int) -> Any:
 
 
 def run(settings: Settings, say: Any) -> None:
-    """Train one side. say: gets a dict after each step, and one at the end."""
+    """Train one side. say: called with a dict after each step, and at the end."""
     with Peaks() as peaks, ExitStack() as opened:
         side = StoredSide(settings, opened) if settings.folder else TorchSide(settings)
         began = before = time.perf_counter()
         for number, lines in enumerate(side.batches(), side.first):
             loss = dlrm.step(side.model, side.optimizers, lines)
             side.stepped(number + 1)
-            if number == side.first:  # it compiles kernels
+            if number == side.first:  # the first step compiles kernels
                 began = time.perf_counter()
             before = time.perf_counter()
             say({"step": number, "loss": loss})
@@ -153,7 +153,7 @@ def run(settings: Settings, say: Any) -> None:
 
 
 def _digest(tensors: list[torch.Tensor], arrays: Iterable[Any]) -> str:
-    """Return the sha256 of numbers, as text."""
+    """Return the sha256 of all numbers, in hexadecimal."""
     found = hashlib.sha256()
     for array in chain((tensor.numpy() for tensor in tensors), arrays):
         found.update(np.ascontiguousarray(array).data)
@@ -173,12 +173,12 @@ def _end_with_parent() -> None:
 
 
 def main(settings: Settings) -> None:
-    """Run a side, and print what it says."""
+    """Run a side, and print its dicts as JSON."""
 
     def say(said: dict[str, Any]) -> None:
         print(json.dumps(said), flush=True)
 
-    torch.sparse.check_sparse_tensor_invariants.disable()  # explicit, as PyTorch warns otherwise
+    torch.sparse.check_sparse_tensor_invariants.disable()  # PyTorch warns unless this is set explicitly
     try:
         run(settings, say)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Logistic matrix factorisation over three variables of a store: users, items, and the rate of clicks overall.
+"""Logistic matrix factorisation over three variables of a store: users, items, and the overall rate of clicks.
 
 The row of a user or an item is its factors and, in the last column, its bias. The log-odds of a click are
 factors · factors + both biases + the overall rate (Johnson, "Logistic matrix factorization for implicit feedback
@@ -36,7 +36,7 @@ class Factorisation:
 
     @property
     def variables(self) -> tuple[kvemb.Variable, kvemb.Variable]:
-        """The two large ones: users, items."""
+        """The two large variables: users, items."""
         return self._users, self._items
 
     @property

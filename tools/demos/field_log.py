@@ -18,7 +18,8 @@ from kvemb.tools.demos.click_log import TRAINING, Floats, Ints, mix, unit
 
 FIELDS, NUMBERS = 26, 4
 ZIPF = 0.9
-# The hidden model: standard deviations of what a field, a pair of neighbours and a number add to the log-odds.
+# The hidden model: standard deviations of the terms of a field, a pair of neighbouring fields and a number in the
+# log-odds.
 FIELD_SPREAD, PAIR_SPREAD, NUMBER_SPREAD, BIAS = 0.3, 0.25, 0.3, -1.0
 
 
@@ -40,7 +41,7 @@ class FieldLog:
 
     @property
     def sizes(self) -> list[int]:
-        """How many ids each field has; they are 0 to size - 1."""
+        """The number of ids of each field, which are 0 to size - 1."""
         return [max(1, self.lines // 2 // (number + 1)) for number in range(FIELDS)]
 
     def part(self, start: int, count: int, stream: int = TRAINING) -> Lines:

@@ -13,7 +13,7 @@ Lines = list[tuple[str, str]]
 
 
 def tier_figures(variables: Sequence[kvemb.Variable], row_bytes: int) -> tuple[Lines, Summary]:
-    """Return lines and summary of where the variables' rows are. row_bytes: of a row with its slots."""
+    """Return lines and summary of the variables' rows by tier. row_bytes: of a row with its slots."""
     stats = [variable.stats for variable in variables]
     rows = sum(variable.size() for variable in variables)
     hot = sum(each.rows_hot for each in stats)

@@ -2,7 +2,7 @@
 
 A question is (entity, relation, direction): which entity completes the triple? Other known answers are left out
 ("filtered", Bordes et al., NIPS 2013). An answer's rank among entities of equal score is the mean of the best and the
-worst, so that a model that gives all the same score is not perfect (Sun et al., ACL 2020).
+worst rank, so that a model that gives all entities the same score is not perfect (Sun et al., ACL 2020).
 """
 
 from __future__ import annotations

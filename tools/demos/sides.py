@@ -1,7 +1,7 @@
-"""The sides of `kvemb demo --dlrm` as processes: what each is told, what it says, how it is started and killed.
+"""The sides of `kvemb demo --dlrm` as processes: their settings, their output, and how they are started and killed.
 
-A side is `python -m kvemb.tools.demos.dlrm_side`. Its settings are its argument, its stdout has a JSON line for every
-step and a last one for its outcome, and it ends when its stdin is closed. Not thread-safe.
+A side is `python -m kvemb.tools.demos.dlrm_side`. Its argument has the settings. Its stdout has a JSON line for every
+step and a last one for the outcome. It ends when its stdin is closed. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ MAX_HELD_OUT = 50_000
 
 @dataclass(frozen=True)
 class Settings:
-    """What a side trains. steps, batch: lines of the log are their product. dim: of a row. seed: of all that is random.
+    """The settings of a side. steps, batch: their product is the number of lines. dim: of a row.
 
-    folder: of the store and its checkpoints; "" for PyTorch's tables in memory. budget: the store's, in bytes. every:
-    steps between checkpoints. alone: PyTorch's tables have one row each, so that what is measured is all but them.
+    seed: of all randomness. folder: of the store and its checkpoints; "" for PyTorch's tables in memory. budget: the
+    store's, in bytes. every: steps between checkpoints. alone: PyTorch's tables have one row each, to measure the
+    memory of everything else.
     """
 
     steps: int
@@ -39,12 +40,12 @@ class Settings:
 
     @property
     def lines(self) -> int:
-        """Lines of the log."""
+        """The number of lines of the log."""
         return self.steps * self.batch
 
     @property
     def held_out(self) -> int:
-        """Lines that the AUC is taken of."""
+        """The number of lines for the AUC."""
         return min(MAX_HELD_OUT, self.lines)
 
     @property
@@ -60,7 +61,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a side ended. losses: of each step that this process took, from step `first`. auc: of held-out lines.
+    """The outcome of a side. losses: of each step that this process took, from step `first`. auc: of held-out lines.
 
     steps_per_second: without the first step. anonymous: the peak, in bytes. digest: of all rows, slots and dense
     parameters. lines, summary: for the closing table.
@@ -77,10 +78,10 @@ class Outcome:
 
 
 def run_side(settings: Settings, stepped: Callable[[int, float], None], kill_at: int | None = None) -> Outcome | None:
-    """Run a side to its end; or kill it (SIGKILL) when it has taken `kill_at` steps, and return None.
+    """Run a side to its end, or kill it (SIGKILL) after `kill_at` steps, and return None.
 
-    stepped: called with the number of steps that have been taken, and the loss of the last. Raises BadInput if the
-    process fails; whatever stepped raises, when the process has ended.
+    stepped: called with the number of steps taken so far, and the loss of the last one. Raises BadInput if the process
+    fails; what stepped raises, once the process has ended.
     """
     command = [sys.executable, "-m", MODULE, json.dumps(asdict(settings))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

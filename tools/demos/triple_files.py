@@ -25,11 +25,11 @@ Named = list[tuple[str, str, str]]
 
 GZIP_MAGIC = b"\x1f\x8b"
 SPLITS = ("train", "valid", "test")
-# Of a file, decompressed: a gzip file of some megabytes can contain a thousand times as much.
+# The most bytes of a decompressed file: a gzip file of some megabytes can contain a thousand times as much.
 MAX_TEXT_BYTES = 256 << 20
 MAX_TRIPLES = 2_000_000
 MAX_LINE_BYTES = 64 << 10
-HELD_OUT_SHARE = 0.05  # for each of valid and test, if no file is named so
+HELD_OUT_SHARE = 0.05  # for each of valid and test, if no file has that name
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Formats with one array per column: .npy files in a folder, a safetensors file.
 
-Rows are appended to all columns' files as they come, so memory does not grow with the table.
+Rows are appended to all columns' files as they arrive, so memory does not grow with the table.
 """
 
 from __future__ import annotations

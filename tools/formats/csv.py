@@ -14,7 +14,7 @@ from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.arrow import check_once, numbers_of, translating_errors
 from kvemb.tools.formats.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Given, PathOrFile, Table, renamed
 
-# There is a column for each number of a row; each takes some kilobytes while the file is read.
+# A CSV has a column for each number of a row; each column takes some kilobytes of memory while the file is read.
 MAX_COLUMNS = 16_384
 MAX_HEAD_BYTES = 1 << 20
 

@@ -1,6 +1,6 @@
 """The raw files of HugeCTR, TFRA and dynamicemb: one per column, little-endian, without a header.
 
-Rows are appended to all columns' files as they come, and files are memory-mapped for reading, so memory does not grow
+Rows are appended to all columns' files as they arrive, and files are memory-mapped for reading, so memory does not grow
 with the table.
 """
 
@@ -49,7 +49,7 @@ def _unescaped(text: str) -> str:
 
 
 def write_tfra(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
-    """Write the files of TFRA's file system saver: keys and values; slots as tables of their own, NAME-SLOT."""
+    """Write the files of TFRA's file system saver: keys and values; slots as separate tables, NAME-SLOT."""
     name = table.metadata["name"]
     with ExitStack() as stack:
 
@@ -67,7 +67,7 @@ def write_tfra(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
 
 
 def read_tfra(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Read a table of TFRA's file system saver, of all ranks; slots are tables of their own and are not read.
+    """Read a table of TFRA's file system saver, of all ranks; slots are separate tables and are not read.
 
     The files do not contain dtypes: int64 keys and float32 values are assumed unless given.
     """

@@ -15,7 +15,7 @@ READ_ROWS = 65_536
 
 
 def read_state_dict(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
-    """Read a matrix of a PyTorch state dict, the one named or the only one; a row's key is its number."""
+    """Read a matrix of a PyTorch state dict: the named one, or the only one. The key of a row is its number."""
     try:
         import torch
     except ImportError as error:

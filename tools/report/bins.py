@@ -20,7 +20,7 @@ BINS = 32
 PERCENTILES = (1, 25, 50, 75, 99)
 # Ratio of the 99th to the 5th percentile from which the scale is logarithmic; uniform numbers have 20.
 _LOG_FROM = 50.0
-# The smallest range that is divided; a smaller one is drawn like that of equal numbers.
+# The smallest range that is divided into bins; a smaller one is drawn as if all numbers were equal.
 TINY = 1e-300
 LEAST, MOST = 5e-324, float(np.finfo(np.float64).max)
 Numbers = npt.NDArray[np.float64]

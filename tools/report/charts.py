@@ -16,7 +16,7 @@ from kvemb.tools.report.bins import Bins
 
 # Number of line colours; the last one is for all remaining lines.
 COLOURS = 8
-# Share of the width for each bar, with its gap, of the numbers outside of a histogram's range.
+# Share of the width, gap included, of each bar for the numbers outside of a histogram's range.
 _OUTSIDE = 0.045
 # The smallest height of a bar, so that a count of 1 is visible.
 _MIN_HEIGHT = 0.012

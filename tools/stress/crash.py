@@ -56,7 +56,7 @@ class Progress:
         self.begun, self.done, self.written = ({int(n) for what, n in reports if what == kind} for kind in "bdp")
 
     def acknowledged(self, name: str, number: int) -> bool:
-        """Whether the call of this name and number was complete."""
+        """Whether the call with this name and number was acknowledged."""
         return number in (self.written if name == "checkpoint behind" else self.done)
 
 
@@ -110,7 +110,7 @@ class CrashRounds:
     def _replay(self, seed: int, progress: Progress) -> tuple[Models, Models, list[Models]]:
         """Apply the calls to the models, and compare each checkpoint with the state at its call.
 
-        Returns the states before and after the call in progress, and the durable points that the store may be at.
+        Returns the states before and after the call in progress, and the possible states of the store's durable point.
         """
         models, points = _copied(self.models), [_copied(self.models)]
         before = _copied(models)
@@ -186,7 +186,7 @@ def _same(one: Model, other: Model) -> Any:
 
 @contextmanager
 def _only_errors_logged() -> Iterator[None]:
-    """Hide warnings of the logger kvemb: every round would log its recovery."""
+    """Hide warnings of the logger kvemb: every round logs its recovery."""
     logger = logging.getLogger("kvemb")
     before = logger.level
     logger.setLevel(logging.ERROR)

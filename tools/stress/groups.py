@@ -1,9 +1,9 @@
-"""The load of `kvemb stress cluster`: calls that show in the rows which of them were made.
+"""The load of `kvemb stress cluster`: calls that can be counted in the rows afterwards.
 
 The keys are in groups, each with rows on all shards. A call adds 1 to one column of all rows of a group. Each client
-has a column; a seed determines which group each of its calls is of. So the rows say how many calls of each client they
-have, whether these are the first ones, and whether each call is on all shards. The last column is for clients that are
-killed.
+has a column; a seed determines the group of each of its calls. So the rows show how many calls of each client they
+contain, whether these are its first ones, and whether each call is on all shards. The last column is for clients that
+are killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Values = npt.NDArray[Any]
 
 
 def table_of(store: Any, clients: int) -> kvemb.Variable:
-    """Return the variable of the load; makes it if it is missing."""
+    """Return the variable of the load, which is made if it is missing."""
     found: kvemb.Variable = store.get_variable(NAME, dim=clients + 1, optimizer=kvemb.optimizers.SGD(1.0))
     return found
 
@@ -41,7 +41,7 @@ def group_of(seed: int, client: int, number: int) -> int:
 
 
 def calls_in(variable: kvemb.Variable, seed: int) -> list[int]:
-    """Return how many calls of each client the rows have. Raises Difference unless they are its first ones, whole."""
+    """Return how many calls of each client the rows contain. Raises Difference unless they are its first and whole."""
     keys, values = variable.export()
     columns = variable.dim
     rows = np.zeros((GROUPS * ROWS, columns), np.float32)

@@ -78,7 +78,7 @@ def _policy() -> kvemb.RestrictPolicy:
 
 
 def apply(call: Call, to: Model | kvemb.Variable, *, touching: bool) -> None:
-    """Make a call on a variable, or on its model: they have the same methods."""
+    """Make a call on a variable, or on its model, which has the same methods."""
     if call.name == "upsert":
         to.upsert(call.keys, call.values)
     elif call.name == "train":

@@ -1,6 +1,6 @@
-"""A variable and its model in lockstep: every call goes to both, and their results must be equal bit for bit.
+"""Compares a variable with its model: every call is made on both, and the results must be equal bit for bit.
 
-Not thread-safe. After a reopening or a restore, make a new checker with the model of the expected state.
+Not thread-safe. After reopening or restoring, make a new checker with the model of the expected state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`kvemb stress cluster`: lose a shard or a client at a random instant under load, recover, compare every row, repeat.
 
-Several clients make calls and one writes checkpoints, until all of them hear of the loss. Then the cluster must be at a
-checkpoint that was complete: the last acknowledged one, or the one in progress. It must hold all calls that were
-acknowledged before that checkpoint began and none that began after its snapshots were taken, each on all shards; the
-same rows as a single store that is restored from it; and the file that was saved with them. Each client goes on where
-the checkpoint has it.
+Several clients make calls and one writes checkpoints, until all of them get ShardLost. Then the cluster must be at a
+complete checkpoint: the last acknowledged one, or the one in progress. It must contain all calls that were acknowledged
+before that checkpoint began, and none that began after its snapshots were taken, each on all shards; the same rows as a
+single store that is restored from it; and the file saved with the rows. Each client continues with the first call that
+the checkpoint lacks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from kvemb.tools.stress.groups import KEYS, calls_in, gradients, group_of, table
 from kvemb.tools.stress.lockstep import Difference, check_same
 from kvemb.tools.stress.places import LocalPlace, Place, RayPlace
 
-# A loss comes within so many seconds; every client must have heard of it so many seconds later. Between checkpoints
-# there are at most MAX_PAUSE seconds.
+# A loss occurs within so many seconds; every client must get ShardLost within so many seconds after it. There are at
+# most MAX_PAUSE seconds between checkpoints.
 MAX_SECONDS, MAX_UNHEARD = 2.0, 120.0
 MAX_PAUSE = 0.1
 KEPT = 3
@@ -79,15 +79,15 @@ class Load:
         before = list(self.done)
         self.attempted = before
         client = self._rounds.clients[int(chance.integers(len(self._rounds.clients)))]
-        with suppress(ColdStoreError):  # files are just being removed: the next one finds that they are gone
+        with suppress(ColdStoreError):  # the files are being removed: the next checkpoint notices it
             pending = client.checkpoint(keep=KEPT, block=False, files={"before": repr(before).encode()})
-            begun = list(self.begun)  # what begins later is not in it
+            begun = list(self.begun)  # calls that begin later are not in the checkpoint
             self.written[pending.result().number] = before, begun
 
     def end(self, *, lost: bool) -> None:
-        """Wait until all have ended. lost: they will hear of a loss; otherwise they may, until two more checkpoints.
+        """Wait until all clients have ended. Raises Difference.
 
-        Raises Difference.
+        lost: whether they must get ShardLost; otherwise they may, until two more checkpoints are written.
         """
         deadline, enough = time.monotonic() + MAX_UNHEARD, len(self.written) + 2
         while time.monotonic() < deadline and not self.failures and any(each.is_alive() for each in self._threads):
@@ -105,7 +105,7 @@ class Load:
 class LossRounds:
     """Rounds on one cluster. counts: the calls of each client that the rows have. totals: over all rounds.
 
-    heard, recovered: seconds of each round, by what was lost.
+    heard, recovered: seconds until all clients knew and until recovery, for each round, by what was lost.
     """
 
     def __init__(self, place: Place, folder: Path, url: str, seed: int, clients: int) -> None:
@@ -165,7 +165,7 @@ class LossRounds:
 
     def _compare_with_restored(self, number: int, least: list[int]) -> None:
         place = self._folder / "restored"
-        with suppress(KeyError):  # the first one has no file
+        with suppress(KeyError):  # the first checkpoint has no file
             files = kvemb.cluster.pull_files(self._url, place, number=number)
             attached = ast.literal_eval(files["before"].read_text())
             if any(count > known for count, known in zip(attached, least, strict=True)):
@@ -194,7 +194,7 @@ def _table(store: Any) -> kvemb.Variable:
 
 
 def _told(rounds: LossRounds) -> dict[str, dict[str, float]]:
-    """Return by what was lost: how often, and the seconds until all heard of it and until shards could be called."""
+    """Return, by what was lost: how often, and the seconds until all clients knew and until shards could be called."""
     return {
         kind: {
             "losses": len(heard),
@@ -221,12 +221,12 @@ def run(
     told: dict[str, dict[str, float]] = {}
     logger = logging.getLogger("kvemb")
     before = logger.level
-    logger.setLevel(logging.ERROR)  # each recovery is a warning
+    logger.setLevel(logging.ERROR)  # each recovery logs a warning
     try:
         with (
             tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder,
             screen.progress("cluster", rounds) as advance,
-            redirect_stdout(sys.stderr) if as_json else nullcontext(),  # Ray prints what it finds lost
+            redirect_stdout(sys.stderr) if as_json else nullcontext(),  # Ray prints the losses that it finds
         ):
             for turn, name in enumerate(transports):
                 where = Path(folder) / name

@@ -1,8 +1,8 @@
 """A model of a table as plain arrays over a known set of keys; every operation of a variable must agree bit for bit.
 
 Independent of tiers, hashing and storage: a key is a position in a sorted array, an operation a few lines of NumPy. It
-shares with kvemb only what is a pure function: an initializer's rows, a policy's score and an optimizer's formula. One
-thread.
+shares only pure functions with kvemb: an initializer's rows, a policy's score and an optimizer's formula. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def in_order(positions: Positions) -> Iterator[Positions]:
 class Model:
     """Rows, slots, scores and presence of every key in `universe`, sorted and distinct, of the key dtype.
 
-    step: calls that recorded uses so far. optimizer_steps: steps so far, if the optimizer has them counted.
+    step: calls that recorded uses so far. optimizer_steps: steps so far, if the optimizer counts them.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Model:
         self._score(positions, np.ones(len(positions), np.int64))
 
     def _match(self, positions: Positions) -> None:
-        """Set slots that follow embeddings, which were set at these positions."""
+        """Update the slots that depend on embeddings, which were set at these positions."""
         if self.optimizer is not None and self.optimizer.match is not None:
             slots = {name: slot[positions] for name, slot in self.slots.items()}
             self.optimizer.match_slots(self.values[positions], slots)
@@ -164,7 +164,7 @@ class Model:
         self.present[:] = False
 
     def restrict(self, keep: int, trigger: int | None = None) -> int:
-        """Keep the highest scores, of equal ones the larger key; returns how many keys were removed."""
+        """Keep the highest scores, for equal scores the larger keys; returns how many keys were removed."""
 
         before = self.size
         if trigger is None or before > trigger:

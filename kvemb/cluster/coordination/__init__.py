@@ -1,5 +1,5 @@
-"""What the clients of a cluster have in common, in one place: its coordinator.
+"""The coordinator of a cluster: the one part that all clients share.
 
-It makes the shards, and makes them again after a loss; it cuts through all calls for what must see all shards at one
-moment: checkpoints, restrictions, scans. Clients' own calls go to the shards alone.
+It makes the shards, and replaces them after a loss. It makes a cut through all calls for operations that must see all
+shards at one moment: checkpoints, restrictions, scans. Clients send their other calls directly to the shards.
 """

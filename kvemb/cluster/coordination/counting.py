@@ -1,8 +1,8 @@
-"""The steps of a variable that several clients use: each counts its own calls, and knows those of the others.
+"""The steps of a variable that several clients use: each counts its own calls, and knows the counts of the others.
 
-A client tells the coordinator its counts a few times a second, beside its calls, and hears those of the others. So a
-step needs no question, one client's steps are those of one store, and the steps of several are as exact as their calls
-of the last quarter of a second are simultaneous. Thread-safe.
+A few times a second, while it makes calls, a client sends its counts to the coordinator and receives those of the
+others. So no step waits for the coordinator. With one client, steps are those of a single store; with several, a client
+may not know the others' steps of the last quarter of a second. Thread-safe.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from kvemb.restrict import RestrictPolicy
 
 
 class Steps(NamedTuple):
-    """Numbers of calls. uses: that recorded uses. training: steps of an optimizer that numbers them."""
+    """Numbers of calls. uses: that recorded uses. training: steps of an optimizer that counts them."""
 
     uses: int = 0
     training: int = 0
 
     def plus(self, other: Steps) -> Steps:
-        """Return the sums."""
+        """Return the sum of each."""
         return Steps(self.uses + other.uses, self.training + other.training)
 
     def up_to(self, other: Steps) -> Steps:
-        """Return the larger number of each."""
+        """Return the maximum of each."""
         return Steps(max(self.uses, other.uses), max(self.training, other.training))
 
 
 class Clock:
-    """The steps of one variable for one client. others: what other clients have counted, and those before them."""
+    """The steps of one variable for one client. others: counts of the other clients and of earlier ones."""
 
     def __init__(self, others: Steps) -> None:
         self._others, self._own = others, Steps()
@@ -39,7 +39,7 @@ class Clock:
 
     @property
     def steps(self) -> Steps:
-        """The steps of all."""
+        """The steps of all clients."""
         with self._lock:
             return self._others.plus(self._own)
 
@@ -49,7 +49,7 @@ class Clock:
         return self._own
 
     def hear(self, others: Steps) -> None:
-        """Take over what the others have counted."""
+        """Store the counts of the others."""
         with self._lock:
             self._others = self._others.up_to(others)
 
@@ -62,19 +62,19 @@ class Clock:
         return self._count(Steps(1), policy)
 
     def train(self, policy: RestrictPolicy | None, counted: bool) -> Moment:
-        """Return the moment of an optimizer's step; counted: whether the optimizer numbers it."""
+        """Return the moment of an optimizer's step. counted: whether the optimizer counts its steps."""
         return self._count(Steps(0, int(counted)), policy)
 
     def _count(self, more: Steps, policy: RestrictPolicy | None) -> Moment:
         with self._lock:
             self._own = self._own.plus(more)
             uses, training = self._others.plus(self._own)
-            # The copies of a policy that are on the shards do not know its epoch.
+            # The policy's copies on the shards do not know its epoch.
             return Moment(uses, time.time(), training if more.training else 0, int(getattr(policy, "epoch", 0)))
 
 
 class Total:
-    """The steps of one variable for the coordinator. begun: those that it had before all clients' calls."""
+    """The steps of one variable for the coordinator. begun: its steps before any client's call."""
 
     def __init__(self, begun: Steps) -> None:
         self._begun = begun
@@ -82,13 +82,13 @@ class Total:
         self._lock = threading.Lock()
 
     def told(self, client: str, own: Steps) -> Steps:
-        """Take over a client's count; return those of the others."""
+        """Store a client's counts; returns those of the others."""
         with self._lock:
             self._clients[client] = own.up_to(self._clients.get(client, Steps()))
             return self._sum(client)
 
     def steps(self) -> Steps:
-        """Return the steps of all."""
+        """Return the steps of all clients."""
         with self._lock:
             return self._sum(None)
 

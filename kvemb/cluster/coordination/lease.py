@@ -1,10 +1,10 @@
-"""A lease of a URL, where no file can be locked: one coordinator at a time writes checkpoints there.
+"""A lease of a URL, where files cannot be locked: only one coordinator at a time writes checkpoints there.
 
-The holder writes URL/LEASE again every RENEW_SECONDS. Who finds one waits for as long as LOST_RENEWALS of these: if the
-file changes, its holder lives; otherwise it has ended, and the lease is taken over. No clocks are compared. A holder
-whose process was on this machine, and has ended, is not waited for. Most filesystems cannot create a file only if it is
-missing, so that two may take a lease at the same time: the one whose file stays has it, as both see when they read it
-again after SETTLE_SECONDS, and before each manifest that they publish.
+The holder writes URL/LEASE again every RENEW_SECONDS. A coordinator that finds a lease waits for LOST_RENEWALS of these
+intervals: if the file changes, its holder is alive; otherwise the coordinator takes the lease over. No clocks are
+compared. It does not wait if the holder was a process of this machine that has ended. Most filesystems cannot create a
+file only if it is missing, so two coordinators may write a lease at the same time. The one whose file remains has the
+lease: both read the file again after SETTLE_SECONDS, and before they publish a manifest.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise Locked if another coordinator has the lease; and what the filesystem raises."""
+        """Raise Locked if another coordinator has the lease. Also raises what the filesystem raises."""
         with self._lock:
             if not self._renewed():
                 raise Locked(
@@ -63,7 +63,7 @@ class Lease:
                 )
 
     def _renewed(self) -> bool:
-        """Write the lease again, also if its file is gone; returns False if it is another's. REQUIRES: _lock."""
+        """Write the lease again, also if its file is missing; returns False if another one has it. REQUIRES: _lock."""
         found = self._read()
         if found is not None and _fields(found).get("owner") != self._owner:
             return False
@@ -76,12 +76,12 @@ class Lease:
         if not self._ended.is_set():
             self._ended.set()
             self._thread.join()
-            with suppress(Exception):  # then it ends by itself
+            with suppress(Exception):  # then the lease expires
                 if _fields(self._read()).get("owner") == self._owner:
                     self._files.rm_file(self._path)
 
     def _wait_for_end(self) -> None:
-        """Wait until the holder of the lease, if there is one, seems to have ended. Raises Locked."""
+        """Wait until the holder of the lease, if there is one, seems to have ended. Raises Locked if it has not."""
         first = found = self._read()
         deadline = time.monotonic() + LOST_RENEWALS * self._every
         while found is not None and not _has_ended(_fields(found)) and time.monotonic() < deadline:
@@ -92,7 +92,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._ended.wait(self._every):
-            with suppress(Exception), self._lock:  # the URL cannot be reached: check() says so if it matters
+            with suppress(Exception), self._lock:  # an unreachable URL: check() raises when it matters
                 if not self._renewed():
                     return
 
@@ -110,9 +110,9 @@ class Lease:
 
 
 def _running(process: int) -> str | None:
-    """Return what tells a process that runs from any other of any machine; None if it does not run, or is unknown.
+    """Return text that identifies a running process among all machines; None if it does not run, or is unknown.
 
-    It is the machine's boot, its space of process numbers, and when the process began: what Linux says of these.
+    It consists of Linux's boot id, PID namespace and start time of the process.
     """
     with suppress(OSError, IndexError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -123,7 +123,7 @@ def _running(process: int) -> str | None:
 
 
 def _has_ended(fields: dict[str, Any]) -> bool:
-    """Whether the holder of a lease was a process of this machine that does not run any more."""
+    """Whether the holder of a lease was a process of this machine that has ended."""
     running, here, process = fields.get("running"), _running(os.getpid()), fields.get("process")
     if not isinstance(running, str) or here is None or not isinstance(process, int):
         return False

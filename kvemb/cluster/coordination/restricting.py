@@ -1,4 +1,4 @@
-"""Restriction of a table over shards: the limit is found in their summed histograms, so it is exact."""
+"""Restriction of a table over shards. The limit is found in the sum of the shards' histograms, so it is exact."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from kvemb.tiers.selection import lowest_kept
 
 
 def restrict(calls: Calls, token: str, at: Moment, keep_rows: int, trigger_rows: int | None, expire: bool) -> int:
-    """Keep the `keep_rows` highest scores over all shards, ties to the larger key; returns how many rows left.
+    """Keep the `keep_rows` highest scores over all shards, ties to the larger key; returns how many were removed.
 
-    token: the variable's. expire: whether rows may expire; those leave in any case. Does nothing unless there are more
-    than trigger_rows. Each shard ranks its rows; then each removes what is below the limit. REQUIRES: a cut.
+    token: the variable's. expire: whether rows may expire; expired rows are removed in any case. Does nothing unless
+    there are more than trigger_rows. Each shard ranks its rows; then each removes what is below the limit. REQUIRES: a
+    cut.
     """
     rows = sum(calls.all("size", token))
     if (keep_rows >= rows and not expire) or (trigger_rows is not None and rows <= trigger_rows):

@@ -1,4 +1,5 @@
-"""The checkpoints of a cluster: how they are written, what is at a URL, and what is made of them.
+"""The checkpoints of a cluster: writing, their files at a URL, and restoring.
 
-A checkpoint of each shard (kvemb.durability), pushed to one place (kvemb.offline), under one manifest.
+A cluster's checkpoint consists of one checkpoint of each shard (kvemb.durability), pushed to one place (kvemb.offline),
+and one manifest.
 """

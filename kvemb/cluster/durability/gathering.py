@@ -1,8 +1,8 @@
-"""One checkpoint made of those of a cluster's shards: all their rows, in key order, as a single store has them.
+"""Merges the checkpoints of a cluster's shards into one of a single store: all rows, in key order.
 
-It says what changed since earlier checkpoints of the cluster (epochs). So what a single store's checkpoints can do,
-this one can: it is opened, compared, restored, and a replica is brought to it. Memory does not grow with the table; the
-disk has what was pulled and the new one at the same time.
+The result records what changed since earlier checkpoints of the cluster (epochs). So it can be used like any checkpoint
+of a single store: opened, compared, restored, and applied to a replica. Memory does not grow with the table; the disk
+holds the pulled files and the new ones at the same time.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ALL = (0, BUCKETS - 1)
 def gather(
     parts: list[Part], described: ClusterManifest, number: int, target: Path, meter: Meter, before: Checkpoint | None
 ) -> None:
-    """Write checkpoint `number` of a cluster to target, as one of a single store.
+    """Write checkpoint `number` of a cluster to target, as a checkpoint of a single store.
 
-    parts: all shards, in order. meter: counts rows. before: an earlier one of the table, made by this function: if the
-    shards do not know what changed since, whole tables are compared. Raises Corruption if rows are missing;
+    parts: all shards, in order. meter: counts rows. before: an earlier checkpoint of the table, made by this function;
+    if the shards do not know what changed since, the whole tables are compared. Raises Corruption if rows are missing;
     FileExistsError, ColdStoreError.
     """
     with atomic_directory(target) as folder:
@@ -64,7 +64,7 @@ def gather_changes(
     before: Checkpoint,
     scratch: Path,
 ) -> None:
-    """Do what gather() does, of an earlier checkpoint and what changed since.
+    """Do the same as gather(), from an earlier checkpoint and the deltas since.
 
     parts: without rows. deltas: of each shard, those that lead from its part of `before` to here. scratch: a folder on
     the same filesystem.
@@ -80,7 +80,7 @@ def gather_buckets(
 ) -> Checkpoint:
     """Write the rows of some buckets, first and last, as the checkpoint of a new store with an identity of its own.
 
-    parts: the shards that have these buckets. Otherwise as gather().
+    parts: the shards that have these buckets. Other arguments as for gather().
     """
     with atomic_directory(target) as folder:
         counts = _write(folder, parts, described, buckets, meter)
@@ -94,7 +94,7 @@ def gather_buckets(
 def _complete(
     folder: Path, parts: list[Part], described: ClusterManifest, number: int, before: Checkpoint | None
 ) -> None:
-    """Write all but the rows, which are there."""
+    """Write everything except the rows, which are already in folder."""
     parent = described.follows[-1] if described.follows else None
     made = Manifest(described.store, described.id, parent, number, described.created, dict(described.variables))
     made = replace(made, extra=described.extra, hot=_write_hot(folder, parts, number, described))

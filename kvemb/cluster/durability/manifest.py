@@ -1,7 +1,7 @@
 """The manifest of a cluster's checkpoint: which checkpoint of each shard belongs to it (FORMAT.md, "A cluster").
 
-Published last, when every shard's checkpoint is complete; the cluster's checkpoint exists once its manifest does. Pure
-values.
+It is published last, when every shard's checkpoint is complete; the cluster's checkpoint exists once its manifest does.
+Pure values.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ class ShardEntry:
 
 @dataclass(frozen=True, repr=False)
 class ClusterManifest:
-    """A checkpoint of a cluster. id: its identity. store: that of the table, as of a single store, which all
-    checkpoints keep.
+    """A checkpoint of a cluster. id: its identity. store: the identity of the cluster, the same in all checkpoints.
 
     created: seconds since 1970. variables: of all shards together. shards: in the order of their buckets; each bucket
-    is in exactly one. follows: the ids of the checkpoints before it that the same shards made, the oldest first. extra:
-    what the caller saved beside the rows.
+    is in exactly one. follows: the ids of the earlier checkpoints that the same shards made, oldest first. extra: the
+    values saved beside the rows.
     """
 
     id: str
@@ -62,7 +61,7 @@ class ClusterManifest:
         return f"<checkpoint of a cluster {self.id}, {len(self.shards)} shards, {rows_in_words(self.variables)}>"
 
     def id_of(self, shard: ShardEntry) -> str:
-        """Return the identity of a shard's checkpoint in this one."""
+        """Return the identity of a shard's part of this checkpoint."""
         return id_of_part(self.id, shard.store)
 
     def overlapping(self, first: int, last: int) -> list[ShardEntry]:
@@ -73,20 +72,20 @@ class ClusterManifest:
 def id_of_part(checkpoint: str, store: str) -> str:
     """Return the identity of a shard's checkpoint. checkpoint: that of the cluster's. store: that of the shard's store.
 
-    It is a function of both, so that what a shard knows to have changed since its checkpoint is known of the cluster's.
+    As it is a function of these, a shard's record of what changed since its checkpoint also holds for the cluster's.
     """
     return hashlib.sha256(f"{checkpoint}{store}".encode()).hexdigest()[:32]
 
 
 def following(before: ClusterManifest | None, shards: tuple[ShardEntry, ...]) -> tuple[str, ...]:
-    """Return what a checkpoint follows that comes after another, None: the first, given its shards."""
+    """Return `follows` of the checkpoint after `before`, which is None for the first, given its shards."""
     if before is None or before.shards != shards:
         return ()
     return (*before.follows, before.id)[-MAX_FOLLOWED:]
 
 
 def joined(entries: Collection[VariableEntry]) -> VariableEntry:
-    """Return the entry of a variable from those of its parts, one a shard."""
+    """Return the entry of a variable, given those of all shards."""
     parts = list(entries)
     return replace(
         parts[0],
@@ -103,7 +102,7 @@ def ranges(shards: int) -> list[tuple[int, int]]:
 
 
 def text_of(described: ClusterManifest) -> bytes:
-    """Return what is written."""
+    """Return the content of the manifest's file."""
     data = {
         "format": FORMAT,
         "id": described.id,

@@ -52,11 +52,10 @@ def verify(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Return what is wrong with the checkpoints of a cluster: their manifests, and all that shards pushed for them.
+    """Verify the checkpoints of a cluster: their manifests, and all files that shards pushed for them.
 
-    number: of the only checkpoint that is checked; None: all. deep: every byte is read. progress(done, total): called
-    with bytes, of one shard after the other. Changes nothing.
-    Raises CheckpointNotFound if there is none; TransferError.
+    number: of the only checkpoint to check; None: all. deep: read every byte. progress(done, total): called with bytes,
+    for one shard after the other. Changes nothing. Raises CheckpointNotFound if there is none; TransferError.
     """
     series = ClusterSeries(url, options)
     report = Verification(series.url, bool(deep))

@@ -1,8 +1,8 @@
-"""Writes a checkpoint of a cluster again for another number of shards, without opening the cluster.
+"""Rewrites a checkpoint of a cluster for another number of shards, without opening the cluster.
 
-Each old shard is read once. Its rows go to sorted runs on disk, one for each new shard. When a new shard has all its
-rows, its store is loaded from the runs, and pushed. In the background the next old shard is pulled, and new shards are
-loaded. Memory does not grow with the table.
+Each old shard is read once. Its rows are written to sorted runs on disk, one for each new shard. When a new shard has
+all its rows, its store is loaded from the runs, and pushed. The next old shard is pulled, and new shards are loaded, in
+the background. Memory does not grow with the table.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from kvemb.offline.sorter import Sorter
 from kvemb.options import MIN_BUDGET_BYTES
 from kvemb.store import Store
 
-# The memory budget of a shard's store while it is rewritten; rows do not pass through its hot tier.
+# The memory budget of a new shard's store; rows do not pass through its hot tier.
 BUDGET = "32MiB"
-# Rows in memory: on their way to the runs of all new shards, of the runs of a shard that are merged, read at a time.
+# Bounds of rows in memory: those being sorted for all new shards, those of the merged runs of a shard, and those read
+# at a time.
 SIZES = Limits(sort_bytes=16 << 20, scan_rows=16_384)
 
 
@@ -56,12 +57,12 @@ def reshard(
     progress: Progress | None = None,
     limits: Limits = SIZES,
 ) -> int:
-    """Write a checkpoint of a cluster again for another number of shards, as the next one at out; returns its number.
+    """Rewrite a checkpoint of a cluster for another number of shards, as the next one at out; returns its number.
 
-    url, out: of the two series, which may be one. number: of the checkpoint; None: the newest. scratch: a directory
-    with room for two old shards, and twice the new shards that share rows with one of them; None: the system's
-    temporary directory. progress(done, total): called with rows. limits: sort_bytes and scan_rows bound the rows in
-    memory, which do not grow with the table. Raises Locked if a cluster has the directory out open; TypeError,
+    url, out: of the two series, which may be the same. number: of the checkpoint; None: the newest. scratch: a
+    directory with room for two old shards, and twice the new shards that share rows with one of them; None: the
+    system's temporary directory. progress(done, total): called with rows. limits: sort_bytes and scan_rows bound the
+    rows in memory, which do not grow with the table. Raises Locked if a cluster has the directory out open; TypeError,
     ValueError; what kvemb.cluster.restore and CheckpointManager.push raise.
     """
     count = as_int(shards, "shards", 1, BUCKETS)
@@ -84,9 +85,9 @@ def reshard(
 
 
 class _NewShard:
-    """The rows of a new shard, in sorted runs, one Sorter a variable. buckets: its first and its last.
+    """The rows of a new shard, in sorted runs, one Sorter for each variable. buckets: its first and its last.
 
-    made: the old checkpoints that have them.
+    made: the old shards that have these buckets.
     """
 
     def __init__(self, folder: Path, buckets: tuple[int, int], limits: Limits) -> None:
@@ -96,7 +97,7 @@ class _NewShard:
         self._sorters: dict[str, Sorter] = {}
 
     def sorter(self, name: str, source: Store) -> Sorter:
-        """Return what takes the rows of a variable."""
+        """Return the sorter of a variable."""
         if name not in self._sorters:
             folder = self.folder / str(len(self._sorters))
             with layout.as_cold_store_error(f"write to {folder}"):
@@ -118,9 +119,9 @@ class _NewShard:
 
 
 class _Resharding:
-    """One checkpoint, written again as `number` of another series. folder: for files. meter: counts rows.
+    """The rewriting of one checkpoint as `number` of another series. folder: for files. meter: counts rows.
 
-    id: of the new one.
+    id: of the new checkpoint.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class _Resharding:
         self._like: dict[str, dict[str, Any]] = {}
 
     def copied(self) -> list[ShardEntry]:
-        """Write every shard again as it is."""
+        """Rewrite every shard unchanged."""
         made = []
         for shard in self._described.shards:
             here, buckets = self._folder / shard.store, (shard.first, shard.last)
@@ -154,7 +155,7 @@ class _Resharding:
         return made
 
     def divided(self, count: int) -> list[ShardEntry]:
-        """Write other shards."""
+        """Write the new shards."""
         router, waiting, old = Router(count), list[Future[ShardEntry]](), self._described.shards
         each = max(1, self._limits.sort_bytes // count // max(1, len(self._described.variables)))
         limits = replace(self._limits, sort_bytes=each)
@@ -169,7 +170,7 @@ class _Resharding:
                     self._keep_attached(part)
                 self._divide(part, router, parts)
                 shutil.rmtree(part.path)
-                for done in waiting[:before]:  # so that the disk has the rows of few shards at a time
+                for done in waiting[:before]:  # so that the disk holds the rows of few shards at a time
                     result_of(done)
                 ready = [part for part in parts[before:] if part.buckets[1] <= shard.last]
                 waiting += [loading.submit(self._loaded, part) for part in ready]
@@ -180,7 +181,7 @@ class _Resharding:
         return part
 
     def _keep_attached(self, first: Part) -> None:
-        """Keep the files that the first old shard has beside the rows."""
+        """Keep the files that the first old shard saved beside the rows."""
         for name in first.described.attached:
             (self._folder / "attached").mkdir(exist_ok=True)
             fresh_files.link_or_copy(first.path / name, self._folder / "attached" / name.rpartition("/")[2])
@@ -207,7 +208,7 @@ class _Resharding:
         store = opening.open(part.folder / "store", **given)
         try:
             part.load(store, self._like, self._meter)
-            for name, entry in self._described.variables.items():  # the steps of the whole table
+            for name, entry in self._described.variables.items():  # those of the whole table
                 inside(store.variables[name]).storage.advance(entry.step, entry.optimizer_steps)
         except BaseException:
             store.close(flush=False)

@@ -1,8 +1,8 @@
-"""Checkpoints of a cluster, pulled: as one of a single store, and as the store of a shard, whatever shards there were.
+"""Pulls checkpoints of a cluster: to a single store's checkpoint, or to a shard's store, for any numbers of shards.
 
-If the checkpoint has a shard with exactly the buckets that are wanted, its files are used. Otherwise the rows of these
-buckets are read from the shards that have them, in key order, and written as finished files (gathering). Raises what
-kvemb.restore and CheckpointManager.pull raise.
+If the checkpoint has a shard with exactly the wanted buckets, the files of that shard are used. Otherwise the rows of
+these buckets are read from all shards that have them, in key order, and written as finished files (gathering). Raises
+what kvemb.restore and CheckpointManager.pull raise.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ StoredCalls = dict[str, list[int]]
 
 
 class ClusterRemote(ClusterSeries):
-    """The checkpoints of a cluster, read as those of one store are: kvemb.offline.places.Source."""
+    """The checkpoints of a cluster, with the interface of kvemb.offline.places.Source."""
 
     def described(self, number: int) -> Described:
-        """See Source. Its files are those of all shards."""
+        """See Source. The files are those of all shards."""
         found, files, attached = self.read(number), dict[str, int](), dict[str, int]()
         for at, shard in enumerate(found.shards):
             part = self.of_shard(shard.store).described(number)
@@ -63,9 +63,9 @@ class ClusterRemote(ClusterSeries):
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> None:
-        """See Source. progress(done, total): called with bytes that are transferred, then with rows.
+        """See Source. progress(done, total): called with bytes transferred, then with rows.
 
-        If one of `have` is an earlier checkpoint of the table, and all shards have deltas from there, only those are
+        If one of `have` is an earlier checkpoint of the cluster from which all shards have deltas, only the deltas are
         transferred.
         """
         described = self.read(number)
@@ -114,9 +114,9 @@ class ClusterRemote(ClusterSeries):
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> list[Part]:
-        """Copy some shards' checkpoints to folders of `folder`. One that is there already is not copied again.
+        """Copy some shards' checkpoints to folders of `folder`, except those that are already there.
 
-        Raises Corruption if one is not what belongs to the cluster's.
+        Raises Corruption if one does not belong to the cluster's checkpoint.
         """
         nbytes = sum(self.of_shard(shard.store).nbytes(number) for shard in shards) if progress is not None else 0
         meter, parts = Meter(nbytes, progress), []
@@ -136,7 +136,7 @@ class ClusterRemote(ClusterSeries):
         return parts
 
     def _checked(self, part: Part, number: int, described: ClusterManifest) -> Part:
-        """Return a part. Raises Corruption if it is not what belongs to the cluster's checkpoint."""
+        """Return a part. Raises Corruption if it does not belong to the cluster's checkpoint."""
         if part.described.id != described.id_of(part.shard):
             raise Corruption(
                 f"checkpoint {series_name(number)} of the shard {part.shard.store} at {self.url} is another one than "
@@ -159,10 +159,10 @@ def restored(
     meter: Meter,
     **how: Any,
 ) -> tuple[Store, StoredCalls]:
-    """Make and open the store at path with the rows of these buckets, first and last, as checkpoint `number` has them.
+    """Make and open a store at path with the rows of these buckets, first and last, of checkpoint `number`.
 
-    Returns also the calls that made these rows. scratch: a folder for what is pulled. meter: counts rows. how:
-    arguments of kvemb.open. If a shard has exactly these buckets, the pulled checkpoint stays in scratch, so that the
+    Also returns the calls that these rows contain. scratch: a folder for pulled files. meter: counts rows. how:
+    arguments of kvemb.open. If a shard has exactly these buckets, its pulled checkpoint stays in scratch, so that the
     next push shares its files.
     """
     sources = described.overlapping(*buckets)
@@ -183,7 +183,7 @@ def restored(
 
 
 def made_on(parts: list[Part]) -> StoredCalls:
-    """Return the calls that were made on any of these shards: on one means on all, as a checkpoint has whole calls."""
+    """Return the calls that any of these shards has executed: as a checkpoint has no partial calls, all shards have."""
     made: StoredCalls = {}
     for part in parts:
         for client, (answered, *numbers) in part.described.extra.get("calls", {}).items():
@@ -199,11 +199,11 @@ def pull_files(
     number: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Path]:
-    """Copy the files that a checkpoint of a cluster has beside the rows to a new folder; returns their paths, by name.
+    """Copy the files saved beside the rows of a cluster's checkpoint to a new folder; returns their paths, by name.
 
-    url, options: of the cluster. number: of the checkpoint; None: the newest. The folder has all files, or it does not
-    exist. Raises CheckpointNotFound, FileExistsError, TransferError, ColdStoreError; Corruption naming a file;
-    TypeError, ValueError.
+    url, options: of the cluster. number: of the checkpoint; None: the newest. If this fails, the folder does not exist.
+    Raises CheckpointNotFound, FileExistsError, TransferError, ColdStoreError; Corruption naming a file; TypeError,
+    ValueError.
     """
     series, place = ClusterRemote(url, options), paths.local(folder, "folder").absolute()
     at, described = found(series, number)

@@ -1,4 +1,4 @@
-"""The checkpoints of a cluster at a URL, or in a directory: a manifest each, over what its shards have pushed.
+"""The checkpoints of a cluster at a URL, or in a directory: one manifest each, and the files that shards pushed.
 
     URL/checkpoints/00000042.json     which checkpoint of each shard is in it, written last
     URL/shards/STORE/                 the series of one shard, named by the identity of its store (kvemb.offline.remote)
@@ -33,13 +33,13 @@ class ClusterSeries(Pushing):
 
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
         super().__init__(url, options)
-        # A shard may be a process that runs elsewhere.
+        # A shard may be a process on another machine.
         self.url = self._root if "file" in self._files.protocol else paths.url_text(url)
         self.options = dict(options or {})
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether only this process sees what is at the URL."""
+        """Whether the URL is visible only to this process."""
         return "memory" in self._files.protocol
 
     def of_shard(self, store: str) -> Remote:
@@ -47,11 +47,11 @@ class ClusterSeries(Pushing):
         return Remote(self.place_of_shard(store), self.options)
 
     def place_of_shard(self, store: str) -> str:
-        """Return where that series is."""
+        """Return the URL or directory of that series."""
         return f"{self.url}/{SHARDS}/{store}"
 
     def lock(self) -> LockFile | Lease:
-        """Lock a directory for one cluster, or take a URL's lease. Raises Locked, ColdStoreError, TransferError."""
+        """Lock the directory, or take the URL's lease. Raises Locked, ColdStoreError, TransferError."""
         self._check_destination()
         if "file" not in self._files.protocol:
             with self._translated("write to"):
@@ -95,7 +95,7 @@ class ClusterSeries(Pushing):
             self._publish(number, manifest.text_of(described))
 
     def keep_newest(self, keep: int) -> None:
-        """Delete all but the newest `keep` checkpoints, then what of the shards none of those needs.
+        """Delete all but the newest `keep` checkpoints, then the shards' files that none of those needs.
 
         REQUIRES: no shard pushes at the same time. Raises TransferError.
         """
@@ -114,7 +114,7 @@ class ClusterSeries(Pushing):
                     self._files.rm(f"{self._root}/{SHARDS}/{store}", recursive=True)
 
     def _stores(self) -> list[str]:
-        """Return the stores of all shards that pushed anything here."""
+        """Return the store identities of all shards that pushed anything here."""
         with self._translated("list"):
             found = self._found(SHARDS)
         begin = len(f"{self._root}/{SHARDS}/".lstrip("/"))

@@ -1,6 +1,6 @@
-"""The checkpoints of one shard: a series in a folder of its node, of which each is pushed to the cluster's URL.
+"""The checkpoints of one shard: a series in a folder of its node, from which each is pushed to the cluster's URL.
 
-Not thread-safe, but for attach() and detach().
+Not thread-safe, except attach() and detach().
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from kvemb.offline.series import CheckpointManager
 from kvemb.offline.transfer import Remote
 from kvemb.store import Store
 
-# Checkpoints kept on the shard's node; the next one shares their files.
+# The number of checkpoints kept on the shard's node, with which the next one shares files.
 KEPT = 2
 
 
 class ShardCheckpoints:
-    """See the module. store: the shard's. series: at the URL. folder: of the checkpoints on this machine."""
+    """See the module. store: the shard's. series: at the URL. folder: of the checkpoints on this node."""
 
     def __init__(self, store: Store, series: Remote, folder: Path) -> None:
         self._store, self._series, self._folder = store, series, folder
         self._pending: dict[int, Writing[Checkpoint]] = {}
 
     def attach(self, files: str, name: str, at: int, piece: bytes) -> None:
-        """Take a piece of a file that a checkpoint is to have beside the rows, from position `at` on.
+        """Write a piece of a file to save beside the rows of a checkpoint, at the position `at`.
 
-        files: a name for all files of that checkpoint. Repeating it changes nothing. Raises ColdStoreError.
+        files: a name for all files of that checkpoint. Idempotent. Raises ColdStoreError.
         """
         folder = self._attached(files)
         with layout.as_cold_store_error(f"write to {folder}"):
@@ -45,23 +45,23 @@ class ShardCheckpoints:
                 file.write(piece)
 
     def detach(self, files: str) -> None:
-        """Delete these files. A checkpoint that has them keeps them."""
+        """Delete these files; checkpoints that contain them keep them."""
         fresh_files.remove(self._attached(files))
 
     def _attached(self, files: str) -> Path:
         return self._folder.with_name("attached") / files
 
     def begin(self, number: int, checkpoint: str, extra: dict[str, Any], files: str | None) -> None:
-        """Take the snapshot of a checkpoint. checkpoint: the identity of the cluster's.
+        """Take the snapshot of a checkpoint. checkpoint: the identity of the cluster's checkpoint.
 
-        files: those that attach() took; None: none. Raises what Store.checkpoint raises.
+        files: the name given to attach(); None: no files. Raises what Store.checkpoint raises.
         """
         received = {} if files is None else {path.name: path for path in self._attached(files).iterdir()}
         attached = Attachments(received, extra, id=id_of_part(checkpoint, self._store.id), linked=True)
         self._pending[number] = inside(self._store).start(self._folder / series_name(number), attached=attached)
 
     def push(self, number: int) -> Pushed:
-        """Complete a checkpoint, and send it to the URL. Older ones are deleted here. Raises TransferError."""
+        """Complete a checkpoint, and push it to the URL. Deletes older ones on this node. Raises TransferError."""
         checkpoint = self._pending.pop(number).wait()
         assert checkpoint is not None
         sent = self._series.push(checkpoint, number)

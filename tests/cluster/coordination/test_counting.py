@@ -1,4 +1,4 @@
-"""Steps that several clients count: one's are exact, and all hear of all."""
+"""Steps that several clients count: one client's are exact, and every client learns those of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One coordinator at a time has a URL; one that was killed is not waited for for ever."""
+"""Only one coordinator at a time has a URL; the wait for a killed one is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recovery tells, and what becomes of variables."""
+"""The report of a recovery, and its effect on variables."""
 
 from __future__ import annotations
 

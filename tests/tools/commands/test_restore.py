@@ -1,4 +1,4 @@
-"""restore: a store that is the checkpoint, and goes its own way."""
+"""restore: makes a store equal to the checkpoint, and independent of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvemb demo --dlrm` at a tiny size: kvemb and PyTorch train alike, and what was killed ends as what was not."""
+"""`kvemb demo --dlrm` at a tiny size: kvemb and PyTorch train alike, and a killed run ends like an undisturbed one."""
 
 from __future__ import annotations
 

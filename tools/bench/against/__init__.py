@@ -1,1 +1,1 @@
-"""`kvemb bench train --against`: this version of kvemb beside another one, in turns."""
+"""`kvemb bench train --against`: compares this version of kvemb with another one, in turns."""

@@ -1,8 +1,8 @@
 """`kvemb bench train --against VERSION`: the training steps of `bench train`, of this version and of another one.
 
-Each version runs in a process of its own, on a table of its own with the same rows, and takes the same steps; they take
-turns of one window each. The rows are compared at the end. The bar is on the CPU time of all windows together, because
-merges of files are in some windows only.
+Each version runs in its own process, on its own table with the same rows, and takes the same steps; they take turns,
+one window each. The rows are compared at the end. The bar applies to the CPU time of all windows together, because only
+some windows contain merges of files.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Version:
 
     def __init__(self, settings: dict[str, object], name: str, environment: dict[str, str] | None) -> None:
         self._name = name
-        # -P: the script's folder is not searched for modules.
+        # -P: do not search the script's folder for modules.
         command = [sys.executable, "-P", str(Path(script.__file__)), json.dumps(settings)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
@@ -113,7 +113,7 @@ class _Version:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # a command that it did not read
+                with suppress(BrokenPipeError):  # the process ended before it read the command
                     pipe.close()
 
     def ask(self, command: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The process of `kvemb bench train --against`: training steps of the version of kvemb that it imports.
 
-It uses NumPy and public names of kvemb only, those that all versions have, and is started by its path. Commands come as
-lines on stdin: "load", "run 3 prefetch", "values"; each is answered by a line of JSON on stdout.
+It uses only NumPy and those public names of kvemb that all versions have, and is started by its path. Commands are
+lines on stdin: "load", "run 3 prefetch", "values"; the answer to each is a line of JSON on stdout.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`kvemb bench cluster --reshard`: a checkpoint is written again for 7, 3 and 1 shards, beside export and import.
+"""`kvemb bench cluster --reshard`: a checkpoint is rewritten for 7, 3 and 1 shards, compared with export and import.
 
-Each of these runs in a process of its own, whose peak of anonymous memory is told (kvemb.tools.memory); a table of a
-quarter of the rows shows whether it grows. At the end all rows, slots, scores and steps must be those of the beginning.
-Run as a module with the work as JSON, this file is such a process.
+Each of these runs in its own process, whose peak of anonymous memory is reported (kvemb.tools.memory); a table of a
+quarter of the rows shows whether memory grows with the table. At the end all rows, slots, scores and steps must equal
+those of the beginning. Run as a module with the work as JSON, this file is such a process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HOW: dict[str, Any] = {"memory_budget": "128MiB"}
 
 
 def run(rows: int, dim: int, runs: int, folder: Path | None) -> Report:
-    """Write a table again for other numbers of shards, `runs` times."""
+    """Rewrite a table for other numbers of shards, `runs` times."""
     report = Report("cluster", {"rows": rows, "dim": dim, "shards": [FIRST, *CHAIN], "runs": runs})
     with scratch(folder) as place:
         small, large = place / "small", place / "large"
@@ -92,7 +92,7 @@ def _make(url: Path, rows: int, dim: int, folder: Path) -> None:
 
 
 def _digest(store: kvemb.Store) -> tuple[int, int]:
-    """Return the number of rows, and a sum of hashes of them: of key, embedding, slots, score and step."""
+    """Return the number of rows, and the sum of their hashes: of key, embedding, slots, score and step."""
     count = total = 0
     for rows in bulk.scan(store.variables["table"]):
         mixed = rows.keys.view(np.uint64).copy()

@@ -1,5 +1,5 @@
-"""`kvemb bench cluster`: a step over shards beside one store's, and beside empty calls of actors with the same bytes;
-and how evenly shards are filled.
+"""`kvemb bench cluster`: a step over shards, compared with a step of one store, and with empty actor calls of the same
+bytes; and how evenly shards are filled.
 
 A step is a lookup and a training step of distinct and repeated keys, drawn by Zipf's law, all hot.
 """
@@ -94,7 +94,7 @@ def _in_turns(sides: dict[str, Callable[[], None]], runs: int, steps: int) -> di
 
 
 class _Empty:
-    """An actor that does nothing with what it gets."""
+    """An actor that ignores its arguments."""
 
     def __init__(self, dim: int) -> None:
         self._dim = dim
@@ -104,11 +104,11 @@ class _Empty:
         return np.zeros((len(keys), self._dim), np.float32)
 
     def train(self, keys: Ids, grads: Any) -> None:
-        """Take gradients."""
+        """Receive gradients."""
 
 
 class _Floor:
-    """What the calls of a step take if shards do nothing: the distinct keys, evenly divided."""
+    """The cost of a step's calls if shards do nothing: the distinct keys, evenly divided."""
 
     def __init__(self, shards: int, batches: list[Ids], dim: int) -> None:
         import ray
@@ -133,7 +133,7 @@ class _Floor:
 
 
 def _filled(keys: Ids, place: Path) -> list[int]:
-    """Return how many of distinct keys each of several shards gets."""
+    """Return how many of the distinct keys each of several shards has."""
     how: dict[str, Any] = {"memory_budget": "16MiB", "scratch": place / "balance", "transport": "local"}
     with kvemb.cluster.open(shards=BALANCED, **how) as cluster:
         cluster.get_variable("table", dim=1).upsert(keys, np.zeros((len(keys), 1), np.float32))

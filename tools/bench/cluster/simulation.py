@@ -1,9 +1,9 @@
-"""`kvemb bench cluster --simulate`: what a cluster larger than any at hand would take, by arithmetic and a simulation.
+"""`kvemb bench cluster --simulate`: estimates the cost of a very large cluster, by arithmetic and a simulation.
 
 The table's rows are spread evenly, and there is one trainer on each shard's node. In the simulation all trainers take a
 step at the same time: each sends a call to each shard, one after the other; each shard answers calls in the order in
-which they arrive; the next half of the step begins when the slowest answer is there. Now and then a shard pauses.
-Everything follows from Assumed and the seed, so docs/cluster-scale.md has what the command prints.
+which they arrive; the next half of the step begins when the slowest answer has arrived. Sometimes a shard pauses. The
+results are a function of Assumed and the seed; docs/cluster-scale.md has the command's output.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ SHARDS, SEED, STEPS = (8, 64, 1000), 0, 1000
 
 @dataclass(frozen=True)
 class Assumed:
-    """Parameters. rows, dim: of the table, float32 with one slot a number. keys: distinct ones of a trainer's step.
+    """Parameters. rows, dim: of the table, float32 with one slot. keys: distinct keys of a trainer's step.
 
     step_seconds: from one step of a trainer to the next. changed: share of the rows that change between two
     checkpoints, an hour apart. link: bytes a second of a node's network, each way. latency: seconds, one way.
     store: bytes a second between a node and the object store. disk: bytes of a node's disk. call_cpu: seconds of a
-    trainer's core, and of a shard's, for each call (measured with Ray on this machine); key_cpu: of a shard's core for
-    each key. pause_share, pause: how often a shard pauses before a call's answers, and for how many seconds. failures:
-    of a node, a year. cut_calls: calls of each shard that a checkpoint's cut makes. exchange_seconds:
-    how often a client tells the coordinator its counts.
+    trainer's core, and of a shard's, for each call (measured with Ray on one machine); key_cpu: seconds of a shard's
+    core for each key. pause_share, pause: the probability that a shard pauses before it answers a call, and for how
+    many seconds. failures: of a node, per year. cut_calls: calls of each shard for a checkpoint's cut.
+    exchange_seconds: interval at which a client sends the coordinator its counts.
     """
 
     rows: float = 1e12
@@ -49,17 +49,17 @@ class Assumed:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in a call."""
+        """The bytes of a row in a call."""
         return 4 * self.dim
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a row on disk: embedding, slot, key, score, step."""
+        """The bytes of a row on disk: embedding, slot, key, score, step."""
         return 2 * self.row_bytes + 25
 
 
 def figures(shards: int, given: Assumed) -> dict[str, float]:
-    """Return what a cluster with so many shards takes, by name, with its unit."""
+    """Return the costs of a cluster with so many shards; the names contain the units."""
     up, down = given.keys * (16 + given.row_bytes), given.keys * given.row_bytes
     stored = given.rows * given.record_bytes / shards
     saved = stored * given.changed
@@ -85,7 +85,7 @@ def figures(shards: int, given: Assumed) -> dict[str, float]:
 
 
 def step_seconds(shards: int, given: Assumed) -> npt.NDArray[np.float64]:
-    """Simulate STEPS steps; returns the seconds that each one's calls take, its lookup and its update together."""
+    """Simulate STEPS steps; returns the seconds that the calls of each step take, lookup and update together."""
     chance = np.random.default_rng(SEED)
     up, down = given.keys * (16 + given.row_bytes) / shards, given.keys * given.row_bytes / shards
     # A lookup sends keys and brings rows; an update sends keys and gradients.
@@ -98,7 +98,7 @@ def step_seconds(shards: int, given: Assumed) -> npt.NDArray[np.float64]:
         # Trainer t begins with shard t, so that they do not all begin with the same one.
         begun = sending * (1 + (order[None, :] - order[:, None]) % shards)
         arrived = np.sort(begun + given.latency, axis=0)
-        # Calls of a shard are served one after the other: each begins when it is there, and the one before is done.
+        # A shard serves calls one after the other: each begins when it has arrived and the one before has ended.
         queue = served * np.arange(1, shards + 1)[:, None]
         done = (np.maximum.accumulate(arrived + served - queue, axis=0) + queue)[-1]
         receiving = shards * max(given.call_cpu, answered / given.link) if answered else 0.0
@@ -110,7 +110,7 @@ def step_seconds(shards: int, given: Assumed) -> npt.NDArray[np.float64]:
 
 
 def breaks(shards: int, given: Assumed) -> list[str]:
-    """Return what such a cluster cannot do, the worst first, each with what would be done then."""
+    """Return the limits that such a cluster exceeds, the worst first, each with a remedy."""
     found = figures(shards, given)
     checks = [
         (
@@ -162,7 +162,7 @@ def assumed_text(given: Assumed = Assumed()) -> str:
 
 
 def as_json(given: Assumed = Assumed()) -> dict[str, Any]:
-    """Return the same as one object."""
+    """Return parameters and results as one object."""
     of_shards = {str(shards): {**figures(shards, given), "breaks": breaks(shards, given)} for shards in SHARDS}
     return {"assumed": asdict(given), "shards": of_shards}
 

@@ -1,1 +1,1 @@
-"""`kvemb bench gpu`: hot rows in a GPU's memory beside hot rows in the host's."""
+"""`kvemb bench gpu`: hot rows in a GPU's memory compared with hot rows in the host's."""

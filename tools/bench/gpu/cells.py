@@ -1,6 +1,6 @@
-"""A hot table alone, full, in one GPU's memory: batches of its keys to find, and new rows for which others leave.
+"""A full hot table in one GPU's memory, without other tiers: finds batches of its keys, and inserts new rows.
 
-Keys and rows are on the GPU before a call, and results stay there. A call takes two times: the GPU's, by CUDA events
+Keys and rows are on the GPU before a call, and results stay there. Two times are measured: the GPU's, by CUDA events
 around calls that the host does not wait for; and the host's, which waits at the end of each call.
 """
 
@@ -17,10 +17,9 @@ from kvemb.tools.bench.data import Floats, Ids, Zipf, ids_of
 from kvemb.tools.bench.measure import scratch
 
 EXPONENT = 1.05
-# HierarchicalKV's benchmark looks for keys of the last batch that was inserted, and for other keys, that are not there.
-# The share of the former:
+# HierarchicalKV's benchmark looks for keys of the last inserted batch, and for missing keys. The share of the former:
 HIERARCHICAL_HITS = 0.6
-# Calls that insert hardly any more rows than leave, until a table counts as full: the last buckets take long.
+# A table counts as full after this many calls that insert hardly more rows than they evict: the last buckets take long.
 STALLED = 8
 UNIFORM, ZIPF, HIERARCHICAL = "uniform keys", f"keys by a Zipf law, {EXPONENT}", "60% of keys from the last batch"
 
@@ -28,7 +27,7 @@ UNIFORM, ZIPF, HIERARCHICAL = "uniform keys", f"keys by a Zipf law, {EXPONENT}",
 class FullTable:
     """A table of so many cells, all in use, and `calls` batches of each kind of keys, and of new rows.
 
-    Rows have ascending scores, so those that came first leave first.
+    Rows have ascending scores, so the oldest are evicted first.
     """
 
     def __init__(self, device: str, cells: int, dim: int, batch: int, calls: int) -> None:
@@ -49,7 +48,7 @@ class FullTable:
 
     @property
     def buckets(self) -> int:
-        """How many buckets the table has."""
+        """The number of buckets of the table."""
         return int(self._table.capacity_rows // self._table.cells_per_bucket)
 
     @property
@@ -66,7 +65,7 @@ class FullTable:
         return int(address), int(pitch)
 
     def _renew(self, piece: tuple[int, int]) -> None:
-        """Make a batch one of new keys, whose scores are higher than those before: the first two columns of rows."""
+        """Replace the keys of a batch by new ones with higher scores: the first two columns of rows."""
         numbers: Ids = np.arange(self._next, self._next + self.batch, dtype=np.int64)
         address, pitch = piece
         self._cells.queue.upload(address, ids_of(numbers))
@@ -97,13 +96,13 @@ class FullTable:
         return found
 
     def _hits(self, keys: str) -> int:
-        """Return how many keys of a batch of a kind are in the table."""
+        """Return how many keys of a batch of this kind are in the table."""
         return round(HIERARCHICAL_HITS * self.batch) if keys == HIERARCHICAL else self.batch
 
     # Timing.
 
     def on_gpu(self, work: Callable[[], None]) -> float:
-        """Return the seconds that the GPU takes for work that is started and not waited for."""
+        """Return the GPU's seconds for work that the host starts without waiting."""
         device, given = self.device, self._there.given(self._out)
         start, end = device.event(timed=True), device.event(timed=True)
         with self._there.on(given):
@@ -113,13 +112,13 @@ class FullTable:
         return float(device.seconds(start, end))
 
     def start_finds(self, keys: str) -> None:
-        """Start to find each batch of a kind of keys, with their rows."""
+        """Start to find each batch of this kind of keys, with their rows."""
         out = self._there.given(self._out).address
         for batch in self._keys[keys]:
             self._cells.start_find(self._there.given(batch).address, self.batch, out=out)
 
     def find_seconds(self, keys: str) -> list[float]:
-        """Return the seconds of each call, the wait included."""
+        """Return the seconds of each call, including the wait."""
         out, taken = self._there.given(self._out).address, []
         for batch in self._keys[keys]:
             given, start = self._there.given(batch), time.perf_counter()
@@ -131,7 +130,7 @@ class FullTable:
         return taken
 
     def start_copies(self) -> None:
-        """Start to copy as many rows, each from a random place."""
+        """Start to copy the same number of rows, each from a random place."""
         given, out, chosen = (self._there.given(each) for each in (self._source, self._out, self._positions))
         for _ in range(self.calls):
             arguments = (
@@ -145,18 +144,18 @@ class FullTable:
             self._cells.run_plain("take_rows", 32 * self.batch, *arguments)
 
     def renew(self) -> None:
-        """Put new rows on the GPU for the next calls that insert."""
+        """Put new rows on the GPU for the next inserting calls."""
         for piece in self._pieces:
             self._renew(piece)
         self._there.finish()
 
     def start_inserts(self) -> None:
-        """Start to insert each batch of new rows, for which others leave."""
+        """Start to insert each batch of new rows, which evict others."""
         for address, pitch in self._pieces:
             self._cells.start_insert(address, pitch, self.batch, by_score=False, clean_too=True, evicting=True)
 
     def insert_seconds(self) -> list[float]:
-        """Return the seconds of each call, the wait included."""
+        """Return the seconds of each call, including the wait."""
         taken = []
         for address, pitch in self._pieces:
             start = time.perf_counter()

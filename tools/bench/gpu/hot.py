@@ -1,7 +1,7 @@
-"""The calls of a variable whose rows are all hot on a GPU, beside the same calls of one that is hot on the CPU.
+"""The calls of a variable whose rows are all hot on a GPU, compared with one whose rows are hot on the CPU.
 
-Keys, rows and gradients are in the GPU's memory, or in the host's, so that they cross the GPU's link. After each run
-both variables hold the same rows, bit for bit.
+Keys, rows and gradients are in the GPU's memory, or in the host's, from which they are transferred. After each run both
+variables have the same rows, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
 from kvemb.tools.bench.resident import LOAD_BATCH
 from kvemb.tools.bench.results import Line, compare
 
-# A call on a variable with a batch of keys, and rows or gradients for it, in either memory.
+# A call on a variable with a batch of keys and their rows or gradients, in either memory.
 Call = Callable[[kvemb.Variable, Any, Any], object]
 PEER = "the same on the CPU"
 BAG = 16
@@ -49,7 +49,7 @@ def measure(
 
 
 def rows_there(var: kvemb.Variable) -> Any:
-    """Return the rows of a variable on a GPU, beside which it places arrays."""
+    """Return the device rows of a variable on a GPU, which place arrays there."""
     if (device_rows := var.tables[0].device_rows) is None:
         raise AssertionError(f"the rows of {var.devices} are not in a GPU's memory")
     return device_rows
@@ -64,7 +64,7 @@ def gpu_of(var: kvemb.Variable) -> Any:
 
 @contextmanager
 def unsaved(path: Path, **options: Any) -> Iterator[kvemb.Store]:
-    """Open a store whose rows need not reach the disk when it is closed: it is deleted afterwards."""
+    """Open a store that is closed without a flush, because it is deleted afterwards."""
     store = kvemb.open(path, **options)
     try:
         yield store
@@ -73,7 +73,7 @@ def unsaved(path: Path, **options: Any) -> Iterator[kvemb.Store]:
 
 
 def _loaded(store: kvemb.Store, name: str, device: str, rows: int, dim: int) -> kvemb.Variable:
-    """Return a variable of Adam, all of whose rows are hot on a device."""
+    """Return a variable with Adam, all of whose rows are hot on a device."""
     optimizer = kvemb.optimizers.Adam()
     var = store.get_variable(name, dim=dim, devices=device, init_size=2 * rows, optimizer=optimizer)
     for ids in batches_of_ids(rows, LOAD_BATCH):
@@ -82,7 +82,7 @@ def _loaded(store: kvemb.Store, name: str, device: str, rows: int, dim: int) -> 
 
 
 def _calling(call: Call, var: kvemb.Variable, keys: list[list[Any]], values: Any) -> Work:
-    """Return what makes one run of calls on a variable."""
+    """Return a function that makes one run of calls on a variable."""
 
     def work(i: int) -> None:
         for batch in keys[i]:
@@ -92,7 +92,7 @@ def _calling(call: Call, var: kvemb.Variable, keys: list[list[Any]], values: Any
 
 
 def _waiting(work: Work, finish: Callable[[], None]) -> Work:
-    """Return the same, and the wait for the GPU to have done it."""
+    """Return a function that does this work, and waits until the GPU has done it."""
 
     def waited(i: int) -> None:
         work(i)
@@ -102,7 +102,7 @@ def _waiting(work: Work, finish: Callable[[], None]) -> Work:
 
 
 def _calls(batch: int) -> dict[str, Call]:
-    """The calls that are timed, by name."""
+    """Return the timed calls, by name."""
     offsets = np.arange(0, batch, BAG)
     return {
         "lookup": lambda var, keys, values: var.lookup(keys),
@@ -115,7 +115,7 @@ def _calls(batch: int) -> dict[str, Call]:
 
 
 def _assert_same(variables: list[kvemb.Variable], keys: Ids) -> None:
-    """Raise AssertionError unless all hold the same rows and slots, and all of these are hot."""
+    """Raise AssertionError unless all have the same rows and slots, all of them hot."""
     rows = {var.lookup(keys, touch=False).tobytes() + var.lookup_slot("v", keys).tobytes() for var in variables}
     if len(rows) > 1:
         raise AssertionError("the rows on the GPU are not those on the CPU")

@@ -1,8 +1,8 @@
-"""What a full table in a GPU's memory must reach: keys found with their rows, and rows inserted for which others leave.
+"""The required rates of a full table in a GPU's memory: keys found with their rows, and rows inserted.
 
-The bars are for the GPU's own time and keys drawn uniformly. Beside them are the bytes that this moves, as a share of
-what the GPU's memory can; keys by a Zipf law; and the method of HierarchicalKV's benchmark: the better of two calls,
-with the host's wait.
+The bars apply to the GPU's own time and to uniformly drawn keys. Also reported: the bytes moved, as a share of the
+GPU's memory bandwidth; keys by a Zipf law; and the method of HierarchicalKV's benchmark: the better of two calls,
+including the host's wait.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from math import exp
 from kvemb.tools.bench.gpu.cells import HIERARCHICAL, UNIFORM, ZIPF, FullTable
 from kvemb.tools.bench.results import Line, Spread
 
-# What a GPU must reach, in billions of keys a second, found and inserted, with rows of 64 numbers.
+# The required rates, in billions of keys per second, found and inserted, with rows of 64 numbers.
 BARS = {"H200": (4.0, 1.0), "H100": (2.8, 0.7)}
 BAR_DIM = 64
 SECTOR = 32
-# Bytes that finding one key moves, but for its row, read and written: the key given, its bucket's digests, the sector
-# with the cell's key, the cell's number.
+# Bytes moved to find one key, besides its row, which is read and written: the given key, its bucket's digests, the
+# sector with the cell's key, the cell's number.
 FOUND_BYTES = 8 + 128 + SECTOR + 8
-# Bytes that inserting one row moves, but for its words. Sorting a number by radix in 8 passes, and the key: 152. The
-# row: sectors of its key, score, step and flags read, and of the first three written. The row that leaves: sectors of
-# its key and step read, 33 bytes written.
+# Bytes moved to insert one row, besides its words. Radix sort of a number in 8 passes, and the key: 152. The row:
+# sectors of its key, score, step and flags read, and of the first three written. The evicted row: sectors of its key
+# and step read, 33 bytes written.
 INSERTED_BYTES = 152 + 7 * SECTOR + 2 * SECTOR + 33
-# And once for each bucket: digests, flags and scores read, digests and flags written.
+# Bytes moved once for each bucket: digests, flags and scores read, digests and flags written.
 BUCKET_BYTES = 1280 + 256
 
 
 def find(table: FullTable, runs: int) -> Iterator[Line]:
-    """Yield the lines of keys found. table: of float32."""
+    """Yield the lines about keys found. table: of float32."""
     for keys in (UNIFORM, ZIPF, HIERARCHICAL):
         table.find_seconds(keys)  # warm up
     table.on_gpu(table.start_copies)
@@ -54,11 +54,11 @@ def find(table: FullTable, runs: int) -> Iterator[Line]:
 
 
 def insert(table: FullTable, runs: int) -> Iterator[Line]:
-    """Yield the lines of rows inserted."""
+    """Yield the lines about rows inserted."""
     table.renew()
     table.insert_seconds()  # warm up
     size, name = table.calls * table.batch, "insert and evict, dim"
-    buckets = table.buckets * (1 - exp(-table.batch / table.buckets))  # that a batch has rows for
+    buckets = table.buckets * (1 - exp(-table.batch / table.buckets))  # those for which a batch has rows
     moved = round(INSERTED_BYTES + 4 * table.row_bytes + BUCKET_BYTES * buckets / table.batch)
     rates, waited, theirs = [], [], []
     for _ in range(runs):
@@ -84,7 +84,7 @@ def _barred(name: str, rates: Sequence[float], table: FullTable, which: int) -> 
 
 
 def _moving(name: str, rates: Sequence[float], table: FullTable) -> Line:
-    """Return a line of bytes a second, beside what the GPU's memory can move."""
+    """Return a line of bytes per second, compared with the bandwidth of the GPU's memory."""
     line, most = Line(name, "bytes/s", Spread.of(rates)), table.device.bytes_per_second()
     if not most:
         return line
@@ -93,5 +93,5 @@ def _moving(name: str, rates: Sequence[float], table: FullTable) -> Line:
 
 
 def _better_of_two(taken: Sequence[float], table: FullTable) -> float:
-    """Return the keys a second of the faster of the first two calls."""
+    """Return the keys per second of the faster of the first two calls."""
     return table.batch / min(taken[:2])

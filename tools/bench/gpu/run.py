@@ -14,14 +14,15 @@ from kvemb.tools.bench.results import Line, Report
 
 # The most steps of a run of training.
 MAX_STEPS = 5
-# What there is to measure, in this order. All but the first have bars.
+# The parts, in this order. All but the first have bars.
 PARTS = ("calls", "find", "insert", "training", "tiers")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of what has a bar. cells: of a full table; keys: of its calls, and ids of a training step; train_rows: beside
-    PyTorch; train_dim: numbers in a row, of what is trained; device_mib: of the GPU, for a table of ten times as much.
+    """The sizes of the parts with bars. cells: of a full table. keys: of its calls, and ids of a training step.
+    train_rows: of the part training. train_dim: numbers in a row, of training and tiers. device_mib: MiB of the GPU's
+    memory, for a table of ten times as much.
     """
 
     cells: int
@@ -45,8 +46,8 @@ def run(
     """Time `runs` runs of `batches` calls of each kind. dims: of the part "calls". Raises BackendUnavailable without
     the device.
 
-    Returns a report without lines, and the lines of each part, or of each dim of "calls", which are measured as they
-    are asked for.
+    Returns a report without lines, and an iterator that measures and yields the lines of each part, or of each dim of
+    "calls".
     """
     chosen = [part for part in PARTS if part in set(parts)]
     settings = {"rows": rows, "dims": dims, "batch": batch, "batches": batches, "runs": runs, "device": device}

@@ -1,6 +1,6 @@
-"""Training a table of 10 times a GPU's memory, and twice the host's: three tiers beside two, hot on the CPU alone.
+"""Training a table of 10 times a GPU's memory, and twice the host's: three tiers compared with two, without the GPU.
 
-The GPU's memory is what device_memory allows. Both stores have the same budget of the host's memory and take the same
+The GPU's memory is limited by device_memory. Both stores have the same budget of the host's memory and take the same
 steps, with ids by a Zipf law; after each run the rows of a batch have the same bits.
 """
 
@@ -25,7 +25,7 @@ def measure(
     device: str, device_mib: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None
 ) -> Iterator[Line]:
     """Yield the line. device_mib: of the GPU's memory, for its hot rows; the table has ten times as many bytes."""
-    row_bytes = 3 * 4 * dim + 8  # Adam's slots, and the row's count of steps
+    row_bytes = 3 * 4 * dim + 8  # with Adam's slots, and the row's count of steps
     rows, budget = 10 * (device_mib << 20) // row_bytes, f"{max(16, 5 * device_mib)}MiB"
     with (
         scratch(folder) as path,
@@ -37,7 +37,7 @@ def measure(
         keys = [[ids_of(zipf.sample(batch)) for _ in range(steps)] for _ in range(runs + 1)]
         grads: Floats = draw.standard_normal((batch, dim), dtype=np.float32)
         sides = _on_gpu(there, keys, grads), _on_cpu(here, keys, grads)
-        take_timed_turns(sides, 1)  # warm up: the hot tiers fill with the rows that are used most
+        take_timed_turns(sides, 1)  # warm up: fills the hot tiers with the rows that are used most
         taken = take_timed_turns(tuple(_after(side) for side in sides), runs)
         last = keys[-1][-1]
         if there.lookup(last, touch=False).tobytes() != here.lookup(last, touch=False).tobytes():
@@ -56,7 +56,7 @@ def _loaded(store: kvemb.Store, device: str, rows: int, dim: int) -> kvemb.Varia
 
 
 def _on_gpu(var: kvemb.Variable, keys: list[list[Ids]], grads: Floats) -> Work:
-    """Steps with ids and gradients on the GPU, where the rows go."""
+    """Return steps with ids and gradients on the GPU, where the rows are returned."""
     there = rows_there(var)
     given, gradients = [[there.array(batch) for batch in each] for each in keys], there.array(grads)
 
@@ -64,7 +64,7 @@ def _on_gpu(var: kvemb.Variable, keys: list[list[Ids]], grads: Floats) -> Work:
         for ids in given[run]:
             var.lookup(ids)
             var.apply_gradients(ids, gradients)
-        var.lookup(keys[run][-1][:1], touch=False)  # waits for the GPU, and for rows that other threads move
+        var.lookup(keys[run][-1][:1], touch=False)  # waits for the GPU, and until other threads have moved rows
 
     return work
 
@@ -79,5 +79,5 @@ def _on_cpu(var: kvemb.Variable, keys: list[list[Ids]], grads: Floats) -> Work:
 
 
 def _after(side: Work) -> Work:
-    """The runs after the first."""
+    """Return the work, with runs numbered from 1."""
     return lambda run: side(run + 1)

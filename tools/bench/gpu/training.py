@@ -1,6 +1,6 @@
-"""A training step whose rows are all hot on a GPU, beside torch.nn.EmbeddingBag and SparseAdam on the same GPU.
+"""A training step whose rows are all hot on a GPU, compared with PyTorch's EmbeddingBag and SparseAdam there.
 
-Both sides sum bags of the same ids, and after it hold the same rows within rounding.
+Both sides sum bags of the same ids, and end with the same rows within rounding.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvemb.tools.bench.results import Line, compare
 
 BAG = 16
 MIN_RATIO = 1.5
-# Of dynamicemb on an H100, with all rows in its memory: ms of a step of 1,048,570 ids over 10 tables of dim 128, Adam.
+# dynamicemb on an H100, with all rows in its memory: ms of a step of 1,048,570 ids over 10 tables of dim 128, Adam.
 DYNAMICEMB_MS = 2.19
 RATE = 0.01
 
 
 def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None) -> Iterator[Line]:
-    """Yield the lines; none where PyTorch has no GPU. batch: ids of a step."""
+    """Yield the lines; none if PyTorch has no GPU. batch: ids of a step."""
     if (gpu := gpu_of_torch(device)) is None:
         return
     import torch
@@ -50,7 +50,7 @@ def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int,
             raise AssertionError("some rows were not hot on the GPU, so the measurement is not valid")
         sample = ids[0].reshape(-1)[:4096]
         mine, other = bags.variable.lookup(sample), peer.weight.detach()[sample]
-        # As a whole: of a sum near zero, rounding decides the sign, and so the step that Adam takes.
+        # Compared as a whole: the sign of a sum near zero, and so Adam's step, depends on rounding.
         if (mine - other).norm() > 1e-3 * other.norm():
             raise AssertionError("the rows differ from PyTorch's after the same steps")
     rates, others = ([steps * batch / each.wall for each in side] for side in taken)
@@ -61,7 +61,7 @@ def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int,
 
 
 def gpu_of_torch(device: str) -> Any:
-    """Return PyTorch's name of a GPU; None if it is not installed, or has none."""
+    """Return PyTorch's name of a GPU; None if PyTorch is not installed, or has no GPU."""
     try:
         import torch
     except ImportError:
@@ -70,7 +70,7 @@ def gpu_of_torch(device: str) -> Any:
 
 
 def _steps(module: Any, optimizer: Any, ids: list[Any]) -> Work:
-    """Return what takes a step with each batch of ids, and waits for the GPU."""
+    """Return a function that takes a step with each batch of ids, and waits for the GPU."""
 
     def work(run: int) -> None:
         for batch in ids:
@@ -78,7 +78,7 @@ def _steps(module: Any, optimizer: Any, ids: list[Any]) -> Work:
             optimizer.step()
             optimizer.zero_grad()
         module.eval()
-        module(ids[0][:1]).sum().item()  # is there once all steps before have been done
+        module(ids[0][:1]).sum().item()  # available once all earlier steps have been done
         module.train()
 
     return work

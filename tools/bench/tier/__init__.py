@@ -1,1 +1,1 @@
-"""`kvemb bench tier`: tables larger than memory, by hot share, skew and size, beside the same loop on rocksdict."""
+"""`kvemb bench tier`: tables larger than memory, by hot share, skew and size, compared with a loop on rocksdict."""

@@ -1,4 +1,4 @@
-"""What `kvemb bench tier` measures: its settings, its cases and their order.
+"""The settings of `kvemb bench tier`, and its cases in order.
 
 The first size is measured at every hot share and skew, further ones at the middle one of each, unless all are asked
 for. Then follow, at the first size and the middle hot share and skew, a series of checkpoints and a restart.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MIB = 1 << 20
-# Beside the hot rows: the memtables of the loop by hand, which the store needs less of.
+# Memory besides the hot rows: for the memtables of the loop written by hand; the store needs less.
 MIN_MEMORY = 64 * MIB
 CELL_BYTES = 26
 RECORD_BYTES = 25  # the key, and a record's header
@@ -18,7 +18,7 @@ RECORD_BYTES = 25  # the key, and a record's header
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all cases. steps: the most of one window; seconds: the most that a window takes its steps.
+    """The settings of all cases. steps: the most of one window; seconds: the most for the steps of a window.
 
     checkpoints: of the series, with `steps` steps before each.
     """
@@ -32,7 +32,7 @@ class Settings:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a row with its slot, its key and its record's header, float32."""
+        """The bytes of a float32 row with its slot, its key and its record's header."""
         return 8 * self.dim + RECORD_BYTES
 
     def memory(self, hot_rows: int) -> int:
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def hot_rows(self) -> int:
-        """The hot rows, at least one."""
+        """The number of hot rows, at least one."""
         return max(1, round(self.rows * self.hot))
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Case:
         return f"{what}, {self.rows:,} rows, {100 * self.hot:g}% hot, Zipf {self.zipf:g}"
 
 
-# What `kvemb bench tier` measures unless told otherwise.
+# The defaults of `kvemb bench tier`.
 ROWS = [4_000_000, 1_000_000, 16_000_000]
 HOT = [0.01, 0.05, 0.1, 0.25, 0.5]
 ZIPF = [0.8, 1.0, 1.2]
@@ -77,7 +77,7 @@ def plan(rows: list[int], hot: list[float], zipf: list[float], everywhere: bool)
 
 
 def seconds(case: Case, settings: Settings, *, loading: bool) -> float:
-    """Return roughly the seconds that a case takes on two cores; loading: with its table. For the time left."""
+    """Return an estimate of a case's seconds on two cores, for the time left. loading: whether its table is loaded."""
     windows = settings.seconds * (2 if case.kind == "steps" else 1)
     load = 7e-6 * case.rows if loading else 0.0
     return load + 3e-6 * case.rows + 1.5e-5 * case.hot_rows + 2 * settings.runs * windows

@@ -1,4 +1,4 @@
-"""The command that measures given results again: the options that differ from the defaults."""
+"""The command line that reproduces results, with the options that differ from the defaults."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a window of steps took: rows/s, CPU time of the whole process, and bytes read from and written to the disk.
+"""The cost of a window of steps: rows/s, CPU time of the whole process, and bytes read from and written to the disk.
 
-Bytes are the kernel's counts for this process (/proc/self/io): what was fetched from the disk, read-ahead included, and
-the pages of files that were written. What the page cache answers is not among the bytes read.
+Bytes are the kernel's counts for this process (/proc/self/io): bytes fetched from the disk, read-ahead included, and
+pages of files written. Reads from the page cache are not counted.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def counted() -> bool:
 
 @dataclass(frozen=True)
 class Window:
-    """What one window took, its flushes and compactions included. steps: the seconds of each step."""
+    """The cost of one window, flushes and compactions included. steps: the seconds of each step."""
 
     wall: float
     usage: Usage
     steps: list[float]
 
     def figures(self, batch: int) -> dict[str, float]:
-        """Return rows/s, and the costs of a row; batch: rows of a step."""
+        """Return rows/s, and the costs per row. batch: rows of a step."""
         rows = max(1, len(self.steps)) * batch
         return {
             "rows_per_s": rows / self.wall,

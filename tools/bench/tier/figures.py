@@ -1,4 +1,4 @@
-"""What charts and tables show of the results: which cases, and one figure of several windows."""
+"""Selects the results for charts and tables: the cases, and one figure for several windows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def growing(found: Found) -> Found:
 
 
 def middle(figures: dict[str, list[float]], name: str) -> float:
-    """Return the median over windows; of bytes the mean, because flushes and merges are not in every window."""
+    """Return the median over windows; for bytes the mean, because flushes and merges are not in every window."""
     values = figures[name]
     return statistics.fmean(values) if name.endswith("_bytes") else statistics.median(values)
 
@@ -41,9 +41,9 @@ def one(found: Found, kind: str) -> Record | None:
 
 
 def ratio(result: Record, cache: str) -> float:
-    """Return how many times as fast kvemb is: the median over windows, each beside the other side's same window.
+    """Return how many times as fast kvemb is: the median over windows of the ratio to the peer's same window.
 
-    NaN if the case was not measured with such a page cache.
+    NaN if the case was not measured with this page cache.
     """
     if not result[cache]:
         return math.nan

@@ -1,4 +1,4 @@
-"""What the results depend on: the machine, and the versions of what was measured."""
+"""The machine, and the versions of the measured software, on which the results depend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvemb.tools.bench.tier.records import Record
 
 
 def machine(folder: Path) -> Record:
-    """Return it as plain values. folder: where the tables are."""
+    """Return a description of the machine as plain values. folder: of the tables."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     disk = os.statvfs(folder)
     return {

@@ -12,7 +12,7 @@ from kvemb.tools.failures import BadInput
 
 
 def read(path: Path) -> Record:
-    """Return a report. Raises BadInput if the file is none."""
+    """Return a report. Raises BadInput if the file is not one."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         return {"bench": report["bench"], "rows": [_cells(line) for line in report["lines"]]}

@@ -59,7 +59,7 @@ def write(page: Path, records: Records, others: Sequence[Path]) -> None:
 
 
 def text(records: Records, charts: Sequence[str], reports: Sequence[Record]) -> str:
-    """Return the page as Markdown. charts: the names of the files that there are."""
+    """Return the page as Markdown. charts: the names of the existing files."""
     settings, found = Settings(**records.head["settings"]), records.found
     again = prose.AGAIN.format(command=command(found, settings), results=f"{FOLDER}/{NAME}")
     parts = [

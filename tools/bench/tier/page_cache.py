@@ -1,7 +1,7 @@
-"""The page cache of a folder's table files: filled by reading them through, emptied so that reads reach the disk.
+"""The page cache of a folder's table files: filled by reading them, or emptied so that reads reach the disk.
 
-The kernel keeps pages that a process has mapped, so mappings of this process give theirs back first; the next access
-maps them again. Linux only.
+The kernel keeps pages that a process has mapped, so this process's mappings release theirs first; the next access maps
+them again. Linux only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _READ_BYTES = 8 << 20
 
 
 def table_files(folder: Path) -> list[Path]:
-    """Return the table files in a folder and below, each once, whatever its hard links."""
+    """Return the table files in a folder and below, each once, even if it has several hard links."""
     return sorted({path.stat().st_ino: path for path in folder.rglob("*.sst")}.values())
 
 
@@ -30,7 +30,7 @@ def fill(folder: Path) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Drop what the page cache holds of the folder's table files. What is not yet written to the disk stays."""
+    """Drop the folder's table files from the page cache, except pages that are not yet written to the disk."""
     libc = ctypes.CDLL(None, use_errno=True)
     for line in Path("/proc/self/maps").read_text().splitlines():
         found = _MAPPED.match(line)

@@ -1,7 +1,6 @@
-"""The results of `kvemb bench tier` on disk: one JSON object a line, added as soon as a case is measured.
+"""The results of `kvemb bench tier` on disk: one JSON object per line, added as soon as a case is measured.
 
-The first line says on what machine and with which settings the others were measured; a run continues only a file with
-the same settings.
+The first line has the machine and the settings of the others; a run continues only a file with the same settings.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Records:
 
     @classmethod
     def read(cls, path: Path) -> Records:
-        """Read a file; a last line that is not whole is cut off, as after a crash. Raises BadInput if it is damaged."""
+        """Read a file; an incomplete last line, as after a crash, is cut off. Raises BadInput if it is damaged."""
         text = path.read_text(encoding="utf-8")
         lines = text[: text.rfind("\n") + 1].splitlines()
         try:
@@ -65,7 +64,7 @@ class Records:
         return cls(path, head, found)
 
     def add(self, case: Case, result: Record) -> None:
-        """Append a result; it is on disk when this returns."""
+        """Append a result durably."""
         self.found[case] = result
         _append(self.path, {"case": asdict(case), "result": result})
 

@@ -1,7 +1,7 @@
-"""Restart to full speed: a table in training is closed and opened, and trains until a step takes what it took before.
+"""Restart to full speed: a table in training is closed and opened, and trains until steps are as fast as before.
 
-The process stays the same, and so does the page cache: a new process adds about a second of imports and compiled
-kernels, a new machine a cold page cache.
+The process and the page cache stay the same: a new process adds about a second for imports and compiled kernels, a new
+machine a cold page cache.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from kvemb.tools.bench.tier.sides import Side, both, draw
 from kvemb.tools.bench.tier.tables import TableOnDisk
 from kvemb.tools.stopping import check
 
-# Full speed is reached with the first ROLLING steps whose mean is at most SLACK times a step before the restart.
+# Full speed is reached at the first ROLLING steps whose mean is at most SLACK times a step before the restart.
 ROLLING, SLACK = 5, 1.1
-# Windows of steps after the restart, at most.
+# The most windows of steps after the restart.
 WINDOWS = 10
 
 
 def measure(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> Record:
-    """Return for kvemb with and without warm=True, and for the loop by hand, what a restart takes.
+    """Return the cost of a restart for kvemb, with and without warm=True, and for the loop written by hand.
 
-    before_s: a step before it, the median; close_s, open_s; steps: the seconds of each step after it; full_speed_s:
-    since the opening began, None if full speed was not reached.
+    before_s: the median step before it; close_s, open_s; steps: the seconds of each step after it; full_speed_s: since
+    the opening began, None if full speed was not reached.
     """
     found: Record = {}
     with both(table, case, settings, folder) as (ours, theirs):

@@ -21,7 +21,7 @@ from kvemb.tools.failures import BadInput
 from kvemb.tools.screen import Screen, size
 
 MEASURES = {"steps": steps.measure, "series": series.measure, "restart": restart.measure}
-# Bytes on disk of one row, both sides together, loading and merging included.
+# Bytes on disk of one row, for both sides together, including loading and merging.
 _DISK = 3.2
 
 
@@ -35,15 +35,15 @@ def run(
     page: Path | None = None,
     others: list[Path] | None = None,
 ) -> Report:
-    """Measure the cases of a plan; write the page, if one is named, of all results. others: of other benchmarks, JSON.
+    """Measure the cases of a plan; write a page of all results if `page` is given. others: JSON of other benchmarks.
 
-    folder: for the tables, which are deleted, and the results, which stay; None: a temporary one, where nothing stays.
-    Raises BadInput if the system counts no bytes, if the results cannot be used, or if the disk is too small.
+    folder: for the tables, which are deleted, and the results, which are kept; None: a temporary one, where nothing is
+    kept. Raises BadInput if the system counts no bytes, if the results cannot be used, or if the disk is too small.
     """
     if not counted():
         raise BadInput("kvemb bench tier needs Linux: it reads /proc/self/io, and empties the page cache")
     with scratch(None) if folder is None else nullcontext(folder.resolve()) as place:
-        for leftover in place.glob("kvemb-bench-*"):  # of a run that was killed
+        for leftover in place.glob("kvemb-bench-*"):  # left by a run that was killed
             shutil.rmtree(leftover, ignore_errors=True)
         records = (Records.resumed if resume else Records.new)(place, settings, machine(place))
         _measure([case for case in plan if case not in records.found], settings, records, place, screen)
@@ -78,7 +78,7 @@ def _measure(todo: list[Case], settings: Settings, records: Records, place: Path
 
 
 def _left(expected: list[float], done: int, began: float) -> float:
-    """Return the seconds left: what was expected, corrected by what was taken so far."""
+    """Return the seconds left: the expected ones, corrected by the time taken so far."""
     taken = time.perf_counter() - began
     pace = taken / sum(expected[:done]) if done else 1.0
     return pace * sum(expected[done:])

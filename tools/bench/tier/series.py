@@ -1,7 +1,7 @@
-"""A series of checkpoints while a table trains: seconds and bytes of each, beside RocksDB's own of the loop by hand.
+"""A series of checkpoints while a table trains: seconds and bytes of each, compared with RocksDB's checkpoints.
 
 Between two checkpoints each side takes the same steps. New bytes are those of files that the previous checkpoint lacks;
-written bytes are all that went to the disk since then, merging of files included.
+written bytes are all bytes written to the disk since then, merges included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvemb.tools.stopping import check
 
 
 def measure(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> Record:
-    """Return for each side lists of seconds, new_bytes and written_bytes, and the changed bytes beside them."""
+    """Return, for each side, lists of seconds, new_bytes and written_bytes, and the changed bytes."""
     work = draw(case, settings, settings.checkpoints + 1, 6)
     changed = [settings.record_bytes * len(np.unique(np.concatenate(batches))) for batches in work[1:]]
     found: Record = {"changed_bytes": changed}

@@ -1,6 +1,6 @@
-"""The two sides of `kvemb bench tier`, each with a table of its own: kvemb, and the loop by hand on rocksdict.
+"""The two sides of `kvemb bench tier`, each with its own table: kvemb, and a loop written by hand on rocksdict.
 
-Both begin with the same rows and the same memory, and with their caches full of the most popular rows.
+Both start with the same rows and the same memory, and with their caches full of the most popular rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILL_BATCH = 1 << 16
 
 
 class Side(Protocol):
-    """A table that is trained. folder: where its files are. steps: taken since it was made."""
+    """A table that is trained. folder: of its files. steps: taken since it was made."""
 
     folder: Path
     steps: int
@@ -35,26 +35,26 @@ class Side(Protocol):
         """Read rows, so that they are in the cache."""
 
     def train(self, batches: list[Ids], seconds: float) -> list[float]:
-        """Take a step on each batch, until so many seconds are over; returns the seconds of each step."""
+        """Take a step on each batch, until so many seconds have passed; returns the seconds of each step."""
 
     def reopen(self, *, warm: bool) -> tuple[float, float]:
-        """Close the table, and open it again; returns the seconds of both. warm: load what was hot, where known."""
+        """Close the table, and open it again; returns the seconds of both. warm: load rows that were hot, if known."""
 
     def save(self, path: Path) -> None:
         """Make a checkpoint."""
 
     def values(self, ids: Ids) -> Floats:
-        """Return the rows of distinct ids, without a change of the table."""
+        """Return the rows of distinct ids, without changing the table."""
 
     def rows_waiting(self) -> int:
-        """Return how many rows wait in memory to be written, memtables left out."""
+        """Return how many rows wait in memory to be written, not counting memtables."""
 
     def close(self) -> None:
         """Release the files."""
 
 
 class Kvemb:
-    """The store, with mapped files as by default; each step prefetches the next batch."""
+    """The store, with mapped files, the default; each step prefetches the next batch."""
 
     def __init__(self, table: TableOnDisk, folder: Path, hot_rows: int, memory: int) -> None:
         self.folder, self.steps = folder, 0
@@ -75,7 +75,7 @@ class Kvemb:
         return taken
 
     def reopen(self, *, warm: bool) -> tuple[float, float]:
-        """Close the store, which writes what is dirty, and open it again."""
+        """Close the store, which writes dirty rows, and open it again."""
         began = time.perf_counter()
         self._store.close()
         closed = time.perf_counter()
@@ -114,7 +114,7 @@ class ByHand:
         return RocksLoop(self.folder, self._dim, LEARNING_RATE, EPSILON, self._memory)
 
     def read(self, ids: Ids) -> None:
-        """Read rows, whose blocks are cached then."""
+        """Read rows, which caches their blocks."""
         self._loop.values(ids)
 
     def train(self, batches: list[Ids], seconds: float) -> list[float]:
@@ -124,7 +124,7 @@ class ByHand:
         return taken
 
     def reopen(self, *, warm: bool) -> tuple[float, float]:
-        """Close the database, which writes what is in memtables, and open it again."""
+        """Close the database, which flushes the memtables, and open it again."""
         began = time.perf_counter()
         self._loop.flush()
         self._loop.close()
@@ -141,7 +141,7 @@ class ByHand:
         return self._loop.values(ids)
 
     def rows_waiting(self) -> int:
-        """Return 0: every step writes what it changed."""
+        """Return 0: every step writes its rows."""
         return 0
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class ByHand:
 
 @contextmanager
 def both(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> Iterator[tuple[Kvemb, ByHand]]:
-    """Yield both sides, filled with the most popular rows. Their files are in the page cache, as far as they fit."""
+    """Yield both sides, filled with the most popular rows, with as many of their files in the page cache as fit."""
     memory = settings.memory(case.hot_rows)
     with (
         scratch(folder) as place,
@@ -168,18 +168,18 @@ def both(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> It
 
 
 def in_page_cache(table: TableOnDisk, memory: int) -> bool:
-    """Whether the files of both sides fit the page cache, beside the memory of both."""
+    """Whether the files of both sides fit the page cache, in addition to the memory of both."""
     return table.nbytes + 2 * memory < 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def draw(case: Case, settings: Settings, windows: int, seed: int) -> list[list[Ids]]:
-    """Return the batches of ids of so many windows; the same for the same seed."""
+    """Return the batches of ids of so many windows, a function of the seed."""
     popularity = Zipf(case.rows, case.zipf, seed)
     return [[ids_of(popularity.sample(settings.batch)) for _ in range(settings.steps)] for _ in range(windows)]
 
 
 def _timed(step: Callable[[int], None], most: int, seconds: float) -> list[float]:
-    """Call step(0), step(1), ..., at most so many and until so many seconds are over; return the seconds of each."""
+    """Call step(0), step(1), ..., at most `most` times and until `seconds` have passed; return the seconds of each."""
     taken: list[float] = []
     began = now = time.perf_counter()
     while len(taken) < most and now - began < seconds:

@@ -1,7 +1,8 @@
-"""Training steps: rows/s, CPU time and bytes of a row, with a warm page cache and with a cold one.
+"""Training steps: rows/s, CPU time and bytes per row, with a warm and with a cold page cache.
 
-The two sides take turns of a window each, with the same batches. A cold window begins with no page of the tables in the
-page cache; it fills again while the window lasts. Of tables that do not fit the page cache only this is measured.
+The two sides take turns, one window each, with the same batches. A cold window begins with no page of the tables in the
+page cache, which fills again during the window. For tables that do not fit the page cache, only cold windows are
+measured.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from kvemb.tools.stopping import check
 
 
 def measure(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> Record:
-    """Return for each state of the page cache, "warm" (None if it cannot be) and "cold", the windows of each side.
+    """Return, for each state of the page cache, "warm" (None if impossible) and "cold", the windows of each side.
 
-    Raises AssertionError if the sides took the same steps and have other rows.
+    Raises AssertionError if the sides took the same steps but have different rows.
     """
     with both(table, case, settings, folder) as (ours, theirs):
         memory = settings.memory(case.hot_rows)

@@ -1,6 +1,6 @@
 """A table on disk for both sides, loaded once for each size; every case works on links of it, from the same state.
 
-Scores are those of a long training: 20 uses a row in the mean, by a Zipf law of exponent 1. Popularity never drifts, so
+Scores are as after long training: 20 uses per row on average, by a Zipf law of exponent 1. Popularity never drifts, so
 the most popular rows are the same for every skew.
 """
 
@@ -27,14 +27,14 @@ USES = 20
 
 
 class TableOnDisk:
-    """A checkpoint, and a database of the loop by hand, with the same rows."""
+    """A checkpoint, and a database of the loop written by hand, with the same rows."""
 
     def __init__(self, folder: Path, rows: int, dim: int) -> None:
-        """folder: where all sizes are."""
+        """folder: of the tables of all sizes."""
         self.rows, self.dim, self.place = rows, dim, folder / f"table-{rows}"
 
     def load(self) -> None:
-        """Load the rows, unless they are there; a load that was interrupted begins again."""
+        """Load the rows, unless they are loaded already; an interrupted load starts again."""
         unfinished = self.place.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         if self.place.exists():
