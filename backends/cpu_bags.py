@@ -1,7 +1,7 @@
-"""Kernels of bags on the CPU: rows of a hot table are summed as they are found; and the way back for gradients.
+"""Kernels for bags on the CPU: summing rows of a hot table as they are found, and the gradients of the rows.
 
-The sums of a bag are in the order of its keys, each bag in one thread, so the bits do not depend on threads, nor on
-where a row is.
+A bag is summed by one thread, in the order of its keys, so the result's bits depend neither on the threads nor on where
+rows are.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def _pool(
     """Find the keys of bags begin to end, sum their rows into out (b, dim), and record the uses.
 
     bags, beside: the fields of Bags and of Beside, whose `at` is empty if no row is beside the table. cells: how many
-    buckets there are, and the table's columns. uses: the rule, as cpu_probe numbers it, the time, and whether other
-    threads have other bags. scratch: the rings of the pipeline, which is lookup's, and the sum of one bag (dim,).
-    Plain tuples, because each named one would add half a microsecond to a call.
+    buckets there are, and the table's columns. uses: the rule (cpu_probe's numbers), the time, and whether other
+    threads work on other bags. scratch: the rings of the pipeline, which is that of lookup, and the sum of one bag
+    (dim,). Plain tuples, because each named one would add half a microsecond to a call.
 
-    Writes the positions of keys that are nowhere to missing[offsets[begin]:], and returns how many they are; out has
-    nothing for their bags.
+    Writes the positions of keys that are not found to missing[offsets[begin]:], and returns their number; the rows of
+    out for their bags are not set.
     """
     offsets, weights, divisors, most_norm = bags
     at, rows_beside = beside
@@ -116,7 +116,7 @@ def _pool(
             c = cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
         if c >= 0 and rule >= 0:
             if rule == LAST_USE:
-                scores[c] = now
+                scores[c] = max(scores[c], now)
             elif shared:
                 atomic_add(scores, c, 1.0)
             else:
@@ -138,7 +138,7 @@ def _pool(
 
 @inlined
 def _close(out: Any, bag: Any, total: Any, dim: Any, divisors: Any, divided: Any) -> None:
-    """Give a bag its pooled row."""
+    """Write a bag's pooled row to out."""
     if divided:
         for j in range(dim):
             total[j] = total[j] / divisors[bag] if divisors[bag] != 0 else 0
@@ -158,7 +158,7 @@ def pool(
     tags: Any,
     threads: bool,
 ) -> list[Positions]:
-    """Pool the rows of bags, in the cells `rows` of a table, over threads or not: see contracts.HotTable.pool.
+    """Pool the rows of bags from the columns `rows` of a table, on one or several threads: see contracts.HotTable.pool.
 
     Returns the positions of missing keys in parts, each of which ascends.
     """
@@ -179,7 +179,7 @@ def pool(
             absences.append(missing[start : start + absent])
 
     if threads:
-        # Bags differ in size: each part has about as many keys.
+        # Bags differ in size, so parts are made with about equal numbers of keys.
         shares = np.searchsorted(bags.offsets, len(wanted) * np.arange(part_count() + 1) // part_count())
         shares[-1] = bags.bag_count
         in_parts(lambda part, parts: work(shares[part], shares[part + 1]))

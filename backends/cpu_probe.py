@@ -5,11 +5,11 @@ second one had more room, in its second bucket (low half). A bucket's number is 
 largest bucket number has; where there is no bucket of that number, the top bit is dropped (linear hashing: Litwin, VLDB
 1980). So a bucket that is added takes its rows from one other bucket, and the last bucket can be merged into that one.
 One byte a cell holds 0 (empty) or a digest of the hash, so every int64 is usable as a key; `tags` is a view of these
-bytes as words of eight. All kernels release the GIL; the caller holds the variable's lock, and may split a batch over
+bytes as words of eight. All kernels release the GIL. The caller holds the variable's lock, and may split a batch over
 threads only as a kernel's docstring says.
 
 Arguments of kernels. wanted: the keys of the batch (n,). keys, values, scores, steps, flags: the table's columns, by
-cell. rings: what rings() makes, the hashes and likely cells of a pipeline.
+cell. rings: the result of rings(), which holds the hashes and likely cells of a pipeline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvemb.rows.block import DIRTY
 from kvemb.rows.hash_kernels import inlined, kernel, mix
 
 CELLS = 16
-# Prefetch distances in keys: from a bucket's digests to the likely row, and from there to its use. Measured.
+# Prefetch distances in keys, measured: from a bucket's digests to the likely row, and from there to its use.
 FAR = 16
 NEAR = 16
 RING = 64  # hashes kept in the pipeline: a power of two above FAR + NEAR
@@ -39,15 +39,15 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 def rings() -> Any:
-    """Return what a pipeline keeps its hashes and its likely cells in; its caller gives them to the kernel."""
+    """Return the arrays in which a pipeline keeps its hashes and likely cells, for a kernel's argument."""
     return np.empty(RING, np.uint64), np.empty(RING, np.int64)
 
 
 @inlined
 def _low_bits(buckets: Any) -> Any:
-    """Return the mask of the smallest power of two that is at least `buckets`, of which there are at most 2^31.
+    """Return the smallest power of two that is at least `buckets`, minus 1. REQUIRES: buckets <= 2^31.
 
-    The same for every key of a kernel, which computes it once.
+    It is the same for every key of a call, so a kernel computes it once.
     """
     mask = np.uint64(buckets - 1)
     mask |= mask >> np.uint64(1)
@@ -139,9 +139,9 @@ def find(wanted: Any, start: int, stop: int, hashes: Any, buckets: int, tags: An
 
 @kernel
 def split(wanted: Any, chosen: Any, counts: Any) -> None:
-    """Write the positions of the keys of each part to chosen (parts, n), in order, and how many they are to counts.
+    """Write the positions of each part's keys to chosen (parts, n), in order, and their numbers to counts.
 
-    By the hash, so that equal keys are in one part. The number of parts is a power of two.
+    The hash chooses the part, so equal keys are in one part. The number of parts is a power of two.
     """
     counts[:] = 0
     for i in range(len(wanted)):
@@ -164,10 +164,10 @@ def lookup(
     """Find wanted[start:stop], copy the rows to out (n, dim) and record the uses.
 
     A pipeline: digests, key and row, copy. cells: (buckets, tags, keys, values, scores, flags). uses: (rule, now,
-    shared): how, when, and whether other threads run other ranges of the batch, which may have the same keys; uses are
-    then counted atomically. Plain tuples, because a named one adds half a microsecond to a call.
+    shared): the rule, the time, and whether other threads run other ranges of the batch, which may contain the same
+    keys, so that uses must be counted atomically. Plain tuples, because a named one adds half a microsecond to a call.
 
-    Writes the positions of keys that are not there to missing[start:], and returns how many they are.
+    Writes the positions of keys that are not found to missing[start:], and returns their number.
     """
     hashes, places = rings
     buckets, tags, keys, values, scores, flags = cells
@@ -200,7 +200,7 @@ def lookup(
                 copy_row(out, i * dim, values, c * width, dim)
                 if rule >= 0:
                     if rule == LAST_USE:
-                        scores[c] = now
+                        scores[c] = max(scores[c], now)
                     elif shared:
                         atomic_add(scores, c, 1.0)
                     else:
@@ -214,11 +214,10 @@ def lookup(
 
 @kernel
 def upsert(wanted: Any, chosen: Any, rings: Any, cells: Any, given: Any, step: int) -> int:
-    """Find the keys at the positions `chosen`, and overwrite their embeddings by those of given (n, dim), in order.
+    """Find the keys at the positions `chosen`, and overwrite their embeddings with those of given (n, dim), in order.
 
     cells: (buckets, tags, keys, values, steps, flags). The pipeline is lookup's. Threads may run parts with different
-    keys concurrently. On return `chosen` begins with the positions of keys that are not there, whose number is
-    returned.
+    keys concurrently. On return, `chosen` begins with the positions of keys that were not found; returns their number.
     """
     hashes, places = rings
     buckets, tags, keys, values, steps, flags = cells

@@ -1,10 +1,10 @@
-"""Cold rows in RocksDB: one database a store, one column family a variable. With rocks_options the only module that
-imports rocksdict, whose errors rocks_scan.translated turns into kvemb's.
+"""Cold rows in RocksDB: one database per store, one column family per variable. Only this module and rocks_options
+import rocksdict; rocks_scan.translated turns its errors into kvemb's.
 
 Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Concurrent reads are safe;
-writes to one variable must be serialised, by its lock or its spill thread.
+writes to one variable must be serialised, by its lock or by the thread that spills.
 
-Longer than 300 lines: a database and the stores in it share one machine's package, which no other module may import.
+Longer than 300 lines: a database and its stores are in one module, because no other may import rocksdict.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from weakref import WeakSet
 import numpy as np
 import rocksdict as rd
 
+from kvemb.backends.open_files import FEW_FILES, most_open
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_files import SortedFile, splits
 from kvemb.backends.rocks_options import PARTITIONED, DatabaseOptions, database_creator, holding_whole
@@ -41,7 +42,7 @@ from kvemb.rows.schema import Schema
 
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002
-# Between calls that hold the GIL, so that other threads can take it.
+# The pause between calls that hold the GIL, so that other threads can take it.
 YIELD_SECONDS = 0.001
 COMPACT_PART_BYTES = 32 << 20
 
@@ -49,10 +50,11 @@ COMPACT_PART_BYTES = 32 << 20
 class RocksDatabase:
     """One RocksDB directory, opened.
 
-    families: its column families. cache_bytes: half for whole filters and indexes, half for the block cache, which
-    holds what is partitioned (rocks_options), so that memory does not grow with the tables. write_buffer_bytes: all
-    memtables together, and as much of cache_bytes again if files are mapped, which need no cache. compacting: whether
-    automatic compaction is on. salvaging: also open a database that is damaged or lacks files.
+    families: its column families. cache_bytes: half is for filters and indexes that are held whole, half for the block
+    cache, which holds partitioned ones (rocks_options), so that memory does not grow with the tables.
+    write_buffer_bytes: for all memtables together; if files are mapped, which need no cache, the same amount is taken
+    from cache_bytes in addition. compacting: whether automatic compaction is on. salvaging: also open a database that
+    is damaged or lacks files.
     """
 
     def __init__(
@@ -71,9 +73,10 @@ class RocksDatabase:
         self.path, self._metadata_bytes = path, cache_bytes // 2
         creator = database_creator(families)
         mapped, cache = creator.read_mode == "mmap", rd.Cache(cache_bytes - self._metadata_bytes)
-        if mapped:  # no cache is used: larger memtables are fewer files to merge
+        if mapped:  # no cache is needed, and larger memtables give fewer files to merge
             write_buffer_bytes += min(cache_bytes, write_buffer_bytes)
-        self._options = DatabaseOptions(cache, mapped, write_buffer_bytes, read_only, compacting, salvaging)
+        files = most_open(path) if compacting and not salvaging else FEW_FILES
+        self._options = DatabaseOptions(cache, mapped, write_buffer_bytes, read_only, compacting, salvaging, files)
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, cores())
@@ -111,12 +114,12 @@ class RocksDatabase:
         with self._naming:
             if name in self._stores:
                 self._stores.pop(name).close()
-            self._partitioned.discard(name)  # another one of this name begins with whole ones
+            self._partitioned.discard(name)  # a new one of this name begins with whole filters and indexes
         with translated(f"drop {name!r}"):
             self.db.drop_column_family(name)
 
     def checkpoint(self, path: Path) -> None:
-        """See contracts.ColdDatabase. Costs a flush of the memtables, then hard links."""
+        """See contracts.ColdDatabase. It costs a flush of the memtables and hard links."""
         self.flush()
         with translated(f"checkpoint to {path}"):
             rd.Checkpoint(self.db).create_checkpoint(str(path))
@@ -129,9 +132,9 @@ class RocksDatabase:
 
     @classmethod
     def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
-        """See contracts.ColdDatabase. Opens the copy meanwhile; files are ingested by hard link.
+        """See contracts.ColdDatabase. Opens the copy during the call. Files are ingested by hard links.
 
-        Without compaction, which a copy does not need and for which rocksdict would wait with the GIL.
+        Compaction is off, because a copy does not need it and rocksdict would wait for it while holding the GIL.
         """
         if drop or files:
             families = {name: Family(RocksDBCreator()) for name in cls.families(path)}
@@ -167,7 +170,7 @@ class RocksDatabase:
         )
 
     def ingest(self, name: str, path: Path) -> None:
-        """See contracts.ColdDatabase. Costs a hard link, for any size of the file."""
+        """See contracts.ColdDatabase. It costs a hard link, whatever the size of the file."""
         link = path.with_suffix(".link.sst")
         with translated(f"ingest {path} into {name!r}"):
             os.link(path, link)
@@ -182,13 +185,13 @@ class RocksDatabase:
 
         if property_of("num-files-at-level0") <= self.limits.crowded_files:
             return False
-        # On a full disk nothing is merged any more: waiting would never end.
+        # On a full disk nothing is merged, so a wait would never end.
         return property_of("compaction-pending") + property_of("num-running-compactions") > 0
 
     def bound_metadata(self) -> None:
-        """Have new files written with partitioned filters and indexes once those held whole exceed their share.
+        """Write new files with partitioned filters and indexes once those held whole exceed their share of memory.
 
-        Those of mapped files take no memory.
+        Filters and indexes of mapped files do not count, because they take no memory of the process.
         """
         if self._options.mapped:
             return
@@ -228,17 +231,17 @@ class RocksStore:
         self._cache_blocks(partitioned)
 
     def _cache_blocks(self, fill: bool) -> None:
-        """Say whether lookups leave blocks in the cache; partitions are cached only if data blocks are."""
+        """Set whether lookups leave blocks in the cache; partitions are cached only if data blocks are."""
         options = rd.ReadOptions()
         options.fill_cache(fill)  # type: ignore[call-arg]
         self.family.set_read_options(options)
 
     def metadata_bytes(self) -> int:
-        """Bytes of filters and indexes that the readers of its files hold."""
+        """Return the bytes of filters and indexes that the readers of its files hold."""
         return self.family.property_int_value("rocksdb.estimate-table-readers-mem") or 0
 
     def partition(self) -> None:
-        """Write new files with partitioned filters and indexes."""
+        """From now on write new files with partitioned filters and indexes."""
         with translated(f"set the options of {self._name!r}"):
             self.family.set_options(PARTITIONED)
         self.partitioned = True
@@ -308,7 +311,7 @@ class RocksStore:
         return True
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
-        """See contracts.ColdStore. Its snapshot's files stay on disk until it is exhausted or deleted."""
+        """See contracts.ColdStore. Its snapshot's files stay on disk until the scan is exhausted or deleted."""
         options = rd.ReadOptions()
         options.set_readahead_size(READAHEAD_BYTES)
         options.fill_cache(False)  # type: ignore[call-arg]
@@ -329,7 +332,7 @@ class RocksStore:
         return splits(self.family, parts)
 
     def compact(self, report: Callable[[int, int], None]) -> None:
-        """See contracts.ColdStore. One range at a time, because rocksdict holds the GIL meanwhile."""
+        """See contracts.ColdStore. Compacts one range at a time, because rocksdict holds the GIL meanwhile."""
         with translated(f"compact {self._name!r}"):
             parts = max(1, self.disk_bytes() // COMPACT_PART_BYTES)
             bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(parts)), None]

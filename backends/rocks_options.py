@@ -1,17 +1,17 @@
-"""RocksDB's options for a database and its column families: what a cold row costs to read and to keep.
+"""RocksDB's options for a database and its column families, which determine what a cold row costs.
 
-- Filters and indexes of table files are held whole by their readers, outside the block cache, as long as all of them
-  fit a share of memory; a lookup then reads one block of data and nothing else. Beyond that, new files get partitioned
-  ones, of which the block cache holds those in use: memory stays bounded for any size of the table.
-- Of mapped files they are always whole, in the page cache, and take no memory of the process. Nothing is in a block
-  cache then, and there is none: RocksDB would enter each block that it reads, to count it, and take it out again.
-- As long as all are held whole, data blocks are not cached: a row that was read becomes hot, so its block is not read
-  again soon, and the page cache has it.
-- Half of what a read costs is memory that is far away: its block, for the checksum, and the search in the index. So
-  blocks are small (RocksDBCreator.block_bytes), and keys of the index share prefixes, so that more of them are near.
-- Universal compaction merges runs of like size, so a row is rewritten a few times in its life, not each time that its
-  neighbours change, and a series of checkpoints shares the large files. It takes twice the disk of a table for a while
-  when everything is merged.
+- The readers of table files hold filters and indexes whole, outside the block cache, as long as all of them fit a share
+  of memory; a lookup then reads only one data block. Beyond that, new files get partitioned ones, and the block cache
+  holds the partitions in use, so memory is bounded for any size of the table.
+- Filters and indexes of mapped files are always whole; they are in the page cache, and take no memory of the process.
+  There is no block cache then, because RocksDB would enter each block that it reads, to count it, and remove it again.
+- As long as all filters and indexes are whole, data blocks are not cached: a row that was read becomes hot, so its
+  block is not read again soon, and it is in the page cache.
+- Half the cost of a read is cache misses: on its block, for the checksum, and in the search of the index. So blocks are
+  small (RocksDBCreator.block_bytes), and keys of the index share prefixes, so that more of them fit the CPU's caches.
+- Universal compaction merges runs of similar size, so a row is rewritten a few times in its life, not whenever its
+  neighbours change, and a series of checkpoints shares the large files. While everything is merged, a table temporarily
+  takes twice its disk space.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ RUNS = 8
 # Files of level 0 at which RocksDB slows writers down, and stops them. High, so that a checkpoint
 # with many small files does not make callers wait for their merging.
 SLOW_FILES, STOP_FILES = 48, 96
-# Keys of an index of which each but the first is kept without what it shares with the one before it.
+# The size at which RocksDB begins a new log of its own. A log begins with the options of every family made so far, up
+# to 10 KiB each; if these exceeded this size, each line would begin a new log.
+LOG_BYTES = 64 << 20
+# Keys of an index per restart point: each but the first is stored without the prefix shared with the key before it.
 INDEX_RESTART_KEYS = 16
-# Files that a database keeps open if it is only salvaged or amended.
-FEW_FILES = 50
+# A checkpoint copies RocksDB's manifest, which records every flush and merge. Once it is this large, a new one begins
+# with a list of the files, 100 bytes each. If the list itself were larger, each record would begin a new one.
+MANIFEST_BYTES = 4 << 20
 
 _COMPRESSION = {
     "none": rd.DBCompressionType.none,
@@ -42,7 +46,7 @@ _COMPRESSION = {
     "zstd": rd.DBCompressionType.zstd,
     "snappy": rd.DBCompressionType.snappy,
 }
-# What new table files of an open column family are written with from then on. The block cache stays.
+# Options that make an open column family write new table files with partitions. The block cache stays.
 PARTITIONED = {
     "block_based_table_factory": "{index_type=kTwoLevelIndexSearch;partition_filters=true;"
     "cache_index_and_filter_blocks=true}"
@@ -51,8 +55,10 @@ PARTITIONED = {
 
 @dataclass(frozen=True)
 class DatabaseOptions:
-    """The options of one database. mapped: whether it maps its files. write_buffer_bytes: all its memtables together.
-    See rocks.RocksDatabase.
+    """The options of one database. See rocks.RocksDatabase.
+
+    mapped: whether it maps its files. write_buffer_bytes: bytes of all its memtables. open_files: the most files that
+    it keeps open; None: all.
     """
 
     cache: rd.Cache
@@ -61,9 +67,10 @@ class DatabaseOptions:
     read_only: bool
     compacting: bool
     salvaging: bool
+    open_files: int | None
 
     def of_family(self, creator: RocksDBCreator, *, partitioned: bool) -> rd.Options:
-        """Return the options of a column family. partitioned: its filters and indexes go through the block cache."""
+        """Return the options of a column family. partitioned: whether its filters and indexes are partitioned."""
         options = rd.Options(raw_mode=True)
         options.create_if_missing(not self.read_only)
         options.set_block_based_table_factory(self._table(creator, partitioned))
@@ -85,13 +92,14 @@ class DatabaseOptions:
         if self.salvaging:
             # Table files are opened on first use, so that a damaged one does not prevent opening the database.
             options.set_paranoid_checks(False)
-        if self.salvaging or not self.compacting:
-            options.set_max_open_files(FEW_FILES)
+        if self.open_files is not None:
+            options.set_max_open_files(self.open_files)
         options.set_max_background_jobs(creator.background_jobs)
         options.set_allow_mmap_reads(creator.read_mode == "mmap")
         options.set_use_direct_reads(creator.read_mode == "direct")
-        options.set_max_log_file_size(1 << 20)
+        options.set_max_log_file_size(LOG_BYTES)
         options.set_keep_log_file_num(2)
+        options.set_max_manifest_file_size(MANIFEST_BYTES)
         options.set_stats_dump_period_sec(0)
         return options
 
@@ -118,7 +126,7 @@ class DatabaseOptions:
 
 
 def holding_whole(families: Mapping[str, Family], max_bytes: int) -> set[str]:
-    """Return the families whose filters and indexes are held whole: the smallest first, max_bytes in all."""
+    """Return the families whose filters and indexes are held whole: the smallest ones, of max_bytes in total."""
     needed = sorted((_metadata_bytes(family), name) for name, family in families.items())
     return {
         name
@@ -128,7 +136,7 @@ def holding_whole(families: Mapping[str, Family], max_bytes: int) -> set[str]:
 
 
 def database_creator(families: Mapping[str, Family]) -> RocksDBCreator:
-    """Return a creator with what RocksDB knows of a whole database only: how it reads, and its background jobs."""
+    """Return a creator with the settings that apply to the whole database: read_mode and background_jobs."""
     creators = [family.creator for family in families.values()] or [RocksDBCreator()]
     modes = {creator.read_mode for creator in creators}
     jobs = max(creator.background_jobs for creator in creators)
@@ -136,6 +144,6 @@ def database_creator(families: Mapping[str, Family]) -> RocksDBCreator:
 
 
 def _metadata_bytes(family: Family) -> int:
-    """Return what its filters and indexes take, roughly: the filter's bits a row, and 24 bytes a block."""
+    """Return an estimate of the bytes of its filters and indexes: the filter's bits per row, and 24 bytes per block."""
     blocks = family.rows * family.record_bytes // family.creator.block_bytes
     return int(family.rows * family.creator.bloom_bits // 8 + 24 * blocks)

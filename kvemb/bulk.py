@@ -1,7 +1,7 @@
-"""Whole rows in and out, past the hot tier, for offline tools.
+"""Reading and writing whole rows, bypassing the hot tier, for offline tools.
 
-Rows are loaded by kvemb.offline.loading. A checkpoint at a URL, or of a cluster, is made readable by Place. Memory does
-not grow with the table.
+kvemb.offline.loading loads rows. Place makes a checkpoint at a URL, or of a cluster, readable. Memory does not grow
+with the table.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ BATCH_ROWS = 65_536
 
 
 def described(variable: Variable) -> dict[str, Any]:
-    """Return everything about a variable except its rows, as plain JSON; make() takes it."""
+    """Return everything about a variable except its rows, as plain JSON, which make() accepts."""
     entry = asdict(inside(variable).entry())
     return {"name": variable.name, **entry, "slots": list(entry["slots"])}
 
 
 def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
-    """Make the variable that described() returned, its counts of steps included, or open the one that exists.
+    """Make the variable that described() described, step counts included, or open the existing one.
 
-    With a user-defined policy it is open without it, as in Store.get_variable. Raises UnsupportedFormat if the
-    description cannot be read; SchemaMismatch; ValueError for a count above 2**61.
+    A user-defined policy is not given, with the effects that Store.get_variable explains. Raises UnsupportedFormat if
+    the description cannot be read; SchemaMismatch; ValueError for a count above 2**61.
     """
     entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
     as_int(entry.step, "step", 0, MAX_GIVEN_STEPS)
@@ -72,7 +72,7 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
 
 
 def point(variable: Variable) -> str:
-    """Return the id of the checkpoint, or of the durable point, that a read-only store shows."""
+    """Return the id of the checkpoint or of the durable point that a read-only store reads."""
     return inside(variable.resource_handle[0]).described.id
 
 
@@ -110,7 +110,7 @@ def scan(
 
 
 def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
-    """Return the rows of distinct keys (n,) that exist, whole, in the order of keys. Records no use.
+    """Return the whole rows of those of distinct keys (n,) that exist, in the order of keys. Records no use.
 
     Dirty rows are written first. Raises TypeError, ValueError; Closed, Poisoned, Corruption.
     """
@@ -133,23 +133,22 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
 
 
 def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None = None, dry_run: bool = False) -> int:
-    """Do what Variable.restrict does, with progress; returns how many rows were removed.
+    """Do what Variable.restrict does, and report progress; return how many rows were removed.
 
-    dry_run: remove none, and return how many would leave now; for read-only stores, too.
-    progress(done, total): called with rows, first those that are scanned, then those that are removed. Raises
-    ValueError if the variable has no policy, or was opened without its user-defined one; and what Variable.restrict
-    raises.
+    dry_run: remove none, and return how many would be removed now; read-only stores allow it.
+    progress(done, total): called with numbers of rows, first of those scanned, then of those removed. Raises ValueError
+    if the variable has no policy, or was opened without its user-defined one; and what Variable.restrict raises.
     """
     if variable.restrict_policy is None:
         raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
     if isinstance(variable.restrict_policy, MissingPolicy):
         raise variable.restrict_policy.error()
     reserved, operations = as_int(num_reserved, "num_reserved", 0, MAX_ROWS), inside(variable).operations
-    return operations.would_leave(reserved, progress) if dry_run else operations.restrict(reserved, None, progress)
+    return operations.count_removals(reserved, progress) if dry_run else operations.restrict(reserved, None, progress)
 
 
 def compact(store: Store, *, progress: Progress | None = None) -> None:
-    """Merge the files of every variable, which frees the space of replaced and removed rows; then flush.
+    """Merge the files of every variable, which frees the disk space of replaced and removed rows; then flush.
 
     Checkpoints keep their files. progress(done, total): called with rows. Raises ColdStoreError, Poisoned,
     Closed, ReadOnly.

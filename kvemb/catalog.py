@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from kvemb.durability.manifest import VariableEntry
-from kvemb.engine.arguments import Arguments
+from kvemb.engine.arguments import Arguments, LeftOutFlag
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import agreed, check_name, stored_optimizer
 from kvemb.engine.table import Table
@@ -43,7 +43,7 @@ class VariableMap(Mapping[str, Variable]):
 
 
 def opened(store: Handle[Engine], name: str) -> Variable:
-    """Return a variable of a store; if it is not open, it is opened as it is stored. Raises KeyError, Closed."""
+    """Return a variable of a store; if it is not open, open it as it is stored. Raises KeyError, Closed."""
     engine = inside(store)
     engine.state.check_here()
     with engine.lock:
@@ -64,11 +64,12 @@ def get_or_make(store: Handle[Engine], arguments: Arguments) -> Variable:
 
 
 def agreed_optimizer(known: Table, arguments: Arguments) -> Optimizer | None:
-    """Check the arguments of get_variable for an open variable; return the optimizer to go on with, None for its own.
+    """Check get_variable's arguments for an open variable; return the new optimizer, or None to keep the present one.
 
-    Raises as get_variable does.
+    Raises what get_variable raises.
     """
-    optimizer, policy = agreed(arguments, known.entry())
+    entry = known.entry()
+    optimizer, policy = agreed(arguments, entry)
     if isinstance(known.policy, MissingPolicy) and policy is not None and not isinstance(policy, MissingPolicy):
         raise known.policy.error()
     if arguments.constraint not in (None, known.specification.constraint):
@@ -77,6 +78,13 @@ def agreed_optimizer(known: Table, arguments: Arguments) -> Optimizer | None:
         )
     if arguments.admission not in (None, known.specification.admission):
         raise ValueError(f"variable {arguments.name!r} is open with another admission; give it when it is opened")
+    for flag in ("trainable", "checkpoint", "bp_v2"):
+        given, mine = getattr(arguments, flag), getattr(entry, flag)
+        if not isinstance(given, LeftOutFlag) and bool(given) != mine:
+            raise ValueError(
+                f"variable {arguments.name!r} is open with {flag}={mine}, got {flag}={bool(given)}; leave it out, or "
+                "give it where the variable is opened first"
+            )
     return optimizer
 
 
@@ -92,7 +100,7 @@ def open_stored(store: Handle[Engine], name: str, entry: VariableEntry) -> Varia
 
 
 def stored_arguments(entry: VariableEntry) -> dict[str, Any]:
-    """Return the arguments by which a variable is opened as it is stored."""
+    """Return the arguments that open a variable as it is stored."""
     return {
         "key_dtype": entry.key_dtype,
         "value_dtype": entry.value_dtype,
@@ -108,7 +116,7 @@ def stored_arguments(entry: VariableEntry) -> dict[str, Any]:
 
 
 def lines_of(engine: Engine) -> Iterator[str]:
-    """Yield a line for each variable of a store that is open, for its repr."""
+    """Yield a line for each variable of an open store, for the store's repr."""
     for name in engine.names():
         if name in engine.tables:
             yield f"  {engine.tables[name].variable!r}"

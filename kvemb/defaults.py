@@ -1,4 +1,4 @@
-"""The default stores of this process, the innermost last. No thread contract: the same for all threads."""
+"""The default stores of this process, the innermost last. All threads share them. Not synchronised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvemb.store_state import StoreState
 
 
 class Defaults:
-    """The stores that functions use if they are given none. temporary: makes one if there is none (kvemb.opening)."""
+    """The stores that functions use by default. temporary: makes a store if there is none (kvemb.opening)."""
 
     temporary: Callable[[], StoreHandle[Any]]
 
@@ -24,12 +24,17 @@ class Defaults:
         """Return the default store."""
         return self.stores[-1] if self.stores else self.temporary()
 
+    def leave(self, store: StoreHandle[Any]) -> None:
+        """Take away the innermost block of a store, which may be in several."""
+        at = max(at for at, each in enumerate(self.stores) if each is store)
+        del self.stores[at]
+
 
 DEFAULTS = Defaults()
 
 
 class DefaultStore(StoreHandle[Inside]):
-    """A store that module-level functions use inside its `with` block, at whose end it is closed."""
+    """A store that module-level functions use inside its `with` block; the end of the block closes it."""
 
     state: StoreState
 
@@ -43,18 +48,18 @@ class DefaultStore(StoreHandle[Inside]):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        DEFAULTS.stores.remove(self)
+        DEFAULTS.leave(self)
         self.close()
 
     @contextmanager
     def as_default(self) -> Iterator[Self]:
-        """Let module-level functions use this store inside the block; it stays open afterwards."""
+        """Make this store the default of module-level functions inside the block; it stays open afterwards."""
         self.state.check_open()
         DEFAULTS.stores.append(self)
         try:
             yield self
         finally:
-            DEFAULTS.stores.remove(self)
+            DEFAULTS.leave(self)
 
 
 def chosen(store: Any) -> StoreHandle[Any]:

@@ -1,4 +1,4 @@
-"""Open a store, restore one from a checkpoint, or get the default one. See kvemb.store."""
+"""Opening a store, restoring one from a checkpoint, and getting the default one. See kvemb.store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.options import format_bytes, parse_budget, parse_device_memory
 from kvemb.store import Store
+from kvemb.store_state import StoreState
 
 _logger = logging.getLogger("kvemb")
 
@@ -43,7 +45,7 @@ def open(
     memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given. If it
     is more than the machine has, a warning is logged.
     device_memory: bytes or text, for hot tables and their buffers on each GPU; None: three quarters of its memory.
-    What the arrays of a call take on a GPU comes on top.
+    The arrays of calls take GPU memory in addition.
     read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
     follow: the same for a store that another process trains; refresh() moves to its newest point.
     warm: when a variable is opened, load the rows that were hot at the last durable point; otherwise no row is hot at
@@ -70,6 +72,8 @@ def open(
         warm=bool(warm),
     )
     store = Store(engine)
+    if durability == "checkpoint" and not store.state.read_only:
+        weakref.finalize(engine, _warn_if_open, store.state)
     if (asked := store.budget.total) > (there := memory_bytes()):
         _logger.warning(
             "the memory_budget of %s is %s, and this machine, or container, has %s: the system may end the process "
@@ -92,7 +96,7 @@ def restore(
     durability: Literal["checkpoint", "write"] = "checkpoint",
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Make a new store at path from a checkpoint on this machine, and open it: kvemb.restore."""
+    """Make a new store at path from a checkpoint on this machine, and open it. See kvemb.restore."""
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
     install(checkpoint, path, variables)
@@ -110,18 +114,28 @@ def restore(
         raise
 
 
+def _warn_if_open(state: StoreState) -> None:
+    """Warn of a store that nothing refers to any more, or that is open as the program ends."""
+    if not state.gone and not state.of_shard:
+        _logger.warning(
+            "the store %s was not closed: what changed after its last flush or checkpoint is lost; call close(), or "
+            "open it in a `with` block",
+            state.name,
+        )
+
+
 def default_store() -> Store:
     """Return the innermost default store, or else a temporary one, deleted at exit; a warning is logged once."""
     return cast(Store, DEFAULTS.innermost())
 
 
 def _temporary() -> Store:
-    """Open a temporary store, the default one from now on, deleted at exit."""
+    """Open a temporary store, which is the default store from now on and is deleted at exit."""
     directory = tempfile.mkdtemp(prefix="kvemb-")
     warnings.warn(
         f"no default store is set: using a temporary one in {directory}, deleted at exit; "
         "use `with kvemb.open(path):` to keep rows",
-        stacklevel=6,  # whoever calls get_variable
+        stacklevel=6,  # the caller of get_variable
     )
     store = Store(Engine(Path(directory)))
     DEFAULTS.stores.append(store)

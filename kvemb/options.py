@@ -1,9 +1,10 @@
-"""Sizes in bytes as people write them, and where cold rows live: the `kv_creator` argument. Frozen values; no I/O."""
+"""Sizes in bytes as people write them, and the values of `kv_creator`: where cold rows live. Frozen values; no I/O."""
 
 from __future__ import annotations
 
 import numbers
 import re
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,7 +31,7 @@ def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
 
 
 def parse_budget(size: int | str, what: str = "memory_budget") -> int:
-    """Return the bytes of a memory_budget argument, or another of the kind. Raises TypeError or ValueError."""
+    """Return the bytes of an argument such as memory_budget. Raises TypeError or ValueError."""
     total = parse_bytes(size, what)
     if total < MIN_BUDGET_BYTES:
         raise ValueError(f"{what} must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {brief(size)}")
@@ -53,6 +54,11 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def format_time(seconds: float) -> str:
+    """Return seconds since 1970 as local time for people: '2026-01-31 23:59:59'."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
 @dataclass(frozen=True)
 class MemoryCreator:
     """Keep a variable's cold rows in this process's memory: for tests and small tables. They are lost at close()."""
@@ -60,7 +66,7 @@ class MemoryCreator:
     backend: ClassVar[str] = "memory"
 
 
-# What RocksDB accepts, and what makes sense.
+# The useful ranges of what RocksDB accepts.
 _LIMITS = {
     "block_bytes": (256, 1 << 28),
     "bloom_bits": (0, 100),
@@ -74,22 +80,22 @@ _COMPRESSIONS, _MAX_LEVELS = ("none", "lz4", "zstd", "snappy"), 7
 class RocksDBCreator:
     """Keep a variable's cold rows in RocksDB. Defaults are tuned by `kvemb bench spill` and `kvemb bench train`.
 
-    The block cache is the store's: its size is a share of the store's memory budget, and all variables use it.
+    All variables of a store share its block cache, whose size is a share of the store's memory budget.
 
     block_bytes: uncompressed bytes of a data block, 256 to 256 MiB; smaller blocks need a larger index.
-    bloom_bits: bits a key of the Bloom filter for missing keys, at most 100; 0 for none.
-    compression: one name for every level, or one a level from L0 down, at most 7: "none", "lz4", "zstd", "snappy".
-    write_buffer_bytes: size of a memtable, 64 KiB to 64 GiB; two may be in memory.
-    compaction: "universal": runs of like size are merged, so a row is rewritten a few times in its life and checkpoints
-    share the large files; a full merge takes twice the disk for a while. Or "level": the least disk, at the price of
-    many rewrites.
-    read_mode: "mmap" (files are mapped; their pages are the page cache's, although the system counts them as this
-    process's file-backed memory), "pread" (each block is copied; a failing disk gives an error, where mapped reads end
-    the process), or "direct" (past the page cache).
+    bloom_bits: bits per key of the Bloom filter for missing keys, at most 100; 0 for none.
+    compression: one name for all levels, or one per level from L0 down, at most 7: "none", "lz4", "zstd", "snappy".
+    write_buffer_bytes: bytes of a memtable, 64 KiB to 64 GiB; two may be in memory.
+    compaction: "universal": runs of similar size are merged, so a row is rewritten a few times in its life, and
+    checkpoints share the large files; a full merge temporarily takes twice the disk space. "level": takes the least
+    disk space, but rewrites rows many times.
+    read_mode: "mmap": files are mapped; their pages are in the page cache, although the system counts them as this
+    process's file-backed memory. "pread": each block is copied; a failing disk raises an error, while it ends the
+    process with mapped reads. "direct": reads bypass the page cache.
     background_jobs: threads that flush and compact, 1 to 256.
 
-    read_mode and background_jobs are the whole database's, and count from the next opening of the store: where its
-    variables differ, "pread", and the most jobs.
+    read_mode and background_jobs apply to the whole database, from the next opening of the store. If its variables
+    differ, read_mode is "pread", and background_jobs is the largest number.
 
     Raises TypeError or ValueError.
     """
@@ -126,7 +132,7 @@ class RocksDBCreator:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RocksDBCreator:
-        """Return the creator that dataclasses.asdict gave, read back from JSON. Raises UnsupportedFormat."""
+        """Return the creator whose dataclasses.asdict() was stored as JSON. Raises UnsupportedFormat."""
         try:
             if "compression" not in data:
                 raise ValueError("it lacks compression")

@@ -1,4 +1,4 @@
-"""Counts and times of what a variable has done since it was opened."""
+"""Counts and times of a variable's work since it was opened."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from kvemb.options import format_bytes
 
-# The host's memory, and what is in the cold store alone, among a variable's tiers.
+# Names of a variable's tiers: the host's memory, and rows that are in the cold store only.
 HOST, DISK = "host", "disk"
 
 
 @dataclass(frozen=True)
 class TierSize:
-    """Rows of a variable in one tier, the cells for them (on disk there are none), and the bytes that these take."""
+    """A variable's rows in one tier, the cells for them (none on disk), and the bytes that these take."""
 
     rows: int = 0
     cells: int = 0
@@ -26,18 +26,18 @@ class TierSize:
 
 @dataclass
 class Stats:
-    """Counts since the variable was opened; a copy is given out.
+    """Counts since the variable was opened.
 
     Updated under the variable's lock, except for spills and seconds_spill, which the one writing thread updates, and
     seconds_cold_read, which any thread updates and which is therefore approximate.
 
-    hits, misses, absent: keys looked up whose row was hot, whose row was not hot, and that had no row; their sum is
-    all that were looked up. While a lookup goes on, its absent keys are among the misses.
-    refused: gradients of keys that Admission has given no row yet; bytes_sightings: of its counters.
+    hits, misses, absent: keys looked up whose row was hot, whose row was not hot, and that had no row; their sum is the
+    number of keys looked up. During a lookup, its absent keys are counted as misses.
+    refused: gradients of keys to which Admission has not yet given a row. bytes_sightings: bytes of its counters.
     promotions: rows offered to the hot tier, cold ones and new ones. spills: rows written to the cold store, removals
-    included. rows: of both tiers; rows_waiting: in the spill buffer, removals included. Seconds are wall-clock: in
-    lookups, in updates, reading the cold store, writing it. tiers: "gpu:0", "host", "disk"; a row is counted in one of
-    them, so one that is hot is not on "disk".
+    included. rows: rows in both tiers. rows_waiting: rows in the spill buffer, removals included. Seconds are
+    wall-clock times of lookups, of updates, of reading and of writing the cold store. tiers: "gpu:0", "host", "disk"; a
+    row is counted in one of them only, so a hot row does not count for "disk".
     """
 
     hits: int = 0
@@ -60,15 +60,20 @@ class Stats:
 
     @property
     def hit_rate(self) -> float:
-        """hits / (hits + misses); 0 before the first of them.
+        """hits / (hits + misses); 0 before the first hit or miss.
 
-        Absent keys do not count: no size of the hot tier would make them hits.
+        Absent keys do not count, because no size of the hot tier would make them hits.
         """
         return self.hits / max(1, self.hits + self.misses)
 
     @property
+    def hit_rate_in_words(self) -> str:
+        """The hit rate as text, such as "hit rate 75.0%"; before the first hit or miss, that no row was looked up."""
+        return f"hit rate {self.hit_rate:.1%}" if self.hits + self.misses else "no row looked up yet"
+
+    @property
     def hot(self) -> str:
-        """How many rows are hot, in words: by device, if some are on a GPU."""
+        """The number of hot rows as text; by device, if some are on a GPU."""
         gpus = sorted(name for name in self.tiers if name not in (HOST, DISK))
         if not gpus:
             return f"{self.rows_hot:,} hot in {format_bytes(self.bytes_hot)}"
@@ -77,7 +82,7 @@ class Stats:
         return ", ".join(f"{each.rows:,} {where} in {format_bytes(each.nbytes)}" for where, each in parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every figure by name, hit_rate included; tiers as a dict of dicts."""
+        """Return every count by name, hit_rate included; tiers as a dict of dicts."""
         return {**asdict(self), "hit_rate": self.hit_rate}
 
     def __add__(self, other: Stats) -> Stats:
@@ -89,7 +94,7 @@ class Stats:
     def __str__(self) -> str:
         return (
             f"{self.rows:,} rows: {self.hot}, {format_bytes(self.bytes_cold)} cold\n"
-            f"hit rate {self.hit_rate:.1%}: hits {self.hits:,}, misses {self.misses:,}; absent keys {self.absent:,}\n"
+            f"{self.hit_rate_in_words}: hits {self.hits:,}, misses {self.misses:,}; absent keys {self.absent:,}\n"
             + (f"refused gradients {self.refused:,}\n" if self.bytes_sightings else "")
             + f"promotions {self.promotions:,}, spills {self.spills:,}, waiting {self.rows_waiting:,}\n"
             f"seconds: lookups {self.seconds_lookup:.2f}, updates {self.seconds_update:.2f}, "

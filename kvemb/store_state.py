@@ -8,34 +8,37 @@ import os
 
 from kvemb.errors import Closed, Poisoned, ReadOnly
 
-# The id of this process, kept, because every call needs it and a system call takes longer.
+# The id of this process, cached because every call needs it and a system call takes longer.
 _here = [os.getpid()]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _here.__setitem__(0, os.getpid()))
 
 
 class StoreState:
-    """The state of a store. Attributes are set once each, so reading them needs no lock."""
+    """The state of a store. Attributes are set once each, so reading them needs no lock.
+
+    of_shard: whether the store is scratch of a cluster, which saves the rows elsewhere.
+    """
 
     def __init__(self, name: str, *, read_only: bool = False) -> None:
         self.name, self.read_only = name, read_only
         self._process = _here[0]
-        self.closed = False
+        self.closed = self.of_shard = False
         self._why = f"the store {name} is closed; open it again with kvemb.open"
         self.cause: BaseException | None = None
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened the store; it has none of its threads."""
+        """Whether this process was forked from the one that opened the store, and so lacks its threads."""
         return _here[0] != self._process
 
     @property
     def gone(self) -> bool:
-        """Whether nothing can be done with it here."""
+        """Whether the store is unusable in this process: closed or forked."""
         return self.closed or self.forked
 
     def check_here(self) -> None:
-        """Raise Closed in a forked process. Called before a lock is taken: one held at the fork stays locked."""
+        """Raise Closed in a forked process. Called before locking, because a lock held at the fork stays locked."""
         if _here[0] != self._process:
             raise Closed(
                 f"the store {self.name} was opened by process {self._process}, and does not survive a fork; open it in "
@@ -43,7 +46,7 @@ class StoreState:
             )
 
     def check_open(self) -> None:
-        """Raise Closed after close(), and in a process that was forked."""
+        """Raise Closed after close(), and in a forked process."""
         self.check_here()
         if self.closed:
             raise Closed(self._why)

@@ -1,6 +1,6 @@
-"""Variable, what users hold of a table: it checks arguments, and passes them to the tiers (kvemb.tiers.operations).
+"""Variable, the user's object for one table: it checks arguments and passes them to kvemb.tiers.operations.
 
-Longer than 300 lines: every call on a variable stands here, with its docstring.
+Longer than 300 lines: every call on a variable is defined here, with its docstring.
 
 Arguments have the names, the order and the defaults of TensorFlow Recommenders-Addons' dynamic_embedding.Variable and
 get_variable. Thread-safe: each call is atomic per key.
@@ -48,7 +48,7 @@ EXPORT_ROWS = 65_536
 
 @dataclass(frozen=True, eq=False)
 class InStore:
-    """The store of a variable; None: the innermost default store."""
+    """The store of a variable. None: the innermost default store."""
 
     _: KW_ONLY
     store: Store | None = None
@@ -66,10 +66,11 @@ class Variable(Handle[Table]):
     ValueError if the variable is open already. A call with more distinct keys than Limits.call_rows is processed in
     parts of that size. Each part is atomic; if one fails, the parts before it have been applied.
 
-    A variable on one GPU takes arrays in that GPU's memory too, of CuPy, PyTorch, or with __cuda_array_interface__ or
-    __dlpack__, in its own dtypes and C-contiguous, and answers with arrays of the same library, on the same stream.
-    Rows that are hot on the GPU are then a part of their own, the first one, and stay there. With a constraint, or with
-    durability="write", a call that changes rows copies all of them through the host's memory.
+    A variable on one GPU also accepts arrays in that GPU's memory: CuPy arrays, PyTorch tensors, and objects with
+    __cuda_array_interface__ or __dlpack__. They must have the variable's dtypes and be C-contiguous; results are arrays
+    of the same library, on the same stream. Rows that are hot on the GPU are then processed first, as a part of their
+    own, and stay there. With a constraint, or with durability="write", a call that changes rows copies all of them
+    through the host's memory.
     """
 
     @method_of(VariableArguments)
@@ -84,7 +85,7 @@ class Variable(Handle[Table]):
         if arguments.regularizer is not None and (loss := arguments.regularizer(self)) is not None:
             engine.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
 
-    # What it is.
+    # Properties.
 
     @property
     def name(self) -> str:
@@ -93,7 +94,7 @@ class Variable(Handle[Table]):
 
     @property
     def dim(self) -> int:
-        """Values in a row."""
+        """The number of values in a row."""
         return self._inside.schema.dim
 
     @property
@@ -118,12 +119,12 @@ class Variable(Handle[Table]):
 
     @property
     def restrict_policy(self) -> RestrictPolicy | None:
-        """The policy, bound to this variable, or None; a MissingPolicy if it is open without its user-defined one."""
+        """The policy, bound to this variable, or None; a MissingPolicy if a user-defined one was not given."""
         return self._inside.policy
 
     @property
     def tables(self) -> tuple[HotTable, ...]:
-        """The hot tables, one a device. Not to be changed."""
+        """The hot tables, one per device. Do not modify them."""
         return tuple(self._inside.hot_tables.of_devices)
 
     @property
@@ -133,12 +134,12 @@ class Variable(Handle[Table]):
 
     @property
     def initializer(self) -> Initializer:
-        """What a missing key reads as."""
+        """The initializer, which gives the rows of missing keys."""
         return self._inside.specification.initializer
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What apply_gradients uses. Set another of the same class to change its numbers, such as the learning rate.
+        """The optimizer of apply_gradients. To change its learning rate, for example, set another of the same class.
 
         The next apply_gradients uses it, and the next durable point records it. Raises TypeError; SchemaMismatch for
         another class, whose slots the rows do not have; Closed, ReadOnly, Poisoned.
@@ -151,22 +152,22 @@ class Variable(Handle[Table]):
 
     @property
     def bp_v2(self) -> bool:
-        """Whether training adds deltas (accum) in place of setting values."""
+        """Whether training adds deltas (accum) instead of setting values."""
         return self._inside.specification.bp_v2
 
     @property
     def persistent(self) -> bool:
-        """Whether its rows outlive the store's closing."""
+        """Whether the rows are still there after the store is closed and opened again."""
         return self._inside.persistent
 
     @property
     def resource_handle(self) -> tuple[Store, str]:
-        """The store and the name that together identify this variable. Of a cluster's, the cluster."""
+        """The store (or cluster) and the name, which together identify this variable."""
         return cast("Store", self._store), self.name
 
     @property
     def stats(self) -> Stats:
-        """Counts since it was opened, a copy; once the store is closed, the counts at that time."""
+        """A copy of the counts since the variable was opened; after the store is closed, the counts at its close."""
         return self._inside.stats()
 
     def __repr__(self) -> str:
@@ -176,10 +177,10 @@ class Variable(Handle[Table]):
         stats = self.stats
         return (
             f"<kvemb.Variable {self.name!r} {kind}, {stats.rows:,} rows, {stats.hot}, "
-            f"{format_bytes(stats.bytes_cold)} cold, hit rate {stats.hit_rate:.1%}>"
+            f"{format_bytes(stats.bytes_cold)} cold, {stats.hit_rate_in_words}>"
         )
 
-    # What it does.
+    # Calls.
 
     def lookup(
         self,
@@ -189,13 +190,14 @@ class Variable(Handle[Table]):
         touch: bool = True,
         out: npt.NDArray[Any] | None = None,
     ) -> Any:
-        """Return the rows of keys, keys.shape + (dim,), a fresh array; missing keys give the initializer's row.
+        """Return the rows of keys as a new array, keys.shape + (dim,); missing keys give the initializer's row.
 
-        With return_exists also a bool array of keys.shape. Inserts nothing. Each occurrence counts as a use for the
-        policy unless touch=False. out: an array to fill and return in place of a fresh one: of that shape and the value
-        dtype, C-contiguous, writable, apart from keys; its content is undefined where the lookup raises.
-        Raises TypeError for keys of a dtype that would lose information, or out of another dtype; ValueError for out;
-        Closed, Corruption.
+        With return_exists, also returns which keys exist, a bool array of keys.shape. Inserts nothing. Each occurrence
+        of a key counts as a use for the policy unless touch=False. out: an array to fill and return instead of a new
+        one: of that shape and the value dtype, C-contiguous, writable, and not overlapping keys. Its content is
+        undefined if the lookup raises.
+        Raises TypeError if a conversion of keys would lose information, or if out has another dtype; ValueError for any
+        other fault of out; Closed, Corruption.
         """
         table, schema = self._inside, self._inside.schema
         if device_of(keys) is not None:
@@ -208,10 +210,11 @@ class Variable(Handle[Table]):
         return rows if exists is None else (rows, exists.reshape(wanted))
 
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Insert rows, or replace the embedding of those that exist, which keep slots and score.
+        """Insert rows. A row that exists gets the new embedding and keeps its slots and score.
 
-        values: keys.shape + (dim,), of the value dtype, or lists. Of duplicate keys the last wins. If a cold read
-        fails, keys that were hot may have been replaced. Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
+        values: keys.shape + (dim,), of the value dtype, or lists. For duplicate keys the last value wins. If a cold
+        read fails, rows that were hot may already have been replaced. Raises TypeError, ValueError; Closed, ReadOnly,
+        Poisoned.
         """
         if device_of(keys) is not None:
             on_device.upsert(self._inside, keys, values)
@@ -223,7 +226,7 @@ class Variable(Handle[Table]):
     def accum(
         self, keys: npt.ArrayLike, old_values: npt.ArrayLike, new_values: npt.ArrayLike, exists: npt.ArrayLike
     ) -> None:
-        """Add new - old to rows that exist, insert new for keys that do not; ignore keys that `exists` has wrong.
+        """Add new - old to rows that exist, insert new for keys that do not; ignore keys whose `exists` is wrong.
 
         old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates are
         applied in order, so their deltas add up. This is TFRA's update with bp_v2: concurrent updates are not lost.
@@ -244,11 +247,11 @@ class Variable(Handle[Table]):
         self._inside.operations.accum(flat, old, new, believed.reshape(-1))
 
     def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> None:
-        """Take one optimizer step on the rows of keys; missing rows are made by the initializer first.
+        """Take one optimizer step on the rows of keys; the initializer first creates missing rows.
 
-        grads: keys.shape + (dim,), float32; float64 for float64 values. Lists and dtypes that float32 holds exactly,
-        such as float16, are converted; float64 is refused: use grads.astype("float32"). Gradients of duplicate keys
-        are summed first. Raises TypeError, ValueError, also if the variable is not trainable or has no optimizer;
+        grads: keys.shape + (dim,), float32, or float64 for float64 values. Lists and dtypes that float32 represents
+        exactly, such as float16, are converted; float64 is refused: use grads.astype("float32"). Gradients of duplicate
+        keys are summed first. Raises TypeError; ValueError, also if the variable is not trainable or has no optimizer;
         Closed, ReadOnly, Poisoned.
         """
         if device_of(keys) is not None:
@@ -258,13 +261,13 @@ class Variable(Handle[Table]):
         self._inside.operations.apply_gradients(flat, given)
 
     def get_slot_variables(self) -> tuple[SlotVariable, ...]:
-        """Return the optimizer's slots, in the order in which they lie in a row; none without an optimizer."""
+        """Return the optimizer's slots in their order in a row; an empty tuple without an optimizer."""
         return tuple(SlotVariable(self._inside, slot.name, slot.width) for slot in self._inside.schema.slots)
 
     def lookup_slot(self, name: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Return an optimizer's slot of the rows of keys, keys.shape + (width,), a copy.
+        """Return one optimizer slot of the rows of keys, a copy of shape keys.shape + (width,).
 
-        Missing keys give what a new row starts with. Records no use. Raises ValueError for an unknown name; TypeError;
+        Missing keys give the values of a new row. Records no use. Raises ValueError for an unknown name; TypeError;
         Closed, Corruption.
         """
         return self._inside.slot(name, keys)
@@ -279,15 +282,17 @@ class Variable(Handle[Table]):
         self._inside.operations.remove(flat)
 
     def clear(self) -> None:
-        """Drop every row. Waits for a checkpoint under way. Raises Closed, ReadOnly, Poisoned."""
+        """Drop every row. Waits for a checkpoint in progress. Raises Closed, ReadOnly, Poisoned."""
         self._inside.operations.clear()
 
     def restrict(self, num_reserved: int, **kwargs: Any) -> int | None:
-        """Keep the num_reserved rows with the highest scores, over both tiers; ties go to the larger key.
+        """Keep the num_reserved rows with the highest scores, hot or cold; of equal scores, the larger keys.
 
-        kwargs go to restrict_policy.apply_restriction: with trigger=n nothing happens unless size() exceeds n. Returns
-        how many rows were removed. A variable without a policy keeps every row, warns and returns None.
-        Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
+        kwargs are passed to restrict_policy.apply_restriction: with trigger=n nothing is removed unless size() exceeds
+        n. Returns the number of rows removed. Without a policy it removes nothing, warns and returns None.
+        Rows are removed in batches. If it fails between two of them, for example because a GPU lacks memory, the
+        earlier batches stay removed; another call removes the rest.
+        Raises TypeError, ValueError; MemoryError; Closed, ReadOnly, Poisoned.
         """
         reserved = as_int(num_reserved, "num_reserved", 0, MAX_ROWS)
         if self.restrict_policy is None:
@@ -317,7 +322,7 @@ class Variable(Handle[Table]):
         return sum(int(np.sum(devices(rows.keys) == number)) for rows in scan)
 
     def export(self, *, with_slots: bool = False, with_scores: bool = False) -> tuple[npt.NDArray[Any], ...]:
-        """Return (keys, values) of all rows, in key order: copies, as large as the table. See export_batches.
+        """Return copies of (keys, values) of all rows in key order, as large as the table. See export_batches.
 
         with_slots adds a dict from slot name to (n, width); with_scores adds scores (n,), last.
         """
@@ -328,10 +333,10 @@ class Variable(Handle[Table]):
     def export_batches(
         self, n: int = EXPORT_ROWS, *, with_slots: bool = False, with_scores: bool = False
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield all rows in key order, n at a time, in the form of export, as they are at this call.
+        """Yield all rows as they are at this call, in key order, n at a time, in the form of export.
 
-        Dirty rows are written to the cold store first, so a poisoned store refuses. Records no use. Raises Closed, from
-        a later batch too.
+        Dirty rows are written to the cold store first, so a poisoned store raises Poisoned. Records no use. Raises
+        Closed, also from a later batch.
         """
         scan = self._inside.storage.scan(as_int(n, "n", 1, MAX_ROWS))
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
@@ -346,8 +351,8 @@ class Variable(Handle[Table]):
     def prefetch(self, keys: npt.ArrayLike, *, after_lookup: bool = False) -> None:
         """Start reading the cold rows of keys in the background, for the call that follows. Changes no result.
 
-        On a GPU all rows of keys become hot before that call, as far as there is time. after_lookup: start when the
-        next lookup, that of the batch before, has ended, so that it is not slowed.
+        On a GPU, all rows of keys are also made hot before that call, as far as time permits. after_lookup: start when
+        the next lookup, that of the previous batch, has ended, so as not to slow it down.
         Raises TypeError; Closed.
         """
         if device_of(keys) is not None:

@@ -1,12 +1,13 @@
-"""The devices that this machine has for tests of the GPU's hot table: its CPU if g++ is there, and a GPU."""
+"""The devices of this machine for tests of the GPU's hot table: the CPU if g++ is installed, and a GPU."""
 
 from __future__ import annotations
 
 import importlib.util
 
 import pytest
-from cuda_on_cpu import CpuDevice, require_compiler
+from cuda_on_cpu import CpuDevice, CudaOnCpuTable, require_compiler
 
+from kvemb import registry
 from kvemb.backends.cuda.device import Device, open_device
 from kvemb.errors import BackendUnavailable
 
@@ -14,7 +15,7 @@ DEVICES = ["cpu", *(["gpu:0"] if importlib.util.find_spec("cupy") else [])]
 
 
 def device_of(name: str, seed: int = 1) -> Device:
-    """A device; the test is skipped if it is not there. seed: of the order in which threads run on a CPU."""
+    """Return a device; the test is skipped if there is none. seed: of the order in which threads run on a CPU."""
     try:
         if name != "cpu":
             return open_device(name)
@@ -22,3 +23,9 @@ def device_of(name: str, seed: int = 1) -> Device:
         return CpuDevice(seed)
     except BackendUnavailable as error:
         pytest.skip(str(error))
+
+
+def use_for_gpus(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """Put a device in the place of every GPU; its hot tables are those of a GPU."""
+    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
+    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))

@@ -1,6 +1,6 @@
-"""Faults to plant into the GPU's kernels, each one change of the text, and what finds them.
+"""Faults to inject into the GPU's kernels, each a change of the source text, and the tests that find them.
 
-python tests/cuda_faults.py prints, as JSON, what each fault came to: each runs in a process of its own, which it may
+python tests/cuda_faults.py prints the outcome of each fault as JSON. Each runs in a separate process, which it may
 crash.
 """
 
@@ -42,14 +42,17 @@ FAULTS = {
     ),
     "a tile finds what is behind the keys": ("const bool given = i < n,", "const bool given = true,"),
     "of a long row every other unit is copied": ("if (next < count) ((Unit*)to)[next] = second;", ""),
-    "uses of one row at once are lost": ("} while (seen != expected);", "} while (false);"),
+    "uses of one row at once are lost": (
+        "atomicAdd(score, 1.0)",
+        "relaxed_store(score, relaxed_load(score) + 1.0)",
+    ),
     "a use takes the marks off": ("(u8)(relaxed_load(&flags(bucket)[slot]) | DIRTY)", "DIRTY"),
     "of equal keys any is set": ("(p + 1 < n && cells[order[p + 1]] == cells[i])", "false"),
     "rows that moved stay dirty where they were": ("flags(from)[slot] = 0;", ""),
     "a bucket that is merged keeps its place": ("bucket & mask >> 1", "0"),
     "a sum begins before all lanes have written": ("double total = 0.0;\n  __syncwarp();", "double total = 0.0;"),
     "a row's count is read after it is set": ("__syncwarp();\n    if (lane_ == 0) slots_[", "if (lane_ == 0) slots_["),
-    "gradients of a key are not summed": ("q_ >= 0; q_ = following_[q_]", "false;"),
+    "gradients of a key are not summed": ("total = total + each[k];", ""),
     "gradients of an array go to one sum": ("all ? p : p >> 1", "0 * p"),
     "a key's first entry is any of its entries": (
         "heads[i] = later ? -1 : cells[i];",
@@ -67,7 +70,7 @@ FAULTS = {
 
 
 class FaultyDevice(CpuDevice):
-    """A device whose kernels have one fault. planted: whether the text was there."""
+    """A device whose kernels have one fault. planted: whether the text to change was found."""
 
     def __init__(self, seed: int, right: str, wrong: str) -> None:
         super().__init__(seed)
@@ -82,7 +85,7 @@ def outcome_of(fault: str) -> str:
     """Return "found", "crashed", "not found", or "not planted" if the kernels lack the text."""
     child = os.fork()
     if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a crash says
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the output of a crash
         os._exit(["found", "not found", "not planted"].index(_tried(fault)))
     status = os.waitpid(child, 0)[1]
     return "crashed" if os.WIFSIGNALED(status) else ["found", "not found", "not planted"][os.WEXITSTATUS(status)]

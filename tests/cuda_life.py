@@ -1,7 +1,7 @@
-"""A random life of the GPU's hot table beside a plain model of it: every verb, every column, to the bit.
+"""Random operations on the GPU's hot table and on a plain model of it: every operation, every column, bit for bit.
 
-The model has the table's buckets, so it knows which row leaves. NumPy alone, so that ThreadSanitizer can watch:
-python tests/cuda_life.py SEED ... (with its library preloaded) runs lives of these seeds.
+The model has the table's buckets, so it knows which row is evicted. It uses only NumPy, so that ThreadSanitizer can run
+it: python tests/cuda_life.py SEED ... (with its library preloaded) runs these seeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VERBS = [
 
 
 def hashes_of(keys: Any) -> list[int]:
-    """The hash of each key."""
+    """Return the hash of each key."""
     h = keys.astype(np.uint64)
     with np.errstate(over="ignore"):
         for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
@@ -46,7 +46,7 @@ def hashes_of(keys: Any) -> list[int]:
 
 
 def bucket_of(h: int, buckets: int) -> int:
-    """The bucket of a hash among so many."""
+    """Return the bucket of a hash, given the number of buckets."""
     bits = (buckets - 1).bit_length()
     bucket = h & ((1 << bits) - 1)
     return bucket if bucket < buckets else bucket & ((1 << bits >> 1) - 1)
@@ -71,7 +71,7 @@ class Life:
         self.table: Any = kind(self.schema, 3 * BUCKET, 9 * BUCKET)
 
     def run(self, steps: int) -> None:
-        """Do so many things, and compare after each."""
+        """Make so many random calls, and compare after each."""
         deck: list[str] = []
         for _ in range(steps):
             deck = deck or self.random.permutation(VERBS).tolist()
@@ -83,7 +83,7 @@ class Life:
             self.check()
 
     def check(self) -> None:
-        """Assert that the table is its model."""
+        """Assert that the table equals its model."""
         rows = self.table.read(self.table.occupied())
         expected = np.flatnonzero(self.hot)
         assert self.table.size == len(rows) == len(expected), (self.table.size, len(rows), len(expected))
@@ -94,17 +94,17 @@ class Life:
         assert (cells[expected] // BUCKET).tolist() == [self._bucket(row) for row in expected.tolist()]
 
     def _crowd(self) -> None:
-        """Merge buckets into one, in which of equal scores the smallest keys leave."""
+        """Merge buckets into one; among equal scores the smallest keys are evicted."""
         for _ in range(2):
             self._grow()
             self._insert()
         self._score(np.flatnonzero(self.hot), np.ones(self.hot.sum()))
         self._give_back(self.table.capacity_rows, 1)
 
-    # What happens in between. Each verb does it to both.
+    # The operations. Each is made on the table and on the model.
 
     def _some(self, count: int) -> Any:
-        """Rows, by number, hot and not; half of them are one of a few."""
+        """Return numbers of rows, hot and not; half of them are from a few."""
         few = self.random.integers(0, len(self.hot), 5)
         return np.where(self.random.random(count) < 0.5, self.random.choice(few, count), self._any(count))
 
@@ -170,7 +170,8 @@ class Life:
 
     def _use(self, rows: Any, rule: ScoreRule | None) -> None:
         for row in rows[self.hot[rows]].tolist() if rule in (ScoreRule.LAST_USE, ScoreRule.COUNT) else []:
-            self.rows.scores[row] = self.step if rule is ScoreRule.LAST_USE else self.rows.scores[row] + 1.0
+            score = self.rows.scores[row]
+            self.rows.scores[row] = max(score, self.step) if rule is ScoreRule.LAST_USE else score + 1.0
             self.rows.flags[row] |= DIRTY
 
     def _rule(self) -> ScoreRule | None:
@@ -180,7 +181,7 @@ class Life:
         self._look_up(self._some(int(self.random.integers(1, 120))), self._rule())
 
     def _count(self) -> None:
-        """One row is used by all threads at once."""
+        """Let all threads use one row at the same time."""
         self._look_up(np.repeat(self._distinct(2, hot=True), 60), ScoreRule.COUNT)
 
     def _look_up(self, rows: Any, rule: ScoreRule | None) -> None:
@@ -192,7 +193,7 @@ class Life:
         self._use(rows, rule)
 
     def _there(self, rows: Any) -> Any:
-        """The keys of rows, on the device. Caller's arrays have streams of their own."""
+        """Return the keys of rows, on the device. A caller's arrays have separate streams."""
         return self.table.device_rows.given(
             ArrayOnDevice(self.rows.keys[rows].copy(), stream=int(self.random.integers(1, 4)))
         )

@@ -1,7 +1,8 @@
-"""A Device (kvemb.backends.cuda.device) that is this machine's CPU, and the GPU's hot table on it.
+"""A Device (kvemb.backends.cuda.device) on this machine's CPU, and the GPU's hot table on it.
 
-g++ compiles the GPU's own kernels behind backends/cuda/cuda_on_cpu.h. What is built is kept in the system's temporary
-folder, by its content. Memory has a known filling, and bytes after its end that must not change.
+g++ compiles the GPU's own kernels with backends/cuda/cuda_on_cpu.h. Libraries are kept in the system's temporary
+folder, named by their content. Memory has a known filling, and bytes after its end that must not change. Kernels may
+access only the device's memory and callers' arrays, at aligned addresses.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import ctypes
 import hashlib
 import itertools
 import os
-import re
 import shutil
 import subprocess
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ import numpy as np
 from arrays_on_device import ArrayOnDevice
 
 from kvemb.backends.cuda.device import Memory, Program, Workspace, sorting_bytes
+from kvemb.backends.cuda.source import kernels_of
 from kvemb.backends.cuda.staging import Staging
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
@@ -36,17 +38,21 @@ DEVICE_BYTES = 1 << 21
 FILLING, GUARD_BYTES = 0xCD, 64
 FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-Wall")
 TSAN_FLAGS = ("-O1", "-g", "-fsanitize=thread")
-ALIGNMENT_FLAGS = ("-O1", "-fsanitize=alignment")
-_KERNEL = re.compile(r"^(?:\w+_)?KERNEL (\w+)\(", re.MULTILINE)
+# Every access of a kernel is a call first, of what cuda_on_cpu.cpp has in place of AddressSanitizer.
+CHECKED_FLAGS = (
+    "-O1", "-fsanitize=kernel-address", "--param=asan-instrumentation-with-call-threshold=0", "--param=asan-stack=0",
+    "--param=asan-globals=0",
+)  # fmt: skip
 _ENTRY = """
-extern "C" const char* run_{name}(unsigned blocks, unsigned threads, uint64_t seed, void** arguments) {{
-  return cpu::launch(blocks, threads, seed, [](void* given) {{ cpu::call({name}, (void**)given); }}, arguments);
+extern "C" const char* run_{name}(
+    unsigned blocks, unsigned threads, uint64_t seed, cpu::Pieces memory, void** arguments) {{
+  return cpu::launch(blocks, threads, seed, memory, [](void* given) {{ cpu::call({name}, (void**)given); }}, arguments);
 }}
 """
 
 
 class Guarded:
-    """Device memory: bytes, and behind them a guard."""
+    """Device memory: bytes, followed by a guard."""
 
     def __init__(self, nbytes: int) -> None:
         self.bytes = np.full(nbytes + GUARD_BYTES + 256, FILLING, np.uint8)
@@ -59,8 +65,24 @@ class Guarded:
         )
 
 
+class Pieces(ctypes.Structure):
+    """Pieces of memory, ascending: the first address and the end of each."""
+
+    _fields_ = (("first", ctypes.c_void_p), ("count", ctypes.c_uint64))
+
+    def __init__(self, pieces: list[tuple[int, int]]) -> None:
+        joined: list[list[int]] = []
+        for start, end in sorted(pieces):
+            if joined and start <= joined[-1][1]:
+                joined[-1][1] = max(end, joined[-1][1])
+            else:
+                joined.append([start, end])
+        self._kept = np.array(joined, np.uint64)
+        super().__init__(self._kept.ctypes.data, len(joined))
+
+
 class Moment:
-    """An event: when it was recorded last."""
+    """An event: the time at which it was last recorded."""
 
     at = 0.0
 
@@ -69,11 +91,12 @@ class CpuDevice:
     """Device on the CPU: work is done when it is given to a stream. seed: of the order in which threads run, which
     every launch continues from. launches: how many there were of each kernel."""
 
-    def __init__(self, seed: int = 1, flags: Sequence[str] = ("-O1",)) -> None:
+    def __init__(self, seed: int = 1, flags: Sequence[str] = CHECKED_FLAGS) -> None:
         self._random = np.random.default_rng(seed)
         self._flags = tuple(flags)
         # Two, and one of them reentrant, as memory may be freed within either, for which a device may do its work.
         self._lock, self._loading = threading.RLock(), threading.Lock()
+        self._lent: dict[int, tuple[int, int]] = {}
         self._programs: dict[str, Program] = {}
         self._streams = itertools.count(16)
         self.launches: dict[str, int] = {}
@@ -86,8 +109,18 @@ class CpuDevice:
         return DEVICE_BYTES
 
     def allocate(self, nbytes: int) -> Memory:
-        owner = Guarded(nbytes)
-        return Memory(owner.bytes.ctypes.data + owner.start, owner)
+        return self.lent(Guarded(nbytes), nbytes)
+
+    def lent(self, owner: Any, nbytes: int) -> Memory:
+        address = owner.bytes.ctypes.data + owner.start
+        self.lend(owner, address, nbytes)
+        return Memory(address, owner)
+
+    def lend(self, owner: Any, address: int, nbytes: int) -> None:
+        """Let kernels use memory as long as its owner lives."""
+        if id(owner) not in self._lent:
+            weakref.finalize(owner, self._lent.pop, id(owner)).atexit = False
+        self._lent[id(owner)] = address, address + nbytes
 
     def pinned(self, nbytes: int) -> Any:
         return np.full(nbytes, FILLING, np.uint8)
@@ -113,38 +146,58 @@ class CpuDevice:
     def finish(self, event: Any) -> None:
         pass
 
+    def _check(self, address: int, nbytes: int) -> None:
+        pieces = list(self._lent.values())
+        assert any(start <= address and address + nbytes <= end for start, end in pieces), "not the device's memory"
+
     def upload(self, address: int, array: Any, stream: int) -> None:
+        self._check(address, array.nbytes)
         assert array.flags.c_contiguous
         ctypes.memmove(address, array.ctypes.data, array.nbytes)
 
     def download(self, array: Any, address: int, stream: int) -> None:
+        self._check(address, array.nbytes)
         assert array.flags.c_contiguous
         assert array.flags.writeable
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
     def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        self._check(address, nbytes)
+        self._check(source, nbytes)
         ctypes.memmove(address, source, nbytes)
 
     def zero(self, address: int, nbytes: int, stream: int) -> None:
+        self._check(address, nbytes)
         ctypes.memset(address, 0, nbytes)
 
     def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
-        _spoil(workspace, count)
+        self._spoil(workspace, count)
+        self._check(numbers, 8 * count)
+        self._check(out, 8 * count)
         given, result = (np.frombuffer((ctypes.c_int64 * count).from_address(at), np.int64) for at in (numbers, out))
         result[:] = np.argsort(given, kind="stable")
 
     def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
-        _spoil(workspace, count)
+        self._spoil(workspace, count)
+        self._check(numbers, 8 * count)
         np.frombuffer((ctypes.c_int64 * count).from_address(numbers), np.int64).sort()
+
+    def _spoil(self, workspace: Workspace, count: int) -> None:
+        """Overwrite the workspace for sorting so many numbers, as a sort does."""
+        assert workspace.nbytes >= sorting_bytes(count)
+        self._check(workspace.address, workspace.nbytes)
+        ctypes.memset(workspace.address, FILLING, sorting_bytes(count))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return ArrayOnDevice(np.full(shape, -7).astype(dtype))
 
     def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
-        if hasattr(data, "__cuda_array_interface__"):
-            return data.__cuda_array_interface__, data
-        owner = ArrayOnDevice(np.from_dlpack(data.array), stream=data.__dlpack__(stream=1))
-        return owner.__cuda_array_interface__, owner
+        owner = data
+        if not hasattr(data, "__cuda_array_interface__"):
+            owner = ArrayOnDevice(np.from_dlpack(data.array), stream=data.__dlpack__(stream=1))
+        told = owner.__cuda_array_interface__
+        self.lend(owner, told["data"][0], owner.array.nbytes)
+        return told, owner
 
     def load(self, source: str) -> Program:
         with self._loading:
@@ -164,38 +217,34 @@ class CpuDevice:
                 needed = -(-threads // 32)
                 blocks, warps = (1, 1) if needed == 1 else (min(int(blocks), needed), int(warps))
                 seed = ctypes.c_uint64(int(self._random.integers(1, 1 << 63)))
-                error = function(blocks, 32 * warps, seed, pointers)
+                memory = Pieces(list(self._lent.values()))
+                error = function(blocks, 32 * warps, seed, memory, pointers)
             if error:
                 raise RuntimeError(f"kernel {name}: {error.decode()}")
 
         return run
 
 
-def _spoil(workspace: Workspace, count: int) -> None:
-    """Write over the workspace for sorting so many numbers, as a sort does."""
-    assert workspace.nbytes >= sorting_bytes(count)
-    ctypes.memset(workspace.address, FILLING, sorting_bytes(count))
-
-
 def _as_c(argument: Any) -> Any:
+    """Return an argument as CuPy passes it: a NumPy number with its own bytes."""
     if isinstance(argument, np.float32):
         return ctypes.c_float(float(argument))
     if isinstance(argument, float):  # np.float64 too
         return ctypes.c_double(argument)
+    assert type(argument) in (int, np.int64, np.uint64), f"a kernel gets {argument!r}, a {type(argument).__name__}"
     return ctypes.c_int64(int(argument))
 
 
 def require_compiler() -> None:
-    """Raise BackendUnavailable where there is no g++."""
+    """Raise BackendUnavailable if g++ is not installed."""
     if shutil.which("g++") is None:
         raise BackendUnavailable("CUDA kernels run on a CPU only where g++ is installed")
 
 
 @cache
 def built(source: str, flags: tuple[str, ...]) -> Path:
-    """Return the library of kernels for this machine, built by g++ if it is not there."""
-    names = _KERNEL.findall(source)
-    glue = "".join(_ENTRY.format(name=name) for name in names)
+    """Return the library of kernels for this machine, built by g++ if it is missing."""
+    glue = "".join(_ENTRY.format(name=name) for name in kernels_of(source))
     text = f'#include "cuda_on_cpu.h"\n{source}\n{glue}'
     runtime = (HERE / "cuda_on_cpu.cpp").read_text() + (HERE / "cuda_on_cpu.h").read_text()
     folder = Path(tempfile.gettempdir(), f"kvemb-cuda-on-cpu-{os.getuid()}")
@@ -218,12 +267,12 @@ def _object(name: str, text: str, source: Path, folder: Path, flags: tuple[str, 
 
 
 def _runtime_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """What runs fibers is not itself watched by ThreadSanitizer."""
+    """Return the options of g++: ThreadSanitizer does not watch the code that runs fibers."""
     return ("-O2", "-DUNDER_TSAN") if "-fsanitize=thread" in flags else ("-O2",)
 
 
 def _compile(arguments: list[str], target: Path) -> None:
-    """Build a file under another name first, since other processes may build it too."""
+    """Build a file under another name, then rename it, since other processes may build it, too."""
     draft = target.with_suffix(f".{os.getpid()}")
     done = subprocess.run(["g++", f"-I{HERE}", *arguments, "-o", str(draft)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -247,7 +296,7 @@ class CudaOnCpuTable(CudaTable):
 
 
 class SmallCudaTable(CudaOnCpuTable):
-    """One of a single bucket, whatever is asked for."""
+    """A table of a single bucket, whatever size is requested."""
 
     def __init__(
         self,

@@ -13,15 +13,15 @@ import kvemb.cluster
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.starting import OpenRequest, start
-from kvemb.cluster.local import Here, made_here
+from kvemb.cluster.local import DirectTransport, make_in_process
 from kvemb.cluster.transport import Transport, Unanswered
 
-# So that no shard counts as lost.
+# The most faults in a row, so that no shard counts as lost.
 MAX_IN_A_ROW = 3
 
 
 class FaultyTransport:
-    """A transport with faults. share: of calls that meet one; they are drawn. counts: of each fault."""
+    """A transport with random faults. share: of calls with a fault. counts: of each fault."""
 
     def __init__(self, transport: Transport, share: float, seed: int = 0) -> None:
         self.shards, self.share = transport.shards, share
@@ -61,9 +61,9 @@ class FaultyTransport:
 
 
 class FaultyCluster:
-    """A cluster whose calls meet faults, between clients and shards, and clients and the coordinator.
+    """A cluster with faults in the calls from clients to shards, and from clients to the coordinator.
 
-    coordinator: the object itself. transports: to the shards, the last one in use.
+    coordinator: the object itself. transports: to the shards; the last one is in use.
     """
 
     def __init__(self, folder: Path, shards: int, share: float, url: Any = None) -> None:
@@ -74,12 +74,12 @@ class FaultyCluster:
         self.first = self.client(owner=True)
 
     def _make(self, meter: Any, plan: Any) -> FaultyTransport:
-        made = made_here(self.folder / "scratch", meter, plan)
+        made = make_in_process(self.folder / "scratch", meter, plan)
         self.transports.append(FaultyTransport(made, self.share, len(self.transports)))
         return self.transports[-1]
 
     def client(self, *, owner: bool = False) -> kvemb.cluster.Store:
-        """One more client."""
-        way = FaultyTransport(Here(self.coordinator), self.share, 99)
+        """Return one more client."""
+        way = FaultyTransport(DirectTransport(self.coordinator), self.share, 99)
         cluster = Cluster(way, str(self.url or "faulty"))
         return kvemb.cluster.Store(cluster, series=self.url is not None, owner=owner)

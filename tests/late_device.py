@@ -1,7 +1,7 @@
-"""A device on the CPU that does work as late as a GPU may: not when it is given, but when the host waits for it.
+"""A device on the CPU that does work as late as a GPU may: not when it is submitted, but when the host waits for it.
 
-So host memory that is copied from too late, arrays that are read before they are written, and work on two streams that
-no event orders show as wrong numbers.
+So errors show as wrong numbers: host memory that is reused before it is copied, arrays that are read before they are
+written, and work on two streams without an event between them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvemb.backends.cuda.device import Memory, Program, Workspace
 
 
 class Mark:
-    """An event: how often it was recorded, and which of these a stream has come to."""
+    """An event: how often it was recorded, and up to which of these a stream has come."""
 
     def __init__(self) -> None:
         self.recorded, self.reached = 0, {0}
@@ -37,7 +37,7 @@ class _Memory(Guarded):
 
 
 class LateDevice(CpuDevice):
-    """Each stream does its work in order, at a time by chance, once events that it waits for were reached."""
+    """Each stream does its work in order, at a random time, once the events that it waits for were reached."""
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__(seed)
@@ -46,7 +46,7 @@ class LateDevice(CpuDevice):
         self._turn = threading.RLock()
 
     def later(self, stream: int, work: Callable[[], object], ready: Callable[[], bool] = lambda: True) -> None:
-        """Give work to a stream."""
+        """Submit work to a stream."""
         with self._turn:
             self._given.setdefault(stream, deque()).append((work, ready))
             while self._chance.random() < 0.2:
@@ -82,8 +82,7 @@ class LateDevice(CpuDevice):
                 assert self._do_one(), "the host waits for what never comes"
 
     def allocate(self, nbytes: int) -> Memory:
-        owner = _Memory(nbytes, self.finish_all)
-        return Memory(owner.bytes.ctypes.data + owner.start, owner)
+        return self.lent(_Memory(nbytes, self.finish_all), nbytes)
 
     def upload(self, address: int, array: Any, stream: int) -> None:
         self.later(stream, lambda: CpuDevice.upload(self, address, array, stream))

@@ -25,7 +25,7 @@ DEVICE_BYTES = 1 << 20
 
 
 class Cell:
-    """One row. It has no length, no items and no buffer, so NumPy can neither index nor view it."""
+    """One row. It has no length, items or buffer, so NumPy can neither index nor view it."""
 
     __slots__ = ("flags", "key", "score", "step", "words")
 
@@ -109,7 +109,7 @@ class OpaqueTable:
         self.gather(cells, out)
         for cell in cells[cells >= 0].tolist() if rule in (ScoreRule.LAST_USE, ScoreRule.COUNT) else []:
             found = self._cells[cell]
-            found.score = now if rule is ScoreRule.LAST_USE else found.score + 1.0
+            found.score = max(found.score, now) if rule is ScoreRule.LAST_USE else found.score + 1.0
             found.flags |= DIRTY
         return np.flatnonzero(cells < 0)
 
@@ -236,7 +236,7 @@ class OpaqueTable:
         self._cell_of = {cell.key: number for number, cell in self._cells.items()}
         return left
 
-    # What is dirty, and what a snapshot has marked.
+    # Dirty rows, and rows marked by a snapshot.
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Any, RowBlock]]:
         dirty = np.array([cell for cell in sorted(self._cells) if self._cells[cell].flags & DIRTY], np.int64)
@@ -300,7 +300,7 @@ class OpaqueTable:
 
 
 class SmallTable(OpaqueTable):
-    """One of 16 rows, whatever is asked for."""
+    """A table of 16 rows, whatever size is requested."""
 
     def __init__(
         self,

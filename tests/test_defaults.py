@@ -39,6 +39,18 @@ def test_as_default_leaves_the_store_open(no_default, store):
     assert DEFAULTS.stores == []
 
 
+def test_a_store_that_is_the_default_again_inside_another_gives_way_to_that_one(
+    no_default, store, open_store, tmp_path
+):
+    """Its outer block ended instead of the inner one, and variables were then made in the wrong store."""
+    inner = open_store(tmp_path / "inner")
+    with store.as_default(), inner.as_default():
+        with store.as_default():
+            assert kvemb.default_store() is store
+        assert kvemb.default_store() is inner
+    assert DEFAULTS.stores == []
+
+
 @pytest.mark.slow
 def test_without_a_default_a_temporary_store_warns_once_and_is_deleted(tmp_path):
     done = run_python(

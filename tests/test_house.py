@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import api_page
 import pytest
 
 import kvemb
@@ -248,6 +250,28 @@ def test_pages_name_files_that_exist(page):
     assert [name for name in sorted(short) if not any(file.endswith(f"/{name}") for file in files)] == []
 
 
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_every_page_is_python(page):
+    """Other tests run it, more slowly; a page that was wrapped anew must not have its code wrapped too."""
+    text = page.read_text(encoding="utf-8")
+    assert text.count("```") % 2 == 0
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        compile(block, page.name, "exec")
+
+
+def test_the_page_of_the_api_is_what_the_docstrings_say():
+    written = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert written == api_page.page(), "write the page again: python tests/api_page.py > docs/api.md"
+    for name in kvemb.__all__:
+        value = getattr(kvemb, name)
+        named = f"`{name}(" in written or f"## kvemb.{name}\n" in written
+        assert named or not (isinstance(value, type) or inspect.isfunction(value)), name
+    assert "| `EmbeddingBag` |" in written
+
+
 # Packaging.
 
 
@@ -362,7 +386,9 @@ TESTED_BY = {
     # Contracts: one suite each, over every implementation. Kernels, by what calls them.
     **dict.fromkeys(["kvemb/contracts/cold.py", "backends/rocks.py", "backends/memory.py"], COLD_SUITE),
     **dict.fromkeys(["kvemb/contracts/hot.py", "backends/cpu.py"], HOT_SUITE),
-    **dict.fromkeys(["backends/cpu_probe.py", "backends/cpu_insert.py", "backends/cpu_bags.py"], HOT_SUITE),
+    "backends/cpu_probe.py": HOT_SUITE,
+    "backends/cpu_insert.py": "backends/test_hot_table_growth.py",
+    "backends/cpu_bags.py": "backends/test_hot_table_batches.py",
     "backends/cuda/cells.py": "backends/cuda/test_table.py",
     # Arrays on a GPU, beside those of the host.
     **dict.fromkeys(

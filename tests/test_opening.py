@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import numpy as np
@@ -98,3 +99,17 @@ def test_a_restored_store_that_cannot_be_opened_is_removed(store, tmp_path):
     with pytest.raises(Corruption, match=table.name):
         kvemb.restore(newest, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file.*LOCK:ResourceWarning")
+@pytest.mark.parametrize(
+    ("arguments", "told"), [({}, True), ({"durability": "write"}, False), ({"read_only": True}, False)]
+)
+def test_a_store_that_is_dropped_open_is_told(tmp_path, caplog, arguments, told):
+    kvemb.open(tmp_path / "store", memory_budget="8MiB").close()
+    left = kvemb.open(tmp_path / "store", memory_budget="8MiB", **arguments)
+    assert caplog.messages == []
+    del left
+    gc.collect()
+    said = f"the store {tmp_path / 'store'} was not closed: what changed after its last flush or checkpoint is lost"
+    assert [each.partition(";")[0] for each in caplog.messages] == [said] * told

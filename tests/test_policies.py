@@ -110,6 +110,25 @@ def test_rows_that_were_not_used_for_long_leave_and_are_not_served(make):
     assert kept(table) == [3]
 
 
+def test_a_clock_that_goes_back_makes_no_row_older_hot_or_cold(open_store, tmp_path, monkeypatch):
+    keys, clock = np.arange(100), [1000.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    how = {"dim": 2, "hot_rows": 16, "restrict_policy": kvemb.TimeToLiveRestrictPolicy(ttl=100)}
+    for seconds, expected in [(1000.0, 1000.0), (940.0, 1000.0), (990.0, 1000.0), (1001.0, 1001.0)]:
+        clock[0] = seconds
+        with open_store(tmp_path / "back") as store:
+            table = store.get_variable("v", **how)
+            if table.size() == 0:
+                table.upsert(keys, np.ones((100, 2), np.float32))
+            table.lookup(keys[::-1])
+            table.restrict_policy.apply_update(keys)
+            assert set(table.restrict_policy.status(keys).tolist()) == {expected}
+            table.upsert([200], np.ones((1, 2), np.float32))
+            assert table.restrict_policy.status([200]).tolist() == [seconds], "of a new row"
+            table.remove([200])
+            assert table.restrict(1000) == 0
+
+
 def test_seconds_to_live_are_those_of_the_clock(make):
     table = make(kvemb.TimeToLiveRestrictPolicy(ttl=100))
     assert table.restrict(1000) == 0

@@ -21,6 +21,7 @@ from kvemb.restrict import (
     RestrictPolicy,
     ScoreRule,
     TimestampRestrictPolicy,
+    TimeToLiveRestrictPolicy,
     as_policy,
     policy_class_name,
     policy_from_json,
@@ -45,7 +46,7 @@ class Doubling(RestrictPolicy):
 
 
 class Variable(Handle):
-    """A variable whose rows write down what they are asked."""
+    """A variable whose rows record the calls."""
 
     def __init__(self):
         super().__init__(AskedRows())
@@ -53,7 +54,7 @@ class Variable(Handle):
 
 
 class AskedRows:
-    """restrict.ScoredRows that write down what they are asked."""
+    """A restrict.ScoredRows that records its calls."""
 
     def __init__(self):
         self.calls = []
@@ -84,6 +85,12 @@ def test_timestamp_scores_are_the_time_of_the_last_use():
     policy = TimestampRestrictPolicy("steps")
     assert score_of(policy, (1, 3.0), (5, 9.0)) == 9.0
     assert policy.rule is ScoreRule.LAST_USE
+
+
+def test_a_clock_that_goes_back_lowers_no_score():
+    for policy in (TimestampRestrictPolicy(), TimeToLiveRestrictPolicy()):
+        assert score_of(policy, (1, 9.0), (5, 3.0)) == 9.0
+        assert score_of(policy, (1, 9.0), (5, 3.0), (1, 9.5)) == 9.5
 
 
 def test_frequency_scores_are_the_number_of_uses():

@@ -13,6 +13,11 @@ def test_a_hit_rate_needs_no_lookup():
     assert Stats(absent=5).hit_rate == 0.0
 
 
+def test_no_hit_rate_is_told_before_a_row_is_looked_up():
+    assert "no row looked up yet: hits 0, misses 0; absent keys 5" in str(Stats(absent=5))
+    assert "hit rate 0.0%: hits 0, misses 1;" in str(Stats(misses=1))
+
+
 def test_absent_keys_do_not_lower_the_hit_rate():
     stats = Stats(hits=3, misses=1, absent=96)
     assert stats.hit_rate == 0.75

@@ -106,7 +106,7 @@ def test_a_path_is_text_or_a_path(path):
 def test_a_second_opener_of_this_process_is_told_at_once(store):
     fill(store)
     start = time.monotonic()
-    with pytest.raises(Locked, match=r"open for writing elsewhere.*follow=True"):
+    with pytest.raises(Locked, match=r"open for writing already, by this process.*follow=True"):
         kvemb.open(store.path)
     assert time.monotonic() - start < 1.0
     assert store.variables["users"].size() == 1000

@@ -356,6 +356,20 @@ def test_a_users_policy_is_kept_while_its_variable_is_open_without_it(open_store
     assert first.variables["x"].policy["kind"] == "custom"
 
 
+@pytest.mark.parametrize("flag", ["trainable", "checkpoint", "bp_v2"])
+def test_a_flag_that_an_open_variable_does_not_have_is_refused(open_store, tmp_path, flag):
+    """It was ignored: a table that one model was to freeze was trained by it."""
+    store = open_store(tmp_path / "store")
+    mine = getattr(store.get_variable("x", dim=2), flag, True)
+    assert store.get_variable("x", dim=2, **{flag: mine}) is store.get_variable("x") is store.variables["x"]
+    with pytest.raises(ValueError, match=rf"'x' is open with {flag}={mine}, got {flag}={not mine}; leave it out"):
+        store.get_variable("x", dim=2, **{flag: not mine})
+    store.close()
+    store = open_store(tmp_path / "store")
+    variable = store.get_variable("x", dim=2, **{flag: not mine})
+    assert store.get_variable("x", dim=2) is store.get_variable("x", dim=2, **{flag: not mine}) is variable
+
+
 def test_everything_but_hyperparameters_is_remembered(open_store, tmp_path):
     store = open_store(tmp_path / "store")
     given = {"initializer": RandomUniform(seed=4), "restrict_policy": FrequencyRestrictPolicy(half_life=7.5)}
@@ -750,6 +764,7 @@ def test_a_variable_says_what_it_holds(store):
     variable = store.get_variable("users", "uint64", "float16", 8)
     variable.upsert(np.arange(3, dtype=np.uint64), np.zeros((3, 8), np.float16))
     variable.remove([2])
+    assert repr(variable).endswith(" cold, no row looked up yet>")
     variable.lookup([0, 1, 9])
     text = repr(variable)
     assert text.startswith("<kvemb.Variable 'users' uint64 -> 8 x float16, 2 rows, 2 hot in ")

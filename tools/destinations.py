@@ -6,6 +6,7 @@ Folders left by killed processes are deleted by the next one (kvemb.bulk.scratch
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -77,7 +78,8 @@ def resumed(source: PathOrFile, head: bytes) -> Iterator[IO[bytes]]:
 def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
     """Yield a temporary path to write to, moved to `destination` if the block succeeds. folder: yield an empty folder.
 
-    Raises FileExistsError if the destination exists; BadInput if its bucket does not, or its folder is read-only.
+    Raises FileExistsError if the destination exists; BadInput if its bucket does not; PermissionError if its folder
+    is read-only.
     """
     if is_url(destination):
         destination = os.fspath(destination)
@@ -101,7 +103,8 @@ def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Itera
         raise FileExistsError(f"{target} exists; name a new {'folder' if folder else 'file'}, or delete it")
     target.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(target.parent, os.W_OK | os.X_OK):  # an error of the hidden folder would name that
-        raise BadInput(f"{target.parent} cannot be written to; name another place for {target.name}")
+        reason = f"cannot be written to; name another place for {target.name}"
+        raise PermissionError(errno.EACCES, reason, str(target.parent))
     with bulk.scratch(".kvemb-new-", target.parent) as scratch:
         made = scratch / target.name
         if folder:

@@ -12,9 +12,12 @@ from kvemb.tools.stopping import Terminated
 OK, BAD_INPUT, WRONG_USAGE, STORE_IN_USE, DISK_REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED, READER_LEFT, TERMINATED = 130, 141, 143
 
-# Characters of a message of Click.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# A read-only disk, a failing one, and missing permission: a store reports these as ColdStoreError.
+_REFUSED = frozenset({errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
+# The most characters of a message of Click.
 _MAX_CHARACTERS = 600
-# Advice in kvemb's messages that is for programs, and what to do on the command line instead.
+# Advice for programs in kvemb's messages, and its replacement on the command line.
 _ADVICE = {
     "is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path": (
         "is a checkpoint, which never changes; make a store of it with kvemb restore"
@@ -67,8 +70,10 @@ def _explain(failure: BaseException) -> Explanation | None:
         return Explanation(STORE_IN_USE, str(failure))
     if _disk_is_full(failure):
         return Explanation(DISK_REFUSED, f"the disk is full: {failure}; free some space, or give another --dir")
-    if isinstance(failure, (ColdStoreError, Poisoned)) and not isinstance(failure, Corruption):
-        return Explanation(DISK_REFUSED, f"the disk refused: {failure}")
+    if not isinstance(failure, Corruption) and (
+        isinstance(failure, (ColdStoreError, Poisoned)) or _is_caused_by(failure, _REFUSED)
+    ):
+        return Explanation(DISK_REFUSED, f"the disk refused: {_describe(failure)}")
     if isinstance(failure, MemoryError):
         return Explanation(BAD_INPUT, f"there is not enough memory: {failure}; ask for less")
     if isinstance(failure, (KvembError, OSError, ValueError)):
@@ -80,21 +85,25 @@ def _usage(failure: Any) -> str:
     """Return Click's message and the command that prints the help."""
     command = getattr(getattr(failure, "ctx", None), "command_path", None) or "kvemb"
     message = failure.format_message()
-    if len(message) > _MAX_CHARACTERS:  # it quotes arguments of any length
+    if len(message) > _MAX_CHARACTERS:  # the message quotes arguments of any length
         message = f"{message[: _MAX_CHARACTERS // 2]} ... {message[-_MAX_CHARACTERS // 2 :]}"
     return f"{message} (see {command} --help)"
 
 
-def _disk_is_full(failure: BaseException | None) -> bool:
-    """Look for ENOSPC in the chain of causes: a poisoned store raises because of an earlier failed write."""
+def _disk_is_full(failure: BaseException) -> bool:
+    return _is_caused_by(failure, _FULL, "No space left on device")
+
+
+def _is_caused_by(failure: BaseException | None, numbers: frozenset[int], text: str | None = None) -> bool:
+    """Look for an error number, or a text, in the chain of causes: Poisoned has the failed write as its cause."""
     while failure is not None:
-        if getattr(failure, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(failure):
+        if getattr(failure, "errno", None) in numbers or (text is not None and text in str(failure)):
             return True
         failure = failure.__cause__
     return False
 
 
-def _describe(failure: Exception) -> str:
+def _describe(failure: BaseException) -> str:
     """Return `x: ...`, as other commands print it, for an OSError that reads `[Errno 2] ...: 'x'`."""
 
     if isinstance(failure, OSError) and failure.filename is not None and failure.strerror:

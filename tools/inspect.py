@@ -17,7 +17,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import unit
-from kvemb.tools.reading import Progress, no_rows, opened, with_progress
+from kvemb.tools.reading import Progress, no_rows, opened, scores_are_times, with_progress
 
 
 @dataclass
@@ -36,12 +36,12 @@ class VariableInfo:
 
 @dataclass
 class Info:
-    """What is at a place. kind: "checkpoint", "store", or what a cluster's is.
+    """The description of a place. kind: "checkpoint", "store", or words for a cluster's checkpoint.
 
-    path: of the checkpoint, or its URL. newest: whether it is the newest of a series that was given. id, parent,
-    created: of the checkpoint or the durable point. recording_calls: the most calls that recorded uses, such as
-    lookups, of any variable. files: bytes of every file. attached: bytes of the files that were saved with the rows, by
-    name. extra: the values that were saved with them.
+    path: of the checkpoint, or its URL. newest: whether it is the newest checkpoint of a given series. id, parent,
+    created: of the checkpoint or the durable point. recording_calls: the calls, such as lookups, that recorded uses, of
+    the variable with the most. files: bytes of every file. attached: bytes of the files saved with the rows, by name.
+    extra: the values saved with the rows.
     """
 
     path: Path | str
@@ -58,15 +58,16 @@ class Info:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(self.files.values())
 
 
 def info(path: str | os.PathLike[str]) -> Info:
-    """Return what is in a checkpoint, or in a store as of its last durable point. Reads no rows.
+    """Return the description of a checkpoint, or of a store as of its last durable point. Reads no rows.
 
-    path: a place (kvemb.bulk.Place): also a series, whose newest is taken, or SERIES/00000042, at a URL, of a cluster.
-    Raises StoreNotFound, Corruption, UnsupportedFormat; CheckpointNotFound, TransferError.
+    path: a place (kvemb.bulk.Place): a checkpoint, a store, a series, whose newest checkpoint is taken, or
+    SERIES/00000042; also at a URL, or of a cluster. Raises StoreNotFound, Corruption, UnsupportedFormat;
+    CheckpointNotFound, TransferError.
     """
     place = bulk.Place(path)
     found = place.described()
@@ -101,14 +102,15 @@ def _as_json(entry: Any) -> dict[str, Any]:
 
 @dataclass
 class Peek:
-    """Rows by key, in the order of the keys given, and without those that have no row, which are in missing.
+    """Rows by key, in the order of the given keys. missing: the keys that have no row.
 
-    neighbours: for each key, the nearest other keys and their cosines.
+    neighbours: for each key, the nearest other keys and their cosines. scores_are_times: they are seconds since 1970.
     """
 
     rows: bulk.Rows
     missing: list[int] = field(default_factory=list)
     neighbours: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    scores_are_times: bool = False
 
 
 def peek(
@@ -122,7 +124,7 @@ def peek(
 ) -> Peek:
     """Return rows of a variable: those of keys, or the first `count` in key order.
 
-    neighbours: how many nearest other rows, by cosine, to find for each; an exact search over all finite rows.
+    neighbours: how many nearest other rows, by cosine, to find for each row; the search is exact, over all finite rows.
     Raises BadInput.
     """
     with opened(path, variable, "peek", progress=progress) as source:
@@ -133,7 +135,7 @@ def peek(
             found, missing = [next(bulk.scan(source, count), None)], []
         rows = _joined([part for part in found if part is not None] or [no_rows(source)])
         nearest = _neighbours(source, rows, neighbours, progress) if neighbours and len(rows) else {}
-        return Peek(rows, missing, nearest)
+        return Peek(rows, missing, nearest, scores_are_times(bulk.described(source)["policy"]))
 
 
 def _row(source: kvemb.Variable, key: int) -> bulk.Rows | None:
@@ -158,7 +160,7 @@ def _neighbours(
     best = np.full((len(asked), 0), 0.0)
     keys = np.empty((len(asked), 0), source.key_dtype)
     for rows in with_progress(bulk.scan(source), progress, source.size()):
-        near = queries @ unit(rows.values).T  # NaN if either row has one; such rows are no neighbours
+        near = queries @ unit(rows.values).T  # NaN if either row has one; such rows are not neighbours
         near[asked.keys[:, None] == rows.keys[None, :]] = -np.inf
         near[np.isnan(near)] = -np.inf
         best = np.concatenate([best, near], axis=1)

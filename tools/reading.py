@@ -16,7 +16,7 @@ from kvemb.tools.failures import BadInput, WrongUsage
 
 # Called with (rows done, rows in total); the total is 0 if it is not known.
 Progress = Callable[[int, int], None]
-# Of a store that is read in key order: the rows do not pass through its hot tier.
+# The memory budget of a store that is read in key order: the rows do not pass through its hot tier.
 BUDGET = "32MiB"
 
 
@@ -29,11 +29,10 @@ def opened(
     progress: Progress | None = None,
     named: object = None,
 ) -> Iterator[kvemb.Variable]:
-    """Open a checkpoint or a store for reading, wherever it is, and yield one of its variables: the one named, or the
-    only one.
+    """Open a checkpoint or a store for reading, wherever it is, and yield its named variable, or the only one.
 
     command: the command that runs, if it takes the variable as an argument; None if it takes --variable.
-    progress: see readable. named: what messages call the path; None: as it is.
+    progress: see readable. named: the path's name in messages; None: the path itself.
     """
     with readable(path, progress) as place, kvemb.open(place, read_only=True, memory_budget=BUDGET) as store:
         yield store.variables[chosen(named or path, list(store.variables), variable, command)]
@@ -43,10 +42,10 @@ def opened(
 def readable(
     path: str | os.PathLike[str], progress: Progress | None = None, *, since: Path | None = None
 ) -> Iterator[Path]:
-    """Yield a checkpoint or a store on this machine with what is at a place (kvemb.bulk.Place): pulled, if need be.
+    """Yield the local path of the checkpoint or store at a place (kvemb.bulk.Place), which is pulled if necessary.
 
-    progress(done, total): called with the bytes that are pulled, and with the rows of a cluster's shards. since: an
-    earlier checkpoint that is here: only what changed since is pulled, if that is known.
+    progress(done, total): called with bytes pulled, and with rows of a cluster's shards. since: an earlier local
+    checkpoint: only what changed since is pulled, if that is known.
     """
     have = [] if since is None else [kvemb.Checkpoint.at(since)]
     with bulk.Place(path).readable(have=have, progress=progress) as place:
@@ -77,6 +76,11 @@ def chosen(
 def kind_name(described: dict[str, Any] | None) -> str:
     """Return the name of an optimizer, a policy or an initializer that kvemb.bulk.described returned."""
     return "none" if described is None else str(described.get("name") or described.get("kind"))
+
+
+def scores_are_times(policy: dict[str, Any] | None) -> bool:
+    """Whether scores are seconds since 1970, by the policy that kvemb.bulk.described returned."""
+    return policy is not None and policy["kind"] == "timestamp" and policy["clock"] == "seconds"
 
 
 def with_progress(

@@ -15,9 +15,9 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.numbers import lengths
-from kvemb.tools.reading import Progress, opened, with_progress
+from kvemb.tools.reading import Progress, opened, scores_are_times, with_progress
 
-# How many keys of rows that are not finite are listed.
+# How many keys of non-finite rows are listed.
 LISTED_KEYS = 10
 BINS = 20
 PARTS = 64  # a power of two
@@ -38,7 +38,8 @@ class TableStats:
     mean, spread (standard deviation): by column, of finite numbers. dead: rows still equal to their initializer's row.
     duplicates: rows with the same values as an earlier one. not_finite: rows with a NaN or an infinity;
     not_finite_keys: some of their keys. norms, scores, ages: distributions; an age is the number of calls that
-    recorded uses since the row's last change. recording_calls: the number of such calls so far.
+    recorded uses since the row's last change. recording_calls: the number of such calls so far. scores_are_times: the
+    policy's scores are seconds since 1970.
     """
 
     variable: str
@@ -53,12 +54,15 @@ class TableStats:
     duplicates: int = 0
     not_finite: int = 0
     not_finite_keys: list[int] = field(default_factory=list)
+    scores_are_times: bool = False
 
 
 def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress: Progress | None = None) -> TableStats:
     """Return the statistics of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
     with opened(path, variable, "stats", progress=progress) as source:
-        found = TableStats(source.name, source.size(), int(bulk.described(source)["step"]))
+        described = bulk.described(source)
+        found = TableStats(source.name, source.size(), int(described["step"]))
+        found.scores_are_times = scores_are_times(described["policy"])
         edges = _first_pass(source, found, progress)
         found.norms, found.scores, found.ages = _second_pass(source, found, edges, progress)
         return found

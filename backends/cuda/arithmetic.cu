@@ -1,5 +1,5 @@
-// Numbers as kernels calculate with them: 16-bit floats, and what formulas call (kvemb.optimizers.arithmetic). Each
-// gives the bits that the CPU's kernels give: no multiply-add may be fused (--fmad=false).
+// Arithmetic of kernels: 16-bit floats, and the functions that formulas call (kvemb.optimizers.arithmetic). Each gives
+// the bits of the CPU's kernels, so no multiply-add may be fused (--fmad=false).
 
 struct Half { unsigned short bits; };
 struct Bfloat { unsigned short bits; };
@@ -10,7 +10,7 @@ enum { LANES = 16, LOG_TERMS = 12, EXP_TERMS = 16 };
 
 __device__ inline double not_a_number() { return __longlong_as_double(0x7FF8000000000000ll); }
 
-// An element as it is calculated with: 16-bit floats as float, integers as u64, whose sums do not overflow.
+// Converts an element for arithmetic: 16-bit floats to float, integers to u64, whose sums wrap without overflow.
 __device__ inline float wide(float value) { return value; }
 __device__ inline double wide(double value) { return value; }
 __device__ inline u64 wide(signed char value) { return (u64)(i64)value; }
@@ -26,7 +26,7 @@ __device__ inline float wide(Half value) {
   return __uint_as_float(sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | fraction << 13);
 }
 
-// The reverse; floats are rounded to nearest even.
+// The reverse conversion; floats are rounded to nearest even.
 __device__ inline void narrow(float value, float* to) { *to = value; }
 __device__ inline void narrow(double value, double* to) { *to = value; }
 __device__ inline void narrow(double value, float* to) { *to = (float)value; }
@@ -61,7 +61,7 @@ template <class A, class B, class C> __device__ inline auto where_positive(A val
   return value > 0 ? yes : no;
 }
 
-// Of a table of `length` numbers: the last one for an index above, the first one below and for NaN.
+// Returns a number of a table of `length`: the last one if the index is too large, the first if it is below 0 or NaN.
 __device__ inline double entry(const double* table, i64 length, double index) {
   const double last = (double)(length - 1);
   return index >= 0 ? table[(i64)(index < last ? index : last)] : table[0];
@@ -98,8 +98,25 @@ __device__ inline double root_power(double base, double exponent) {
   return ldexp(result, (int)doublings);
 }
 
-// A warp's sum of the squares of a row's first dim elements, in the order that arithmetic.sum_of_squares says: lanes l
-// and l + 16 have the l-th of 16 sums. Waits for what other lanes wrote to the row before, and then until all have read.
+// The next few entries of a chain, in at; -1 after the last. A popular key has thousands of entries, so call next()
+// after the loads of the present entries were issued and before the first result is needed.
+enum { CHAIN = 4 };
+
+struct Chain {
+  const i64* following;
+  i64 later, at[CHAIN];
+
+  __device__ Chain(const i64* following, i64 first) : following(following), later(first) { next(); }
+  __device__ void next() {
+    for (int k = 0; k < CHAIN; k++) {
+      at[k] = later;
+      if (later >= 0) later = following[later];
+    }
+  }
+};
+
+// A warp sums the squares of a row's first dim elements, in the order of arithmetic.sum_of_squares: lanes l and l + 16
+// have the l-th of 16 sums. Synchronises the lanes before reading the row and after it.
 template <class A> __device__ inline double sum_of_squares(const A* row, i64 dim) {
   const i64 whole = dim / LANES * LANES;
   double total = 0.0;

@@ -1,6 +1,6 @@
-"""The rows of a hot table on a GPU, for arrays that are in its memory: nothing but what is missing comes to the host.
+"""The rows of a hot table on a GPU, for arrays in its memory: only data of missing keys is copied to the host.
 
-Work is on the caller's stream (kvemb.backends.cuda.queue). Not thread-safe: the table's caller locks.
+Work runs on the caller's stream (kvemb.backends.cuda.queue). Not thread-safe: the table's caller locks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.cuda import formulas, source
-from kvemb.backends.cuda.cells import NULL, WARP, Cells, GivenSums, unit_of
+from kvemb.backends.cuda.cells import NULL, WARP, Cells, GivenSums
+from kvemb.backends.cuda.memory import unit_of
 from kvemb.contracts import Missing
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
@@ -31,8 +32,9 @@ class ArrayRows:
 
     def __init__(self, cells: Cells, device: str) -> None:
         self.device, self._cells, self._buffers = device, cells, cells.buffers
-        self._count, self._buffer = 0, "cells"  # of find(): how many keys, and the buffer with their cells
-        # The keys of the last lookup; their cells are in the buffer "kept", as of so many moves of rows; -1: some lack.
+        self._count, self._buffer = 0, "cells"  # of find(): the number of keys, and the buffer of their cells
+        # The keys of the last lookup; their cells, as of _kept_moves moves of rows, are in the buffer "kept"; -1: some
+        # lack.
         self._kept: DeviceArray | None = None
         self._kept_moves = -1
 
@@ -90,7 +92,7 @@ class ArrayRows:
         finally:
             self._cells.together = False
 
-    def find_again(self) -> None:
+    def refresh_cells(self) -> None:
         """See contracts.DeviceRows."""
         if self._kept is not None and self._kept_moves != self._cells.moves:
             missing = self._cells.find(self._wide(self._kept).address, self._kept.size, cells="kept")
@@ -109,11 +111,11 @@ class ArrayRows:
         """See contracts.DeviceRows."""
         if not array.size:
             return lambda: np.empty(array.shape, array.dtype)
-        arriving = self._cells.queue.begin_download(array.address, array.size * array.dtype.itemsize)
-        if arriving is None:
+        download = self._cells.queue.begin_download(array.address, array.size * array.dtype.itemsize)
+        if download is None:
             return None
-        shape, dtype = array.shape, array.dtype  # the array itself may be freed meanwhile
-        return lambda: arriving.copied().view(dtype).reshape(shape)
+        shape, dtype = array.shape, array.dtype  # the array may be freed meanwhile
+        return lambda: download.copied().view(dtype).reshape(shape)
 
     def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:
         """See contracts.DeviceRows."""
@@ -143,7 +145,7 @@ class ArrayRows:
     ) -> Missing:
         """See contracts.DeviceRows."""
         flags = NULL if exists is None else exists.address
-        self._kept = None  # if this fails, nobody knows what the buffer has
+        self._kept = None  # if this fails, the buffer's contents are unknown
         missing = self._found(keys, cells="kept", out=out.address, exists=flags, rule=rule, now=now)
         self._kept = None if keys.version is None else keys
         self._kept_moves = -1 if len(missing.keys) else self._cells.moves
@@ -179,13 +181,13 @@ class ArrayRows:
         weights, divisors = self._cells.put_weights(bags)
         arguments = first, following, of_keys, count, weights, divisors, grads.address, dim, out.address
         program = source.values_source(self._cells.schema)
-        self._cells.queue.run(program, "row_gradients", WARP * count, *arguments)
+        self._cells.queue.run(program, "row_gradients", count * -(-dim // WARP) * WARP, *arguments)
 
     # Changing rows.
 
     def find(self, keys: DeviceArray) -> Missing:
         """See contracts.DeviceRows."""
-        known = keys.is_as(self._kept) and self._kept_moves == self._cells.moves
+        known = keys.same_contents(self._kept) and self._kept_moves == self._cells.moves
         self._count, self._buffer = keys.size, "kept" if known else "cells"
         return _NONE if known else self._found(keys)
 
@@ -202,7 +204,7 @@ class ArrayRows:
     def prepare(self, optimizer: Optimizer | None = None, matching: Optimizer | None = None) -> None:
         """See contracts.DeviceRows."""
         cells, n = self._cells, self._count
-        cells.prepare_change(n)
+        cells.prepare_change(n, adding=optimizer is None)
         if optimizer is not None or matching is not None:
             self._chain_buffers(n)
         if optimizer is not None:
@@ -219,8 +221,10 @@ class ArrayRows:
         self._cells.add(self._found_cells, old.address, new.address, self._count, step)
 
     def apply(self, optimizer: Optimizer, grads: DeviceArray, step: int, count: int) -> None:
-        """See contracts.DeviceRows. Entries of a cell are chained in the order of the batch, which a stable sort keeps;
-        the first of them does the step.
+        """See contracts.DeviceRows.
+
+        Entries of a cell are chained in the order of the batch, which a stable sort keeps; the first entry takes the
+        step.
         """
         heads, following, sum_at = self._chained(everywhere=formulas.uses_buffers(optimizer.formulas)[0])
         sums = GivenSums(following=following, at=sum_at)
@@ -231,9 +235,9 @@ class ArrayRows:
         self._cells.match(self._chained(everywhere=False)[0], self._count, optimizer, step)
 
     def _chained(self, *, everywhere: bool) -> tuple[int, int, int]:
-        """Return the addresses of cells, each once, of the chains of their entries, and of where their sums go.
+        """Return the addresses of distinct cells, of the chains of their entries, and of the positions of their sums.
 
-        everywhere: every cell has a sum, not only those of several entries.
+        everywhere: whether every cell has a sum, not only those with several entries.
         """
         n = self._count
         heads, following, sum_at = self._chain_buffers(n)
@@ -244,6 +248,6 @@ class ArrayRows:
         return heads, following, sum_at
 
     def _chain_buffers(self, n: int) -> tuple[int, int, int]:
-        """Return the buffers for what _chained() returns."""
+        """Return the buffers for the results of _chained()."""
         heads, following, sum_at = (self._buffers.of(name, 8 * n) for name in ("heads", "following", "sum_at"))
         return heads, following, sum_at

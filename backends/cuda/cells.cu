@@ -1,14 +1,15 @@
-// The layout of a hot table in device memory, and what every kernel over it uses. Compiled by NVRTC before the file
-// with the kernels; the tests compile the same text for a CPU, which defines the two relaxed operations itself.
+// The layout of a hot table in device memory, and the functions that its kernels share. NVRTC compiles it before the
+// files with kernels; the tests compile the same text for a CPU, with their own two relaxed operations.
 //
-// Cells come in buckets of 128. A bucket is one piece of memory with a column for each property of its rows: digests,
-// flags, keys, scores, steps, rows. One byte a cell is 0 (empty) or a digest of the hash, so every int64 is usable as
-// a key. Buckets come in chunks of a power of two, so that a table grows and shrinks without moving.
+// A bucket has 128 cells. It is one piece of memory with a column for each property of its rows: digests, flags, keys,
+// scores, steps, rows. One byte per cell is 0 (empty) or a digest of the hash, so every int64 is usable as a key. A
+// chunk has a power of two of buckets; a table grows and shrinks by chunks, so its cells do not move.
 //
-// A key has one bucket: the low bits of its hash, as many as the highest bucket has, without the top one where there is
-// no such bucket (linear hashing: Litwin, VLDB 1980). So a bucket at the end splits one that is there, or merges into
-// one that stays. A warp does what there is to do in one bucket, so kernels that write need no locks. In a bucket, lane
-// l has the cells 4 l to 4 l + 3, and no other lane touches their digests, keys, scores, steps and flags.
+// A key has one bucket: the low bits of its hash, as many as the highest bucket number has, without the top bit if
+// there is no such bucket (linear hashing: Litwin, VLDB 1980). So a bucket that is added at the end takes its rows from
+// one existing bucket, and the last bucket merges into one that stays. One warp does all the work in a bucket, so
+// kernels that write need no locks. In a bucket, lane l has the cells 4 l to 4 l + 3, and no other lane accesses their
+// digests, keys, scores, steps and flags.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -25,20 +26,20 @@ const i64 SCORES_AT = KEYS_AT + 8 * CELLS;
 const i64 STEPS_AT = SCORES_AT + 8 * CELLS;
 const i64 ROWS_AT = STEPS_AT + 8 * CELLS;
 
-// Blocks of 256 threads, three of which fit a processor at once, or two of an optimizer's, four of insert, six of find:
-// with the registers that this leaves, nothing is spilled.
+// Blocks have 256 threads. A processor runs three blocks at once, but two of an optimizer's kernel, four of insert and
+// six of find. With the registers that this leaves, none are spilled.
 #define KERNEL extern "C" __global__ void __launch_bounds__(256, 3)
 #define FIND_KERNEL extern "C" __global__ void __launch_bounds__(256, 6)
 #define INSERT_KERNEL extern "C" __global__ void __launch_bounds__(256, 4)
 #define STEP_KERNEL extern "C" __global__ void __launch_bounds__(256, 2)
 
 #ifndef CUDA_ON_CPU
-// Accesses that other lanes may make at the same time; nothing is ordered by them (PTX: volatile is relaxed).
+// Accesses that other lanes may make at the same time; they order nothing (PTX: volatile is relaxed).
 template <class A> __device__ A relaxed_load(const A* at) { return *(const volatile A*)at; }
 template <class A> __device__ void relaxed_store(A* at, A value) { *(volatile A*)at = value; }
 #endif
 
-// What every kernel over a table is given first. words: 8-byte words of a row.
+// The first parameters of every kernel on a table. words: 8-byte words of a row.
 #define TABLE_PARAMETERS u8* const* chunks, i64 buckets, i64 chunk_shift, i64 words
 #define TABLE (Table{chunks, buckets, chunk_shift, words})
 
@@ -71,14 +72,14 @@ struct Rows {
   __device__ u8* flags() const { return start + (24 + 8 * words) * pitch; }
 };
 
-// The place of a thread among all of a launch, by threads and by warps.
+// The number of a thread in its warp, and the numbers of warps and threads in a launch.
 __device__ inline u32 lane_number() { return threadIdx.x & 31; }
 __device__ inline i64 first_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline i64 all_threads() { return (i64)gridDim.x * blockDim.x; }
 __device__ inline i64 first_warp() { return first_thread() >> 5; }
 __device__ inline i64 all_warps() { return all_threads() >> 5; }
 
-// MurmurHash3's 64-bit finaliser, as kvemb.rows.hash_kernels has it.
+// MurmurHash3's 64-bit finaliser, the same as in kvemb.rows.hash_kernels.
 __device__ inline u64 mix(i64 key) {
   u64 h = (u64)key;
   h ^= h >> 33;
@@ -108,9 +109,9 @@ __device__ inline i64 split_from(i64 bucket) {
   return bucket - top;
 }
 
-// So many lanes of a warp, each with the same neighbours, copy bytes between places that are multiples of `unit` bytes (1,
-// 2, 4, 8, 16), as is their number. Lane l copies the units l, l + LANES and so on, so a lane reads from a row what it
-// alone wrote there with the same unit. Two units are on their way before the first is stored.
+// LANES adjacent lanes of a warp copy bytes between addresses that are multiples of `unit` bytes (1, 2, 4, 8, 16), as
+// is the number of bytes. Lane l copies the units l, l + LANES and so on, so a lane reads from a row only what it wrote
+// itself with the same unit. Two units are loaded before the first is stored.
 template <int LANES, class Unit> __device__ inline void copy_units(u8* to, const u8* from, u32 count) {
 #pragma unroll 1
   for (u32 at = lane_number() % LANES; at < count; at += 2 * LANES) {

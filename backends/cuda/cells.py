@@ -1,7 +1,7 @@
-"""The cells of one hot table, and what kernels do with them; everything they take and give is at addresses.
+"""The cells of one hot table, and the kernels on them, whose inputs and outputs are device addresses.
 
-The table itself (table.py) has arrays in the host's memory, arrays.py those in the device's. Not thread-safe: the
-table's caller locks.
+table.py handles arrays in the host's memory, arrays.py those in the device's memory. Not thread-safe: the table's
+caller locks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from kvemb.backends.cuda import formulas, source
 from kvemb.backends.cuda.device import Device, Workspace
-from kvemb.backends.cuda.memory import Buffers, Chunks
+from kvemb.backends.cuda.memory import Buffers, Chunks, unit_of
 from kvemb.backends.cuda.queue import Queue
 from kvemb.optimizers import Optimizer
 from kvemb.optimizers.formula import Function
@@ -25,16 +25,16 @@ from kvemb.rows.schema import Schema
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 NULL = 0
-# Of the buffer "count", in which a kernel counts up to three things.
+# Bytes of the buffer "count", in which a kernel counts up to three things.
 COUNT_BYTES = 24
-# Lanes that work on one thing; of find, on one key.
+# Lanes that work together: on a bucket, cell or row; in find, on a key.
 WARP, TILE = 32, 8
 _MOVING = frozenset({"insert", "remove_cells", "clear", "split", "merge"})
 
 
 class Inserted(NamedTuple):
-    """What insert() has done. fresh: how many cells were taken; waiting: rows that found no room; leaving: rows that
-    left, which are in a buffer at `left` with this pitch, and at left_at the positions of the rows that they left for.
+    """The result of insert(): how many cells were filled (fresh), rows found no room (waiting), rows were evicted
+    (leaving). left, pitch: the buffer of evicted rows. left_at: the address of positions of the rows replacing them.
     """
 
     fresh: int
@@ -46,10 +46,9 @@ class Inserted(NamedTuple):
 
 
 class GivenSums(NamedTuple):
-    """Addresses of what says which gradients are summed for each cell of a step (kvemb.rows.hashing.Sums).
+    """Addresses of arrays that say which gradients are summed for each cell of a step (kvemb.rows.hashing.Sums).
 
-    first: null: row i for cell i. following: null: no cell has a second one. at: positions where the sums are written
-    in their buffer; null: sum i for cell i.
+    first: null: row i for cell i. following: null: no cell has a second row. at: positions of sums; null: i for cell i.
     """
 
     first: int = NULL
@@ -60,9 +59,8 @@ class GivenSums(NamedTuple):
 class Cells:
     """The cells of a table of at most max_buckets buckets; there are none at first.
 
-    value_bytes: of an embedding; buffers: for the inputs and outputs of a call.
-    moves: how often rows may have come, left or moved, so that a key's cell may be another. together: see
-    contracts.DeviceRows.together.
+    value_bytes: bytes of an embedding. buffers: for the inputs and outputs of a call. moves: how often rows may have
+    been inserted, removed or moved, so that a key's cell may have changed. together: see contracts.DeviceRows.together.
     """
 
     def __init__(self, device: Device, schema: Schema, max_buckets: int) -> None:
@@ -73,12 +71,12 @@ class Cells:
         self.moves, self.together = 0, False
 
     def table(self, buckets: int | None = None) -> tuple[int, int, int, int]:
-        """Return what a kernel over the table is given first. buckets: None for all."""
+        """Return the first arguments of a kernel on the table. buckets: None: all."""
         chunks = self.chunks
         return chunks.address, chunks.buckets if buckets is None else buckets, chunks.shift, self.schema.row_words
 
     def run(self, name: str, threads: int, *arguments: Any, buckets: int | None = None) -> None:
-        """Run a kernel over the table."""
+        """Run a kernel on the table."""
         self.moves += name in _MOVING
         self.queue.run(source.table_source(), name, threads, *self.table(buckets), *arguments)
 
@@ -91,15 +89,15 @@ class Cells:
         self.run("gather", WARP * n, cells, n, out, self.value_bytes, self.unit(out))
 
     def unit(self, address: int) -> int:
-        """Return how many bytes of an embedding are copied at a time to or from an array, which may begin anywhere."""
+        """Return how many bytes of an embedding are copied at a time to or from an array at this address."""
         return unit_of(self.value_bytes, self.schema.row_bytes, address)
 
     # Finding.
 
     def find(self, keys: int, n: int, **how: Any) -> int:
-        """Find n keys, whose cells are then in the buffer `cells`; return how many are not there.
+        """Find n keys and write their cells to the buffer `cells`; return how many are missing.
 
-        Their positions are in the buffer "missing", in any order. how: see start_find.
+        The positions of missing keys are in the buffer "missing", in any order. how: see start_find.
         """
         return int(self.buffers.get(self.start_find(keys, n, **how), 1, np.int64)[0]) if n else 0
 
@@ -115,7 +113,7 @@ class Cells:
         rule: ScoreRule | None = None,
         now: float = 0.0,
     ) -> int:
-        """Begin to find n keys; return the address of the number of those that are not there.
+        """Begin to find n keys; return the address of the number of missing keys.
 
         See the kernel for at, out and exists; rule and now as in HotTable.lookup.
         """
@@ -129,13 +127,13 @@ class Cells:
         return misses
 
     def missing(self, count: int) -> Positions:
-        """Return the positions of so many missing keys, ascending."""
+        """Return the positions of the `count` missing keys, ascending."""
         if not count:
             return NO_POSITIONS
         return np.sort(self.buffers.get(self.buffers.of("missing", 8 * count), count, np.int64))
 
     def ordered(self, cells: int, n: int) -> int:
-        """Return the address of the positions that sort cells, stably."""
+        """Return the address of the positions that sort cells stably."""
         order, workspace = self._order_buffers(n)
         self.queue.order(cells, n, order, workspace)
         return order
@@ -156,7 +154,7 @@ class Cells:
     def start_insert(
         self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool
     ) -> tuple[int, int, int, int]:
-        """Begin to insert rows; return the address of what Inserted counts, and its last three. See the kernel."""
+        """Begin to insert rows; return the address of Inserted's counts, and its last three fields. See the kernel."""
         buffers, counts = self.buffers, self.buffers.zeros("count", 3)
         entries, left_at, (left, left_pitch), workspace = self._insert_buffers(n, evicting)
         self.run("bucket_entries", n, given, n, entries)  # keys are a buffer's first column
@@ -169,33 +167,36 @@ class Cells:
         return counts, left, left_pitch, left_at
 
     def _insert_buffers(self, n: int, evicting: bool) -> tuple[int, int, tuple[int, int], Workspace]:
-        """Return the buffers for entries, for the positions and the rows (with their pitch) that leave; a workspace."""
+        """Return the buffers for entries, for evicted positions and rows (with their pitch), and a workspace."""
         buffers = self.buffers
         buffers.of("missing", 8 * n)
         left = buffers.for_rows("left", self.schema, n if evicting else 0)
         return buffers.of("entries", 8 * n), buffers.of("left_at", 8 * n), left, buffers.sorting_workspace(n)
 
-    # Before rows change: prepare_*() allocates what a change takes, by the same _*_buffers() that the change calls, and
-    # raises MemoryError.
+    # Before rows change: prepare_*() allocates the buffers of a change, with the same _*_buffers() that the change
+    # calls, and loads kernels that may not be loaded yet. It raises MemoryError.
 
     def prepare_insert(self, n: int, *, evicting: bool) -> None:
-        """Allocate what start_insert() of n rows takes."""
+        """Allocate the buffers of start_insert() of n rows."""
         self.buffers.of("count", COUNT_BYTES)
         self._insert_buffers(n, evicting)
 
-    def prepare_change(self, n: int) -> None:
-        """Allocate what assign() and add() of n cells take."""
+    def prepare_change(self, n: int, *, adding: bool) -> None:
+        """Allocate the buffers of assign() of n cells, and with `adding` those of add()."""
         self._order_buffers(n)
+        if adding:
+            self.queue.load(source.values_source(self.schema))
 
     def prepare_step(
         self, functions: tuple[Function, ...], optimizer: Optimizer, n: int, *, chained: bool, apart: bool = False
     ) -> None:
-        """Allocate what step() of n cells takes. chained: some have several gradients; apart: GivenSums.at is given."""
+        """Allocate the buffers of step() of n cells. chained: some have several gradients; apart: at is set."""
         self._step_buffers(functions, n, chained=chained, apart=apart)
+        self.queue.load(self._step_source(functions, optimizer))
         list(self._numbers(functions, optimizer))
 
     def prepare_match(self, n: int, optimizer: Optimizer) -> None:
-        """Allocate what match() of n cells takes."""
+        """Allocate the buffers of match() of n cells."""
         if optimizer.match is not None and n:
             self._match_buffers(n)
             self.prepare_step((optimizer.match,), optimizer, n, chained=False)
@@ -251,20 +252,25 @@ class Cells:
         step: int,
         count: int,
     ) -> None:
-        """Run formulas on n distinct cells, as contracts.HotTable.apply does. grads (·, dim), in the slots' dtype."""
+        """Run formulas on n distinct cells; see contracts.HotTable.apply. grads (·, dim), in the slots' dtype."""
         if not n:
             return
         schema = self.schema
         sum_rows, wide_rows = self._step_buffers(functions, n, chained=bool(sums.following), apart=bool(sums.at))
+        program = self._step_source(functions, optimizer)
+        given = cells, n, grads, sums.first, sums.following, sum_rows, sums.at
+        if sums.following:
+            self.queue.run(program, "sum_gradients", -(-n // WARP) * -(-schema.dim // WARP) * WARP, *given, schema.dim)
         self.queue.run(
-            source.step_source(functions, tuple(slot.name for slot in optimizer.slots), schema), "step", WARP * n,
-            *self.table(), cells, n, grads, sums.first, sums.following,
-            sum_rows, sums.at, wide_rows,
-            schema.dim, step, float(count), *schema.slot_columns[:-1], *self._numbers(functions, optimizer),
+            program, "step", WARP * n, *self.table(), *given, wide_rows, schema.dim, step, float(count),
+            *schema.slot_columns[:-1], *self._numbers(functions, optimizer),
         )  # fmt: skip
 
+    def _step_source(self, functions: tuple[Function, ...], optimizer: Optimizer) -> str:
+        return source.step_source(functions, tuple(slot.name for slot in optimizer.slots), self.schema)
+
     def _step_buffers(self, functions: tuple[Function, ...], n: int, *, chained: bool, apart: bool) -> tuple[int, int]:
-        """Return the buffers for sums, and for embeddings in the slots' dtype; null where none is needed."""
+        """Return the buffers for sums, and for embeddings in the slots' dtype; null for a buffer that is not needed."""
         copies, wide = formulas.uses_buffers(functions)
         row_bytes, of = self.schema.dim * self.schema.slot_dtype.itemsize, self.buffers.of
         summed = n // 2 + 1 if apart and not copies else n
@@ -272,18 +278,17 @@ class Cells:
         return sums, of("wide", n * row_bytes) if wide else NULL
 
     def match(self, cells: int, n: int, optimizer: Optimizer, step: int) -> None:
-        """Set the slots of n cells that follow the embedding; see contracts.HotTable."""
+        """Set the slots of n cells that depend on the embedding; see contracts.HotTable."""
         if optimizer.match is not None and n:
             zeros, first = self._match_buffers(n)
             self.step((optimizer.match,), optimizer, cells, n, zeros, GivenSums(first), step, 0)
 
     def _match_buffers(self, n: int) -> tuple[int, int]:
         """Return the addresses of one gradient, all zeros, and of its position, 0, for each of n cells."""
-        words = -(-self.schema.dim * self.schema.slot_dtype.itemsize // 8)
-        return self.buffers.zeros("gradient", words), self.buffers.zeros("first", n)
+        return self.buffers.zeros("gradient", self.schema.dim), self.buffers.zeros("first", n)
 
     def _numbers(self, functions: tuple[Function, ...], optimizer: Optimizer) -> Iterator[Any]:
-        """Yield what formulas take after their rows; of a table, its address and its length."""
+        """Yield the arguments of formulas after their rows; for a table, its address and its length."""
         for place, function in enumerate(functions):
             tables = read_formula(function).tables
             for name, number in optimizer.numbers(function, self.schema.slot_dtype).items():
@@ -291,8 +296,3 @@ class Cells:
                     yield from (self.buffers.put_once(f"{name} {place}", number), len(number))
                 else:
                     yield number
-
-
-def unit_of(*sizes: int) -> int:
-    """Return how many bytes may be copied at a time between places that are multiples of these sizes."""
-    return next(unit for unit in (16, 8, 4, 2, 1) if all(size % unit == 0 for size in sizes))

@@ -7,7 +7,7 @@ struct Cell {
 
 __device__ inline Cell cell_at(const Table& table, i64 cell) { return {table.bucket(cell / CELLS), cell % CELLS}; }
 
-// Copies the rows of n cells, which are all in use, out: a warp a row.
+// Copies out the rows of n cells, which are all in use; one warp per row.
 KERNEL read_rows(
     TABLE_PARAMETERS, const i64* cells, i64 n, u8* out, i64 pitch) {
   const Table table = TABLE;
@@ -23,7 +23,7 @@ KERNEL read_rows(
   }
 }
 
-// Overwrites the rows of n distinct cells, which are all in use, by rows of the same keys: a warp a row.
+// Overwrites the rows of n distinct cells, which are all in use, with rows of the same keys; one warp per row.
 KERNEL put_rows(
     TABLE_PARAMETERS, const i64* cells, i64 n, u8* given, i64 pitch) {
   const Table table = TABLE;
@@ -49,7 +49,7 @@ KERNEL gather(
   }
 }
 
-// Sets embeddings to rows of `bytes` bytes. order sorts the n cells, stably; of equal ones the last is written.
+// Sets embeddings to rows of `bytes` bytes. order sorts the n cells stably; of equal cells, the last row is written.
 KERNEL assign(
     TABLE_PARAMETERS, const i64* cells, const i64* order, i64 n, const u8* given, i64 bytes, i64 unit, i64 step) {
   const Table table = TABLE;
@@ -64,7 +64,7 @@ KERNEL assign(
   }
 }
 
-// Copies the keys, scores and flags of n cells, which are all in use, to those of the outputs that are not null.
+// Copies the keys, scores and flags of n cells, which are all in use, to the outputs that are not null.
 KERNEL read_columns(
     TABLE_PARAMETERS, const i64* cells, i64 n, i64* out_keys, double* out_scores, u8* out_flags) {
   const Table table = TABLE;
@@ -88,7 +88,7 @@ KERNEL put_scores(
   }
 }
 
-// Flags of n cells that have one of the bits `where` keep the bits `keep` and get the bits `more`.
+// Where the flags of n cells have one of the bits `where`: clears all bits but `keep`, then sets the bits `more`.
 KERNEL change_flags(
     TABLE_PARAMETERS, const i64* cells, i64 n, i64 where, i64 keep, i64 more) {
   const Table table = TABLE;
@@ -100,7 +100,7 @@ KERNEL change_flags(
   }
 }
 
-// The same for the flags of every cell.
+// Does the same for the flags of every cell.
 KERNEL change_all_flags(TABLE_PARAMETERS, i64 where, i64 keep, i64 more) {
   const Table table = TABLE;
   for (i64 cell = first_thread(); cell < buckets * CELLS; cell += all_threads()) {
@@ -121,7 +121,7 @@ KERNEL remove_cells(
   }
 }
 
-// Empties the buckets from `first` on; what was in their memory does not matter.
+// Empties the buckets from `first` on, whatever their memory contains.
 KERNEL clear(TABLE_PARAMETERS, i64 first) {
   const Table table = TABLE;
   for (i64 cell = first * CELLS + first_thread(); cell < buckets * CELLS; cell += all_threads()) {

@@ -1,8 +1,8 @@
-"""A GPU as the hot table uses it: memory, streams, copies, a sort, and kernels; implemented with CuPy.
+"""The interface to a GPU: memory, streams, copies, sorting and kernels; and its implementation with CuPy.
 
-The table uses addresses, not CuPy's arrays, so that tests can run it on a CPU. A stream is the number by which the CUDA
-array interface and DLPack name it: 1 is the default stream of a device, 2 the one of a thread, others are handles.
-Longer than 300 lines: what a device does, and how CuPy does it, are read side by side.
+The table uses addresses, not CuPy's arrays, so that tests can run it on a CPU. A stream is a number as in the CUDA
+array interface and DLPack: 1 is the device's default stream, 2 the thread's default stream, others are handles.
+Longer than 300 lines: the interface and its implementation are read side by side.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.backends.cuda.source import OPTIONS
+from kvemb.backends.cuda.source import OPTIONS, kernels_of
 from kvemb.backends.cuda.staging import Staging
 from kvemb.errors import BackendUnavailable
 from kvemb.options import format_bytes
 
 THREADS = 256
-# The most threads in a launch; kernels loop over the rest. Some 15 to 20 times as many as a large GPU runs at once, so
-# that it is idle for little of a launch's end.
+# The most threads in a launch; kernels loop over the rest. It is 15 to 20 times as many as a large GPU runs at once, so
+# that the GPU is idle only for a short time at the end of a launch.
 MAX_THREADS = 1 << 22
-DEFAULT_STREAM, THREAD_STREAM = 1, 2
-# Of every piece that CuPy allocates, as of its pool's.
+# The alignment of every allocation of CuPy, as in its pool.
 ALIGNMENT = 512
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -40,27 +39,27 @@ class Memory(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Device memory that one call writes intermediate results to. Its contents before and after mean nothing."""
+    """Device memory for one call's intermediate results. Its contents are undefined before and after the call."""
 
     address: int
     nbytes: int
 
 
 def sorting_bytes(count: int) -> int:
-    """Return the bytes of the workspace for sorting so many numbers with their positions.
+    """Return the bytes of the workspace for sorting `count` numbers with their positions.
 
-    It has a copy, the positions, as much again for a pass of CUB's radix sort, and its counts of digits.
+    It holds a copy, the positions, as much again for a pass of CUB's radix sort, and the sort's counts of digits.
     """
     return (64 << 10) + 34 * count
 
 
-# Runs a kernel: the stream, its name, how many threads have something to do, and its arguments: int (64 bits, addresses
-# too), np.float32, np.float64 or float.
+# Runs a kernel. Arguments: the stream, the kernel's name, the number of threads, and the kernel's arguments: int (64
+# bits, also for addresses), np.float32, np.float64 or float.
 Program = Callable[..., None]
 
 
 class Device(Protocol):
-    """One GPU. What is given to one stream happens in the order of the calls. Thread-safe.
+    """One GPU. Work on one stream runs in the order of the calls. Thread-safe.
 
     staging: the pinned memory that its tables share.
     """
@@ -68,7 +67,7 @@ class Device(Protocol):
     staging: Staging
 
     def name(self) -> str:
-        """Return what its maker calls it."""
+        """Return the product name."""
 
     def memory_bytes(self) -> int:
         """Return its total memory in bytes."""
@@ -76,26 +75,27 @@ class Device(Protocol):
     def allocate(self, nbytes: int) -> Memory:
         """Return memory of undefined contents, for any stream. Raises MemoryError.
 
-        It is the device's again once it is freed, which waits for all work. So it is kept, and not asked for in steps.
+        Freeing it returns it to the device, which waits for all work. So callers keep memory, and do not allocate in
+        small steps.
         """
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return memory of the host that is copied from and to without a copy in between. Raises MemoryError."""
+        """Return pinned memory of the host, which is copied without an intermediate copy. Raises MemoryError."""
 
     def stream(self) -> int:
-        """Make a stream, which is kept as long as the device."""
+        """Make a stream, which lives as long as the device."""
 
     def bytes_per_second(self) -> float:
-        """Return what its memory can move at most, by its clock; 0 if the driver does not say."""
+        """Return the peak bandwidth of its memory, from the memory's clock; 0 if the driver does not tell."""
 
     def event(self, *, timed: bool = False) -> Any:
-        """Make an event; of a timed one seconds() can tell."""
+        """Make an event. timed: whether seconds() can use it."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Wait on the host for `end`; return the seconds that the device took from one timed event to the other."""
+        """Wait on the host for `end`; return the seconds between two timed events on the device."""
 
     def record(self, event: Any, stream: int) -> None:
-        """Let the event stand for the work that the stream has now."""
+        """Record the work that the stream has now in the event."""
 
     def wait(self, stream: int, event: Any) -> None:
         """Let later work of the stream wait for the event. The host does not wait."""
@@ -104,10 +104,10 @@ class Device(Protocol):
         """Wait on the host for the event."""
 
     def upload(self, address: int, array: Any, stream: int) -> None:
-        """Copy a contiguous array to the device. One that is pinned must not change until the stream has done it."""
+        """Copy a contiguous array to the device. A pinned array must not change until the copy is complete."""
 
     def download(self, array: Any, address: int, stream: int) -> None:
-        """Copy to a contiguous array from the device. It is there once the stream has done it; see finish()."""
+        """Copy to a contiguous array from the device. Wait for the stream before reading it; see finish()."""
 
     def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
         """Copy from one address of the device to another."""
@@ -116,28 +116,30 @@ class Device(Protocol):
         """Set memory to 0."""
 
     def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
-        """Write the positions that sort int64 numbers, stably, to out, int64 too. Both are addresses.
+        """Write the int64 positions that stably sort int64 numbers to out. numbers, out: addresses.
 
-        workspace: of at least sorting_bytes(count).
+        workspace: at least sorting_bytes(count) bytes.
         """
 
     def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
         """Sort int64 numbers at an address, in place. workspace: as for order()."""
 
     def load(self, source: str) -> Program:
-        """Compile CUDA C, or return what was compiled before: run(stream, name, threads, *arguments)."""
+        """Compile and load CUDA C, unless it is loaded already; return run(stream, name, threads, *arguments)."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a C-contiguous array of CuPy, of undefined contents, for the current stream of CuPy."""
+        """Return an uninitialised, C-contiguous CuPy array, for CuPy's current stream."""
 
     def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
-        """Return data.__cuda_array_interface__, and what keeps the memory: data, or of an object with __dlpack__ alone
-        an array of CuPy that shares it, safe on its current stream.
+        """Return data.__cuda_array_interface__, and an object that keeps the memory alive.
+
+        That object is data; if data has only __dlpack__, it is a CuPy array that shares the memory, safe to use on
+        CuPy's current stream.
         """
 
 
 class _External:
-    """A stream of somebody else's, by CUDA's stream protocol."""
+    """A stream of another library, in CUDA's stream protocol."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -147,12 +149,12 @@ class _External:
 
 
 class CupyDevice:
-    """Device through CuPy. number: which of the machine's GPUs."""
+    """Device implemented with CuPy. number: the number of the GPU in the machine."""
 
     def __init__(self, cupy: Any, number: int) -> None:
         self._cupy, self._device = cupy, cupy.cuda.Device(number)
         self._runtime = cupy.cuda.runtime
-        self._streams: dict[int, Any] = {DEFAULT_STREAM: cupy.cuda.Stream.null, THREAD_STREAM: cupy.cuda.Stream.ptds}
+        self._streams: dict[int, Any] = {}
         self._programs: dict[str, Program] = {}
         self._lock = threading.Lock()
         self.staging = Staging(self)
@@ -166,7 +168,7 @@ class CupyDevice:
         return int(self._device.mem_info[1])
 
     def allocate(self, nbytes: int) -> Memory:
-        """See Device. Not of CuPy's pool, which would keep what is freed for one stream."""
+        """See Device. Does not use CuPy's pool, which would keep freed memory for one stream."""
         with self._device:
             memory = self._allocated(nbytes)
             if memory is None:
@@ -177,7 +179,7 @@ class CupyDevice:
         return Memory(int(memory), memory)
 
     def _free_unused(self) -> None:
-        """Have CuPy and PyTorch free what they keep for later arrays, which may be most of the device."""
+        """Make CuPy and PyTorch free the memory that they keep for later arrays, which may be most of the device's."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
             sys.modules["torch"].cuda.empty_cache()
@@ -192,7 +194,7 @@ class CupyDevice:
             return None
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """See Device. Not of CuPy's pool, which would keep what is freed for arrays of the same size."""
+        """See Device. Does not use CuPy's pool, which would keep freed memory for arrays of the same size."""
         try:
             with self._device:
                 owner = self._cupy.cuda.PinnedMemory(nbytes, self._runtime.hostAllocPortable)
@@ -202,14 +204,14 @@ class CupyDevice:
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def stream(self) -> int:
-        """See Device. It does not wait for the default stream."""
+        """See Device. The stream does not wait for the default stream."""
         with self._device:
             made = self._cupy.cuda.Stream(non_blocking=True)
         self._streams[made.ptr] = made
         return int(made.ptr)
 
     def bytes_per_second(self) -> float:
-        """See Device. Memory moves data twice in a tick."""
+        """See Device. Memory transfers data twice per clock cycle."""
         kilohertz, bits = (
             self._runtime.deviceGetAttribute(attribute, self._device.id)
             for attribute in (self._runtime.cudaDevAttrMemoryClockRate, self._runtime.cudaDevAttrGlobalMemoryBusWidth)
@@ -241,7 +243,7 @@ class CupyDevice:
         event.synchronize()
 
     def upload(self, address: int, array: Any, stream: int) -> None:
-        """See Device. From pageable memory the copy is over, or staged, when this returns."""
+        """See Device. A copy from pageable memory is complete or staged when this returns."""
         self._copy(address, array.ctypes.data, array.nbytes, self._runtime.memcpyHostToDevice, stream)
 
     def download(self, array: Any, address: int, stream: int) -> None:
@@ -262,9 +264,14 @@ class CupyDevice:
             self._runtime.memsetAsync(address, 0, nbytes, self._stream(stream).ptr)
 
     def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
-        """See Device. CuPy's argsort is stable, and since CuPy 14 the host does not wait for it."""
+        """See Device. CuPy's argsort is stable and, since CuPy 14, asynchronous.
+
+        Its result is copied as bytes, because for an assignment CuPy compiles a kernel with headers that may be
+        missing.
+        """
         with self._device, self._stream(stream), self._allocating_in(workspace):
-            self._view(out, count)[...] = self._cupy.argsort(self._view(numbers, count))
+            order = self._cupy.argsort(self._view(numbers, count))
+            self.copy(out, order.data.ptr, 8 * count, stream)
 
     def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
         """See Device."""
@@ -273,7 +280,7 @@ class CupyDevice:
 
     @contextmanager
     def _allocating_in(self, workspace: Workspace) -> Iterator[None]:
-        """Let CuPy allocate from a workspace on this thread, and from its own pool once that is used up."""
+        """Make CuPy allocate from a workspace on this thread, and from its own pool if that is full."""
         cuda, (start, left) = self._cupy.cuda, workspace
 
         def allocate(nbytes: int) -> Any:
@@ -289,25 +296,19 @@ class CupyDevice:
             yield
 
     def load(self, source: str) -> Program:
-        """See Device."""
+        """See Device. CuPy compiles a program, and CUDA loads each kernel, when it is first requested."""
         with self._lock:
             if source not in self._programs:
                 with self._device:
                     module = self._cupy.RawModule(code=source, options=OPTIONS)
-                self._programs[source] = self._program(module)
+                    kernels = {name: module.get_function(name).kernel for name in kernels_of(source)}
+                self._programs[source] = partial(self._run, kernels)
             return self._programs[source]
 
-    def _program(self, module: Any) -> Program:
-        functions: dict[str, Any] = {}
-
-        def run(stream: int, name: str, threads: int, *arguments: Any) -> None:
-            blocks = -(-min(threads, MAX_THREADS) // THREADS)
-            with self._device, self._stream(stream):
-                if name not in functions:
-                    functions[name] = module.get_function(name)
-                functions[name]((blocks,), (THREADS,), arguments)
-
-        return run
+    def _run(self, kernels: dict[str, Any], stream: int, name: str, threads: int, *arguments: Any) -> None:
+        blocks = -(-min(threads, MAX_THREADS) // THREADS)
+        with self._device:
+            kernels[name]((blocks,), (THREADS,), arguments, stream=self._stream(stream))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """See Device."""
@@ -315,13 +316,17 @@ class CupyDevice:
             return self._cupy.empty(shape, dtype)
 
     def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
-        """See Device. CuPy's arrays name CuPy's current stream of the current GPU, which must be theirs."""
+        """See Device. CuPy's arrays name CuPy's current stream of the current GPU, which must be the array's GPU."""
         with self._device:
             owner = data if hasattr(data, "__cuda_array_interface__") else self._cupy.from_dlpack(data)
             return owner.__cuda_array_interface__, owner
 
     def _stream(self, stream: int) -> Any:
-        """Return CuPy's object for a stream. REQUIRES: this is the current device."""
+        """Return CuPy's object for a stream. REQUIRES: this is the current device.
+
+        1 and 2 are also CUDA's handles. CuPy's own objects are not used for them, because Stream.null has the handle 0,
+        which is another stream if CUPY_CUDA_PER_THREAD_DEFAULT_STREAM is set.
+        """
         if stream not in self._streams:
             self._streams[stream] = self._cupy.cuda.Stream.from_external(_External(stream))
         return self._streams[stream]
@@ -336,12 +341,12 @@ class CupyDevice:
 def open_device(name: str) -> Device:
     """Return the GPU with a name such as "gpu:0". Raises BackendUnavailable if it, its driver or CuPy is missing."""
     number = int(name.partition(":")[2])
-    install = "install CuPy: pip install 'kvemb[gpu]' (CUDA 13) or 'kvemb[gpu-cuda12]'; or use devices=None"
+    install = "pip install 'kvemb[gpu]' (CUDA 13) or 'kvemb[gpu-cuda12]'; or use devices=None"
     try:
         import cupy
     except ImportError as error:
         raise BackendUnavailable(
-            f"device {name!r} is not available: {error}; besides NVIDIA's driver, {install}"
+            f"device {name!r} is not available: {error}; besides NVIDIA's driver, install CuPy: {install}"
         ) from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()
@@ -351,4 +356,10 @@ def open_device(name: str) -> Device:
         ) from error
     if number >= count:
         raise BackendUnavailable(f"device {name!r} is not available: this machine has {count} GPUs; use devices=None")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except RuntimeError as error:
+        raise BackendUnavailable(
+            f"device {name!r} is not available: {error}; install CUDA's run-time compiler: {install}"
+        ) from error
     return CupyDevice(cupy, number)

@@ -1,8 +1,8 @@
-"""Kernels of optimizers on a GPU: the CUDA C of their formulas (kvemb.optimizers.formula), for NVRTC to compile.
+"""Optimizers' kernels on a GPU: CUDA C generated from their formulas (kvemb.optimizers.formula), compiled by NVRTC.
 
-A warp takes a row, a lane each 32nd element: a formula's loops run over those, and every lane calculates what stands
-outside of loops. Each literal is a number of the slots' dtype, and nothing is reordered, so the bits are those of the
-formulas (arithmetic.cu has what they call).
+A warp processes a row, and a lane every 32nd element: a formula's loops run over these elements, and every lane
+calculates statements outside of loops. Each literal has the slots' dtype, and nothing is reordered, so the bits are
+those of the formulas. arithmetic.cu has the functions that they call.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import cache
 from kvemb.optimizers.base import STEPS
 from kvemb.optimizers.formula import Formula, Function, read
 
-# Functions that C has under another name, or with another argument.
+# Functions that have another name or argument in C.
 _NAMES = {"sqrt": "root"}
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
-# Names of its own end in an underscore or are those of cells.cu; a formula's end in the formula's place.
+# The kernel's own names end in an underscore or are those of cells.cu; a formula's names end in the formula's place.
 _KERNEL = """
 STEP_KERNEL step(
     TABLE_PARAMETERS, const i64* cells_, i64 n_, const Slot* grads_, const i64* first_, const i64* following_,
@@ -31,15 +31,11 @@ STEP_KERNEL step(
     const i64 slot_ = cells_[i_] % CELLS;
     Value* stored_ = (Value*)table_.row(bucket_, slot_);
     const i64 at_ = first_ ? first_[i_] : i_;
-    const i64 next_ = following_ ? following_[at_] : -1;
+    const bool summed_ = following_ && following_[at_] >= 0;
     {gradient} g = {given}grads_ + at_ * dim_;
-    if ({copies} || next_ >= 0) {{
+    if ({copies} || summed_) {{
       Slot* sum_ = sums_ + (sum_at_ ? sum_at_[i_] : i_) * dim_;
-      for (i64 j_ = lane_; j_ < dim_; j_ += 32) {{
-        Slot total_ = g[j_];
-        for (i64 q_ = next_; q_ >= 0; q_ = following_[q_]) total_ = total_ + grads_[q_ * dim_ + j_];
-        sum_[j_] = total_;
-      }}
+      for (i64 j_ = lane_; {copies} && !summed_ && j_ < dim_; j_ += 32) sum_[j_] = g[j_];
       g = sum_;
     }}
 {body}
@@ -55,7 +51,7 @@ _COUNT_OF_ROW = [
     f"if (lane_ == 0) slots_[at_{STEPS}_] = count_of_row_;",
     "__syncwarp();",
 ]
-# Of formulas that set w one after the other, or that need it whole, 16-bit values are rounded once, at the end.
+# If several formulas set w, or one needs all of w, 16-bit values are rounded once, at the end.
 _TO_WIDE = ["Slot* w = wide_ + i_ * dim_;", "for (i64 j_ = lane_; j_ < dim_; j_ += 32) w[j_] = wide(stored_[j_]);"]
 _FROM_WIDE = ["for (i64 j_ = lane_; j_ < dim_; j_ += 32) narrow(w[j_], &stored_[j_]);"]
 
@@ -63,7 +59,7 @@ _FROM_WIDE = ["for (i64 j_ = lane_; j_ < dim_; j_ += 32) narrow(w[j_], &stored_[
 class _Text:
     """The C of the formula at `place`.
 
-    stored: w is the embedding as it is stored. count: the name of the count of steps.
+    stored: whether w is the embedding as stored. count: the name of the step count.
     """
 
     def __init__(self, formula: Formula, place: int, *, stored: bool, count: str) -> None:
@@ -71,7 +67,7 @@ class _Text:
         self._names: set[str] = set()
 
     def statements(self) -> Iterator[str]:
-        """Yield its statements. Lanes wait for each other around elements that all of them use."""
+        """Yield the formula's statements. Lanes synchronise around elements that all of them use."""
         for node in self._formula.body:
             if isinstance(node, ast.For):
                 index = self._name(ast.unparse(node.target))
@@ -102,7 +98,7 @@ class _Text:
         return f"narrow({value}, &{element});" if element.startswith("stored_") else f"{element} = {value};"
 
     def _of(self, node: ast.expr) -> str:
-        """Return an expression."""
+        """Return the C of an expression."""
         if isinstance(node, ast.BinOp):
             return f"({self._of(node.left)} {_OPERATORS[type(node.op)]} {self._of(node.right)})"
         if isinstance(node, ast.UnaryOp):
@@ -141,12 +137,12 @@ class _Text:
 
 @cache
 def source_of(functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
-    """Return the CUDA C of the kernel `step` that runs formulas one after the other.
+    """Return the CUDA C of the kernel `step`, which runs formulas in order.
 
-    slots: names of all slots of a row. After the parameters that every one has come each slot's column, and each
-    formula's numbers in order; a table is followed by its length. Value and Slot are the dtypes of embeddings and
-    slots; sums_ and wide_ have n rows each, if uses_buffers says so. Raises TypeError for a formula that assigns
-    a name twice.
+    slots: names of all slots of a row. After the parameters that every kernel has come each slot's column and each
+    formula's numbers, in order; a table is followed by its length. Value and Slot are the dtypes of embeddings and
+    slots; sums_ and wide_ have n rows each if uses_buffers says that they are needed. Raises TypeError for a formula
+    that assigns a name twice.
     """
     formulas = [read(function) for function in functions]
     sets = [row for formula in formulas for row in formula.sets]
@@ -172,8 +168,7 @@ def source_of(functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
 
 
 def uses_buffers(functions: tuple[Function, ...]) -> tuple[bool, bool]:
-    """Return whether a kernel of these formulas always needs its buffer for sums, and whether it needs that for wide
-    embeddings."""
+    """Return whether a kernel of these formulas always needs its buffers: of sums, and of wide embeddings."""
     formulas = [read(function) for function in functions]
     return any("g" in formula.sets for formula in formulas), _is_wide(formulas)
 

@@ -17,12 +17,14 @@ from kvemb.rows.block import CELL_OVERHEAD_BYTES, RowBlock
 from kvemb.rows.schema import Schema
 
 CELLS = 128
-# A table has at most 2 to this power chunks at its largest size, each of a power of two of buckets.
+# The base-2 logarithm of the most chunks of a table. A chunk has a power of two of buckets.
 MAX_CHUNKS_BIT = 10
-# Buffers of rows are for a multiple of this number, so that columns begin at multiples of 16 bytes.
+# Buffers hold a multiple of this number of rows, so that columns begin at multiples of 16 bytes.
 PITCH = 16
-# Memory that a GPU gives out as a whole. Pieces of less than half of it share one; larger ones have whole ones alone.
+# The unit in which a GPU allocates memory. Pieces smaller than half a page share pages; larger ones have their own.
 PAGE_BYTES = 2 << 20
+# The smallest buffer.
+MIN_BYTES = 256
 
 
 def bytes_per_cell(schema: Schema) -> int:
@@ -31,15 +33,20 @@ def bytes_per_cell(schema: Schema) -> int:
 
 
 def taken_bytes(nbytes: int) -> int:
-    """Return what a piece of so many bytes takes of a GPU's memory, beside which no other piece fits."""
+    """Return how much of a GPU's memory a piece of nbytes takes, the unusable end of its last page included."""
     return nbytes if nbytes <= PAGE_BYTES // 2 else -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
-class Chunks:
-    """The buckets of a table, in chunks whose addresses are in the device's memory too.
+def unit_of(*sizes: int) -> int:
+    """Return how many bytes may be copied at a time between places that are multiples of these sizes."""
+    return next(unit for unit in (16, 8, 4, 2, 1) if all(size % unit == 0 for size in sizes))
 
-    buckets: how many there are; max_buckets: how many there may be. A chunk has 2**shift buckets; the last chunk of
-    the largest table may have fewer. lost: bytes at the ends of chunks that nobody can use.
+
+class Chunks:
+    """The buckets of a table, in chunks. The addresses of the chunks are also in the device's memory.
+
+    buckets: the number of buckets. max_buckets: the most there may be. A chunk has 2**shift buckets; the last chunk of
+    a table of the largest size may have fewer. lost: unusable bytes at the ends of chunks.
     """
 
     def __init__(self, queue: Queue, schema: Schema, max_buckets: int) -> None:
@@ -52,21 +59,21 @@ class Chunks:
         self.lost = 0
 
     def account(self, use: Callable[[int], None]) -> None:
-        """Call use(bytes) when more is lost; now for what is."""
+        """Call use(nbytes) whenever nbytes more are lost, and once now."""
         self._use = use
         use(self.lost)
 
     @property
     def address(self) -> int:
-        """Where the chunks' addresses are."""
+        """The address of the chunks' addresses."""
         return self._addresses.address
 
     def rounded(self, buckets: int) -> int:
-        """Return the smallest number of whole chunks' buckets that is at least this, or the most there may be."""
+        """Return `buckets` rounded up to whole chunks, at most max_buckets."""
         return min(-(-buckets >> self.shift) << self.shift, self.max_buckets)
 
     def resize(self, buckets: int) -> None:
-        """Change the number of buckets, to one that rounded() returned. On MemoryError nothing has changed."""
+        """Change the number of buckets to a result of rounded(). On MemoryError nothing has changed."""
         chunks = self._chunks[: self._chunk_count(buckets)]
         while len(chunks) < self._chunk_count(buckets):
             size = min(1 << self.shift, self.max_buckets - (len(chunks) << self.shift))
@@ -91,14 +98,14 @@ def chunk_shift(max_buckets: int) -> int:
 
 
 class Buffers:
-    """Buffers in device memory by name. Each grows to the largest request and is never shrunk. nbytes: of all.
+    """Buffers in device memory, by name. Each grows to the largest request and never shrinks. nbytes: their total.
 
-    A large one has whole pages, as nobody else could use the rest of one.
+    A large buffer takes whole pages, because nothing else could use the rest of its last page.
     """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._kept: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}  # by put_once()
         self._buffers: dict[str, tuple[Memory, int]] = {}
         self._least: dict[str, tuple[Memory, int]] = {}
         self._use: Callable[[int], None] = lambda nbytes: None
@@ -118,14 +125,17 @@ class Buffers:
             del memory  # freed before the next one is made
             self._drop(name)
         try:
-            return self._make(name, max(256, nbytes + nbytes // 4 if size else nbytes))
+            with suppress(MemoryError):
+                if size:
+                    return self._make(name, nbytes + nbytes // 4)  # because the next request may be larger again
+            return self._make(name, nbytes)
         except MemoryError:
             if size:
                 self._restore(name, size)
             raise
 
     def keep_least(self) -> None:
-        """Keep the buffers that there are now for good: where one that has grown is lost, this one takes its place."""
+        """Keep the present buffers permanently: if a buffer that has grown is lost, its present version replaces it."""
         self._least = dict(self._buffers)
 
     def _drop(self, name: str) -> None:
@@ -134,7 +144,7 @@ class Buffers:
             self._took(-size)
 
     def _restore(self, name: str, size: int) -> None:
-        """Have a buffer again that was dropped; the least one if others have taken its memory meanwhile."""
+        """Make a dropped buffer again, or take its least version (keep_least) if its memory was taken meanwhile."""
         least = self._least.get(name)
         if least is not None:
             self._buffers[name] = least
@@ -143,7 +153,7 @@ class Buffers:
                 self._make(name, size)
 
     def _make(self, name: str, nbytes: int) -> int:
-        nbytes = taken_bytes(nbytes)
+        nbytes = taken_bytes(max(MIN_BYTES, nbytes))
         memory = self._queue.allocate(nbytes)
         self._buffers[name] = memory, nbytes
         self._took(nbytes)
@@ -154,23 +164,23 @@ class Buffers:
         self._use(nbytes)
 
     def sorting_workspace(self, count: int) -> Workspace:
-        """Return the workspace for sorting so many numbers."""
+        """Return the workspace for sorting `count` numbers."""
         nbytes = sorting_bytes(count)
         return Workspace(self.of("sorting", nbytes), nbytes)
 
     def parts(self, count: int, most: int | None = None, /, **row_bytes: int) -> Iterator[slice]:
-        """Yield slices that together are `count` rows, each of at most `most` (None: all); of fewer if memory is short.
+        """Yield slices that cover `count` rows, each of at most `most` rows (None: all), or fewer if memory is short.
 
-        row_bytes: by the name of a buffer, its bytes for each row. Raises what fitting() raises.
+        row_bytes: bytes per row of each buffer, by the buffer's name. Raises what fitting() raises.
         """
         size = self.fitting(count if most is None else min(count, most), PITCH, **row_bytes)
         for start in range(0, count, size):
             yield slice(start, min(start + size, count))
 
     def fitting(self, rows: int, unit: int, /, **row_bytes: int) -> int:
-        """Make buffers for so many rows, or for fewer if memory is short; return for how many, a multiple of `unit`.
+        """Make buffers for `rows` rows, or fewer if memory is short; return the number, a multiple of `unit`.
 
-        row_bytes: as for parts(). Raises MemoryError if there is none for `unit` rows.
+        row_bytes: as for parts(). Raises MemoryError if there is no memory for `unit` rows.
         """
         while True:
             rows = max(unit, -(-rows // unit) * unit)
@@ -192,17 +202,17 @@ class Buffers:
         return address
 
     def zeros(self, name: str, count: int) -> int:
-        """Return the address of a buffer with so many 8-byte zeros."""
+        """Return the address of a buffer of `count` 8-byte zeros."""
         address = self.of(name, 8 * count)
         self._queue.zero(address, 8 * count)
         return address
 
     def put_once(self, name: str, array: Any) -> int:
-        """The same as put(), without a copy where the buffer has the array's numbers already. Only for this buffer."""
-        if name not in self._kept or not np.array_equal(self._kept[name], array):
-            self._kept.pop(name, None)  # if put() fails, nobody knows what the buffer has
+        """Do what put() does, without a copy if the buffer already holds the array. REQUIRES: its only use."""
+        if name not in self._written or not np.array_equal(self._written[name], array):
+            self._written.pop(name, None)  # if put() fails, the buffer's contents are unknown
             self.put(name, array)
-            self._kept[name] = array.copy()
+            self._written[name] = array.copy()
         return self.of(name, array.nbytes)
 
     def get(self, address: int, count: int, dtype: Any) -> Any:
@@ -215,7 +225,7 @@ class Buffers:
     # Rows, as columns with a pitch.
 
     def for_rows(self, name: str, schema: Schema, rows: int) -> tuple[int, int]:
-        """Return the address of a buffer for so many rows, and their pitch."""
+        """Return the address of a buffer for `rows` rows, and their pitch."""
         pitch = -(-max(1, rows) // PITCH) * PITCH
         return self.of(name, pitch * RowBlock.bytes_per_row(schema)), pitch
 
@@ -239,6 +249,6 @@ def _columns(rows: RowBlock) -> tuple[Any, ...]:
 
 
 def _places(address: int, pitch: int, schema: Schema) -> tuple[int, ...]:
-    """Where the columns of rows outside of buckets are, in the order of _columns."""
+    """Return the addresses of the columns of rows outside buckets, in the order of _columns."""
     starts = (0, 8, 16, 24, 24 + schema.row_bytes)
     return tuple(address + start * pitch for start in starts)

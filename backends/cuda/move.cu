@@ -1,13 +1,13 @@
-// What moves rows between cells, or in and out: insert with eviction, split, merge. One warp owns a bucket.
+// Kernels that move rows between cells, in and out: insert with eviction, split, merge. One warp owns a bucket.
 
-// Rows that leave: in `rows`, each with its place in the batch `at` that it left for, in any order.
+// Rows that leave, in any order. at: for each, the position in the batch of the row that replaced it.
 struct Leaving {
   u64* count;
   Rows rows;
   i64* at;
 };
 
-// An empty slot of a bucket, by the digests that the lanes have of it, or -1.
+// Returns an empty slot of a bucket, or -1, from the digests in the lanes.
 __device__ inline int empty_slot(u32 mine) {
   const u32 empty = __vcmpeq4(mine, 0), having = __ballot_sync(ALL, empty != 0);
   if (!having) return -1;
@@ -15,12 +15,12 @@ __device__ inline int empty_slot(u32 mine) {
   return lane * 4 + (__ffs(__shfl_sync(ALL, empty, lane)) - 1) / 8;
 }
 
-// 16 bytes, which one load brings.
+// 16 bytes, read by one load.
 struct alignas(16) Two {
   double first, second;
 };
 
-// The scores of a bucket's cells, 4 in each lane. A score is set by the lane that has it.
+// The scores of a bucket's cells, 4 in each lane. The lane that has a score sets it.
 struct Scores {
   double held[4];
 
@@ -39,7 +39,7 @@ struct Victim {
   int slot;
 };
 
-// The row of a full bucket with the lowest score, of equal scores the smallest key. Keys are read only of equal scores.
+// Finds the row of a full bucket with the lowest score; of equal scores, the smallest key. Reads keys only then.
 __device__ inline Victim lowest_score(u8* bucket, const Scores& scores) {
   const int first = (int)lane_number() * 4;
   double least = scores.held[0];
@@ -64,8 +64,8 @@ __device__ inline Victim lowest_score(u8* bucket, const Scores& scores) {
   return {least, slot};
 }
 
-// Hands out the row in a slot, for the row at `for_position` of a batch, if it is dirty, or in any case with clean_too.
-// The lane that owns the slot reads what it alone writes.
+// Copies the row in a slot to `leaving`, for the row at `for_position` of a batch, if it is dirty or clean_too is set.
+// Only the lane that owns the slot reads the columns that it alone writes.
 __device__ inline void hand_out(
     const Table& table, u8* bucket, int slot, i64 for_position, bool clean_too, const Leaving& leaving) {
   const int owner = slot / 4;
@@ -82,25 +82,26 @@ __device__ inline void hand_out(
   if (place >= 0) copy_row(leaving.rows.row(place), table.row(bucket, slot), table.words);
 }
 
-// Sets entries to what sorts n keys by bucket, and those of a bucket by their place in the batch: both, in one number.
-// There are fewer than 2^31 buckets, as 2^31 have more memory than any GPU, and fewer than 2^32 keys in a batch.
+// Sets entries to numbers that sort n keys by bucket, and within a bucket by position in the batch. There are fewer
+// than 2^31 buckets, because 2^31 would exceed the memory of any GPU, and fewer than 2^32 keys in a batch.
 KERNEL bucket_entries(
     TABLE_PARAMETERS, const i64* wanted, i64 n, i64* entries) {
   for (i64 i = first_thread(); i < n; i += all_threads()) entries[i] = bucket_of(mix(wanted[i]), buckets) << 32 | i;
 }
 
-// Inserts n rows, whose keys are distinct and not in the table, by sorted entries: a warp a bucket. If a bucket is full
-// and `evicting` is set, the lowest score leaves, unless by_score keeps a clean newcomer out; clean_too: clean rows that
-// leave are handed out too; together: until the launch ends, newcomers count as if their scores were infinite. If a
-// bucket is full without `evicting`, the position of the row goes to pending[0] to pending[*pending_count - 1], in any
-// order. fresh: how many cells were taken.
+// Inserts n rows, whose keys are distinct and not in the table, by sorted entries; one warp per bucket. If a bucket is
+// full and `evicting` is set, the lowest score is evicted, unless by_score keeps a clean new row out. clean_too:
+// evicted clean rows are copied out, too. together: until the launch ends, new rows count as if their scores were
+// infinite. If a bucket is full without `evicting`, the position of the row is written to pending[0] to
+// pending[*pending_count - 1], in any order. fresh: how many cells were filled.
 //
-// By arithmetic for an H200, a full table of 64 M cells, rows of 64 floats and a batch of 1 M, 2.3 to a bucket:
-// - Bytes a key: sorting 8 + 8 passes of 16 + 8 = 144; of its bucket 665 (1,280 read and 256 written, once for 2.3);
-//   the new row 384 read and 352 written; the row that leaves 320 read and 289 written: 2,160 with the key itself. 60% of
-//   4.8 TB/s are 1.3 billion keys a second; with the starts of 12 kernels, 1.2.
-// - Waits: a bucket takes 2.2 us (entry, columns, rows), and 1.3 for each further key; with 64 registers 32 warps fit a
-//   processor: 2.3 billion. The count of rows that leave is one place, which takes 1.6 billion additions a second.
+// By arithmetic for an H200, a full table of 64 M cells, rows of 64 floats and a batch of 1 M, 2.3 rows per bucket:
+// - Bytes per key: sorting 8 + 8 passes of 16 + 8 = 144; its bucket 665 (1,280 read and 256 written, once for 2.3
+//   keys); the new row 384 read and 352 written; the evicted row 320 read and 289 written: 2,160 with the key itself.
+//   At 60% of 4.8 TB/s this gives 1.3 billion keys per second; with 12 kernel launches, 1.2.
+// - Latency: a bucket takes 2.2 us (entry, columns, rows), and 1.3 us for each further key; with 64 registers 32 warps
+//   fit a processor: 2.3 billion. The count of evicted rows is at one address, which takes 1.6 billion additions per
+//   second.
 INSERT_KERNEL insert(
     TABLE_PARAMETERS, const i64* entries, i64 n, u8* given, i64 pitch, i64 by_score, i64 evicting, i64 clean_too,
     i64 together, u64* fresh, u64* pending_count, i64* pending, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {
@@ -111,7 +112,7 @@ INSERT_KERNEL insert(
     const u32 number = (u32)(entries[head] >> 32);
     if (head && (u32)(entries[head - 1] >> 32) == number) continue;
     u8* bucket = table.bucket(number);
-    // Of the lane's 4 cells. Scores are read before they are needed, so that they come with the digests.
+    // Of the lane's 4 cells. Scores are read before they are needed, together with the digests.
     u32 mine = ((const u32*)digests(bucket))[lane], marks = ((const u32*)flags(bucket))[lane];
     Scores held = {};
     if (evicting) held = Scores::of(bucket);
@@ -136,7 +137,7 @@ INSERT_KERNEL insert(
       }
       u64* row = table.row(bucket, slot);
       const u64* newer = rows.row(i);
-      // All that comes from memory is on its way before the first of it is needed.
+      // All loads are issued before the first result is needed.
       u64 out = 0, in = 0;
       if (lane < words) out = row[lane], in = newer[lane];
       const int shift = 8 * (slot & 3), owner = slot / 4;
@@ -175,8 +176,8 @@ INSERT_KERNEL insert(
   }
 }
 
-// Gives each of the buckets from `first` on, which are empty and the last ones, its rows of the bucket that it splits.
-// No bucket that is split is among them.
+// Moves to each of the last buckets, from `first` on, which are empty, its rows of the bucket that it splits. No bucket
+// that is split is among them.
 KERNEL split(TABLE_PARAMETERS, i64 first) {
   const Table table = TABLE;
   const u32 lane = lane_number();
@@ -210,8 +211,8 @@ __device__ inline bool goes_before(double score, i64 key, double other_score, i6
   return score < other_score || (score == other_score && key < other_key);
 }
 
-// Empties the buckets from `last` on into those that they were split from, none of which is among them. A row for which
-// there is no room leaves, or the lowest score there if that is lower. gone: how many left, clean ones included.
+// Moves the rows of the buckets from `last` on to the buckets that they were split from, none of which is among them.
+// If there is no room for a row, it or a lower score there leaves. gone: how many rows left, clean ones included.
 KERNEL merge(
     TABLE_PARAMETERS, i64 last, u64* gone, u64* left, u8* left_rows, i64 left_pitch, i64* left_at) {
   const Table table = TABLE;

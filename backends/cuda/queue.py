@@ -1,8 +1,7 @@
-"""What one hot table has its device do: in the order of the calls, on its own stream or on a caller's.
+"""The work of one hot table on its device: in the order of the calls, on the table's own stream or on a caller's.
 
-Arrays cross to and from the host through pinned memory that all tables of a device share (staging.py); only the few
-bytes of an answer, for which a call may wait long, have a piece of the table's own. Not thread-safe: the table's caller
-locks.
+Arrays are copied to and from the host through pinned memory that all tables of a device share (staging.py). Only short
+results, for which a call may wait long, have a piece of the table's own. Not thread-safe: the table's caller locks.
 """
 
 from __future__ import annotations
@@ -15,28 +14,29 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.cuda.device import Device, Memory, Workspace
-from kvemb.backends.cuda.staging import Arriving, Piece, Uses
+from kvemb.backends.cuda.staging import PendingDownload, Piece, Uses
 
 ANSWER_BYTES = 512
 
 
 class Queue:
-    """The order of one table's work. device: where it is done."""
+    """The queue of one table's work on a device."""
 
     def __init__(self, device: Device) -> None:
         self.device, self._staging = device, device.staging
         self._own = device.stream()
-        self._stream = self._last = self._own  # where work goes now; where the last of it went
-        self._event = device.event()  # the end of a block of on(), or what its own stream has done
+        self._stream = self._last = self._own  # the stream of new work; the stream of the last work
+        self._event = device.event()  # the end of a block of on(), or of work on the own stream
         self._beside = device.event()
         self._answer = Piece(device, lambda nbytes: None)
         self._uses = Uses()
 
     @contextmanager
     def on(self, stream: int, others: frozenset[int] = frozenset()) -> Iterator[None]:
-        """Do the work of the block on a caller's stream, after all that was done before.
+        """Run the block's work on a caller's stream, after all earlier work.
 
-        others: streams of which the block uses arrays; it waits for them, and their later work for the block.
+        others: streams of other arrays that the block uses. The block waits for them, and their later work for the
+        block.
         """
         device = self.device
         for other in others:
@@ -55,7 +55,7 @@ class Queue:
             self._stream = self._own
 
     def _here(self) -> int:
-        """Return the stream for what comes now. The table's own one waits for what was done on a caller's."""
+        """Return the stream for new work. The table's own stream first waits for work on a caller's stream."""
         if self._last != self._stream:
             self.device.wait(self._stream, self._event)
             self._last = self._stream
@@ -65,8 +65,12 @@ class Queue:
         """See Device."""
         return self.device.allocate(nbytes)
 
+    def load(self, source: str) -> None:
+        """See Device."""
+        self.device.load(source)
+
     def run(self, source: str, name: str, threads: int, *arguments: Any) -> None:
-        """Run a kernel of a source (Device.load), if any thread has something to do."""
+        """Run a kernel of a source (Device.load), unless threads is 0."""
         if threads:
             self.device.load(source)(self._here(), name, threads, *arguments)
 
@@ -89,7 +93,7 @@ class Queue:
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous array to the device. The caller may change it afterwards."""
         stream, left, staging = self._here(), array.reshape(-1).view(np.uint8), self._staging
-        small = staging.small_bytes  # another thread may open a store that lowers it
+        small = staging.small_bytes  # read once, because another thread may open a store that lowers it
         if 0 < len(left) <= small:
             with staging.small_lock:
                 piece = staging.next_small()
@@ -124,13 +128,13 @@ class Queue:
             if before is not None:
                 _receive(*before)
 
-    def begin_download(self, address: int, nbytes: int) -> Arriving | None:
-        """Begin to copy bytes from the device; nobody waits for them here. None: too many are on their way."""
+    def begin_download(self, address: int, nbytes: int) -> PendingDownload | None:
+        """Begin to copy bytes from the device, without waiting. Return None if too many copies are in progress."""
         stream = self._here()
-        arriving = self._staging.arriving(nbytes, stream)
-        if arriving is not None:
-            arriving.begin(address, stream)
-        return arriving
+        download = self._staging.pending_download(nbytes, stream)
+        if download is not None:
+            download.begin(address, stream)
+        return download
 
 
 def _receive(piece: Piece, part: npt.NDArray[np.uint8], to: npt.NDArray[np.uint8]) -> None:

@@ -1,9 +1,10 @@
-"""Pinned memory of the host through which arrays cross to and from one device: one for all tables of a process there.
+"""Pinned host memory for copies to and from one device, shared by all tables of a process on that device.
 
-Every array is first copied to this memory: a caller's own may be pinned too, and the device would then read it after
-the call has returned. Its size does not depend on the number of tables: it grows up to bounds, which are shares of the
-smallest memory_budget that pays for it, and is kept, because the driver takes long to give more. Thread-safe: whoever
-uses a lane or a small piece holds its lock, and waits at most for the device's work, which waits for no lock.
+Every array is first copied to this memory, because a caller's array may be pinned, too, and the device would then read
+it after the call has returned. The size does not depend on the number of tables: it grows up to bounds, which are
+shares of the smallest memory_budget that pays for it, and does not shrink, because the driver takes long to allocate
+more. Thread-safe: the user of a lane or a small piece holds its lock, and waits at most for the device's work, which
+waits for no lock.
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("kvemb")
 
-# Lanes for large arrays, each of two pieces: one is filled or emptied while the device copies the other. A thread takes
-# one lane, so this many threads copy at once.
+# Lanes for large arrays, each of two pieces: one is filled or emptied while the device copies the other. A thread uses
+# one lane, so this many threads can copy at once.
 LANES, PIECE_BYTES = 4, 1 << 20
-# Small uploads that may be under way at once; the host waits for the oldest before it begins one more.
+# Small uploads that may be in progress at once; the host waits for the oldest before it begins another.
 SMALL_UPLOADS, SMALL_BYTES = 32, 64 << 10
-# One part in so many of a memory_budget is the most for: all pieces of lanes, all small pieces, and what is on its way
-# to the host.
+# Bounds as parts of a memory_budget, 1/PART each: all pieces of lanes, all small pieces, and copies in progress to the
+# host.
 LANES_PART, SMALL_PART, ARRIVING_PART = 64, 128, 32
 _MIN_BYTES = 512
 
 
 class _Payer:
-    """A memory_budget of `total` bytes that pays for pinned memory. use: weakly, the method that it pays by."""
+    """A memory_budget of `total` bytes that pays for pinned memory. use: a weak reference to its paying method."""
 
     def __init__(self, use: Callable[[int], None], total: int) -> None:
         self.use, self.total, self._paid = weakref.WeakMethod(use), total, 0
         self._most = total // LANES_PART + total // SMALL_PART + total // ARRIVING_PART
 
     def owes(self, taken: int) -> int:
-        """Return what it has yet to pay, negative for what it gets back, where so much is taken; it then has paid."""
+        """Count as paid, and return, what it still owes if `taken` bytes are taken; negative: it gets bytes back."""
         more = min(taken, self._most) - self._paid
         self._paid += more
         return more
 
 
 class Staging:
-    """The pinned memory of a device. piece_bytes, small_bytes: of each piece at most.
+    """The pinned memory of a device. piece_bytes, small_bytes: the most bytes of a piece.
 
-    small_lock: guards next_small()'s piece. nbytes: what is taken; arriving_bytes: of these, for what is on its way to
-    the host.
+    small_lock: guards next_small()'s piece. nbytes: bytes taken. download_bytes: of these, bytes for copies in progress
+    to the host.
     """
 
     def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, small_bytes: int = SMALL_BYTES) -> None:
@@ -63,13 +64,13 @@ class Staging:
         self._small = deque(Piece(device, self.took) for _ in range(SMALL_UPLOADS))
         self._lock = threading.Lock()
         self._payers: list[_Payer] = []
-        self._idle: list[_Parcel] = []
-        self.nbytes = self.arriving_bytes = 0
+        self._idle: list[_DownloadBuffer] = []
+        self.nbytes = self.download_bytes = 0
         self._warned = False
-        self._max_arriving: float = np.inf
+        self._max_download_bytes: float = np.inf
 
     def account(self, use: Callable[[int], None], total: int) -> None:
-        """See contracts.DeviceRows.account_host. use: a bound method, called for as long as its object is there."""
+        """See contracts.DeviceRows.account_host. use: a bound method, called as long as its object exists."""
         with self._lock:
             self._payers = [payer for payer in self._payers if payer.use() is not None]
             if not any(payer.use() == use for payer in self._payers):
@@ -78,12 +79,13 @@ class Staging:
             piece_bytes, small_bytes = self._bounds
             self.piece_bytes = min(piece_bytes, _floor(least // LANES_PART // (2 * LANES)))
             self.small_bytes = min(small_bytes, _floor(least // SMALL_PART // SMALL_UPLOADS))
-            self._max_arriving = least // ARRIVING_PART
+            self._max_download_bytes = least // ARRIVING_PART
         self.took(0)
 
     def took(self, nbytes: int) -> None:
-        """Add nbytes, which may be negative, to what is taken, and have each budget pay it, up to its own bounds: what
-        larger ones had before it came is theirs.
+        """Add nbytes, which may be negative, to the bytes taken, and make each budget pay for them.
+
+        A budget pays up to its own bounds; memory beyond these, taken before it came, is paid by larger budgets.
         """
         with self._lock:
             self.nbytes += nbytes
@@ -93,72 +95,72 @@ class Staging:
                 use(more)
 
     def warn(self, error: MemoryError) -> None:
-        """Log the first time that there is no pinned memory."""
+        """Log once that there is no pinned memory."""
         if not self._warned:
             self._warned = True
             _logger.warning("%s; what crosses to or from the GPU through memory that is not pinned takes longer", error)
 
     def lane(self) -> Lane:
-        """Return a lane, one that nobody uses if possible. Use it under its lock; a thread uses one at a time."""
+        """Return a lane, a free one if possible. Use it under its lock; a thread may use only one at a time."""
         return next((lane for lane in self._lanes if not lane.lock.locked()), self._lanes[0])
 
     def next_small(self) -> Piece:
-        """Return the small piece that was used longest ago, once it is in use no longer. REQUIRES: small_lock."""
+        """Return the small piece that was used longest ago, after waiting for its last use. REQUIRES: small_lock."""
         self._small.rotate()
         self._small[0].finish()
         return self._small[0]
 
-    # What comes to the host while nobody waits.
+    # Copies to the host in the background.
 
-    def arriving(self, nbytes: int, stream: int) -> Arriving | None:
-        """Return memory for so many bytes, which later work of this stream may write to; None: all is in use."""
-        parcel = self._parcel(nbytes)
-        if parcel is None:
+    def pending_download(self, nbytes: int, stream: int) -> PendingDownload | None:
+        """Return memory for nbytes, which later work of this stream may write to; None: all is in use."""
+        buffer = self._buffer(nbytes)
+        if buffer is None:
             return None
-        if parcel.event is not None:
-            self._device.wait(stream, parcel.event)  # a copy to it was given up, and may not have ended
-        return Arriving(self._device, parcel, nbytes, self._idle)
+        if buffer.event is not None:
+            self._device.wait(stream, buffer.event)  # a copy to it was abandoned, and may still be running
+        return PendingDownload(self._device, buffer, nbytes, self._idle)
 
-    def _parcel(self, nbytes: int) -> _Parcel | None:
-        """Return the smallest idle one for so many bytes, or a new one; None if there may be no more."""
+    def _buffer(self, nbytes: int) -> _DownloadBuffer | None:
+        """Return the smallest idle buffer for nbytes, or a new one; None if there may be no more."""
         size, idle = _rounded(nbytes), self._idle
         with self._lock:
-            fitting = [parcel for parcel in idle if len(parcel.memory) >= nbytes]
+            fitting = [buffer for buffer in idle if len(buffer.memory) >= nbytes]
             if fitting:
-                parcel = min(fitting, key=lambda parcel: len(parcel.memory))
-                idle.remove(parcel)
-                return parcel
-            dropped = list(idle) if self.arriving_bytes + size > self._max_arriving else []
-            for parcel in dropped:
-                idle.remove(parcel)
-            freed = sum(len(parcel.memory) for parcel in dropped)
-            fits = self.arriving_bytes - freed + size <= self._max_arriving
-            self.arriving_bytes += size * fits - freed
-        for parcel in dropped:
-            if parcel.event is not None:
-                self._device.finish(parcel.event)
+                buffer = min(fitting, key=lambda buffer: len(buffer.memory))
+                idle.remove(buffer)
+                return buffer
+            dropped = list(idle) if self.download_bytes + size > self._max_download_bytes else []
+            for buffer in dropped:
+                idle.remove(buffer)
+            freed = sum(len(buffer.memory) for buffer in dropped)
+            fits = self.download_bytes - freed + size <= self._max_download_bytes
+            self.download_bytes += size * fits - freed
+        for buffer in dropped:
+            if buffer.event is not None:
+                self._device.finish(buffer.event)
         dropped.clear()
         self.took(size * fits - freed)
         if not fits:
             return None
         try:
-            return _Parcel(self._device.pinned(size))
+            return _DownloadBuffer(self._device.pinned(size))
         except MemoryError:
             with self._lock:
-                self.arriving_bytes -= size
+                self.download_bytes -= size
             self.took(-size)
             return None
 
 
 class Lane:
-    """Two pieces that take turns. Use them under the lock."""
+    """Two pieces that are used alternately. Use them under the lock."""
 
     def __init__(self, staging: Staging, device: Device) -> None:
         self.lock, self._staging = threading.Lock(), staging
         self._pieces = deque(Piece(device, staging.took) for _ in range(2))
 
     def next(self, nbytes: int) -> tuple[Piece, npt.NDArray[np.uint8]]:
-        """Return the piece that was used longest ago, once it is in use no longer, and up to so many of its bytes."""
+        """Return the piece that was used longest ago, after waiting for its last use, and at most nbytes of it."""
         self._pieces.rotate()
         piece = self._pieces[0]
         piece.finish()
@@ -167,9 +169,9 @@ class Lane:
 
 
 class Uses:
-    """How often one table has used pieces. Uses end in the order in which they began.
+    """Counts of one table's uses of pieces. Uses end in the order in which they began.
 
-    begun: how many there were; ended: how many of these are known to have ended.
+    begun: the number of uses. ended: how many of these are known to have ended.
     """
 
     def __init__(self) -> None:
@@ -177,30 +179,30 @@ class Uses:
 
 
 class Piece:
-    """Pinned memory that is used time and again. took: called with the bytes by which it grows.
+    """Pinned memory that is reused. took: called with the bytes by which it grows.
 
-    It is made at once as large as it may be: whoever frees pinned memory waits for all work on the device.
+    It is made at its largest size at once, because freeing pinned memory waits for all work on the device.
     """
 
     def __init__(self, device: Device, took: Callable[[int], None]) -> None:
         self._device, self._took = device, took
         self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._event: Any = None
-        self._uses, self._use = Uses(), 0  # the last use: the table's, and its number there
-        self._begun_on: int | None = None  # a stream with a copy that was begun, and whose end is not recorded yet
+        self._uses, self._use = Uses(), 0  # the last use: the table's Uses, and its number there
+        self._begun_on: int | None = None  # the stream of a copy that was begun, but whose end is not recorded yet
 
     def take(self, nbytes: int, size: int) -> npt.NDArray[np.uint8]:
-        """Return so many of its bytes. If it has fewer, it is made anew with `size`. REQUIRES: it is not in use."""
+        """Return nbytes of it. If it has fewer, it is made again with `size` bytes. REQUIRES: it is not in use."""
         if len(self._bytes) < nbytes:
             before = len(self._bytes)
-            self._bytes = np.empty(0, np.uint8)  # freed before there is more
+            self._bytes = np.empty(0, np.uint8)  # freed before more is allocated
             self._took(-before)
             self._bytes = self._made(size)
             self._took(size)
         return self._bytes[:nbytes]
 
     def _made(self, size: int) -> npt.NDArray[np.uint8]:
-        """Return pinned memory, or other memory if there is none: a copy may be in the middle of a change of rows."""
+        """Return pinned memory, or pageable memory if there is none, because a change of rows may be half done."""
         try:
             return self._device.pinned(size)
         except MemoryError as error:
@@ -208,13 +210,13 @@ class Piece:
             return np.empty(size, np.uint8)
 
     def upload(self, address: int, part: npt.NDArray[np.uint8], stream: int, uses: Uses) -> None:
-        """Begin to copy some of its bytes to the device, on a table's stream. It is in use until the copy has ended."""
+        """Begin to copy a part of it to the device, on a table's stream. It is in use until the copy has ended."""
         self._begin(stream)
         self._device.upload(address, part, stream)
         self._end(stream, uses)
 
     def download(self, part: npt.NDArray[np.uint8], address: int, stream: int, uses: Uses) -> None:
-        """Begin to copy to some of its bytes from the device; see upload()."""
+        """Begin to copy from the device to a part of it; see upload()."""
         self._begin(stream)
         self._device.download(part, address, stream)
         self._end(stream, uses)
@@ -230,7 +232,7 @@ class Piece:
         self._uses, self._use, self._begun_on = uses, uses.begun, None
 
     def finish(self) -> None:
-        """Wait until it is in use no longer. All earlier uses by the same table have ended then, too."""
+        """Wait until it is no longer in use. All earlier uses by the same table have then ended, too."""
         uses, use = self._uses, self._use
         if self._begun_on is not None:  # a call was interrupted
             self._device.record(self._event, self._begun_on)
@@ -241,53 +243,53 @@ class Piece:
             uses.ended = max(uses.ended, use)
 
 
-class _Parcel:
-    """Memory for what is on its way. event: the end of its last use; None: it is not in use."""
+class _DownloadBuffer:
+    """Memory for a copy in progress. event: the end of its last use; None: it is not in use."""
 
     def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
         self.memory, self.event = memory, None
 
 
-class Arriving:
-    """Bytes on their way to a parcel, which is idle again once copied() has returned, or this is deleted.
+class PendingDownload:
+    """A copy in progress to a buffer, which is idle again when copied() has returned or this object is deleted.
 
     Used by one thread at a time.
     """
 
-    def __init__(self, device: Device, parcel: _Parcel, nbytes: int, idle: list[_Parcel]) -> None:
+    def __init__(self, device: Device, buffer: _DownloadBuffer, nbytes: int, idle: list[_DownloadBuffer]) -> None:
         self._device, self._idle, self._event = device, idle, device.event()
-        self._parcel: _Parcel | None = parcel
-        self._memory = parcel.memory[:nbytes]
+        self._buffer: _DownloadBuffer | None = buffer
+        self._memory = buffer.memory[:nbytes]
 
     def begin(self, address: int, stream: int) -> None:
-        """Begin to copy them from the device."""
-        assert self._parcel is not None
+        """Begin the copy from the device."""
+        assert self._buffer is not None
         self._device.download(self._memory, address, stream)
         self._device.record(self._event, stream)
-        self._parcel.event = self._event
+        self._buffer.event = self._event
 
     def copied(self) -> npt.NDArray[np.uint8]:
-        """Wait until they are there, and return a copy. To be called once."""
-        assert self._parcel is not None
+        """Wait until the copy is complete, and return its bytes in new memory. Call it at most once."""
+        assert self._buffer is not None
         self._device.finish(self._event)
-        self._parcel.event, found = None, self._memory.copy()
+        self._buffer.event, found = None, self._memory.copy()
         self._give_back()
         return found
 
     def _give_back(self) -> None:
-        parcel, self._parcel = self._parcel, None
-        if parcel is not None:
-            self._idle.append(parcel)  # takes no lock, so that it may be done wherever Python collects garbage
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._idle.append(buffer)  # takes no lock, so it may run wherever Python collects garbage
 
     def __del__(self) -> None:
         self._give_back()
 
 
 def _rounded(nbytes: int) -> int:
-    """Return the smallest power of two from this on, at least _MIN_BYTES: few sizes, each of which is used again."""
+    """Return nbytes rounded up to a power of two, at least _MIN_BYTES, so that there are few sizes to reuse."""
     return max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
 
 
 def _floor(nbytes: int) -> int:
-    """Return the largest power of two up to this, at least _MIN_BYTES."""
+    """Return nbytes rounded down to a power of two, at least _MIN_BYTES."""
     return max(_MIN_BYTES, 1 << nbytes.bit_length() - 1 if nbytes else 0)

@@ -1,8 +1,8 @@
 """The hot table on a GPU: buckets of 128 cells in device memory, with eviction by lowest score.
 
-Arguments and results are arrays in the host's memory; only the cells, and buffers for a call, are on the device.
-cells.cu describes the layout, the files with kernels what a warp does. Not thread-safe: the caller holds the variable's
-lock. Longer than 300 lines: each verb of the contract is here.
+Arguments and results are arrays in the host's memory; only the cells and the buffers of calls are on the device.
+cells.cu describes the layout, the other .cu files the work of a warp. Not thread-safe: the caller holds the variable's
+lock. Longer than 300 lines: each method of the contract is here.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _logger = logging.getLogger("kvemb")
 
 # A step of growth adds 1/STEP of the table's buckets, and at least a chunk.
 STEP = 32
-# The share of a device's memory for one store, unless device_memory is given. The rest is for its callers' arrays, and
-# for other programs.
+# The share of a device's memory for one store, unless device_memory is given. The rest is for callers' arrays and other
+# programs.
 SHARE = 0.75
-# A call on very many rows copies this many at a time, to bound its memory on the device.
+# A call on many rows copies this many at a time, to bound its memory on the device.
 PART_ROWS = 65_536
 
 
 class CudaTable:
-    """contracts.HotTable in a GPU's memory. open_device: where devices come from, by name. cells: for kernels."""
+    """contracts.HotTable in a GPU's memory. open_device: returns a device by its name. cells: used by ArrayRows."""
 
     cells_per_bucket = CELLS
     open_device: Callable[[str], Device] = staticmethod(open_device)
@@ -63,7 +63,7 @@ class CudaTable:
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._warned: set[str] = set()
         self._rows_until_growth = 0
-        # So that hot rows can be found and written to disk, a bucket's at a time, when the device has no memory left.
+        # So hot rows can be found and written to disk, one bucket at a time, when the device has no memory left.
         self._buffers.fitting(CELLS, CELLS, rows=self._row_bytes, keys=8, cells=8, missing=8, out=8)
         self._buffers.of("count", COUNT_BYTES)
         self._buffers.keep_least()
@@ -131,7 +131,7 @@ class CudaTable:
     def _find(
         self, keys: Keys, at: int = NULL, out: int = NULL, rule: ScoreRule | None = None, now: float = 0.0
     ) -> Positions:
-        """Find keys, whose cells are then in the buffer "cells". Returns the positions of those that are not there."""
+        """Find keys and write their cells to the buffer "cells". Return the positions of missing keys."""
         count = self.cells.find(self._buffers.put("keys", keys), len(keys), at=at, out=out, rule=rule, now=now)
         return self.cells.missing(count)
 
@@ -180,23 +180,28 @@ class CudaTable:
         reserve: Callable[[int], bool] | None = None,
         clean_too: bool = False,
     ) -> RowBlock:
-        """See contracts.HotTable. Grows when the bucket of a key is full. Evicted rows are in the order of the rows
-        that replace them. If the device has no memory for growth although the budget has, rows are evicted instead.
+        """See contracts.HotTable.
+
+        Grows when the bucket of a key is full. Evicted rows are in the order of the rows that replace them. If the
+        device has no memory for growth although the budget has, rows are evicted instead.
         """
         self._rows_until_growth = max(0, self._rows_until_growth - len(rows))
         growing = reserve is not None and self.step_rows > 0
         pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
         while len(pending):
             rows = rows.select(pending)
-            # No growth if few cells are in use: keys that share a few buckets find no room in a table of any size.
+            # No growth if few cells are in use, because keys that share a few buckets find no room in a table of any
+            # size.
             may_grow = self.step_rows > 0 and 2 * self.size > self.capacity_rows
             growing = reserve is not None and may_grow and reserve(self.step_rows) and self._grown()
             pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
         return left
 
     def _grown(self) -> bool:
-        """Grow. If the device has no memory left, keep this size until as many rows were offered as there are cells: to
-        ask in vain takes long.
+        """Grow; return whether the table has grown.
+
+        If the device has no memory left, the next attempt is made only after as many rows were offered as there are
+        cells, because a failed allocation takes long.
         """
         try:
             self.grow()
@@ -207,7 +212,7 @@ class CudaTable:
         return True
 
     def _warn(self, what: str, error: MemoryError) -> None:
-        """Log the first time that the device lacks memory for this."""
+        """Log once that the device lacks memory for this."""
         if what not in self._warned:
             self._warned.add(what)
             _logger.warning("%s: %s; open the store with a smaller device_memory", what, error)
@@ -227,7 +232,7 @@ class CudaTable:
         return self.cells.missing(done.waiting), self._take_left(done.leaving, done.left, done.pitch, done.left_at)
 
     def _take_left(self, count: int, left: int, pitch: int, left_at: int) -> RowBlock:
-        """Return the rows that left, in the order of what they left for."""
+        """Return the evicted rows, in the order of the rows that replaced them."""
         rows, at = RowBlock(self._schema, count), self._buffers.get(left_at, count, np.int64)
         self._buffers.get_rows(left, pitch, rows)
         return rows.select(np.argsort(at))
@@ -237,7 +242,7 @@ class CudaTable:
         return self._columns.keys(self.occupied())
 
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
-        """See contracts.HotTable. A run of cells, as the hash has mixed the keys."""
+        """See contracts.HotTable. Takes consecutive cells, a random sample because the hash mixes the keys."""
         count = min(count, self.capacity_rows)
         start = int(at * (self.capacity_rows - count))
         cells = self._columns.occupied(start, start + count)
@@ -282,7 +287,7 @@ class CudaTable:
             buffers.of(name, self._value_bytes * count)
         if change.rows:
             buffers.for_rows("rows", self._schema, count)
-        own.prepare_change(count)
+        own.prepare_change(count, adding=change.embeddings == 2)
         if change.optimizer is not None:
             if change.grads is not None:
                 buffers.of("values", change.grads.nbytes)
@@ -354,7 +359,7 @@ class CudaTable:
             raise ValueError(f"a table of {self.capacity_rows} cells cannot grow past {self.max_capacity_rows}")
         before, after = self._chunks.buckets, (self.capacity_rows + self.step_rows) // CELLS
         self._enlarge(after)
-        while before < after:  # level by level: in a launch, no bucket is split that is itself new
+        while before < after:  # level by level, so that no launch splits a bucket that is new itself
             level = min(after, 2 << before.bit_length() - 1)
             self._run("split", WARP * (level - before), before, buckets=level)
             before = level
@@ -374,7 +379,7 @@ class CudaTable:
         count, buckets = 0, chunks.buckets
         try:
             left = RowBlock(self._schema, (chunks.buckets - least) * CELLS)
-            # Allocated before the first row leaves: the next parts may be larger than the first.
+            # Allocated before the first row leaves, because later parts may be larger than the first.
             part = buffers.fitting(min(PART_ROWS, len(left)), CELLS, left=self._row_bytes, left_at=8) // CELLS
         except MemoryError:
             return RowBlock(self._schema, 0)
@@ -399,7 +404,7 @@ class CudaTable:
         for dirty in self._columns.flagged(DIRTY):
             for at in range(0, len(dirty), limit):
                 cells = dirty[at : at + limit]
-                cells = cells[self._columns.flags(cells) & DIRTY != 0]  # what was taken since is clean
+                cells = cells[self._columns.flags(cells) & DIRTY != 0]  # rows that were taken since are clean
                 if len(cells):
                     yield cells, self.read(cells)
 

@@ -1,5 +1,5 @@
-// What calculates with embeddings, but for optimizers' steps. Value is an element as it is stored, Wide what it is
-// calculated with, and of floats also what weights and divisors are.
+// Kernels that calculate with embeddings, except optimizers' steps. Value is the type of a stored element, Wide that of
+// calculations and, for floats, of weights and divisors.
 
 // Adds new - old, both (n, dim), to the embeddings of n cells. order sorts the cells, stably; a warp takes all entries
 // of a cell, in their order.
@@ -23,7 +23,7 @@ KERNEL add(
   }
 }
 
-// The row of a key: in its cell, or beside the table at its place; null for none.
+// Returns the row of a key, in its cell or beside the table; null if it has none.
 __device__ inline const Value* row_of(
     const Table& table, const i64* cells, const i64* at, const Value* beside, i64 dim, i64 i) {
   if (at && at[i] >= 0) return beside + at[i] * dim;
@@ -31,8 +31,8 @@ __device__ inline const Value* row_of(
   return (const Value*)table.row(table.bucket(cells[i] / CELLS), cells[i] % CELLS);
 }
 
-// Sets scales to what each of n keys' rows is multiplied with if its norm is above most_norm, else to NaN. The squares
-// are summed in their order, by one thread.
+// Sets scales to the factor of each of n keys' rows if its norm is above most_norm, else to NaN. One thread sums a
+// row's squares in order.
 KERNEL clip_scales(
     TABLE_PARAMETERS, const i64* cells, i64 n, const i64* at, const Value* beside, i64 dim, double most_norm,
     const Wide* weights, double* scales) {
@@ -46,8 +46,8 @@ KERNEL clip_scales(
   }
 }
 
-// Pools each bag's rows in their order (kvemb.rows.bags): a warp a bag, a lane an element. weights, divisors, scales:
-// null for none. Rows that are nowhere are left out.
+// Pools each bag's rows in order (kvemb.rows.bags): one warp per bag, one lane per element. weights, divisors, scales:
+// null for none. Missing rows are skipped.
 KERNEL pool(
     TABLE_PARAMETERS, const i64* cells, const i64* at, const Value* beside, i64 dim, const i64* offsets, i64 bags,
     const Wide* weights, const Wide* divisors, const double* scales, Value* out) {
@@ -69,22 +69,35 @@ KERNEL pool(
   }
 }
 
-// Sets out (m, dim) to each key's sum, in order, of weight * gradient / divisor over the bags that its occurrences are
-// in (kvemb.rows.hashing.Sums): a warp a key. weights, divisors: null for none; with a divisor of 0 a gradient is 0.
+// Sets out (m, dim) to each key's sum, in order, of weight * gradient / divisor over the bags of its occurrences
+// (kvemb.rows.hashing.Sums). A warp processes 32 columns of a key. weights, divisors: null for none; with a divisor of
+// 0 a gradient is 0.
 KERNEL row_gradients(
     const i64* first, const i64* following, const i64* bag_of, i64 m, const Wide* weights, const Wide* divisors,
     const Wide* grads, i64 dim, Wide* out) {
-  for (i64 key = first_warp(); key < m; key += all_warps()) {
-    for (i64 j = lane_number(); j < dim; j += 32) {
-      Wide total = 0;
-      for (i64 at = first[key]; at >= 0; at = following[at]) {
-        const i64 bag = bag_of[at];
-        Wide part = grads[bag * dim + j];
-        if (divisors) part = divisors[bag] != 0 ? part / divisors[bag] : part * (Wide)0;
-        if (weights) part = weights[at] * part;
-        total = at == first[key] ? part : total + part;
+  const i64 parts = (dim + 31) / 32;
+  for (i64 part = first_warp(); part < m * parts; part += all_warps()) {
+    const i64 key = part / parts, j = part % parts * 32 + lane_number();
+    if (j >= dim) continue;
+    Wide total = 0;
+    bool begun = false;
+    for (Chain chain(following, first[key]); chain.at[0] >= 0;) {
+      const Chain now = chain;
+      i64 bags[CHAIN];
+      Wide each[CHAIN];
+      for (int k = 0; k < CHAIN; k++)
+        if (now.at[k] >= 0) bags[k] = bag_of[now.at[k]];
+      for (int k = 0; k < CHAIN; k++)
+        if (now.at[k] >= 0) each[k] = grads[bags[k] * dim + j];
+      chain.next();
+      for (int k = 0; k < CHAIN && now.at[k] >= 0; k++) {
+        Wide gradient = each[k];
+        if (divisors) gradient = divisors[bags[k]] != 0 ? gradient / divisors[bags[k]] : gradient * (Wide)0;
+        if (weights) gradient = weights[now.at[k]] * gradient;
+        total = begun ? total + gradient : gradient;
+        begun = true;
       }
-      out[key * dim + j] = total;
     }
+    out[key * dim + j] = total;
   }
 }

@@ -1,4 +1,4 @@
-"""A client's calls of shards: sent to all of them at once, numbered, and repeated where no answer came. Thread-safe."""
+"""A client's calls of shards: numbered, sent to all shards at once, and repeated if no answer comes. Thread-safe."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from kvemb.interrupts import result_of, uninterrupted
 
 # How often a call is sent before its shard counts as lost.
 MAX_ATTEMPTS = 5
-# Between two questions whether a call that is held back may be sent: doubled each time.
+# Interval between two questions whether a call that is held back may be sent; doubled each time.
 MIN_PAUSE, MAX_PAUSE = 0.001, 0.05
 
 ADVICE = "recover() takes the whole cluster back to its last checkpoint; so does closing it and opening it again"
 
 
-# Calls whose time does not grow with the table; one that takes very long will never end.
+# Calls whose time does not grow with the table: one that takes very long hangs.
 _ON_ROWS = ["lookup", "change", "slot", "scores", "prefetch", "size", "stats", "entry", "next_batch", "end_scan"]
-LIMITED = frozenset([*_ON_ROWS, "hold", "admit", "admits", "release"])
+LIMITED = frozenset([*_ON_ROWS, "hold", "admit", "admits", "release", "changes"])
 
 
-class Patience(NamedTuple):
-    """Seconds. silent: after which a shard that has not answered is sent a ping. ping: until it must answer that.
+class Timeouts(NamedTuple):
+    """Timeouts, in seconds. silent: after so long without an answer, a shard is sent a ping.
 
-    most: until it must answer one of LIMITED, even if it answers pings.
+    ping: within which it must answer the ping. most: within which it must answer a call of LIMITED, even if it answers
+    pings.
     """
 
     silent: float = 30.0
@@ -40,21 +41,22 @@ class Patience(NamedTuple):
     most: float = math.inf
 
     @classmethod
-    def within(cls, seconds: float) -> Patience:
-        """Return that of calls which may take so many seconds."""
+    def within(cls, seconds: float) -> Timeouts:
+        """Return the timeouts of calls that may take so many seconds."""
         return cls(min(30.0, seconds / 2), min(30.0, seconds / 2), seconds)
 
 
-PATIENCE = Patience()
+TIMEOUTS = Timeouts()
 
 
 class Calls:
-    """The calls of one client. who: what messages call the shard with a number. advice(): ends messages of a loss.
+    """The calls of one client. who(shard): its name in messages. advice(): the end of messages about a loss.
 
-    patience: with a shard that does not answer.
+    timeouts: of its calls.
 
     client: its identity. lost: the error of the first lost shard, None if there is none; once set, every call raises
-    ShardLost. on_loss(error), if set, is called when a call finds a loss; on_wait(), while a call is held back.
+    ShardLost. on_loss(error), if set, is called when a call finds a loss; on_wait() is called while a call is held
+    back.
     """
 
     def __init__(
@@ -62,13 +64,13 @@ class Calls:
         transport: Transport,
         who: Callable[[int], str] = "shard {}".format,
         advice: Callable[[], str] = lambda: ADVICE,
-        patience: Patience = PATIENCE,
+        timeouts: Timeouts = TIMEOUTS,
     ) -> None:
         self.transport, self.client = transport, uuid.uuid4().hex
         self.lost: ShardLost | None = None
         self.on_loss: Callable[[ShardLost], None] | None = None
         self.on_wait: Callable[[], None] | None = None
-        self.patience, self._who, self._advice = patience, who, advice
+        self.timeouts, self._who, self._advice = timeouts, who, advice
         self._lock = threading.Lock()
         self._next, self._open = 0, set[int]()
 
@@ -90,16 +92,16 @@ class Calls:
         return list(self.each(name, dict.fromkeys(range(self.transport.shards), arguments)).values())
 
     def all_once(self, name: str, *arguments: Any) -> list[Any]:
-        """The same for a call that a shard must not make twice; its first argument is a Stamp."""
+        """As all(), for a call that a shard must not execute twice: adds a Stamp as its first argument."""
         with self.stamped(range(self.transport.shards)) as stamp:
             return self.all(name, stamp, *arguments)
 
     def each(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Make a call on some shards at once, by number; returns their results once all have answered.
 
-        A call without an answer is sent again unchanged, so it must carry a Stamp as its first argument, or only read.
-        When all have ended, raises what the first failing shard raised, or ShardLost. Ctrl-C is raised then, too: a
-        call that was sent to some shards is a whole one only when all have made it.
+        A call without an answer is sent again unchanged, so it must either have a Stamp as its first argument or only
+        read. When all calls have ended, raises what the first failing shard raised, or ShardLost. Ctrl-C is also raised
+        only then, because a call is complete only when all of its shards have executed it.
         """
         self.check()
         sent = _Sent(self, name, arguments)
@@ -121,7 +123,7 @@ class Calls:
             raise ShardLost(str(self.lost)) from self.lost
 
     def lose(self, error: ShardLost) -> None:
-        """Let every later call raise ShardLost. The first reason is kept."""
+        """Make every later call raise ShardLost. The first reason is kept."""
         with self._lock:
             if self.lost is not None:
                 return
@@ -130,7 +132,7 @@ class Calls:
             self.on_loss(error)
 
     def answer(self, shard: int, future: Future[Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        """Wait for an answer; sends the call again where none came, and when it is not held back any more."""
+        """Wait for an answer. Sends the call again if none came, or when it is no longer held back."""
         attempts = 1
         while True:
             try:
@@ -147,17 +149,17 @@ class Calls:
             future = self.transport.call(shard, name, *arguments)
 
     def _result(self, shard: int, future: Future[Any], name: str) -> Any:
-        """Wait for an answer. While there is none, the shard's process must answer pings.
+        """Wait for an answer. Until it comes, the shard's process must answer pings.
 
-        Ends with ShardLost, too, when another call finds that a shard is lost.
+        Also raises ShardLost when another call finds that a shard is lost.
         """
-        silent, ping, most = self.patience
+        silent, ping, most = self.timeouts
         end = time.monotonic() + (most if name in LIMITED else math.inf)
         while True:
             try:
                 return result_of(future, max(0.0, min(silent, end - time.monotonic())))
             except TimeoutError:
-                if future.done():  # now, or this is the answer
+                if future.done():  # the answer has come by now, or it is this timeout
                     return future.result()
             self.check()
             if time.monotonic() >= end:
@@ -168,7 +170,7 @@ class Calls:
             try:
                 result_of(self.transport.ping(shard), ping)
             except Unanswered:
-                pass  # the process has ended: soon it is known that there will be no answer
+                pass  # the process has ended: the future will soon raise that
             except TimeoutError as error:
                 if not future.done():
                     waited = f"{silent + ping:g} seconds: its process or its disk hangs"
@@ -192,7 +194,7 @@ class Calls:
 
 
 class _Sent:
-    """A call that goes to some shards. results: by shard. failure: what the first failing one raised."""
+    """A call to some shards. results: by shard. failure: the exception of the first shard that failed."""
 
     def __init__(self, calls: Calls, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
         self._calls, self._name, self._arguments = calls, name, arguments
@@ -201,12 +203,12 @@ class _Sent:
         self.failure: Exception | None = None
 
     def send(self) -> None:
-        """Send it to all."""
+        """Send it to all of them."""
         for shard, given in self._arguments.items():
             self._waiting[shard] = self._calls.transport.call(shard, self._name, *given)
 
     def finish(self) -> None:
-        """Wait for all answers that are missing. May be called again after Ctrl-C."""
+        """Wait for the answers that are still missing. May be called again after Ctrl-C."""
         while self._waiting:
             shard, future = next(iter(self._waiting.items()))
             try:

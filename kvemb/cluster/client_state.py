@@ -1,4 +1,4 @@
-"""Whether a client may make calls: it is open, and this is not a call of a shard, which its own call could wait for."""
+"""Whether a client may make calls: it must be open, and not be called from a function that a shard runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from kvemb.store_state import StoreState
 
 
 class ClientState(StoreState):
-    """The state of a client. shards(): the way to the shards."""
+    """The state of a client. shards(): returns the transport to the shards; None: nobody has the client."""
 
-    def __init__(self, name: str, shards: Callable[[], Transport]) -> None:
+    def __init__(self, name: str, shards: Callable[[], Transport | None]) -> None:
         super().__init__(name)
         self._shards = shards
 
     def check_here(self) -> None:
-        """Raise Closed in a forked process, RuntimeError in a function of a user that a shard in this process calls.
+        """Raise Closed in a forked process, RuntimeError in a user's function that a shard in this process calls.
 
-        A cut waits for the shard's call, and holds back the one that the function makes, so both would wait for ever.
+        A cut would wait for the shard's call and hold back the call that the function makes: a deadlock.
         """
         super().check_here()
         shards = self._shards()

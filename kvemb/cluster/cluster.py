@@ -1,4 +1,4 @@
-"""The inside of a cluster's Store: one client, its tables, and the calls that go to all shards that have a key.
+"""The implementation of a cluster's Store: one client, its tables, and its calls to the shards that have the keys.
 
 Thread-safe: `lock` guards tables and collections.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -34,12 +35,12 @@ from kvemb.restrict import ScoreRule
 from kvemb.rows.hashing import Keys
 
 Result = TypeVar("Result")
-# Asynchronous calls (lookup_async, apply_gradients_async) under way at the same time; further ones wait.
+# Asynchronous calls (lookup_async, apply_gradients_async) that run at the same time; further ones wait.
 MAX_STARTED = 8
 
 
 class Wanted(NamedTuple):
-    """A lookup of one variable: where rows (n, dim) and, unless None, existence (n,) go."""
+    """A lookup of one variable: the arrays to fill with rows (n, dim) and, unless None, existence (n,)."""
 
     table: Table
     keys: Keys
@@ -56,23 +57,24 @@ class Step(NamedTuple):
 
 
 class Cluster:
-    """A client of shards that are one table. coordinator: calls of it. path: what messages call the cluster.
+    """A client of a cluster. coordinator: the transport to it. path: the cluster's name in messages.
 
-    shared: whether other processes can be clients of the same cluster: it is on Ray, and has a url.
+    shared: whether other processes can be clients of the same cluster, because it is on Ray and has a url.
     """
 
     def __init__(self, coordinator: Transport, path: str, *, shared: bool = False) -> None:
         self.path, self.shared = path, shared
-        self.state = ClientState(path, lambda: self.session.calls.transport)
+        own = weakref.ref(self)  # the state must not keep it alive (kvemb.cluster.opening)
+        self.state = ClientState(path, lambda: None if (mine := own()) is None else mine.session.calls.transport)
         self.lock = threading.RLock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
         self._coordinator = Calls(coordinator, lambda _: "the cluster's coordinator", lambda: ENDED)
         joined: JoinReply = self._coordinator.all("join", kvemb.__version__)[0]
-        self._coordinator.patience = joined.patience._replace(most=math.inf)
+        self._coordinator.timeouts = joined.timeouts._replace(most=math.inf)
         self.session = Session(self._coordinator, joined)
         self.router = Router(self.session.calls.transport.shards)
-        self._last_call = threading.local()  # session: of the last call of each thread
+        self._last_call = threading.local()  # session: that of each thread's last call
         self._recovery: Recovery | None = None
         self._started = ThreadPoolExecutor(MAX_STARTED, thread_name_prefix="kvemb-started")
         self._under_way = set[Future[Any]]()
@@ -81,7 +83,7 @@ class Cluster:
         self._pending: PendingCheckpoint[Checkpoint] | None = None
 
     def begun(self) -> Session:
-        """Begin a call: return what it knows of the cluster. Raises Closed, ShardLost."""
+        """Begin a call; returns the current session. Raises Closed, ShardLost."""
         self.state.check_open()
         self._last_call.session = session = self.session
         session.begin()
@@ -109,9 +111,10 @@ class Cluster:
         self.collections.setdefault(collection, []).append(item)
 
     def recover(self) -> Recovery:
-        """Go on with the last checkpoint: Coordinator.recover. Raises ShardLost, Closed.
+        """Return to the last checkpoint: Coordinator.recover. Raises ShardLost, Closed.
 
-        Threads of one client that call this after the same loss go back once: each knows of the loss by its last call.
+        If several threads of one client call this after the same loss, the cluster goes back once: the session of a
+        thread's last call identifies the loss.
         """
         self.state.check_here()
         with self.lock:
@@ -126,13 +129,13 @@ class Cluster:
             found: tuple[Recovery, JoinReply] = self._coordinator.all("recover", *asked)[0]
             self._last_call.session = self.session = Session(self._coordinator, found[1], self.session)
             self._recovery = found[0]
-            self._pending = None  # how it ended shows in what the cluster went back to
+            self._pending = None  # the checkpoint to which the cluster went back shows how it ended
             return self._recovery
 
     # Checkpoints.
 
     def checkpoint(self, keep: int | None, attachments: Attachments) -> PendingCheckpoint[Checkpoint]:
-        """Begin a checkpoint, once the last one that was begun here is complete. Raises as Store.checkpoint()."""
+        """Begin a checkpoint once the last one that this client began is complete. Raises as Store.checkpoint()."""
         self.state.check_here()
         with self._checkpointing:
             self.settle()
@@ -152,7 +155,7 @@ class Cluster:
             pending.result()
         self._pending = None  # only now: after Ctrl-C above it is still being written
 
-    # Rows of several variables, in one call of each shard.
+    # Rows of several variables, with one call to each shard.
 
     def lookup(self, wanted: list[Wanted], *, touch: bool) -> None:
         """Fill in rows and existence. A repeated key is sent once, with the number of its uses."""
@@ -181,20 +184,20 @@ class Cluster:
 
     @staticmethod
     def _used(table: Table, opened: Opened, grouped: Grouped, touch: bool) -> tuple[Moment, Any]:
-        """Return the moment of a lookup, and the uses of each distinct key; None: one of each, or they do not count."""
+        """Return the moment of a lookup, and the uses of each distinct key; None: one each, or not recorded."""
         if not touch or not opened.scores:
             return opened.clock.now(table.policy), None
         counts = grouped.repeated and (table.policy is None or table.policy.rule is not ScoreRule.LAST_USE)
         return opened.clock.use(table.policy), grouped.counts if counts else None
 
     def train(self, steps: list[Step]) -> list[Exception | None]:
-        """Take an optimizer's step on each variable; returns what each failed with."""
+        """Take an optimizer's step on each variable; returns the error of each, None for those that succeeded."""
         session = self.begun()
         changes: dict[int, list[Change]] = {}
         tokens: list[str] = []
         for table, keys, grads in steps:
             token, clock, admits, _ = session.opened(table)
-            optimizer = table.operations.optimizer  # raises Closed of a dropped variable
+            optimizer = table.operations.optimizer  # raises Closed if the variable was dropped
             assert optimizer is not None
             counted = optimizer.counts_steps and len(keys) > 0
             moment = clock.train(table.policy, counted)
@@ -253,7 +256,7 @@ class Cluster:
 
 
 def _made(session: Session, changes: dict[int, list[Change]], tokens: list[str]) -> list[Exception | None]:
-    """Make changes; returns what each variable's first failed with."""
+    """Execute changes; returns for each variable its first error, or None."""
     with session.calls.stamped(changes) as stamp:
         found = session.calls.each("change", {shard: (stamp, each) for shard, each in changes.items()})
     failures: dict[str, Exception] = {}
@@ -276,7 +279,7 @@ def _fill(part: Wanted, grouped: Grouped, answers: dict[int, Any]) -> None:
 
 
 def summed(grouped: Grouped, grads: Values) -> Values:
-    """Return the sum of each distinct key's gradients, in order: as the optimizer's step sums them."""
+    """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does."""
     if not grouped.repeated:
         return grads if len(grouped.parts) < 2 else grads[grouped.sums.first]
     out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)

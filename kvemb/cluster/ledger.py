@@ -1,9 +1,9 @@
-"""The calls of a shard: which were made, so that one that arrives again is not made again, and the gate that a cut
-closes (kvemb.cluster.coordination.cuts).
+"""The calls that a shard has executed, so that none is executed twice, and the gate that a cut closes
+(kvemb.cluster.coordination.cuts).
 
-Each client numbers its calls. With each it sends the number below which it has all answers, and the shard forgets
-those. While the gate is closed, a call that was not made before is refused with GateClosed, unless it was admitted, and
-its client sends it again. Thread-safe.
+Each client numbers its calls. With each call it sends the number below which it has all answers, and the shard forgets
+the calls below that number. While the gate is closed, a call that was not executed before is refused with GateClosed,
+unless it was admitted, and its client sends it again. Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_CLIENTS = 4096
 
 class Stamp(NamedTuple):
     """The identity of a call. client: random text. number: counts the client's calls, from 0. answered: the client has
-    the answers to all calls below this number. shards: to which the call goes; bit i stands for shard i.
+    the answers to all calls below this number. shards: those to which the call goes, as a bit mask: bit i is shard i.
     """
 
     client: str
@@ -34,33 +34,35 @@ class Stamp(NamedTuple):
     shards: int
 
 
-class CallsMade(NamedTuple):
-    """What a shard has of one client. answered: see Stamp. calls: those from there on, by number; their `shards`."""
+class ExecutedCalls(NamedTuple):
+    """The calls of one client that a shard has executed. answered: see Stamp. calls: the `shards` of those from there
+    on, by number.
+    """
 
     answered: int
     calls: dict[int, int]
 
 
-# A client and the number of its call.
+# A client, and the number of its call.
 CallId = tuple[str, int]
 
 
 class _Call(NamedTuple):
-    """A call that was begun. result: done once it was made."""
+    """A call that was begun. result: done once the call was executed."""
 
     result: Future[Any]
     shards: int
 
 
 class _Client:
-    """The calls of one client. made: by number, those that may come again."""
+    """The calls of one client. made: by number, those that may arrive again."""
 
     def __init__(self) -> None:
         self.answered = 0
         self.made: dict[int, _Call] = {}
 
     def knows(self, stamp: Stamp) -> bool:
-        """Whether this call was made, or is being made. Forgets what cannot come again."""
+        """Whether this call was executed or is being executed. Forgets calls that cannot arrive again."""
         if stamp.answered > self.answered:
             self.answered = stamp.answered
             for number in [number for number in self.made if number < stamp.answered]:
@@ -69,26 +71,28 @@ class _Client:
 
 
 class Ledger:
-    """The calls of all clients, and the gate."""
+    """The calls of all clients, and the gate. changes: how many calls may have changed what a checkpoint has."""
 
     def __init__(self) -> None:
+        self.changes = 0
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         self._lock = threading.Lock()
-        # The gate. _cut: the number of the cut that closed it, None while it is open; _ended: of the last that ended.
+        # The gate. _cut: number of the cut that closed it, None while it is open; _ended: number of the last cut that
+        # ended.
         self._cut: int | None = None
         self._ended = -1
         self._cutter = ""
         self._admitted: set[CallId] = set()
 
-    # What was made.
+    # Calls that were executed.
 
     def to_json(self) -> dict[str, list[int]]:
-        """Return the calls that were made: for each client its `answered`, then the numbers from there on."""
+        """Return the calls that were executed: for each client its `answered`, then the numbers from there on."""
         with self._lock:
             return {name: [client.answered, *sorted(client.made)] for name, client in self._clients.items()}
 
     def add(self, made: dict[str, list[int]]) -> None:
-        """Add what to_json() returned: such a call is not made again, and its result is None."""
+        """Add calls that to_json() returned: if one arrives again, it is not executed, and its result is None."""
         with self._lock:
             for name, (answered, *numbers) in made.items():
                 client = self._client(name)
@@ -97,23 +101,24 @@ class Ledger:
 
     @contextmanager
     def using(self, stamp: Stamp | None) -> Iterator[bool]:
-        """For a call that reads, and records uses: whether they are to be recorded. Not of one that was begun before.
+        """Yield whether a call that reads should record uses: not if it was begun before. stamp: None records none.
 
-        stamp: None records no uses. Raises GateClosed.
+        Raises GateClosed.
         """
-        future = None if stamp is None else self._begin(stamp)[0]
+        future = None if stamp is None else self._begin(stamp, True)[0]
         try:
             yield future is not None
         finally:
             if future is not None:
                 future.set_result(None)
 
-    def once(self, stamp: Stamp, work: Callable[[], Any]) -> Any:
-        """Make the call, work(), unless it was made before; return what it returned, or raise what it raised.
+    def once(self, stamp: Stamp, work: Callable[[], Any], *, changes: bool = False) -> Any:
+        """Execute a call, work(), unless it was executed before; return what it returned, or raise what it raised.
 
-        Waits for a call that is being made. Returns None for a call whose answer the client has. Raises GateClosed.
+        changes: whether it counts as a change. Waits if the call is being executed. Returns None for a call
+        whose answer the client has. Raises GateClosed.
         """
-        mine, future = self._begin(stamp)
+        mine, future = self._begin(stamp, changes)
         if mine is not None:
             try:
                 mine.set_result(work())
@@ -121,8 +126,13 @@ class Ledger:
                 mine.set_exception(error)
         return None if future is None else result_of(future)
 
-    def _begin(self, stamp: Stamp) -> tuple[Future[Any] | None, Future[Any] | None]:
-        """Return the future to complete, if the call is to be made now; and the one that has its result, if known."""
+    def count_change(self) -> None:
+        """Count a change that a call turned out to be."""
+        with self._lock:
+            self.changes += 1
+
+    def _begin(self, stamp: Stamp, changes: bool) -> tuple[Future[Any] | None, Future[Any] | None]:
+        """Return the future to complete if the call must be executed now, and that of its result if there is one."""
         with self._lock:
             client = self._client(stamp.client)
             if client.knows(stamp):
@@ -132,23 +142,24 @@ class Ledger:
                 raise GateClosed
             future: Future[Any] = Future()
             client.made[stamp.number] = _Call(future, stamp.shards)
+            self.changes += changes
             return future, future
 
     # The gate.
 
     def admits(self, stamp: Stamp) -> bool:
-        """Whether a call that was refused with GateClosed would be made now."""
+        """Whether a call that was refused with GateClosed would be accepted now."""
         with self._lock:
             return self._lets_in(stamp)
 
     def _lets_in(self, stamp: Stamp) -> bool:
         return self._cut is None or stamp.client == self._cutter or (stamp.client, stamp.number) in self._admitted
 
-    def hold(self, cut: int, cutter: str) -> dict[str, CallsMade]:
-        """Close the gate, wait for calls that are being made, and return all that were made.
+    def hold(self, cut: int, cutter: str) -> dict[str, ExecutedCalls]:
+        """Close the gate, wait for calls that are being executed, and return all that were executed.
 
-        cut: larger than that of every cut before. cutter: the client that makes the cut; its calls pass, and are not
-        meant here. Repeating it changes nothing.
+        cut: larger than the number of every earlier cut. cutter: the client that makes the cut; its calls pass the
+        gate, and are neither waited for nor returned. Repeating the call changes nothing.
         """
         with self._lock:
             if cut > self._ended and cut != self._cut:
@@ -158,13 +169,13 @@ class Ledger:
         wait(running)
         with self._lock:
             return {
-                name: CallsMade(client.answered, {number: call.shards for number, call in client.made.items()})
+                name: ExecutedCalls(client.answered, {number: call.shards for number, call in client.made.items()})
                 for name, client in self._clients.items()
                 if name != cutter
             }
 
     def admit(self, cut: int, calls: Collection[CallId], seconds: float) -> list[CallId]:
-        """Let some calls in, and wait so long at most until they were made; returns those that were not."""
+        """Admit some calls, and wait at most so many seconds until they were executed; returns those that were not."""
         deadline = time.monotonic() + seconds
         with self._lock:
             if cut == self._cut:
@@ -201,7 +212,7 @@ class Ledger:
         return found
 
 
-# How often it is looked whether an admitted call was made.
+# Interval at which admit() checks whether the admitted calls were executed.
 _TURN_SECONDS = 0.002
 
 

@@ -16,17 +16,17 @@ from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import Unanswered
 from kvemb.meter import Meter
 
-# Calls of several threads overlap; more threads than this only wait for each other.
+# Calls of several threads overlap; more threads than this would only wait for each other.
 MAX_THREADS = 16
-# shards: those whose calls this thread makes.
+# shards: those whose calls this thread executes.
 _thread = threading.local()
 
 
 class LocalTransport:
     """See kvemb.cluster.transport. make: makes the shard with a number. release: called at the end.
 
-    place: where they have their files.
-    If a shard cannot be made, those before it are closed, and what it raised is raised.
+    place: the folder of the shards' files. If a shard cannot be made, the earlier ones are closed, and the error is
+    raised.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LocalTransport:
             return failed(Unanswered("the shard was closed"))
 
     def makes_calls_here(self) -> bool:
-        """Whether this thread makes calls of these shards: so it does in a user's function that they call."""
+        """Whether this thread executes a call of these shards, as it does inside a user's function that they call."""
         return getattr(_thread, "shards", None) is self._shards
 
     def ping(self, shard: int) -> Future[Any]:
@@ -83,7 +83,7 @@ def failed(error: BaseException) -> Future[Any]:
     return future
 
 
-def made_here(root: Path, meter: Meter, plan: Plan) -> LocalTransport:
+def make_in_process(root: Path, meter: Meter, plan: Plan) -> LocalTransport:
     """Make the shards of a plan in this process, with their files in a new folder of root."""
     folder, lock = new_folder(root, "kvemb-cluster-")
 
@@ -94,14 +94,14 @@ def made_here(root: Path, meter: Meter, plan: Plan) -> LocalTransport:
 
 
 class Callee(Protocol):
-    """What has a method that calls its others by name."""
+    """An object whose methods can be called by name."""
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method."""
 
 
-class Here:
-    """The way to one object of this process, as a transport to one shard: calls are made at once, by the caller."""
+class DirectTransport:
+    """A transport to one object of this process, as to one shard: the caller's thread executes calls at once."""
 
     shards = 1
 
@@ -122,4 +122,4 @@ class Here:
         return done(None)
 
     def close(self) -> None:
-        """See Transport. What it leads to is closed by a call."""
+        """See Transport. Does nothing: the object itself is closed by a call."""

@@ -1,4 +1,4 @@
-"""Requests to shards, and their answers. Plain values: they may go to another process, on another machine."""
+"""Requests to shards, and their answers. Plain values, which may be sent to a process on another machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from kvemb.cluster.calls import Patience
+from kvemb.cluster.calls import Timeouts
 from kvemb.cluster.coordination.counting import Steps
 from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
@@ -24,10 +24,10 @@ def columns_of(block: RowBlock) -> Columns:
 
 
 class OpenVariable(NamedTuple):
-    """What a client must know of a variable that is open. token: what calls say for it (coordination.opened).
+    """What a client must know of an open variable. token: identifies it in calls (coordination.opened).
 
-    steps: of all clients. admits: whether its shards count how often a key that is missing is trained. scores: whether
-    uses change scores there: they do not while a user-defined policy is missing.
+    steps: of all clients. admits: whether its shards count how often a missing key is trained. scores: whether uses
+    change scores on the shards: they do not while a user-defined policy is missing.
     """
 
     token: str
@@ -37,21 +37,22 @@ class OpenVariable(NamedTuple):
 
 
 class JoinReply(NamedTuple):
-    """What a client needs for its calls. generation: counts recoveries. transport: to the shards. patience: with them.
+    """What a client needs for its calls. generation: counts recoveries. transport: to the shards. timeouts: the
+    timeouts.
 
-    opened: the variables that are open, by name.
+    opened: the open variables, by name.
     """
 
     generation: int
     transport: Transport
-    patience: Patience
+    timeouts: Timeouts
     opened: dict[str, OpenVariable]
 
 
 class Read(NamedTuple):
-    """What a lookup asks of one variable. counts: uses of each key; None: one. moment: of the use.
+    """A lookup of one variable. counts: uses of each key; None: one each. moment: of the use.
 
-    nbytes: of the rows that answer it.
+    nbytes: of the rows to return.
     """
 
     variable: str
@@ -62,7 +63,7 @@ class Read(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a call changes in one variable. method: of TableOperations, with these arguments."""
+    """A change of one variable: a method of TableOperations, with its arguments."""
 
     variable: str
     method: str
@@ -73,7 +74,7 @@ class Change(NamedTuple):
 class Pushed(NamedTuple):
     """A shard's part of a checkpoint, at the URL. store: the identity of its store. nbytes: bytes sent.
 
-    files: the names of those saved beside the rows, which the first shard has.
+    files: the names of the files saved beside the rows, which only the first shard has.
     """
 
     store: str

@@ -1,7 +1,8 @@
-"""Opens a cluster, and makes a single store of a cluster's checkpoint. See kvemb.cluster.store."""
+"""Opens a cluster, and restores a cluster's checkpoint to a single store. See kvemb.cluster.store."""
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -9,7 +10,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
@@ -20,7 +21,7 @@ from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.starting import ANSWER_SECONDS, OpenRequest, start
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.series import ClusterSeries
-from kvemb.cluster.local import Here, made_here
+from kvemb.cluster.local import DirectTransport, make_in_process
 from kvemb.cluster.router import BUCKETS
 from kvemb.cluster.store import Store
 from kvemb.durability import paths
@@ -31,6 +32,9 @@ from kvemb.meter import Progress
 from kvemb.offline import restoring
 from kvemb.options import parse_budget, parse_device_memory
 from kvemb.store import Store as OneStore
+from kvemb.store_state import StoreState
+
+_logger = logging.getLogger("kvemb")
 
 
 def open(
@@ -48,26 +52,26 @@ def open(
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Open a cluster of shards, in the state of the newest checkpoint at url, or of another one.
+    """Open a cluster of shards in the state of a checkpoint at url, by default the newest.
 
-    url: where its checkpoints are: a directory, or a URL that fsspec supports. None: it has no checkpoints, and its
-    rows are lost when it is closed. number: of the checkpoint; None: the newest. Later ones stay until keep= deletes
-    them, and the next one is numbered after them. shards: how many, from 1 to 4,096; None: as many as the checkpoint
-    has. If it has as many, its files are used; otherwise its rows are read and loaded again. memory_budget: of each
-    shard, bytes or text. device_memory: of each shard, for hot tables on a GPU, as for kvemb.open. gpus: how many each
-    shard gets of Ray, for variables with devices=["gpu"]; None: one if device_memory is given, otherwise none, and the
-    shard sees no GPU. scratch: a directory for the shards' files, made if it is missing; each shard has a folder
-    there, deleted when the cluster is closed. None: the system's temporary directory. transport: "ray": each shard is
-    an actor of the Ray cluster to which ray.init() connected, or that RAY_ADDRESS names; scratch is on the shard's
-    node, and url must be reachable from there. "local": shards are in this process. answer_seconds: how long a shard
-    may take for a call on rows; one that takes longer counts as lost, and so does one whose process or disk hangs,
-    after as long, at most a minute. options: fsspec's for the url.
+    url: of its checkpoints: a directory, or a URL that fsspec supports. None: the cluster has no checkpoints, and its
+    rows are lost when it is closed. number: of the checkpoint; None: the newest. Later checkpoints stay until keep=
+    deletes them, and the next one is numbered after them. shards: how many, from 1 to 4,096; None: as many as the
+    checkpoint has. If the checkpoint has as many, its files are used; otherwise its rows are read and loaded again.
+    memory_budget: of each shard, bytes or text. device_memory: of each shard, for hot tables on a GPU, as for
+    kvemb.open. gpus: how many GPUs Ray gives to each shard, for variables with devices=["gpu"]; None: one if
+    device_memory is given, otherwise none, and the shard sees no GPU. scratch: a directory for the shards' files,
+    created if it is missing; each shard has a folder there, deleted when the cluster is closed. None: the system's
+    temporary directory. transport: "ray": each shard is an actor of the Ray cluster to which ray.init() connected, or
+    that RAY_ADDRESS names; scratch is on the shard's node, and url must be reachable from there. "local": shards are in
+    this process. answer_seconds: how long a shard may take for a call on rows before it counts as lost; a shard whose
+    process or disk hangs counts as lost after the same time, at most a minute. options: fsspec's for the url.
     progress(done, total): called with the number of rows loaded. limits: of each shard's store (kvemb.limits).
 
-    This process can have several threads as clients; more processes use connect().
+    Several threads of this process may use the store; other processes use connect().
     Raises TypeError or ValueError for arguments; CheckpointNotFound for number; Locked if a cluster has this url open;
     FileExistsError if url is a store, or has a single store's checkpoints; BackendUnavailable without Ray, or with too
-    few GPUs; ShardLost if a process ends meanwhile; ColdStoreError if scratch cannot be written to; what
+    few GPUs; ShardLost if a shard's process ends meanwhile; ColdStoreError if scratch cannot be written to; and what
     CheckpointManager.pull and kvemb.restore raise.
     """
     parse_budget(memory_budget)
@@ -93,10 +97,12 @@ def open(
         way = ray_starting.start(request, place, progress)
         cluster = Cluster(way, request.url or "on Ray", shared=series is not None)
     else:
-        coordinator = start(request, partial(made_here, root), progress)
-        cluster = Cluster(Here(coordinator), request.url or coordinator.place)
+        coordinator = start(request, partial(make_in_process, root), progress)
+        cluster = Cluster(DirectTransport(coordinator), request.url or coordinator.place)
         if request.url is not None:
             _here[request.url] = coordinator
+    if series is not None:
+        finalize(cluster, _warn_if_open, cluster.state)
     return Store(cluster, series=series is not None, owner=True)
 
 
@@ -107,12 +113,12 @@ def connect(
     options: Mapping[str, Any] | None = None,
     wait_seconds: float = 60.0,
 ) -> Store:
-    """Become one more client of the cluster that has this url open, such as in each process of a DDP training.
+    """Connect to the cluster that has this url open, as one more client: for example in each process of a DDP training.
 
-    url, options: as another process, or with transport="local" this one, gave them to kvemb.cluster.open. wait_seconds:
-    how long to wait for that. The cluster lasts as long as the process that opened it has it open; close() ends this
-    client alone. get_variable finds the variables that other clients have made; of a variable that is open already, the
-    constraint and the admission of the client that opened it first are used.
+    url, options: as given to kvemb.cluster.open in another process, or in this one with transport="local".
+    wait_seconds: how long to wait for that call. The cluster lasts until the process that opened it closes it; close()
+    ends only this client. get_variable finds the variables that other clients have made; for a variable that is already
+    open, the constraint and the admission of the client that opened it first are used.
     Raises BackendUnavailable if no cluster can be reached, or it has another version of kvemb; TypeError, ValueError.
     """
     _check_transport(transport)
@@ -129,15 +135,25 @@ def connect(
     return Store(Cluster(found, where, shared=transport == "ray"), series=True, owner=False)
 
 
+def _warn_if_open(state: StoreState) -> None:
+    """Warn of a cluster that nothing refers to any more, or that is open as the program ends."""
+    if not state.gone:
+        _logger.warning(
+            "the cluster %s was not closed: what changed after its last checkpoint is lost; call close(), or open it "
+            "in a `with` block",
+            state.name,
+        )
+
+
 # The coordinators of this process, by url.
 _here: WeakValueDictionary[str, Coordinator] = WeakValueDictionary()
 _TURN_SECONDS = 0.1
 MIN_ANSWER_SECONDS, _MAX_GPUS = 1.0, 1024
 
 
-def _found_here(url: str) -> Here | None:
+def _found_here(url: str) -> DirectTransport | None:
     found = _here.get(url)
-    return None if found is None or found.closed else Here(found)
+    return None if found is None or found.closed else DirectTransport(found)
 
 
 def _check_transport(transport: object) -> None:
@@ -161,11 +177,11 @@ def restore(
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> OneStore:
-    """Make a new store of one machine at path from a checkpoint of a cluster, and open it.
+    """Restore a checkpoint of a cluster to a new single store at path, and open it.
 
-    url: of the cluster. number: of the checkpoint; None: the newest. Otherwise as kvemb.restore, which takes clusters'
-    checkpoints, too. Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError, Corruption,
-    ColdStoreError; TypeError, ValueError.
+    url: of the cluster. number: of the checkpoint; None: the newest. Other arguments as for kvemb.restore, which also
+    accepts clusters' checkpoints. Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError,
+    Corruption, ColdStoreError; TypeError, ValueError.
     """
     at, _ = found(ClusterSeries(url, options), number)
     how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "warm": warm}

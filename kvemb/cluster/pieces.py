@@ -1,8 +1,8 @@
-"""Values taken apart into pieces of bytes, in which Ray sends them with a call or an answer, and put together again.
+"""Splits values into pieces of bytes that Ray sends inside a call or an answer, and joins them again.
 
-Ray sends values of up to 100 kB with a call or an answer, and larger ones through memory that it shares, which takes
-longer. All values of one call may have 10 MB. A value's arrays are sent one after the other, each at a multiple of
-ALIGN bytes, cut into pieces of one length; the first piece describes the rest.
+Ray sends values of up to 100 kB inside a call or an answer, and larger ones through its shared memory, which takes
+longer. The values of one call may have 10 MB together. A value's arrays are sent one after the other, each aligned to
+ALIGN bytes, split into pieces of equal length; the first piece describes the rest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ ALIGN = 16
 
 
 def pieces_of(nbytes: int) -> int:
-    """Return in how many pieces arrays of so many bytes are sent; 0: as Ray sends them."""
+    """Return the number of pieces in which arrays of so many bytes are sent; 0: they are not split."""
     return -(-nbytes // PIECE_BYTES) if PIECE_BYTES < nbytes <= MAX_BYTES else 0
 
 
-class Apart:
-    """A value taken apart. nbytes: of its arrays. The value must not change before pieces() has returned."""
+class Split:
+    """A value to split. nbytes: of its arrays. The value must not change before pieces() has returned."""
 
     def __init__(self, value: Any) -> None:
         buffers: list[pickle.PickleBuffer] = []
@@ -30,7 +30,7 @@ class Apart:
         self.nbytes = sum(len(raw) + -len(raw) % ALIGN for raw in self._raw)
 
     def pieces(self, count: int) -> tuple[bytes, ...]:
-        """Return a description, then `count` pieces of bytes; joined() undoes it."""
+        """Return a description, then `count` pieces of bytes; joined() is the inverse."""
         size = -(-self.nbytes // count) if count else 0
         pieces = list(self._cut(size))
         described = pickle.dumps((self._described, [len(raw) for raw in self._raw]))
@@ -52,7 +52,7 @@ class Apart:
 
 
 def joined(pieces: tuple[bytes, ...] | list[bytes]) -> Any:
-    """Return the value that Apart took apart; its arrays can be written to."""
+    """Return the value that a Split cut; its arrays are writable."""
     described, sizes = pickle.loads(pieces[0])
     whole, at, buffers = memoryview(bytearray().join(pieces[1:])), 0, []
     for size in sizes:

@@ -1,6 +1,6 @@
-"""The actors of a cluster on Ray: a process for each shard, and one for the coordinator, which makes those of shards.
+"""The actors of a cluster on Ray: a process for each shard, and one for the coordinator, which starts the others.
 
-The coordinator makes others in their place after a loss; they end with it. Only the way to them is in ray_transport.
+After a loss the coordinator replaces them; they end with it. ray_transport sends calls to them.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ import numpy as np
 
 import kvemb
 from kvemb.checks.ranges import MAX_ROWS
-from kvemb.cluster.calls import MAX_ATTEMPTS, Patience
+from kvemb.cluster.calls import MAX_ATTEMPTS, Timeouts
 from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder, probe
 from kvemb.cluster.making import Plan
-from kvemb.cluster.pieces import Apart, joined
+from kvemb.cluster.pieces import Split, joined
 from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import CLOSE_SECONDS, PINGS, RayTransport, ray_here, ray_package
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import BackendUnavailable, ShardLost
 from kvemb.meter import Meter
 
-# Calls that one shard runs at the same time.
+# Calls that one shard executes at the same time.
 CONCURRENT_CALLS = 8
-# For how long a disk that has answered counts as one that does.
+# A disk that has answered within this time counts as working.
 PROBE_SECONDS = 1.0
-# With a shard that is being made. A node may have to be started for it.
-WHEN_MADE = Patience(30.0, 270.0)
+# Timeouts for a shard that is being made: a node may have to be started for it.
+WHEN_MADE = Timeouts(30.0, 270.0)
 
 
 class ShardActor:
-    """A shard in a process of its own. folder: of its files, and before it is made, where that will be."""
+    """A shard in its own process. folder: of its files; before it is made, their parent."""
 
     folder = Path(tempfile.gettempdir())
     _probed = -math.inf  # when its disk last answered
 
     def open(self, plan: Plan, number: int, scratch: str | None, coordinator: str) -> int:
-        """Make the shard; returns how many rows it begins with. scratch: a directory on this node; None: the system's
-        temporary one. coordinator: its version of kvemb. Raises BackendUnavailable if this node has another.
+        """Make the shard; returns its initial number of rows. scratch: a directory on this node; None: the system's
+        temporary directory. coordinator: the coordinator's version of kvemb. Raises BackendUnavailable if this node has
+        another.
         """
         _check_version(coordinator)
         if scratch is not None:
@@ -65,7 +66,7 @@ class ShardActor:
         return rows
 
     def ping(self) -> None:
-        """Answer, once the disk has answered: to this ping, or to one within PROBE_SECONDS.
+        """Return once the disk has answered, now or less than PROBE_SECONDS ago.
 
         Pings run one after the other, and each client sends its own.
         """
@@ -78,22 +79,22 @@ class ShardActor:
         return self._shard.call(name, _writable(arguments))
 
     def call_in_pieces(self, answers: int, *pieces: bytes) -> Any:
-        """The same of a name and arguments in pieces (kvemb.cluster.pieces).
+        """As call(), with the name and the arguments in pieces (kvemb.cluster.pieces).
 
-        answers: in how many pieces the result is returned, beside its description; 0: as it is.
+        answers: the number of pieces in which the result is returned, after its description; 0: it is not split.
         """
         result = self.call(*joined(pieces))
-        return Apart(result).pieces(answers) if answers else result
+        return Split(result).pieces(answers) if answers else result
 
 
 class CoordinatorActor:
-    """A coordinator in a process of its own."""
+    """A coordinator in its own process."""
 
     def __init__(self) -> None:
         self._progress: tuple[int, int] | None = None
 
     def open(self, request: OpenRequest, scratch: str | None, client: str) -> None:
-        """Start the coordinator. client: the version of kvemb where the cluster is opened."""
+        """Start the coordinator. client: the version of kvemb in the process that opens the cluster."""
         _check_version(client)
 
         def progressed(done: int, total: int) -> None:
@@ -102,7 +103,7 @@ class CoordinatorActor:
         self._coordinator = start_here(request, partial(_made_on_ray, request, scratch), progressed)
 
     def progress(self) -> tuple[int, int] | None:
-        """Return how many rows are loaded, and of how many; None: nothing is loaded yet."""
+        """Return the number of rows loaded, and of all rows to load; None: nothing is loaded yet."""
         return self._progress
 
     def ping(self) -> None:
@@ -126,7 +127,7 @@ def _check_version(other: str) -> None:
 
 
 def _writable(value: Any) -> Any:
-    """Return arguments with writable arrays: those from Ray are read-only, in shared memory."""
+    """Return arguments with writable arrays: Ray's are read-only, in shared memory."""
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else value.copy()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -137,9 +138,9 @@ def _writable(value: Any) -> Any:
 
 
 def _made_on_ray(request: OpenRequest, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
-    """Make the shards of a plan, on nodes of Ray's choice. scratch: see ShardActor.open. meter: counts rows.
+    """Make the shards of a plan, on nodes that Ray chooses. scratch: see ShardActor.open. meter: counts rows.
 
-    Tries again when a process ends meanwhile: Ray may have put it on a node that is lost, but not known to be.
+    Tries again if a process ends meanwhile: Ray may have placed it on a lost node before noticing the loss.
     """
     for _ in range(MAX_ATTEMPTS - 1):
         with suppress(Unanswered):
@@ -162,7 +163,7 @@ def _made_once(request: OpenRequest, scratch: str | None, meter: Meter, plan: Pl
         for number, rows in enumerate(opened):
             meter(_when_made(made, number, rows))
     except ray.exceptions.RayError as error:
-        ray.wait(opened, num_returns=len(opened), timeout=CLOSE_SECONDS)  # the others delete their files, too
+        ray.wait(opened, num_returns=len(opened), timeout=CLOSE_SECONDS)  # the others also delete their files
         made.close()
         raise cause_of(error) from None
     except BaseException:
@@ -182,13 +183,13 @@ def _check_gpus(ray: Any, each: float, shards: int) -> None:
 
 
 def _when_made(made: RayTransport, number: int, rows: Any) -> int:
-    """Wait for a shard that is being made, as long as it answers pings; returns its rows."""
+    """Wait for a shard that is being made while it answers pings; returns its number of rows."""
     ray = ray_package()
     while not ray.wait([rows], timeout=WHEN_MADE.silent)[0]:
         try:
             made.ping(number).result(WHEN_MADE.ping)
         except Unanswered:
-            pass  # soon it is known why
+            pass  # the result will soon say why
         except TimeoutError as error:
             seconds = WHEN_MADE.silent + WHEN_MADE.ping
             raise BackendUnavailable(
@@ -199,5 +200,5 @@ def _when_made(made: RayTransport, number: int, rows: Any) -> int:
 
 
 def ended(what: str, error: Unanswered) -> ShardLost:
-    """Return what to raise if a process ended while the cluster was opened, or went back to a checkpoint."""
+    """Return the error for a process that ended while the cluster was opened or recovered."""
     return ShardLost(f"the process of {what} ended when it was to begin: {error}; try again")

@@ -1,6 +1,6 @@
-"""Starts the coordinator of a cluster on Ray, and finds that of a url, whose name on the Ray cluster is the url's.
+"""Starts the coordinator of a cluster on Ray, and finds it by the url, from which its name there is made.
 
-It is on the node of the process that opened the cluster, and ends with it.
+The coordinator is on the node of the process that opened the cluster, and ends with that process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import kvemb
-from kvemb.cluster.calls import PATIENCE
+from kvemb.cluster.calls import TIMEOUTS
 from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.ray_actors import CoordinatorActor, ended
 from kvemb.cluster.ray_answers import cause_of
@@ -19,16 +19,16 @@ from kvemb.errors import Locked
 from kvemb.meter import Progress
 
 NAMESPACE = "kvemb"
-# Calls that the coordinator runs at the same time: clients that wait there are among these.
+# Calls that the coordinator executes at the same time, including those of waiting clients.
 CONCURRENT_CLIENTS = 64
-# How long the name of a coordinator that has ended is waited for.
+# How long start() waits until the name of a coordinator that has ended is free.
 _NAME_SECONDS = 20
-# How often the progress of the opening is asked for.
+# Interval at which the progress of opening is asked for.
 _PROGRESS_SECONDS = 0.2
 
 
 def start(request: OpenRequest, scratch: str | None, progress: Progress | None) -> RayTransport:
-    """Start a coordinator; returns the way to it. Raises as kvemb.cluster.coordination.starting.start does."""
+    """Start a coordinator; returns the transport to it. Raises as kvemb.cluster.coordination.starting.start does."""
     ray = ray_here()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -42,7 +42,7 @@ def start(request: OpenRequest, scratch: str | None, progress: Progress | None) 
         try:
             actor = make.remote()
         except ValueError as error:
-            # The name of one that has ended is free soon.
+            # The name of a coordinator that has ended will soon be free.
             if request.url is None or _lives(ray, request.url) or time.monotonic() >= deadline:
                 text = f"the cluster at {request.url} is open elsewhere on this Ray cluster; close it there"
                 raise Locked(text) from error
@@ -67,20 +67,20 @@ def start(request: OpenRequest, scratch: str | None, progress: Progress | None) 
 
 
 def find(url: str) -> RayTransport | None:
-    """Return the way to the coordinator of the cluster that has a url open; None if this Ray cluster has none."""
+    """Return the transport to the coordinator of the cluster that has a url open, None if this Ray cluster has none."""
     ray = ray_here()
     try:
         actor = ray.get_actor(_name(url), namespace=NAMESPACE)
-        return RayTransport([actor]) if ray.get(actor.started.remote(), timeout=PATIENCE.ping) else None
+        return RayTransport([actor]) if ray.get(actor.started.remote(), timeout=TIMEOUTS.ping) else None
     except (ValueError, ray.exceptions.RayError):
         return None
 
 
 def _lives(ray: Any, url: str) -> bool:
-    """Whether the coordinator of a url still runs, or hangs. Lets Ray give the name of one that has ended free."""
+    """Whether the coordinator of a url still runs, or hangs. If it has ended, this makes Ray release its name."""
     try:
         actor = ray.get_actor(_name(url), namespace=NAMESPACE)
-        ray.get(actor.ping.options(concurrency_group=PINGS).remote(), timeout=PATIENCE.ping)
+        ray.get(actor.ping.options(concurrency_group=PINGS).remote(), timeout=TIMEOUTS.ping)
     except ray.exceptions.ActorDiedError:
         ray.kill(actor)
         return False

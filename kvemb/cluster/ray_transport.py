@@ -1,4 +1,4 @@
-"""Calls of Ray's actors, which have the shards (ray_actors). Ray is imported on first use, and by these modules only.
+"""Calls of Ray's actors, which have the shards (ray_actors). Only these modules import Ray, on first use.
 
 Ray neither restarts a process nor repeats a call. Thread-safe.
 """
@@ -12,15 +12,15 @@ from concurrent.futures import Future
 from typing import Any
 
 from kvemb.cluster.local import failed
-from kvemb.cluster.pieces import MAX_BYTES, PIECE_BYTES, Apart, pieces_of
+from kvemb.cluster.pieces import MAX_BYTES, PIECE_BYTES, Split, pieces_of
 from kvemb.cluster.ray_answers import Answer, cause_of
 from kvemb.errors import BackendUnavailable
 
-# The group of an actor's calls that has the pings, with a thread of its own.
+# The concurrency group of an actor's pings, which has its own thread.
 PINGS = "pings"
-# How long the end of a cluster waits for shards that delete their files.
+# How long closing a cluster waits for shards to delete their files.
 CLOSE_SECONDS = 20
-# The calls that have many rows, and no function of the user's, which plain pickling does not take.
+# Calls with many rows, and without user-defined functions, which plain pickling refuses.
 _IN_PIECES = ("lookup", "change")
 _CONNECT_SECONDS = 5
 
@@ -40,7 +40,7 @@ def ray_package() -> Any:
 def ray_here() -> Any:
     """Return the module ray, connected to a Ray cluster. Raises BackendUnavailable.
 
-    Connects to the cluster that RAY_ADDRESS names, or that runs on this machine, unless ray.init() was called.
+    Unless ray.init() was called, connects to the cluster that RAY_ADDRESS names, or that runs on this machine.
     """
     ray = ray_package()
     if not ray.is_initialized():
@@ -56,7 +56,7 @@ def ray_here() -> Any:
 
 
 def _reach(address: str) -> None:
-    """Raise OSError if nothing listens at HOST:PORT, for which Ray would try for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT, where Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdigit():
         try:
@@ -66,7 +66,7 @@ def _reach(address: str) -> None:
 
 
 class RayTransport:
-    """See kvemb.cluster.transport. actors: the shards, by number; or the coordinator. It can be pickled."""
+    """See kvemb.cluster.transport. actors: the shards, by number, or the coordinator. Can be pickled."""
 
     def __init__(self, actors: list[Any]) -> None:
         self._ray = ray_here()
@@ -78,15 +78,15 @@ class RayTransport:
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
         actor = self.actors[shard]
-        if name in _IN_PIECES and (apart := Apart((name, arguments))).nbytes <= MAX_BYTES:
+        if name in _IN_PIECES and (split := Split((name, arguments))).nbytes <= MAX_BYTES:
             answers = pieces_of(sum(read.nbytes for read in arguments[1])) if name == "lookup" else 0
-            pieces = apart.pieces(-(-apart.nbytes // PIECE_BYTES))
+            pieces = split.pieces(-(-split.nbytes // PIECE_BYTES))
             call = actor.call_in_pieces.options(num_returns=1 + answers) if answers else actor.call_in_pieces
             return self._answer(lambda: call.remote(answers, *pieces))
         return self._answer(lambda: actor.call.remote(name, arguments))
 
     def ping(self, shard: int) -> Future[Any]:
-        """See Transport. It has a thread of its own."""
+        """See Transport. The actor answers in a separate thread."""
         return self._answer(lambda: self.actors[shard].ping.options(concurrency_group=PINGS).remote())
 
     def _answer(self, call: Callable[[], Any]) -> Future[Any]:
@@ -96,7 +96,7 @@ class RayTransport:
             return failed(cause_of(error))
 
     def close(self) -> None:
-        """See Transport. A coordinator is to be told to close before."""
+        """See Transport. REQUIRES: a coordinator was called to close before."""
         closed = [actor.call.remote("close", ()) for actor in self.actors]
         self._ray.wait(closed, num_returns=len(closed), timeout=CLOSE_SECONDS)
         for actor in self.actors:

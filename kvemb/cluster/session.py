@@ -1,6 +1,6 @@
-"""What a client knows of its cluster between two recoveries: the shards, and for each variable what calls say for it.
+"""What a client knows of its cluster between two recoveries: the shards, and the token of each variable.
 
-A call takes the session that is there when it begins, and ends with it, so that no call is in two of them. Thread-safe.
+A call uses one session from beginning to end: the one that is current when it begins. Thread-safe.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.interrupts import result_of
 
-# How often a client that makes calls tells the coordinator its counts, and hears whether a shard is lost.
+# Interval at which a client that makes calls sends the coordinator its counts, and learns whether a shard is lost.
 EXCHANGE_SECONDS = 0.25
-# Of a file that is sent to a shard at a time.
+# Bytes of a file that are sent to a shard at a time.
 PIECE_BYTES = 8 << 20
 ENDED = "the cluster's coordinator has ended with the process that opened it, or hangs; open the cluster again"
 
@@ -43,14 +43,14 @@ class Opened(NamedTuple):
 
 
 class Session:
-    """See the module. coordinator: calls of it. joined: its answer when the client joined.
+    """See the module. coordinator: the transport to it. joined: its answer when the client joined.
 
     before: the client's session before a recovery, whose variables stay open.
     """
 
     def __init__(self, coordinator: Calls, joined: JoinReply, before: Session | None = None) -> None:
         self.generation, self._coordinator = joined.generation, coordinator
-        self.calls = Calls(joined.transport, advice=self._advice, patience=joined.patience)
+        self.calls = Calls(joined.transport, advice=self._advice, timeouts=joined.timeouts)
         self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due
         self._opened: dict[Table, Opened] = {}
         self._ended: deque[tuple[int, str]] = deque()
@@ -69,8 +69,8 @@ class Session:
         self._opened.pop(table, None)
 
     def opened(self, table: Table) -> Opened:
-        """Return what calls need of a variable. Raises Closed."""
-        table.storage.state.check_open()  # of a variable that this client dropped, says so
+        """Return what calls need to know of a variable. Raises Closed."""
+        table.storage.state.check_open()  # its message says that this client dropped the variable
         if (found := self._opened.get(table)) is None:
             raise Closed(f"variable {table.name!r} was dropped by another client; get it again with get_variable")
         return found
@@ -91,7 +91,7 @@ class Session:
         return False
 
     def begin(self) -> None:
-        """Begin a call: does what the calls before it have left to do. Raises ShardLost."""
+        """Begin a call: exchanges counts if that is due, and ends deleted scans. Raises ShardLost."""
         self.calls.check()
         self.exchange_if_due()
         with suppress(IndexError):
@@ -100,19 +100,19 @@ class Session:
                 self.calls.transport.call(shard, "end_scan", scan)
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the coordinator that only reads, or may be repeated."""
+        """Call a method of the coordinator that only reads or may be repeated."""
         with self._heard():
             return self._coordinator.all(name, *arguments)[0]
 
     def ask_once(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the coordinator that is made once. It knows this client's counts by then."""
+        """Call a method of the coordinator that must be executed once. Sends it this client's counts first."""
         self.exchange()
         with self._heard():
             return self._coordinator.all_once(name, *arguments)[0]
 
     @contextmanager
     def _heard(self) -> Iterator[None]:
-        """Remember a loss that the coordinator tells of."""
+        """Remember a loss that the coordinator reports."""
         self.calls.check()
         try:
             yield
@@ -122,9 +122,9 @@ class Session:
 
     @contextmanager
     def attached(self, attachments: Attachments) -> Iterator[str | None]:
-        """Send files to the first shard, for a checkpoint that is begun in the block; yields their name there.
+        """Send files to the first shard, for a checkpoint begun in the block; yields their name there, or None.
 
-        None: there are none. In pieces, so that memory does not grow with them. Raises what writing them raises.
+        They are sent in pieces, so that memory does not grow with them. Raises what writing them raises.
         """
         if not attachments.names:
             yield None
@@ -159,12 +159,12 @@ class Session:
         return self.calls.client
 
     def exchange(self) -> None:
-        """Tell the coordinator this client's counts, and take over those of the others."""
+        """Send the coordinator this client's counts, and receive those of the other clients."""
         own = self.own()
         self._hear(own, self.ask("exchange", self.generation, self.client, own))
 
     def exchange_if_due(self) -> None:
-        """The same now and then, without waiting for the answer."""
+        """As exchange(), a few times a second, without waiting for the answer."""
         now = time.monotonic()
         if now < self._exchanged + EXCHANGE_SECONDS or not self._exchanging.acquire(blocking=False):
             return
@@ -172,14 +172,14 @@ class Session:
 
         def arrived(future: Future[Any]) -> None:
             self._exchanging.release()
-            if future.exception() is None:  # else the next call hears it
+            if future.exception() is None:  # otherwise the next call raises it
                 self._hear(own, future.result())
 
         asked = self._coordinator.transport.call(0, "exchange", self.generation, self.client, own)
         asked.add_done_callback(arrived)
 
     def _hear(self, own: dict[str, Steps], answer: tuple[dict[str, Steps], str | None]) -> None:
-        """Take over an answer to `own`. A variable that the coordinator does not know was dropped by another client."""
+        """Process the answer to `own`. A variable that the coordinator does not know was dropped by another client."""
         others, lost = answer
         for table, opened in self.all_opened():
             if opened.token in others:
@@ -191,9 +191,9 @@ class Session:
             self.calls.lose(ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}"))
 
     def _advice(self) -> str:
-        """Return what to do after a loss: without a coordinator there is no recovery."""
+        """Return a message's advice after a loss: without a coordinator no recovery is possible."""
         try:
-            result_of(self._coordinator.transport.ping(0), self._coordinator.patience.ping)
+            result_of(self._coordinator.transport.ping(0), self._coordinator.timeouts.ping)
         except (Unanswered, TimeoutError):
             return ENDED
         return ADVICE
@@ -202,5 +202,5 @@ class Session:
         self._coordinator.transport.call(0, "report", self.generation, str(lost))
 
     def end_scan(self, shard: int, scan: str) -> None:
-        """Let a scan be ended by the next call. Takes no lock, as garbage collection calls it, within any function."""
+        """Make the next call end a scan. Takes no lock: garbage collection may call this inside any function."""
         self._ended.append((shard, scan))

@@ -1,9 +1,10 @@
-"""A shard: a store with the calls that a cluster needs beyond kvemb.Store.
+"""A shard: a store with the additional calls that a cluster needs.
 
 Every method is called through a transport, by call(): arguments and results are plain values. A call that changes rows
-has a Stamp, and is made once, however often it arrives; one that only reads may be repeated. A Moment has the step and
-the time of a call, so that scores are those of one table. A variable has a token, which no later one of its name has,
-so that a call that was sent before a drop reaches nothing else. Thread-safe, as the store is.
+has a Stamp, and is executed once, however often it arrives; a call that only reads may be repeated. A Moment has the
+step and the time of a call, so that scores are those of one table. A variable has a token, which differs from that of
+any later variable of the same name, so that a call that was sent before a drop reaches no other variable. Thread-safe,
+as the store is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from kvemb import moment
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
-from kvemb.cluster.ledger import CallId, CallsMade, Ledger, Stamp
+from kvemb.cluster.ledger import CallId, ExecutedCalls, Ledger, Stamp
 from kvemb.cluster.messages import Change, Columns, Pushed, Read
 from kvemb.cluster.scans import Scans
 from kvemb.cluster.transport import Failed
@@ -36,9 +37,9 @@ from kvemb.tiers.selection import Limit
 
 
 class Shard:
-    """A store as a part of a table. release: called when it is closed.
+    """A store that is a part of a cluster's tables. release: called when it is closed.
 
-    checkpoints: None: it makes none. made: the calls that the rows of the store already have (Ledger.to_json).
+    checkpoints: None if it writes none. made: the calls that the rows of the store already contain (Ledger.to_json).
     """
 
     def __init__(
@@ -49,12 +50,13 @@ class Shard:
         made: dict[str, list[int]] | None = None,
     ) -> None:
         self._store, self._release, self._checkpoints = store, release, checkpoints
+        store.state.of_shard = True
         self._ledger, self._closed = Ledger(), False
         self._ledger.add(made or {})
         self._opened: dict[str, Table] = {}  # by token
         self._scans = Scans()
         self._ranked: dict[str, Restriction] = {}
-        self._ranking = threading.Lock()  # a call that arrives twice must not read a spool at the same time
+        self._ranking = threading.Lock()  # a repeated call must not read a spool at the same time
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method. Raises Failed if the store has failed, or the shard was closed meanwhile."""
@@ -78,15 +80,17 @@ class Shard:
     # Its variables.
 
     def open_variable(self, stamp: Stamp, token: str, name: str, arguments: dict[str, Any]) -> None:
-        """Make a variable or open it: Store.get_variable. token: what calls say for it from now on."""
+        """Make a variable or open it: Store.get_variable. token: identifies it in later calls."""
 
         def make() -> None:
-            self._opened[token] = inside(self._store.get_variable(name, **arguments))
+            self._opened[token] = table = inside(self._store.get_variable(name, **arguments))
+            if table.entry() != inside(self._store).current_manifest.variables.get(name):
+                self._ledger.count_change()
 
         self._ledger.once(stamp, make)
 
     def drop_variable(self, stamp: Stamp, name: str) -> None:
-        """Drop a variable, if there is one of this name."""
+        """Drop a variable if there is one of this name."""
 
         def drop() -> None:
             if name in self._store.variables:
@@ -94,14 +98,14 @@ class Shard:
             for token in [token for token, table in self._opened.items() if table.name == name]:
                 del self._opened[token]
 
-        self._ledger.once(stamp, drop)
+        self._ledger.once(stamp, drop, changes=True)
 
     def set_optimizer(self, stamp: Stamp, token: str, optimizer: Optimizer, writable: bool) -> None:
-        """Go on with an optimizer: Table.set_optimizer."""
-        self._ledger.once(stamp, lambda: self._table(token).set_optimizer(optimizer, writable=writable))
+        """Replace the optimizer: Table.set_optimizer."""
+        self._ledger.once(stamp, lambda: self._table(token).set_optimizer(optimizer, writable=writable), changes=True)
 
     def entry(self, token: str) -> VariableEntry:
-        """Return what describes a variable; the rows are this shard's."""
+        """Return a variable's manifest entry; `rows` counts those of this shard."""
         return self._table(token).entry()
 
     def stats(self, tokens: list[str]) -> list[Stats]:
@@ -115,7 +119,7 @@ class Shard:
     # Rows.
 
     def lookup(self, stamp: Stamp | None, reads: list[Read], exists: bool) -> list[tuple[Values, Mask | None]]:
-        """Return rows (n, dim), and if wanted which keys exist (n,), of each read. stamp: None records no uses."""
+        """Return rows (n, dim) for each read, and, if exists, which keys exist (n,). stamp: None records no uses."""
         found = []
         with self._ledger.using(stamp) as touch:
             for read in reads:
@@ -124,8 +128,9 @@ class Shard:
         return found
 
     def change(self, stamp: Stamp, changes: list[Change]) -> list[Exception | None]:
-        """Make changes, each of another variable; returns what each failed with. One that fails stops no other."""
-        return self._ledger.once(stamp, lambda: [self._changed(change) for change in changes])  # type: ignore[no-any-return]
+        """Execute changes, each of another variable; returns the error of each, or None. All are tried."""
+        found = self._ledger.once(stamp, lambda: [self._changed(change) for change in changes], changes=True)
+        return found  # type: ignore[no-any-return]
 
     def _changed(self, change: Change) -> Exception | None:
         try:
@@ -152,7 +157,7 @@ class Shard:
     # Scans.
 
     def begin_scan(self, scan: str, token: str, batch_rows: int, first: int, last: int) -> None:
-        """Begin a scan of rows as they are now, between two ordered keys. scan: its name from now on."""
+        """Begin a scan of rows as they are now, between two ordered keys. scan: identifies it in later calls."""
         self._scans.begin(scan, lambda: self._table(token).storage.scan(batch_rows, first, last))
 
     def next_batch(self, scan: str, number: int) -> Columns | None:
@@ -163,7 +168,7 @@ class Shard:
         """Forget a scan."""
         self._scans.end(scan)
 
-    # A restriction over all shards. No other call changes the variable's rows while it lasts.
+    # A restriction over all shards. No other call changes the variable's rows meanwhile.
 
     def rank(self, stamp: Stamp, token: str, at: Moment) -> tuple[int, int]:
         """Rank every row of a variable; returns how many there are, and how many have not expired."""
@@ -178,23 +183,23 @@ class Shard:
         return self._ledger.once(stamp, rank)  # type: ignore[no-any-return]
 
     def count_ranks(self, token: str, prefix: list[int]) -> npt.NDArray[np.int64]:
-        """Return how many ranks have each value of the digit after these: Spool.counts."""
+        """Return how many ranks with this prefix have each value of the next digit: Spool.counts."""
         with self._ranking:
             return self._ranked[token].counts(prefix)
 
     def matching_ranks(self, token: str, prefix: list[int]) -> npt.NDArray[Any]:
-        """Return the ranks that begin with these digits: Spool.matching."""
+        """Return the ranks with this prefix of digits: Spool.matching."""
         with self._ranking:
             return self._ranked[token].matching(prefix)
 
     def remove_ranked(self, stamp: Stamp, token: str, limit: Limit | None) -> int:
-        """Remove the rows whose rank is below a limit, None: all; returns how many."""
+        """Remove the rows whose rank is below a limit, or all rows if it is None; returns their number."""
 
         def remove() -> int:
             with self._ranking:
                 return self._table(token).operations.remove_below(self._ranked[token], limit)
 
-        return self._ledger.once(stamp, remove)  # type: ignore[no-any-return]
+        return self._ledger.once(stamp, remove, changes=True)  # type: ignore[no-any-return]
 
     def forget_ranks(self, stamp: Stamp, token: str) -> None:
         """End a restriction."""
@@ -207,7 +212,11 @@ class Shard:
 
     # The gate, and a checkpoint over all shards.
 
-    def hold(self, cut: int, cutter: str) -> dict[str, CallsMade]:
+    def changes(self) -> int:
+        """Return how many calls may have changed what a checkpoint has, since the shard was made: Ledger.changes."""
+        return self._ledger.changes
+
+    def hold(self, cut: int, cutter: str) -> dict[str, ExecutedCalls]:
         """Close the gate: Ledger.hold."""
         return self._ledger.hold(cut, cutter)
 
@@ -216,7 +225,7 @@ class Shard:
         return self._ledger.admits(stamp)
 
     def admit(self, cut: int, calls: list[CallId], seconds: float) -> list[CallId]:
-        """Let calls in: Ledger.admit."""
+        """Admit calls: Ledger.admit."""
         return self._ledger.admit(cut, calls, seconds)
 
     def release(self, cut: int) -> None:
@@ -224,7 +233,7 @@ class Shard:
         self._ledger.release(cut)
 
     def attach(self, files: str, name: str, at: int, piece: bytes) -> None:
-        """Take a piece of a file that a checkpoint is to have beside the rows: ShardCheckpoints.attach."""
+        """Receive a piece of a file to save beside the rows of a checkpoint: ShardCheckpoints.attach."""
         self._saved().attach(files, name, at, piece)
 
     def detach(self, files: str) -> None:
@@ -254,14 +263,14 @@ class Shard:
         assert self._checkpoints is not None
         return self._checkpoints
 
-    # The whole of it.
+    # The store as a whole.
 
     def check(self, deep: bool) -> None:
-        """Raise Corruption if something is wrong: Store.check."""
+        """Raise Corruption if anything is damaged: Store.check."""
         self._store.check(deep=deep)
 
     def close(self) -> None:
-        """Close the store without writing, and delete its files. Idempotent. Calls that are under way may fail."""
+        """Close the store without writing, and delete its files. Idempotent. Calls that are still running may fail."""
         self._closed = True
         for name in list(self._ranked):
             self._forget_ranks(name)

@@ -17,7 +17,7 @@ from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint
 from kvemb.cluster.storage import ClusterStorage
-from kvemb.cluster.variable import OpenVariables, Variable, arguments_of, lines_of
+from kvemb.cluster.variable import OpenVariables, Variable, arguments_of, counts_of, lines_of
 from kvemb.defaults import DefaultStore
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpointer import PendingCheckpoint
@@ -39,13 +39,14 @@ class Store(DefaultStore[Cluster]):
     """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open, and connect.
 
     Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level
-    functions use it; leaving the block closes it. A call that fails on one shard, because a user's constraint raised,
-    may have been made on others. When a shard is lost, every call raises ShardLost until recover(). Only the last
-    checkpoint outlives the cluster. checkpoint() differs; there is no apply_delta and no refresh, and no pickling.
+    functions use it; leaving the block closes it. A call that fails on one shard, for example because a user's
+    constraint raised, may have been executed on others. When a shard is lost, every call raises ShardLost until
+    recover(). Only checkpoints outlive the cluster. checkpoint() has other arguments; there is no apply_delta and no
+    refresh, and the store cannot be pickled.
     """
 
     def __init__(self, cluster: Cluster, *, series: bool, owner: bool) -> None:
-        """Hold a client. series: whether the cluster has a url. owner: whether it ends when this is closed."""
+        """Wrap a client. series: whether the cluster has a url. owner: whether closing this store ends the cluster."""
         super().__init__(cluster)
         self._series, self._owner = series, owner
         self.state: StoreState = cluster.state
@@ -53,18 +54,18 @@ class Store(DefaultStore[Cluster]):
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return self._inside.router.shards
 
     @property
     def last_checkpoint(self) -> int | None:
-        """The number of the checkpoint that it would return to: opened with, or written last. None: there is none."""
+        """The number of the last checkpoint, opened with or written, to which recover() returns; None: none."""
         last: int | None = self._inside.begun().ask("last")
         return last
 
     @property
     def id(self) -> str:
-        """What a state_dict of kvemb.torch says of the store: the cluster's path."""
+        """The store's identity in a state_dict of kvemb.torch: the cluster's path."""
         return self.path
 
     @property
@@ -78,8 +79,8 @@ class Store(DefaultStore[Cluster]):
     def get_variable(self, arguments: Arguments) -> Variable:
         """Return the variable of this name: the open one, the stored one, or a new one: kvemb.Store.get_variable.
 
-        hot_rows, init_size and the memory of an Admission are each shard's. Functions and a user-defined policy are
-        called on the shards, and cannot call the cluster; later changes of a policy's attributes do not reach them.
+        hot_rows, init_size and the memory of an Admission are each shard's. Functions and user-defined policies are
+        called on the shards, and cannot call the cluster; later changes of a policy's attributes have no effect there.
         """
         self.state.check_open()
         with self._inside.lock:
@@ -148,14 +149,14 @@ class Store(DefaultStore[Cluster]):
         touch: bool = True,
         out: dict[OneStoresVariable | str, npt.NDArray[Any]] | None = None,
     ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
-        """Look up keys of several variables, in one call of each shard: kvemb.Store.lookup."""
+        """Look up keys of several variables, with one call to each shard: kvemb.Store.lookup."""
         parts = many_tables.parts_to_read(self, keys, out, self._by_name)
         wanted = [Wanted(part.table, part.keys, part.values, None) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
         return many_tables.rows_of(parts, out)
 
     def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
-        """Take one optimizer step on several variables, in one call of each shard: kvemb.Store.apply_gradients."""
+        """Take one optimizer step on several variables, with one call to each shard: kvemb.Store.apply_gradients."""
         parts = list(many_tables.checked(self, grads, many_tables.to_train, self._by_name).values())
         failures = self._inside.train([Step(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
@@ -163,7 +164,7 @@ class Store(DefaultStore[Cluster]):
                 many_tables.raise_named(part.table.name, failure)
 
     def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
-        """Start reading the cold rows of several variables, for the call that follows. Changes no result.
+        """Start reading the cold rows of several variables for the next call. Changes no result.
 
         after_lookup: see Variable.prefetch.
         """
@@ -175,20 +176,20 @@ class Store(DefaultStore[Cluster]):
     ) -> Future[dict[OneStoresVariable | str, npt.NDArray[Any]]]:
         """Start a lookup, and return a future of its result. keys must not change until it is done.
 
-        Calls that are under way at the same time happen in any order.
+        Calls that run at the same time are executed in any order.
         """
         return self._inside.start(lambda: self.lookup(keys, touch=touch))
 
     def apply_gradients_async(
         self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]
     ) -> Future[None]:
-        """Start apply_gradients, and return a future; as lookup_async."""
+        """Start apply_gradients, and return a future, as lookup_async does."""
         return self._inside.start(lambda: self.apply_gradients(grads))
 
-    # The whole of it.
+    # The store as a whole.
 
     def check(self, *, deep: bool = False) -> None:
-        """Raise Corruption with what is wrong on the first shard where something is: kvemb.Store.check."""
+        """Raise Corruption with the findings of the first shard that has any: kvemb.Store.check."""
         self._inside.begun().calls.all("check", bool(deep))
 
     @overload
@@ -209,18 +210,18 @@ class Store(DefaultStore[Cluster]):
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
         """Write the next checkpoint of the series at the cluster's url, and return it once it is complete.
 
-        It has every call on all shards or on none: calls wait while the shards take their snapshots. Then each shard
-        sends what changed since its last checkpoint, beside later calls. The checkpoint exists once all have done so.
-        With block=False returns a PendingCheckpoint once the snapshots are taken; result() waits for it. If it fails,
-        result() or this client's next flush(), checkpoint() or close() raises the error. One is written at a time: a
-        second call, of any client, waits for the first.
+        It contains every call on all shards or on none: calls wait while the shards take their snapshots. Then each
+        shard sends what changed since its last checkpoint, while later calls run. The checkpoint exists once all shards
+        have done so. With block=False returns a PendingCheckpoint once the snapshots are taken; result() waits for it.
+        If it fails, result() or this client's next flush(), checkpoint() or close() raises the error. Only one
+        checkpoint is written at a time: a second call, of any client, waits for the first.
 
-        keep: how many of the newest are kept at the url; None: all. files, extra: what belongs to the rows, such as
-        dense parameters, as for kvemb.Store.checkpoint; a function that writes a file is called in this process, before
-        the snapshots. kvemb.cluster.latest(url)[1].extra has the values, kvemb.cluster.pull_files copies the files.
-        Variables with checkpoint=False, and those in memory alone, are left out. Raises ValueError if the cluster was
-        opened without a url; TypeError, ValueError for keep, files and extra, and what a function raises;
-        TransferError, after which the next checkpoint tries again; ColdStoreError, Poisoned, ShardLost, Closed.
+        keep: how many of the newest checkpoints are kept at the url; None: all. files, extra: what to save beside the
+        rows, such as dense parameters, as for kvemb.Store.checkpoint; a function that writes a file is called in this
+        process, before the snapshots. kvemb.cluster.latest(url)[1].extra has the values, and kvemb.cluster.pull_files
+        copies the files. Variables with checkpoint=False, and those in memory alone, are left out. Raises ValueError if
+        the cluster was opened without a url; TypeError, ValueError for keep, files and extra, and what a function
+        raises; TransferError, after which the next checkpoint tries again; ColdStoreError, Poisoned, ShardLost, Closed.
         """
         if not self._series:
             raise ValueError("the cluster was opened without a url, where its checkpoints would be; open it with one")
@@ -229,17 +230,17 @@ class Store(DefaultStore[Cluster]):
         return pending.result() if block else pending
 
     def flush(self) -> None:
-        """Write a checkpoint, without files; the next process that opens the cluster begins there. See checkpoint()."""
+        """Write a checkpoint, without files; the next process that opens the cluster starts there. See checkpoint()."""
         self.checkpoint()
 
     def recover(self) -> Recovery:
-        """After ShardLost: take the whole cluster back to its last checkpoint, and go on there, with new shards.
+        """After ShardLost, take the cluster back to its last checkpoint, with new shards; returns what was done.
 
-        Later changes of all clients are lost; returns to which checkpoint it went. The first client that calls this
-        does it, and the others join it: each must call it before its next call. One that was being written is complete
-        by then, or failed. Variables stay valid. One that the checkpoint lacks begins again without rows; one that was
-        dropped since is back, and what was made under its name with another schema raises Closed. Calls that other
-        threads of this client have under way raise ShardLost; they call this, too. Raises ValueError without a url;
+        Changes of all clients after that checkpoint are lost. Every client must call this before its next call: the
+        first one does the work, and the others wait for it. A checkpoint that was being written is first completed, or
+        has failed. Variables stay valid. A variable that the checkpoint lacks is empty again. A variable that was
+        dropped since is back; one that was then made under its name with another schema raises Closed. Running calls of
+        this client's other threads raise ShardLost; these threads must call this, too. Raises ValueError without a url;
         what kvemb.cluster.open raises, after which it may be called again; ShardLost if the process that opened the
         cluster has ended; Closed.
         """
@@ -251,9 +252,10 @@ class Store(DefaultStore[Cluster]):
         """End this client. If it opened the cluster, write a last checkpoint, close every shard, and delete the shards'
         files in scratch; other clients' calls raise ShardLost from then on. Idempotent.
 
-        No checkpoint is written with flush=False, without a url, when a shard is lost, or if the last one has files or
-        extra, which a newer one would lack; later changes are then lost. If it fails, its error is raised, and the
-        cluster stays open. The error of one with block=False that nobody got yet is raised once the cluster is closed.
+        No checkpoint is written with flush=False, without a url, when a shard is lost, if nothing has changed since the
+        newest one, or if the last one has files or extra, which a newer one would lack; later changes are then lost. If
+        writing fails, its error is raised, and the cluster stays open. If an earlier checkpoint with block=False failed
+        and nobody got its error, that error is raised after the cluster is closed.
         """
         if self.state.gone:
             return
@@ -263,9 +265,11 @@ class Store(DefaultStore[Cluster]):
             self._inside.finish()
 
     def _close(self, flush: bool) -> None:
-        writes = self._owner and flush and self._series and self._inside.session.calls.lost is None
-        if writes and not self._inside.begun().ask("carries"):
-            self.checkpoint()
+        if self._owner and flush and self._series and self._inside.session.calls.lost is None:
+            session = self._inside.begun()
+            session.exchange()
+            if session.ask("unsaved"):
+                self.checkpoint()
         with suppress(ShardLost, Closed):
             for table in self._inside.tables.values():
                 _storage(table).keep_stats()
@@ -273,14 +277,14 @@ class Store(DefaultStore[Cluster]):
 
     @property
     def stats(self) -> Stats:
-        """Sums of the counts of all variables on all shards; of a closed cluster, at its close."""
-        return sum((table.stats() for table in list(self._inside.tables.values())), Stats())
+        """The sums of the counts of all existing variables on all shards; of a closed cluster, at its close."""
+        return sum((stats for by_shard in counts_of(self._inside) for stats in by_shard), Stats())
 
     @property
     def stats_by_shard(self) -> list[Stats]:
-        """Sums of the counts of all variables, in the order of shards."""
-        each = [cast(Variable, table.variable).stats_by_shard for table in list(self._inside.tables.values())]
-        return [sum(of_shard, Stats()) for of_shard in zip(*each, strict=True)] or [Stats()] * self.shards
+        """The sums of the counts of all variables, one for each shard, in the order of shards."""
+        each = zip(*counts_of(self._inside), strict=True)
+        return [sum(of_shard, Stats()) for of_shard in each] or [Stats()] * self.shards
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a cluster cannot be pickled: its shards are in this process")

@@ -1,4 +1,4 @@
-"""The public face of a table of a cluster: kvemb.Variable's methods, and calls that return at once. Thread-safe."""
+"""A cluster's table, as users see it: kvemb.Variable's methods, and asynchronous calls. Thread-safe."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kvemb.contracts import HotTable
 from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
+from kvemb.errors import Closed, ShardLost
 from kvemb.handle import Handle, StoreHandle, inside
 from kvemb.stats import Stats
 from kvemb.tiers.budget import Budget
@@ -25,9 +26,9 @@ from kvemb.variable import Variable as OneStoresVariable
 
 
 class OpenVariables(VariableMap):
-    """A client's variables for calls by name: what it has open is found without a question of the coordinator.
+    """A client's variables, by name: those that this client has open are found without asking the coordinator.
 
-    If another client has dropped one since, the call raises Closed: its token reaches nothing (coordination.opened).
+    If another client has dropped it since, the call raises Closed, because its token is unknown (coordination.opened).
     """
 
     def __init__(self, cluster: Cluster, get: Callable[[str], OneStoresVariable]) -> None:
@@ -39,6 +40,15 @@ class OpenVariables(VariableMap):
         if known is None or not self._cluster.begun().has(known):
             return super().__getitem__(name)
         return variable_of(known)
+
+
+def counts_of(cluster: Cluster) -> Iterator[list[Stats]]:
+    """Yield the counts of each variable of a client, by shard; not of one that another client has dropped."""
+    for table in list(cluster.tables.values()):
+        try:
+            yield cast(ClusterStorage, table.storage).stats_by_shard()
+        except Closed:
+            cluster.state.check_open()
 
 
 def lines_of(cluster: Cluster) -> Iterator[str]:
@@ -67,23 +77,30 @@ class Variable(OneStoresVariable):
 
     @property
     def tables(self) -> tuple[HotTable, ...]:
-        """None: hot tables are in the shards."""
+        """Empty: hot tables are in the shards."""
         return ()
 
     @property
     def stats_by_shard(self) -> list[Stats]:
-        """Counts of each shard since it was opened, in the order of shards; `stats` is their sum."""
+        """The counts of each shard since it was opened, in the order of shards; `stats` is their sum."""
         return cast(ClusterStorage, self._inside.storage).stats_by_shard()
+
+    def __repr__(self) -> str:
+        try:
+            return super().__repr__()
+        except (Closed, ShardLost) as error:
+            why = "lost" if isinstance(error, ShardLost) else "dropped by another client"
+            return f"<kvemb.Variable {self.name!r}, {why}>"
 
     def lookup_async(self, keys: npt.ArrayLike, return_exists: bool = False, *, touch: bool = True) -> Future[Any]:
         """Start a lookup, and return a future of its result. keys must not change until it is done.
 
-        Calls that are under way at the same time happen in any order.
+        Calls that run at the same time are executed in any order.
         """
         return self._cluster.start(lambda: self.lookup(keys, return_exists, touch=touch))
 
     def apply_gradients_async(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> Future[None]:
-        """Start apply_gradients, and return a future; as lookup_async."""
+        """Start apply_gradients, and return a future, as lookup_async does."""
         return self._cluster.start(lambda: self.apply_gradients(keys, grads))
 
     def __reduce__(self) -> NoReturn:
@@ -91,22 +108,22 @@ class Variable(OneStoresVariable):
 
 
 def _table(cluster: Cluster, specification: Specification, variable: Variable) -> Table:
-    """Return the parts of a variable that its shards have: what checks arguments here is what does so in a store."""
+    """Return a Table that checks arguments as a store's does, and whose rows are on the shards."""
     schema = specification.schema
-    # No row is ever in these. They call the partitioner, so that its errors are raised here, not on a shard.
+    # These hot tables stay empty. They call the partitioner, so that its errors are raised here, not on a shard.
     empty = [registry.hot_table("cpu")(schema, 16, 16) for _ in specification.devices]
     budgets = [Budget(0) for _ in empty]
     hot_tables = HotTables(empty, specification.partitioner, schema.key_dtype, budgets, min_rows=None)
     policy = None if specification.policy is None else specification.policy.bind(variable)
     storage, operations = ClusterStorage(cluster), ClusterOperations(cluster, specification.optimizer)
-    # These have the methods of a store's storage and operations that a Variable and its Table call.
+    # Both have those methods of a store's storage and operations that a Variable and its Table call.
     table = Table(specification, policy, hot_tables, cast(Any, storage), cast(Any, operations), variable)
     storage.table = operations.table = table
     return table
 
 
 def arguments_of(specification: Specification) -> dict[str, Any]:
-    """Return the arguments by which each shard makes its variable: nothing is left out, so all make the same."""
+    """Return the arguments with which each shard makes its variable: all of them, so that all shards make the same."""
     return {
         "key_dtype": specification.schema.key_dtype.name,
         "value_dtype": specification.schema.value_dtype.name,

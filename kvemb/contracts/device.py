@@ -1,4 +1,4 @@
-"""What a hot table on a GPU does with arrays that are in that GPU's memory. Nothing here locks."""
+"""The interface of a hot table on a GPU for arrays in that GPU's memory. Implementations do not lock."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvemb.rows.hashing import Keys, Positions, Sums
 
 
 class Missing(NamedTuple):
-    """Keys that are not in a table, in the host's memory. positions (m,): where they were, ascending; keys (m,)."""
+    """Keys that are not in a table, in the host's memory. positions (m,): in the call's keys, ascending; keys (m,)."""
 
     positions: Positions
     keys: Keys
 
 
 class DeviceRows(Protocol):
-    """The rows of a hot table, for arrays on its device. All but the first few methods, up to finish(), REQUIRE on().
+    """The rows of a hot table, for arrays on its device. All methods after finish() REQUIRE on().
 
     keys: (n,) of the key dtype; embeddings (n, dim), gradients (n, dim) in the slots' dtype. Embeddings and slots have
     the bits that the methods of HotTable give. Raises MemoryError, before anything has changed.
@@ -33,46 +33,47 @@ class DeviceRows(Protocol):
     device: str
 
     def on(self, *arrays: DeviceArray) -> AbstractContextManager[None]:
-        """Do the work of the block on the stream of the first array, after what the others wait for."""
+        """Run the work of the block on the stream of the first array, after the work that the other arrays wait for."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised array of CuPy on this device."""
 
     def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
-        """Return the CUDA array interface of an array, and what keeps its memory: of one that has __dlpack__ alone, an
-        array of CuPy that shares its memory.
+        """Return the CUDA array interface of an array, and an object that keeps its memory alive.
+
+        For an array that has only __dlpack__, that object is a CuPy array that shares its memory.
         """
 
     def given(self, array: Any) -> DeviceArray:
-        """Return where an array of any dtype and shape is. Raises ValueError if it is not C-contiguous."""
+        """Return the DeviceArray of an array of any dtype and shape. Raises ValueError if it is not C-contiguous."""
 
     def array(self, given: npt.NDArray[Any]) -> Any:
-        """Return a copy on this device, of at least one row, an array of CuPy."""
+        """Return a copy on this device, a CuPy array. REQUIRES: at least one row."""
 
     def copy(self, array: DeviceArray) -> DeviceArray:
-        """Return a copy, in an array of CuPy that nobody else has, so that it is known not to change."""
+        """Return a copy in a private CuPy array, which is known not to change."""
 
     def account(self, use: Callable[[int], None]) -> None:
-        """Call use(bytes) when so much more of the device's memory is taken beside the cells; now for what is.
+        """Call use(nbytes) whenever nbytes more of the device's memory are taken beside the cells, and once now.
 
-        That is calls' buffers, and what the device's pages leave at the ends of the cells' pieces.
+        This memory is for calls' buffers, and for the unused ends of the cells' pages.
         """
 
     def account_host(self, use: Callable[[int], None], total: int) -> None:
-        """Call use(bytes) when pinned memory takes so much more of the host's; now for what it takes.
+        """Call use(nbytes) whenever pinned memory takes nbytes more of the host's memory, and once now.
 
-        All tables of a device share it, so a method that was given is not called for another table, too. total: bytes
-        of the budget that pays; pinned memory is at most a small share of it.
+        All tables of a device share the pinned memory, so the same `use` given for another table is not called twice.
+        total: bytes of the budget that pays; pinned memory is at most a small share of it.
         """
 
     def finish(self) -> None:
-        """Wait until everything that was asked for is done."""
+        """Wait until all work that was begun is done."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Rows that HotTable.insert inserts in the block do not evict each other: as if their scores were infinite."""
+        """Rows that HotTable.insert inserts in the block do not evict each other, as if their scores were infinite."""
 
-    def find_again(self) -> None:
-        """Find the keys of the last lookup, if rows have moved since, so that find() of them does nothing again."""
+    def refresh_cells(self) -> None:
+        """Find the keys of the last lookup again if rows have moved since, so that find() of them costs nothing."""
 
     # Arrays.
 
@@ -80,10 +81,10 @@ class DeviceRows(Protocol):
         """Return a copy."""
 
     def begin_to_host(self, array: DeviceArray) -> Callable[[], npt.NDArray[Any]] | None:
-        """Begin to make a copy of an array as it is now; return a function, for any thread, that waits and returns it.
+        """Begin to copy an array as it is now; return a function, for any thread, that waits and returns the copy.
 
-        It is called once. The array may be changed or freed on its stream afterwards. None: there is no memory left for
-        more copies on their way.
+        The function must be called exactly once. After this call the array may be changed or freed on its stream.
+        Returns None if there is no memory for another copy in progress.
         """
 
     def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:
@@ -99,7 +100,7 @@ class DeviceRows(Protocol):
     ) -> Missing:
         """See HotTable.lookup. exists: bool (n,), set to which keys are in the table.
 
-        Where they are is known until rows move: find() of the same keys, if they have not changed since, does nothing.
+        The cells found stay known until rows move: until then, find() of the same, unchanged keys does nothing.
         """
 
     def pool(self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float) -> Positions:
@@ -111,18 +112,18 @@ class DeviceRows(Protocol):
         See RowKernels.row_gradients; grads (bags, dim).
         """
 
-    # Changing rows: those of the keys of find(), which comes first in the block.
+    # Changing rows. They are the rows of the keys of find(), which must be called first in the block.
 
     def find(self, keys: DeviceArray) -> Missing:
-        """Find keys, in any order, for what comes next. Scores are not touched."""
+        """Find keys, in any order, for the changes that follow. Scores are not touched."""
 
     def only(self, chosen: DeviceArray) -> None:
-        """Leave out the keys where chosen (n,), bool, is False."""
+        """Exclude the keys for which chosen (n,), bool, is False from the changes that follow."""
 
     def prepare(self, optimizer: Optimizer | None = None, matching: Optimizer | None = None) -> None:
-        """Allocate what the changes that follow take, so that they cannot fail half-way for lack of memory.
+        """Allocate the buffers of the changes that follow, so that they cannot run out of memory half-way.
 
-        optimizer: of apply(); None: assign() or add() comes. matching: of match(). Raises MemoryError.
+        optimizer: that of apply(); None: assign() or add() follows. matching: that of match(). Raises MemoryError.
         """
 
     def assign(self, values: DeviceArray, step: int) -> None:

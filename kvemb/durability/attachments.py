@@ -19,7 +19,7 @@ from kvemb.durability import fresh_files, layout
 from kvemb.durability.manifest import ATTACHED, Manifest
 from kvemb.errors import Corruption
 
-# What a file may be given as: its bytes, the path of a file to copy, or a function that writes it.
+# A file's content: its bytes, the path of a file to copy, or a function that writes it.
 Content = bytes | bytearray | memoryview | str | os.PathLike[str] | Callable[[IO[bytes]], object]
 Files = Mapping[str, Content] | None
 Extra = Mapping[str, Any] | None
@@ -28,10 +28,10 @@ _COPY_BYTES = 8 << 20
 
 
 class Attachments:
-    """What a call attaches to a checkpoint, checked. Raises TypeError, ValueError; FileNotFoundError for a path.
+    """The files and values that a call attaches to a checkpoint. Raises TypeError, ValueError; FileNotFoundError.
 
-    files: by name, the content. extra: a dict that JSON can hold. id: the checkpoint's identity; None: a random one.
-    linked: paths are of files that never change, so that they are linked, not copied.
+    files: a dict from name to content. extra: a dict that JSON can represent. id: the checkpoint's identity; None: a
+    random one. linked: whether paths are of files that never change, which are linked, not copied.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Attachments:
             if (other := folded.setdefault(name.lower(), name)) != name:
                 raise ValueError(f"files {other!r} and {name!r} are one name on some filesystems; rename one")
             if isinstance(content, (str, os.PathLike)):
-                os.stat(content)  # before anything is written
+                os.stat(content)  # raises before anything is written
             elif not isinstance(content, (bytes, bytearray, memoryview)) and not callable(content):
                 raise TypeError(
                     f"files[{name!r}] must be bytes, a path, or a function that writes to a file, got {brief(content)}"
@@ -84,7 +84,7 @@ class Attachments:
 class AttachedFiles(Mapping[str, Path]):
     """The files attached to a checkpoint, by name. Getting one reads it, checks its checksum, and returns its path.
 
-    Raises Corruption naming a file that is missing or damaged.
+    Raises Corruption naming a file that is missing or damaged; CheckpointNotFound if the checkpoint was deleted.
     """
 
     def __init__(self, directory: Path, described: Manifest) -> None:
@@ -95,11 +95,12 @@ class AttachedFiles(Mapping[str, Path]):
         if name not in self._names:
             raise KeyError(f"{self._directory} has no file {name!r}; it has {', '.join(self._names) or 'none'}")
         path, entry = self._directory / layout.FILES / name, self._entries[f"{layout.FILES}/{name}"]
-        try:
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise Corruption(f"{path} cannot be read: {error}; use another checkpoint") from error
+        with layout.reading_checkpoint(self._directory):
+            try:
+                with open(path, "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise Corruption(f"{path} cannot be read: {error}; use another checkpoint") from error
         if digest != entry.sha256:
             raise Corruption(f"{path} is damaged: its checksum is not that in the manifest; use another checkpoint")
         return path
@@ -115,7 +116,7 @@ class AttachedFiles(Mapping[str, Path]):
 
 
 def _checked_extra(extra: Extra) -> dict[str, Any]:
-    """Return extra as it will be read again. Raises TypeError, ValueError."""
+    """Return extra as a reader will get it. Raises TypeError, ValueError."""
     if extra is None:
         return {}
     if not isinstance(extra, Mapping):

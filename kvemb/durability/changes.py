@@ -9,59 +9,21 @@ Thread-safe.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from kvemb.durability import fresh_files, layout
+from kvemb.durability.epochs import files_of, join_files, since, take_over
 from kvemb.durability.keyfile import distinct, merged, read_keys, write_keys
 from kvemb.durability.manifest import Changed, Epoch
 from kvemb.errors import Corruption
 from kvemb.limits import DEFAULT, Limits
 from kvemb.rows.codec import Ordered
-
-
-def since(epochs: list[Epoch], checkpoint: str) -> list[Epoch] | None:
-    """Return the epochs from a checkpoint on, None if it is unknown or its epoch was deleted."""
-    for at, epoch in enumerate(epochs):
-        if epoch.since == checkpoint:
-            return epochs[at:]
-    return None
-
-
-def dropped(epochs: list[Epoch]) -> set[str]:
-    """Return the names of the variables dropped in these epochs; some may have been created again since."""
-    return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.dropped}
-
-
-def dropped_after(earlier: list[Epoch], later: list[Epoch]) -> set[str] | None:
-    """Return the names of the variables dropped between two durable points of a store, given the epochs of each.
-
-    None if the later point does not say: its epochs do not reach back to the earlier one.
-    """
-    between = since(later, earlier[-1].since)
-    return None if between is None else (dropped(between[:1]) - dropped(earlier[-1:])) | dropped(between[1:])
-
-
-def files_between(earlier: list[Epoch], later: list[Epoch], variable: str) -> list[str] | None:
-    """Return the key files that have all keys of a variable that changed between two durable points of a store.
-
-    earlier, later: the epochs of each point. None if the later one does not say: its epochs do not reach back, or the
-    variable was cleared.
-    """
-    between = since(later, earlier[-1].since)
-    if between is None:
-        return None
-    known = earlier[-1].variables.get(variable, Changed()).files
-    changes = [epoch.variables[variable] for epoch in between if variable in epoch.variables]
-    if any(changed.cleared or changed.dropped for changed in changes):
-        return None
-    files = [file for changed in changes for file in changed.files]
-    # A file that is listed before a known one was joined of known ones.
-    first = max((at + 1 for at, file in enumerate(files) if file in known), default=0)
-    return list(dict.fromkeys(files[first:]))
 
 
 def recorded(folder: Path, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
@@ -83,34 +45,50 @@ def _reading(path: Path) -> Iterator[Ordered]:
     try:
         yield from read_keys(path)
     except FileNotFoundError as error:
+        layout.check_not_deleted(path.parent.parent, error)
         raise Corruption(f"{path} is missing; restore from another checkpoint") from error
+
+
+@dataclass
+class _Buffer:
+    """Keys of a variable that are not in a file yet. count: of all parts."""
+
+    parts: list[Ordered] = field(default_factory=list)
+    count: int = 0
 
 
 class ChangeLog:
     """The epochs of an open store. directory: of its key files. epochs: those of the durable point it was opened from.
 
-    sealed_epochs: number of seal_epoch() calls.
+    sealed_epochs: number of seal_epoch() calls. clears: how often each variable was cleared or dropped since it was
+    opened. buffered_keys: the number of keys in memory that are in no file yet.
     """
 
     def __init__(self, directory: Path, epochs: list[Epoch], limits: Limits = DEFAULT) -> None:
         self._directory, self._epochs, self._limits = directory, epochs, limits
         self._lock = threading.Lock()
-        self._buffers: dict[str, list[Ordered]] = {}
+        self._buffers: dict[str, _Buffer] = {}
+        self.buffered_keys = 0
+        self._sealed: set[str] = set()  # files of the last seal_epoch(), which a point may still have to link
         self.sealed_epochs = 0
+        self.clears: Counter[str] = Counter()
         self._last_number = max((int(path.stem) for path in directory.glob("*.keys")), default=0)
 
     def record(self, variable: str, keys: Ordered) -> None:
         """Record keys (n,), in any order, that changed or are about to change. Raises OSError."""
         with self._lock:
-            buffer = self._buffers.setdefault(variable, [])
-            buffer.append(keys)
-            if sum(map(len, buffer)) >= self._limits.change_buffer_keys:
-                self._write_out(variable)
+            buffer = self._buffers.setdefault(variable, _Buffer())
+            buffer.parts.append(keys)
+            buffer.count += len(keys)
+            self.buffered_keys += len(keys)
+            while self.buffered_keys >= self._limits.change_buffer_keys:
+                self._write_out(max(self._buffers, key=lambda name: self._buffers[name].count))
 
     def record_cleared(self, variable: str) -> None:
         """Record that all rows of a variable were removed."""
         with self._lock:
-            self._buffers.pop(variable, None)
+            self.clears[variable] += 1
+            self.buffered_keys -= self._buffers.pop(variable, _Buffer()).count
             before = self._epochs[-1].variables.get(variable, Changed())
             self._epochs[-1].variables[variable] = Changed(cleared=True, dropped=before.dropped)
             self._drop(before.files)
@@ -138,8 +116,12 @@ class ChangeLog:
                 self._write_out(variable)
             for changed in self._epochs[-1].variables.values():
                 if len(changed.files) > self._limits.change_files:
-                    self._join_files(changed)
+                    # Only the older half: readers of a recent point have read these already.
+                    self._join(changed, 0, len(changed.files) - self._limits.change_files // 2)
             self._forget_oldest()
+            old = self._epochs[: -self._limits.change_exact_epochs]
+            self._drop(list(join_files(old, self._limits.change_old_files, self._bytes_of, self._joined)))
+            self._sealed = files_of(self._epochs)
             return deepcopy(self._epochs)
 
     def add(self, sealed: list[Epoch], variable: str, keys: Ordered) -> None:
@@ -151,12 +133,13 @@ class ChangeLog:
         write_keys(path, [keys])
         with self._lock:
             files = sealed[-1].variables.setdefault(variable, Changed()).files
-            # What a point lists is the beginning of what later ones do: files_between() relies on it.
+            # The files that a point lists are a prefix of those that later points list: files_between() relies on this.
             self._epochs[-1].variables.setdefault(variable, Changed()).files.insert(len(files), path.name)
             files.append(path.name)
+            self._sealed.add(path.name)
 
     def begin(self, checkpoint: str, sealed: list[Epoch]) -> None:
-        """Begin the epoch after a checkpoint that was made of `sealed`, at the time of that seal_epoch() call."""
+        """Begin the epoch after a checkpoint that was made of `sealed`, as of that seal_epoch() call."""
         before = sealed[-1]
         with self._lock:
             later = Epoch(checkpoint)
@@ -172,19 +155,21 @@ class ChangeLog:
         with self._lock:
             return [epoch.since for epoch in reversed(self._epochs)]
 
-    def adopt(self, checkpoint: str, position: str) -> None:
+    def cleared_since(self, position: str) -> set[str]:
+        """The names of the variables that were cleared or dropped since a checkpoint."""
+        with self._lock:
+            epochs = since(self._epochs, position) or []
+            return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.cleared}
+
+    def adopt(self, checkpoint: str, position: str, cleared: Collection[str], names: Collection[str]) -> None:
         """Record that the rows now equal those of another store's checkpoint, except for the keys recorded since the
         checkpoint `position`.
+
+        cleared: variables that were cleared or dropped here, not there. names: of all current variables. REQUIRES: no
+        point is being written.
         """
         with self._lock:
-            own = Epoch(checkpoint)
-            for epoch in deepcopy(since(self._epochs, position) or []):
-                for name, changed in epoch.variables.items():
-                    total = own.variables.setdefault(name, Changed())
-                    total.cleared |= changed.cleared
-                    total.dropped |= changed.dropped
-                    total.files += changed.files
-            self._epochs.append(own)
+            self._epochs.append(take_over(since(self._epochs, position) or [], checkpoint, cleared, names))
 
     def link_to(self, folder: Path, epochs: list[Epoch]) -> None:
         """Link the files of epochs into a folder, which is created if there are any. Raises OSError."""
@@ -203,18 +188,41 @@ class ChangeLog:
         return self._directory / layout.keys_name(self._last_number)
 
     def _write_out(self, variable: str) -> None:
-        path = self._new_path()
-        write_keys(path, [distinct(np.concatenate(self._buffers[variable]))])
+        path, buffer = self._new_path(), self._buffers[variable]
+        write_keys(path, [distinct(np.concatenate(buffer.parts))])
         del self._buffers[variable]
-        self._epochs[-1].variables.setdefault(variable, Changed()).files.append(path.name)
+        self.buffered_keys -= buffer.count
+        changed = self._epochs[-1].variables.setdefault(variable, Changed())
+        changed.files.append(path.name)
+        self._join_recent(changed)
 
-    def _join_files(self, changed: Changed) -> None:
-        """Make one file of the older half: readers of a recent point have read these already."""
-        path, at = self._new_path(), len(changed.files) - self._limits.change_files // 2
-        old, recent = changed.files[:at], changed.files[at:]
-        write_keys(path, merged(read_keys(self._directory / file) for file in old))
-        changed.files = [path.name, *recent]
-        self._drop(old)
+    def _join_recent(self, changed: Changed) -> None:
+        """Join the last files, each at most as large as all files after it together, once there are several.
+
+        So even a long epoch has few files, and a key is rewritten only when its file's size doubles.
+        """
+        end = at = len(changed.files)
+        following = 0
+        while at and changed.files[at - 1] not in self._sealed:
+            nbytes = self._bytes_of(changed.files[at - 1])
+            if following and nbytes > following:
+                break
+            following += nbytes
+            at -= 1
+        if end - at >= max(2, self._limits.change_files // 2):
+            self._join(changed, at, end)
+
+    def _join(self, changed: Changed, begin: int, end: int) -> None:
+        """Make one file of files begin to end."""
+        joined = changed.files[begin:end]
+        changed.files[begin:end] = [self._joined(joined)]
+        self._drop(joined)
+
+    def _joined(self, files: list[str]) -> str:
+        """Write a file with the keys of others; returns its name."""
+        path = self._new_path()
+        write_keys(path, merged(read_keys(self._directory / file) for file in files))
+        return path.name
 
     def _forget_oldest(self) -> None:
         forgotten: set[str] = set()
@@ -224,7 +232,10 @@ class ChangeLog:
         self._drop(list(forgotten))
 
     def _nbytes(self) -> int:
-        return sum((self._directory / file).stat().st_size for file in files_of(self._epochs))
+        return sum(map(self._bytes_of, files_of(self._epochs)))
+
+    def _bytes_of(self, file: str) -> int:
+        return (self._directory / file).stat().st_size
 
     def _drop(self, files: list[str]) -> None:
         kept = files_of(self._epochs)
@@ -250,8 +261,3 @@ class Recorder:
     def sealed_epochs(self) -> int:
         """See contracts.Recorder."""
         return self._log.sealed_epochs
-
-
-def files_of(epochs: list[Epoch]) -> set[str]:
-    """The names of all key files of epochs."""
-    return {file for epoch in epochs for changed in epoch.variables.values() for file in changed.files}

@@ -9,7 +9,6 @@ import copy
 import logging
 import os
 import shutil
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,16 +18,18 @@ from typing import Any
 
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_ROWS
-from kvemb.durability import changes, cold_databases, fresh_files, inventory, layout, manifest, paths
+from kvemb.durability import cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
+from kvemb.durability.epochs import dropped
 from kvemb.durability.manifest import FileEntry, Held, Manifest, VariableEntry, rows_in_words
 from kvemb.durability.readable import opened
 from kvemb.errors import CheckpointNotFound, StoreNotFound
 from kvemb.handle import Handle, inside
 from kvemb.limits import DEFAULT
+from kvemb.options import format_time
 
-# Temporary names are not reused: the exception of a failed attempt may keep its database open.
+# Temporary names are not reused: a failed attempt's exception may keep its database open.
 _attempts = count(1)
 _logger = logging.getLogger("kvemb")
 
@@ -86,7 +87,8 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
     def files(self) -> Mapping[str, Path]:
         """The files that were attached when it was saved, by name: their paths, not to be written to.
 
-        Getting one reads it whole and raises Corruption if it is not what was saved; KeyError for another name.
+        Getting one reads the whole file, and raises Corruption if it differs from the saved one; KeyError for another
+        name.
         """
         return AttachedFiles(self.path, self._inside)
 
@@ -97,12 +99,12 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
     @property
     def tiers(self) -> Mapping[str, Mapping[str, Held]]:
-        """Of each variable of which some rows were hot on a GPU: rows and bytes in each memory, "gpu:0" or "host"."""
+        """The rows and bytes in each memory, "gpu:0" or "host", for each variable with rows hot on a GPU."""
         return self._inside.tiers
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files, shared ones included."""
+        """The bytes of its files, shared ones included."""
         return sum(entry.bytes for entry in self.inventory.values())
 
     def changes(
@@ -114,15 +116,15 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
     ) -> Iterator[Change]:
         """Yield what changed since an earlier checkpoint of the same store, exactly, batch by batch in key order.
 
-        since: the earlier checkpoint, which must still exist. variables: names, None for all, including those dropped
-        since, with every key removed. batch_rows: keys of a batch, at most. A row counts as changed if its embedding,
-        slots, score or step of last change differ. Reads only the rows of recorded keys, not whole tables. Raises
-        CheckpointNotFound, also if this one does not follow the earlier one closely enough; Corruption,
+        since: the earlier checkpoint, which must still exist. variables: their names; None: all, including those
+        dropped since, with every key removed. batch_rows: keys of a batch, at most. A row counts as changed if its
+        embedding, slots, score or step of last change differ. Reads only the rows of recorded keys, not whole tables.
+        Raises CheckpointNotFound, also if this one does not follow the earlier one closely enough; Corruption,
         ColdStoreError; KeyError for a name; TypeError or ValueError.
         """
         earlier = Checkpoint(since)
-        dropped = changes.dropped(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)
-        known = {*self.variables, *dropped}
+        gone = dropped(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)
+        known = {*self.variables, *gone}
         names = sorted(known if variables is None else variables)
         if strange := [name for name in names if name not in known]:
             raise KeyError(f"{self.path} has no variable {strange[0]!r}; it has {', '.join(sorted(self.variables))}")
@@ -152,7 +154,9 @@ def describe_path(path: Path) -> str:
         return f"{path} is a damaged checkpoint, {manifest.NAME} is missing; run kvemb repair"
     if numbered := sorted(entry.name for entry in path.glob("[0-9]*") if layout.is_checkpoint(entry)):
         return f"{path} is a series of checkpoints: name one, such as {path / numbered[-1]}"
-    return f"{path} is a directory, but neither a checkpoint nor a store"
+    below = sorted(entry.name for entry in path.glob("*") if layout.is_checkpoint(entry) or layout.is_store(entry))
+    named = f"; it contains {path / below[0]}" + (f" and {len(below) - 1:,} more" if below[1:] else "") if below else ""
+    return f"{path} is a directory, but neither a checkpoint nor a store{named}"
 
 
 def check_there(path: Path) -> None:
@@ -164,7 +168,7 @@ def check_there(path: Path) -> None:
 def warn_if_not_closed(store: Path, point: Manifest) -> None:
     """Log a warning if a store that is read was not closed: a reader sees its durable point, not its log."""
     if layout.was_not_closed(store):
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(point.created))
+        when = format_time(point.created)
         _logger.warning(
             "the store %s was not closed; this is its durable point of %s: opening it for writing recovers the rest",
             store,
@@ -235,6 +239,11 @@ def install(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     ColdStoreError, Corruption, or ValueError if store is inside another store; then no store is left.
     """
     described = inside(Checkpoint(checkpoint))
+    with layout.reading_checkpoint(checkpoint):
+        _install(checkpoint, described, store, variables)
+
+
+def _install(checkpoint: Path, described: Manifest, store: Path, variables: Collection[str] | None) -> None:
     inventory.check(checkpoint, described)
     layout.check_outside_stores(store, "new store")
     paths.check_not_in_series(store)

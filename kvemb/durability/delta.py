@@ -1,6 +1,6 @@
 """The delta between two checkpoints of one store, at a cost proportional to the change.
 
-For each recorded key (kvemb.durability.changes) the rows of both checkpoints are compared. After the incremental
+For each recorded key (kvemb.durability.changes) the rows of both checkpoints are compared. Based on the incremental
 checkpoints of Check-N-Run (Eisenman et al., NSDI 2022). Works in batches, in bounded memory.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import ColdStore, Mask
-from kvemb.durability import changes
+from kvemb.durability.epochs import since
 from kvemb.durability.keyfile import merged
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.readable import Readable
@@ -52,7 +52,7 @@ def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
     """Return a checkpoint's epochs from the checkpoint with the id `before` on. Raises CheckpointNotFound."""
     if described.id == before:
         return []
-    epochs = changes.since(described.changes, before)
+    epochs = since(described.changes, before)
     if epochs is None:
         raise CheckpointNotFound(
             f"{path} does not record what changed since checkpoint {before}: it belongs to another store, or follows "

@@ -46,13 +46,14 @@ class Journal:
         self._syncing = threading.Lock()  # guards _synced; taken before _lock
         self._appended = self._synced = 0
         self._failure: ColdStoreError | None = None
-        self._unsynced: list[int] = []
-        self._next: tuple[int, int] | None = None  # its file and its number
+        # A file and the number of its segment: those with entries that may not be synced, and the next one.
+        self._unsynced: list[tuple[int, int]] = []
+        self._next: tuple[int, int] | None = None
         try:
             fresh_files.make_directory(directory)
         except OSError as error:
             raise ColdStoreError(f"cannot make {directory}: {error}") from error
-        self._file = self._new_segment(number)
+        self._file, self._number = self._new_segment(number), number
         self._before = 0  # entries before this segment
 
     def append(self, kind: int, variable: str, rows: int, step: int, payload: bytes) -> None:
@@ -80,7 +81,8 @@ class Journal:
                 return
             with self._lock:
                 self._check()
-                appended, before, current = self._appended, list(self._unsynced), self._file
+                appended, current = self._appended, self._file
+                before = [file for file, _ in self._unsynced]
                 noted = note(self._before, appended)
             try:
                 for file in (*before, current):
@@ -116,11 +118,15 @@ class Journal:
                 os.pwrite(file, note(self._appended, self._synced), HEAD.size)
             except OSError as error:
                 self._fail(error)
-            self._unsynced.append(self._file)
-            self._file, self._before, self._next = file, self._appended, None
+            self._unsynced.append((self._file, self._number))
+            self._file, self._number, self._before, self._next = file, number, self._appended, None
 
     def delete_before(self, number: int) -> None:
-        """Delete the segments before the durable point of this number."""
+        """Delete the segments before the durable point of this number: what they have is in the point."""
+        with self._syncing, self._lock:
+            for file, _ in (ended := [each for each in self._unsynced if each[1] < number]):
+                os.close(file)
+            self._unsynced = [each for each in self._unsynced if each not in ended]
         delete_before(self._directory, number)
 
     def close(self) -> None:
@@ -129,7 +135,8 @@ class Journal:
             self.commit()
             os.fsync(self._file)
         with self._syncing, self._lock:
-            for file in (*self._unsynced, self._file, *([] if self._next is None else self._next[:1])):
+            following = [] if self._next is None else [self._next]
+            for file, _ in (*self._unsynced, (self._file, self._number), *following):
                 os.close(file)
 
     def of(self, variable: str) -> WriteLog:

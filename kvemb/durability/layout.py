@@ -30,14 +30,14 @@ from kvemb.checks.brief import brief
 from kvemb.durability import fresh_files, manifest
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.scratch import scratch
-from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
+from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
 ROWS, CHANGES, HOT, FILES = "rows", "changes", "hot", "files"
 PULLED = ".pulled"  # in a series: the files received by a pull that has not completed
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
 _LOGGED = " log"  # on disk, in CURRENT
-# At most this much of a file CURRENT, kvemb's or RocksDB's, is read: more than it has.
+# At most this many bytes of a file CURRENT, kvemb's or RocksDB's, are read: more than it has.
 _MAX_CURRENT = 64
 _POINT, _ROCKS_MANIFEST = re.compile(r"([0-9]{6,18})( log)?\n"), re.compile(r"MANIFEST-[0-9]{6,20}\n")
 # Temporary names in a series: a checkpoint that is being written, or deleted.
@@ -53,6 +53,24 @@ def as_cold_store_error(what: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise ColdStoreError(f"cannot {what}: {error}") from error
+
+
+@contextmanager
+def reading_checkpoint(path: Path) -> Iterator[None]:
+    """Translate what fails because a checkpoint was deleted meanwhile into CheckpointNotFound: it is not damaged."""
+    try:
+        yield
+    except (ColdStoreError, Corruption, FileNotFoundError) as error:
+        check_not_deleted(path, error)
+        raise
+
+
+def check_not_deleted(path: Path, cause: Exception | None = None) -> None:
+    """Raise CheckpointNotFound if a checkpoint that was being read is there no more. cause: what failed."""
+    if not os.path.lexists(path):
+        raise CheckpointNotFound(
+            f"{path} was deleted while it was read; name a newer checkpoint, or keep more of them"
+        ) from cause
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -87,6 +105,9 @@ def check_store_path(path: Path) -> None:
         point for point in (path / POINTS).glob("[!.]*") if is_checkpoint(point) and manifest.read(point).variables
     ]:
         raise Corruption(f"{path / CURRENT} is missing, but {points[0]} exists; run kvemb repair")
+    if not (path / LOCK).exists() and any((path / POINTS).glob("*")):
+        # A new store has its lock before any point; an empty store in place of the restored one would lose its rows.
+        raise StoreNotFound(f"{path} was left by a restore that was interrupted; delete it, and begin again")
     strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
     if strange:
         raise StoreNotFound(f"{path} is not a store: it contains {strange[0]!r}; name a store, or an empty directory")
@@ -112,7 +133,7 @@ def current(store: Path) -> tuple[Path, bool]:
 
 
 def _said(store: Path) -> str:
-    """Return what CURRENT says. Raises StoreNotFound or Corruption."""
+    """Return the content of CURRENT. Raises StoreNotFound or Corruption."""
     try:
         with open(store / CURRENT, encoding="ascii", newline="") as file:
             return file.read(_MAX_CURRENT)

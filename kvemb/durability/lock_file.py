@@ -2,8 +2,9 @@
 
 Uses flock(): a record lock would be released whenever this process closes any descriptor of the file, for example after
 copying the directory. An flock() belongs to the open file description, which a forked child shares; the child closes
-its copy as soon as it runs, so the lock ends with its owner. A child that C code forks without exec is not reached: it
-holds the lock while it lives, and the error says so. Executed programs never inherit the file (O_CLOEXEC). Thread-safe.
+its copy as soon as it runs, so the lock ends with its owner. A child that C code forks without exec does not close it:
+such a child holds the lock while it lives, and the error says so. Executed programs never inherit the file (O_CLOEXEC).
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class LockFile(io.FileIO):
                 if ended and time.monotonic() < deadline:
                     time.sleep(_PATIENCE_SECONDS / 20)
                     continue
-                text = f"{what} elsewhere{_by(pid, host)}; {advice}"
+                text = f"{what}{_by(pid, host)}; {advice}"
                 if ended:
                     text = (
                         f"{what} elsewhere: process {pid} has ended without closing it, and a process that it "
@@ -107,10 +108,10 @@ class LockFile(io.FileIO):
 
 def _by(pid: int | None, host: str) -> str:
     if pid is None:
-        return ""
+        return " elsewhere"
     if host != socket.gethostname():
-        return f", by process {pid} on {host}"
-    return ", by this process" if pid == os.getpid() else f", by process {pid}"
+        return f" elsewhere, by process {pid} on {host}"
+    return " already, by this process" if pid == os.getpid() else f" elsewhere, by process {pid}"
 
 
 def _runs(pid: int) -> bool:

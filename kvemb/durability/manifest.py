@@ -20,8 +20,9 @@ from kvemb.durability.manifest_fields import check, check_variable
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
-FORMAT = 5  # on disk; do not renumber. 4 is an object at a URL that is no manifest (kvemb.offline.chain)
-# Formats that can be read. In format 2 a slot is a name, and as wide as the embedding; before 5, nothing is attached.
+FORMAT = 5  # on disk; do not renumber. 4 is used by another object at a URL (kvemb.offline.chain)
+# Formats that can be read. In format 2 a slot is only a name, and as wide as the embedding; before 5, nothing is
+# attached.
 READABLE = (2, 3, FORMAT)
 # Of a cluster's manifest (kvemb.cluster.durability.manifest), which names manifests of this module.
 CLUSTER_FORMAT = 7
@@ -114,8 +115,8 @@ class Manifest:
     hot: by variable, the key files in hot/ that say which rows were hot (kvemb.durability.hotset). changes: which keys
     changed since which checkpoint, oldest first. files: by path below the directory, all except the manifest itself.
     left_out: names of variables that a restore did not take, and that later deltas leave out. extra: what the caller
-    attached, JSON (kvemb.durability.attachments). tiers: by variable of which some rows were hot on a GPU, what was hot
-    in each memory, "gpu:0" or "host".
+    attached, JSON (kvemb.durability.attachments). tiers: for each variable with rows hot on a GPU, what was hot in each
+    memory, "gpu:0" or "host".
     """
 
     store: str
@@ -137,12 +138,16 @@ class Manifest:
         def some(of_all: dict[str, Any]) -> dict[str, Any]:
             return {name: of_all[name] for name in of_all if name in names}
 
+        def kept(name: str, changed: Changed) -> Changed | None:
+            if name in names or name not in self.variables:
+                return changed
+            return Changed(True, [], True) if changed.dropped else None
+
         # Epochs keep dropped variables too, for deltas from checkpoints that have them.
-        listed = {*names} | {name for epoch in self.changes for name in epoch.variables} - {*self.variables}
-        epochs = [
-            Epoch(epoch.since, {name: changed for name, changed in epoch.variables.items() if name in listed})
-            for epoch in self.changes
-        ]
+        epochs = []
+        for epoch in self.changes:
+            listed = {name: kept(name, changed) for name, changed in epoch.variables.items()}
+            epochs.append(Epoch(epoch.since, {name: changed for name, changed in listed.items() if changed}))
         return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs, tiers=some(self.tiers))
 
     def following(self, checkpoint: str) -> Manifest:
@@ -169,7 +174,7 @@ def write(manifest: Manifest, directory: Path) -> None:
 
 
 def data_of(manifest: Manifest) -> dict[str, Any]:
-    """Return a manifest as JSON, its checksum included; as text it is what parse() takes."""
+    """Return a manifest as JSON, checksum included; parse() reads its text."""
     data = {"format": FORMAT, **asdict(manifest)}
     for name in ("left_out", "extra", "tiers"):
         if not data[name]:

@@ -23,8 +23,9 @@ from typing import Any
 from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest
 from kvemb.durability.attachments import Attachments
-from kvemb.durability.changes import ChangeLog, dropped
+from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
+from kvemb.durability.epochs import dropped
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, Held, Manifest, VariableEntry
@@ -37,13 +38,13 @@ from kvemb.store_state import StoreState
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
 from kvemb.tiers.storage import TieredStorage
 
-# Between two checks of a crowded cold database: the checkpoint waits, so that spills need not.
+# Seconds between two checks of a crowded cold database: the checkpoint waits, so that spills need not.
 PACE_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a checkpoint needs of a variable. entry: returns its manifest entry at the time of the call."""
+    """A variable's part of a checkpoint. entry: returns its manifest entry at the time of the call."""
 
     name: str
     schema: Schema
@@ -62,7 +63,7 @@ class TargetFailed(Exception):
 class PointWriter:
     """Writes one point. number: unused by any other point. target: path of a checkpoint to make of it, or None.
 
-    without: variables of the cold database that the point leaves out. attached: files and values that go into it.
+    without: variables of the cold database that the point leaves out. attached: files and values to save in it.
     If a step fails, the snapshots end, the directory is deleted, and the previous point stays current.
     """
 
@@ -89,7 +90,7 @@ class PointWriter:
         self._base: Future[list[Epoch]] | None = None
 
     def write_attached(self) -> None:
-        """Write what is attached, as the first step. Raises ColdStoreError, and what a caller's function raises."""
+        """Write the attached files, as the first step. Raises ColdStoreError, and what a caller's function raises."""
         try:
             self._attached.write(self._draft.path / layout.FILES)
         except BaseException:
@@ -148,7 +149,7 @@ class PointWriter:
             self._relieve(self._snapshots)
             wait([self._base], PACE_SECONDS)
         epochs = self._base.result()
-        # Before the rows change in the open database: if a later step fails, the next delta must name them.
+        # Before the rows change in the open database: if a later step fails, the next delta must contain them.
         for part, snapshot in self._snapshots:
             self._changes.add(epochs, part.name, snapshot.keys())
         self._write_rows()
@@ -158,7 +159,7 @@ class PointWriter:
             self._write_checkpoint(self._target)
             self._end_epoch(described.following(described.id), epochs)
         elif dropped(epochs[-1:]) & {*described.variables}:
-            # An epoch says once that a variable was dropped, so the next drop of that name needs an epoch of its own.
+            # An epoch can record only one drop of a name, so the next drop of that name needs another epoch.
             self._end_epoch(replace(described, changes=[*epochs, Epoch(described.id)]), epochs)
         self._end_snapshots()
         self._points.publish(self._draft, logged=self._log is not None and not self._last)
@@ -167,7 +168,7 @@ class PointWriter:
             self._log.delete_before(self._number + 1 if self._last else self._number)
 
     def _copy_database(self) -> list[Epoch]:
-        """Copy the cold database, in order with its writes; returns the epochs up to then."""
+        """Copy the cold database, in order with its writes; returns the epochs up to that moment."""
         for _, snapshot in self._snapshots:
             snapshot.check_spilled()
         self._database.checkpoint(self._draft.path / layout.ROWS)
@@ -191,7 +192,7 @@ class PointWriter:
         cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, files=self._files)
 
     def _relieve(self, snapshots: list[tuple[Part, DirtySnapshot]]) -> None:
-        """Write what had to be copied: of all, else callers of the last variable wait until the others are written."""
+        """Write the copied rows of all variables: otherwise callers of the last one would wait for all others."""
         for part, snapshot in snapshots:
             for file in snapshot.relieve(partial(self._new_file, part)):
                 self._add(part, file)
@@ -240,7 +241,7 @@ class PointWriter:
 
 
 def _on_gpus(tiers: dict[str, dict[str, TierSize]]) -> dict[str, dict[str, Held]]:
-    """Return what a manifest has of the sizes of the hot tiers of variables: only of those with rows on GPUs."""
+    """Return a manifest's `tiers`: the sizes of the hot tiers of variables with rows on GPUs."""
     return {
         name: {place: Held(size.rows, size.nbytes) for place, size in places.items()}
         for name, places in tiers.items()

@@ -1,4 +1,4 @@
-"""Checkpoints opened in place, through a temporary directory of links, so that no file of them is added or changed.
+"""Opens checkpoints in place, through a temporary directory of links, so that none of their files is added or changed.
 
 As thread-safe as the database that is opened.
 """
@@ -6,7 +6,7 @@ As thread-safe as the database that is opened.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvemb.contracts import ColdDatabase, ColdStore
@@ -33,7 +33,7 @@ class Readable:
         return self._stores[variable]
 
     def recorded(self, epochs: list[Epoch], variable: str, most: int) -> tuple[bool, Iterator[Ordered]]:
-        """As changes.recorded, in batches of at most so many keys."""
+        """As changes.recorded, in batches of at most `most` keys."""
         cleared, batches = changes.recorded(self.path / layout.CHANGES, epochs, variable)
         return cleared, (batch[at : at + most] for batch in batches for at in range(0, len(batch), most))
 
@@ -44,20 +44,20 @@ def database_in_place(
 ) -> Iterator[ColdDatabase]:
     """Open a checkpoint's database in place with open_database; it is closed when the block ends.
 
-    Raises Corruption, ColdStoreError, naming a damaged file.
+    Raises Corruption, ColdStoreError, naming a damaged file; CheckpointNotFound if it is deleted meanwhile.
     """
-    inventory.check(source, described)
-    with layout.mirrored(source / layout.ROWS) as rows:
-        with inventory.naming_damaged_file(source, described):
-            database = open_database(rows, described)
-        try:
-            yield database
-        finally:
-            database.close()
+    with ExitStack() as stack:
+        with layout.reading_checkpoint(source):
+            inventory.check(source, described)
+            rows = stack.enter_context(layout.mirrored(source / layout.ROWS))
+            with inventory.naming_damaged_file(source, described):
+                database = open_database(rows, described)
+        stack.callback(database.close)
+        yield database
 
 
 @contextmanager
 def opened(path: Path, described: Manifest) -> Iterator[Readable]:
-    """Open a checkpoint in place, with a small block cache. Raises Corruption, ColdStoreError."""
+    """Open a checkpoint in place, with a small block cache. Raises what database_in_place raises."""
     with database_in_place(path, described, cold_databases.to_read) as database:
         yield Readable(path, described, database)

@@ -6,7 +6,6 @@ Without a log there is nothing to do: opening always starts from the last durabl
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from kvemb.durability.changes import ChangeLog
 from kvemb.durability.journal_segments import Entry
 from kvemb.durability.manifest import Manifest, VariableEntry
 from kvemb.errors import Corruption
+from kvemb.options import format_time
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys, unpack_rows
 from kvemb.rows.schema import Schema
@@ -39,7 +39,7 @@ class Recovery:
     rows: int = 0
 
     def __str__(self) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.created))
+        when = format_time(self.created)
         added = f" and {self.rows:,} rows written later, from the log" if self.rows else ""
         return f"the store {self.path} was not closed; recovered: its durable point of {when}{added}"
 

@@ -44,8 +44,8 @@ class GraphKeys:
 def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table]) -> Table:
     """Make the table of a variable, new or stored, which must not be open.
 
-    Raises SchemaMismatch, ValueError, TypeError; Closed; for a new one ReadOnly, Poisoned; ColdStoreError; for one that
-    joins checkpoints also Corruption, and the error of a failed checkpoint with block=False.
+    Raises SchemaMismatch, ValueError, TypeError; Closed; for a new variable ReadOnly, Poisoned; ColdStoreError; for one
+    that joins checkpoints also Corruption, and the error of a checkpoint with block=False that failed.
     """
     name = check_name(arguments.name)
     engine.state.check_here()
@@ -74,7 +74,7 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
 
 
 def _made(engine: Engine, specification: Specification, variable: Handle[Table], undo: ExitStack) -> Table:
-    """Make its parts. undo: receives what gives them back."""
+    """Make the table's parts. undo: receives callbacks that undo this."""
     stored, schema = specification.stored, specification.schema
     cold = _cold(engine, specification, undo)
     sized = _sized(engine, specification)
@@ -93,7 +93,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     lease = host.lease()
     if specification.admission is not None:
         try:
-            host.reserve(specification.admission.memory_bytes, f"sightings of {specification.name!r}")
+            host.reserve(specification.admission.memory_bytes, f"sightings of {specification.name!r}", pressed=True)
         except BaseException:
             give_back(engine, replace(specification, admission=None), hot_tables, sized.slot_rows, lease)
             raise
@@ -137,7 +137,7 @@ def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> Cold
     name, schema = specification.name, specification.schema
     if not specification.persistent:
         return cold_databases.in_memory(schema)
-    # In order with a checkpoint of the database that may be queued: it must not contain what comes after it.
+    # Run in order after any queued checkpoint of the database, which must not contain later column families.
     if not specification.is_new:
         return engine.in_order(engine.database.attach, name, schema)
     try:
@@ -151,7 +151,7 @@ def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> Cold
 
 
 def _drop(engine: Engine, name: str) -> None:
-    """Delete a new cold store. If that fails too, it stays in live/, which the next opening makes anew."""
+    """Delete a new cold store. If that also fails, it stays in live/, which the next opening makes again."""
     try:
         engine.in_order(engine.database.drop, name)
     except ColdStoreError as error:
@@ -161,7 +161,7 @@ def _drop(engine: Engine, name: str) -> None:
 def poison_if_there(engine: Engine, name: str, cause: ColdStoreError) -> None:
     """Poison the store if its database has a cold store that should not be there.
 
-    RocksDB may have failed after making it, or while deleting it. The manifest of the next durable point would not name
+    RocksDB may have failed after creating it, or while deleting it. The next durable point's manifest would not name
     it, so that point could not be opened.
     """
     try:
@@ -173,9 +173,10 @@ def poison_if_there(engine: Engine, name: str, cause: ColdStoreError) -> None:
 
 
 def _record_whole(engine: Engine, specification: Specification, cold: ColdStore) -> None:
-    """Record that every row of a stored variable changed: checkpoints before this opening do not have it.
+    """Record that every row of a stored variable changed, because checkpoints before this opening do not contain it.
 
-    After a crash the durable point still says that it is in no checkpoint, so the next opening does this again.
+    After a crash the durable point still says that the variable is in no checkpoint, so the next opening does this
+    again.
     """
     engine.checkpointer.wait()  # a point that is being written links the key files recorded so far
     with layout.as_cold_store_error(f"record the keys of {specification.name!r}"):
@@ -198,7 +199,7 @@ def _sized(engine: Engine, specification: Specification) -> Sized:
 def give_back(
     engine: Engine, specification: Specification, hot_tables: HotTables, slot_rows: int, lease: Lease
 ) -> None:
-    """Return the memory of a table to the budgets. REQUIRES: nobody uses the table after this."""
+    """Return a table's memory to the budgets. REQUIRES: the table is not used afterwards."""
     hot_tables.memory.end()
     lease.end()
     if specification.admission is not None:

@@ -1,9 +1,9 @@
 """The calls on one variable whose arrays are in the memory of its GPU.
 
-Rows that are hot there are read and changed there. Keys of the others come to the host, with the values and gradients
-that are theirs, and are worked on as any call's; rows that a lookup finds for them go back. So a call has one part more
-than kvemb.tiers.operations says, the rows that are hot on the GPU, which is atomic and comes first. REQUIRES:
-HotTables.device_rows. Arguments are checked (kvemb.engine.on_device).
+Rows that are hot on the GPU are read and changed there. The keys of other rows, with their values or gradients, are
+copied to the host and processed as in any call; rows that a lookup finds for them are copied back. So a call has one
+more part than kvemb.tiers.operations says: the rows that are hot on the GPU, which is atomic and comes first. REQUIRES:
+HotTables.device_rows. Arguments have been checked by kvemb.engine.on_device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import Owners
 from kvemb.tiers.operations import TableOperations
-from kvemb.tiers.reads import Missed, of_one_point
+from kvemb.tiers.reads import Missed, repeat_if_refreshed
 
 
 class DeviceOperations(TableOperations):
@@ -34,7 +34,7 @@ class DeviceOperations(TableOperations):
         return device_rows
 
     def copy(self, array: DeviceArray) -> DeviceArray:
-        """Return a copy that nobody changes."""
+        """Return a private copy, which does not change."""
         with self._storage.held(rows=False):
             copied = self.device_rows.copy(array)
         self.give_back(array)
@@ -51,21 +51,21 @@ class DeviceOperations(TableOperations):
         return copied.astype(np.int64, copy=False)
 
     def prefetch_on_device(self, keys: DeviceArray, *, after_lookup: bool) -> None:
-        """Do what prefetch does. The caller does not wait for keys; where memory is short, nothing is read ahead."""
+        """Do what prefetch does. Does not wait for keys. If memory is short, nothing is read ahead."""
         with self._storage.held(rows=False), self.device_rows.on(keys):
             self._storage.state.check_open()
-            arriving = self.device_rows.begin_to_host(keys)
+            download = self.device_rows.begin_to_host(keys)
         self.give_back(keys)
-        if arriving is not None:
-            self._storage.read_ahead(lambda: arriving().astype(np.int64, copy=False), after_lookup=after_lookup)
+        if download is not None:
+            self._storage.read_ahead(lambda: download().astype(np.int64, copy=False), after_lookup=after_lookup)
 
     # Reading.
 
-    @of_one_point
+    @repeat_if_refreshed
     def lookup_on_device(self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, *, touch: bool) -> None:
         """Do what lookup does; out (n, dim) and exists (n,), bool, are on the device.
 
-        REQUIRES: at the end of the call, storage.ahead.looked_up().
+        REQUIRES: the caller then calls storage.ahead.looked_up().
         """
         device_rows = self.device_rows
         with self._storage.reading():
@@ -93,13 +93,13 @@ class DeviceOperations(TableOperations):
         self.give_back(keys, out)
 
     def give_back(self, *arrays: DeviceArray) -> None:
-        """Wait until arrays of which nobody says when they were used last are in use no longer."""
+        """Wait for the work on borrowed arrays (DeviceArray.borrowed), which may be reused after the call."""
         if any(array.borrowed for array in arrays):
             with self._storage.held(rows=False):
                 self.device_rows.finish()
 
     def _lookup_host(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
-        """Look up keys that are not on the device, in the table below it; return the positions that are not there."""
+        """Look up keys that are not on the device in the host tier; return the positions of keys that are not there."""
         if rule is not None:
             self._storage.copy_before_change(keys, self._hot_tables.owners(keys))
         absent = self._hot_tables.lookup_host(keys, rows, rule, now)
@@ -108,7 +108,7 @@ class DeviceOperations(TableOperations):
         return absent
 
     def _copy_before_change(self, keys: DeviceArray, rule: ScoreRule | None = ScoreRule.LAST_USE) -> None:
-        """A snapshot under way copies rows that may change. rule: how uses are recorded; None: nothing changes."""
+        """Let a snapshot copy rows that may change. rule: how uses are recorded; None: nothing changes."""
         if rule is not None and self._storage.snapshot_under_way:
             copied = self._copied(keys)
             self._storage.copy_before_change(copied, self._hot_tables.owners(copied))
@@ -121,11 +121,11 @@ class DeviceOperations(TableOperations):
         with self._storage.held(rows=False), self.device_rows.on(keys, array):
             self.device_rows.spread(array, positions, rows)
 
-    @of_one_point
+    @repeat_if_refreshed
     def pool_on_device(self, keys: Keys, bags: Bags, out: DeviceArray, *, touch: bool) -> None:
         """Do what pool does; out (b, dim) is on the device, the keys are in the host's memory.
 
-        Bags with keys that are not hot on the device are pooled again, on the host.
+        Bags with keys that are not hot on the device are pooled on the host.
         """
         below: Positions = np.empty(0, np.int64)
 
@@ -158,9 +158,9 @@ class DeviceOperations(TableOperations):
         return self._storage.log.active or self._constraining is not None
 
     def _prepare_missing(self, count: int, change: Change) -> None:
-        """Allocate what the last part of a call takes before its first part begins: so both are done, or none.
+        """Allocate the buffers of a call's last part before its first part begins, so that both are done or neither.
 
-        count: its keys, which may have become hot by then. Raises MemoryError.
+        count: the last part's keys, which may be hot by then. Raises MemoryError.
         """
         if count:
             self._hot_tables.prepare(None, min(count, self._storage.limits.call_rows), change)

@@ -1,12 +1,13 @@
-"""The inside of a store: one directory, one cold database, the budgets of memory, the tables that are open.
+"""Engine, the inside of a store: one directory, one cold database, memory budgets, and the open tables.
 
-Opening always starts from the last durable point: `live/` is made again from it with hard links, so recovery after a
-crash and an ordinary opening are the same. Thread-safe: `lock` guards opening, closing, snapshots, and every attribute
-that is assigned again.
+Opening always starts from the last durable point: it makes `live/` again with hard links to that point, so recovery
+after a crash and an ordinary opening are the same. Thread-safe: `lock` guards opening, closing, snapshots, and every
+attribute that is reassigned.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -31,24 +32,25 @@ from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 from kvemb.interrupts import result_of
 from kvemb.limits import Limits
-from kvemb.options import parse_budget, parse_device_memory
+from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
 from kvemb.tiers.budget import Budgets
 
 Result = TypeVar("Result")
+_logger = logging.getLogger("kvemb")
 
 
 class Engine:
-    """A store that is open.
+    """An open store.
 
-    path: its directory. warm: whether a variable that is opened loads the rows that were hot when its durable point was
-    made. recovery: the state after a crash, None if there was none. database, described: the cold rows, and the
-    manifest they were opened with. view: the links through which a read-only store reads, closed with it. tables: the
-    open ones, by name.
-    collections: by name. spiller: the one thread that writes to the database. Only a store that may be written has
-    points, changes, log (None unless every write is durable) and checkpointer. hot_rows: how many rows of each variable
-    were hot when the durable point was made, if warm. shared: whether other processes may train it at the same time.
+    path: its directory. warm: whether opening a variable loads the rows that were hot when the durable point was made.
+    recovery: the state recovered after a crash, None if there was no crash. database, described: the cold rows, and the
+    manifest with which they were opened. view: the links through which a read-only store reads; closed with the store.
+    tables: the open tables, by name. collections: the collections, by name. spiller: the one thread that writes to the
+    database. Only a writable store has points, changes, log (None unless every write is durable) and checkpointer.
+    hot_rows: if warm, how many rows of each variable were hot when the durable point was made. shared: whether another
+    process may train the store at the same time.
     """
 
     shared = False
@@ -70,9 +72,10 @@ class Engine:
         warm: bool = False,
     ) -> None:
         self.limits, self.follows, self.warm = limits, follow, warm
-        self.budgets = Budgets(parse_budget(memory_budget), parse_device_memory(device_memory))
         self.state = StoreState(str(path), read_only=read_only)
-        self.path = path.absolute()  # wherever the process goes
+        bytes_here, of_devices = parse_budget(memory_budget), parse_device_memory(device_memory)
+        self.budgets = Budgets(bytes_here, of_devices, check_giving=self.state.check_sound)
+        self.path = path.absolute()  # also after a change of the working directory
         self.lock = threading.RLock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
@@ -138,7 +141,7 @@ class Engine:
         return Checkpointer(self.database, self.points, self.changes, log, self.state, self.spiller)
 
     def _recover(self) -> Recovery | None:
-        """Make a durable point of what a crash left, or the first one of a new store. Returns what was recovered."""
+        """Make a durable point of the state after a crash, or a new store's first one. Returns what was recovered."""
         points, recovery = self.points, None
         if points.crashed or points.log:
             entries = log_entries.checked(points.log, points.current.variables, begun=points.logged)
@@ -159,7 +162,7 @@ class Engine:
         """Call a function on the thread that writes to the cold database, after earlier calls; returns its result."""
         return result_of(self.spiller.submit(call, *args))
 
-    # Its variables. REQUIRES: lock, but for names().
+    # Variables. All but names() REQUIRE lock.
 
     def names(self) -> list[str]:
         """Return the names of all variables, open or not, sorted. Raises Closed."""
@@ -167,28 +170,28 @@ class Engine:
         return sorted({*self.described.variables, *self.tables})
 
     def hot_keys(self, name: str) -> Iterator[Ordered]:
-        """Yield the keys of a variable to load into the hot tier when it is opened."""
+        """Yield the keys of the rows to load into the hot tier when a variable is opened."""
         if self.state.read_only:
             yield from self._hot.pop(name, [])
         elif self.warm and name in self.described.hot:
             yield from read_hot(self.points.live / layout.HOT, self.described.hot[name])
 
     def collect(self, collection: str, item: Any) -> None:
-        """Add to a collection."""
+        """Add an item to a collection."""
         self.collections.setdefault(collection, []).append(item)
 
     def discard(self, table: Table) -> None:
-        """Remove a table from the open ones, and its variable from every collection."""
+        """Remove a table from the open tables, and its variable from every collection."""
         self.tables.pop(table.name, None)
         for name, collection in self.collections.items():
-            # By identity: what a regularizer returned may compare elementwise.
+            # By identity, because a regularizer's result may compare elementwise.
             self.collections[name] = [each for each in collection if each is not table.variable]
 
     # Durable points.
 
     @property
     def current_manifest(self) -> Manifest:
-        """The manifest of the last durable point, or of the one that a reader shows."""
+        """The manifest of the last durable point, or of the point that a reader reads."""
         return self.described if self.state.read_only else self.points.current
 
     def start(
@@ -199,7 +202,7 @@ class Engine:
         without: Collection[str] = (),
         attached: Attachments | None = None,
     ) -> Writing[Checkpoint]:
-        """Begin to write a durable point, with what is attached, and a checkpoint to target; see Checkpointer.start."""
+        """Begin to write a durable point with these attachments, and a checkpoint at target; see Checkpointer.start."""
         self.state.check_here()
         with self.lock:
             self.state.check_writable()
@@ -212,7 +215,7 @@ class Engine:
         self.start().wait()
 
     def findings(self, *, deep: bool) -> list[str]:
-        """Return a line for everything that is wrong with the last durable point and the open tables."""
+        """Return a line for each fault in the last durable point and the open tables."""
         self.state.check_here()
         with self.lock:
             self.state.check_open()
@@ -231,7 +234,8 @@ class Engine:
                 if source == self._last_point():
                     raise
                 continue
-            # A point is deleted when the next one is there: this store's thread, or its owner, may have made it.
+            # A point is deleted when the next one is complete; this store's thread or its owner may have made one
+            # meanwhile.
             if not found or source == self._last_point():
                 return found
 
@@ -247,7 +251,7 @@ class Engine:
         with self.lock:
             if self.state.closed:
                 return
-            # Last in, first out: wait, flush, release; each runs even if the one before raises.
+            # Last in, first out: wait, flush, release. Each runs even if the previous one raises.
             with ExitStack() as last:
                 last.callback(self.release)
                 if not self.state.read_only:
@@ -258,9 +262,18 @@ class Engine:
     def _flush_if_sound(self) -> None:
         if self.state.cause is None:
             self.start(closing=self.state.close).wait()
+        else:
+            _logger.warning(
+                "the store %s is closed without a durable point, as a write failed: %s; what changed after that of "
+                "%s%s is lost",
+                self.path,
+                self.state.cause,
+                format_time(self.points.current.created),
+                " and is not in the log" if self.log is not None else "",
+            )
 
     def release(self) -> None:
-        """Close it as it is: changes since the last durable point that are in no log are lost."""
+        """Close the store as it is: changes since the last durable point that are in no log are lost."""
         if not self.state.read_only:
             self.checkpointer.close()
         with ExitStack() as paused:

@@ -1,7 +1,7 @@
-"""The calls on a variable with arrays in a GPU's memory: arguments are checked, answers are of the caller's library.
+"""The calls on a variable with arrays in a GPU's memory: checks of arguments, and results in the caller's library.
 
-Keys, values and gradients must be on the variable's GPU, in its dtypes and C-contiguous; nothing is converted. Answers
-are arrays of the library of the keys, for the stream of the keys. A variable whose hot rows are elsewhere refuses them.
+Keys, values and gradients must be on the variable's GPU, in its dtypes and C-contiguous; nothing is converted. Results
+are arrays of the keys' library, on the keys' stream. A variable whose hot rows are elsewhere raises TypeError.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from kvemb.rows.hashing import Keys, Unique
 class DeviceLookup(NamedTuple):
     """The arrays of one lookup, on a device: keys (n,), out (n, dim), exists (n,) bool or None.
 
-    made, flags: the caller's arrays, or new ones, that out and exists are views of. given: the keys as the caller has
-    them.
+    made, flags: the caller's or new arrays, of which out and exists are views. given: the keys as the caller gave them.
     """
 
     keys: DeviceArray
@@ -34,12 +33,12 @@ class DeviceLookup(NamedTuple):
 
     @property
     def rows(self) -> Any:
-        """What the caller gets, once it is filled."""
+        """The lookup's result, once it is filled."""
         return in_kind(self.given, self.made)
 
 
 def rows_on(table: Table, device: str) -> DeviceRows:
-    """Return the variable's rows on a device that arrays are on. Raises TypeError if they are not there."""
+    """Return the variable's rows on the device of an array. Raises TypeError if they are not on it."""
     device_rows = table.hot_tables.device_rows
     if device_rows is None or device not in (device_rows.device, SOME_GPU):
         devices = table.specification.devices
@@ -52,7 +51,7 @@ def rows_on(table: Table, device: str) -> DeviceRows:
 
 
 def keys_on_device(table: Table, keys: Any) -> DeviceArray:
-    """Return keys that device_of says are on a device, of any shape, or a copy of them (lookup_copied) as it is.
+    """Return keys of any shape that are on a device, as a DeviceArray; a DeviceArray is returned as it is.
 
     Raises TypeError, ValueError.
     """
@@ -60,11 +59,11 @@ def keys_on_device(table: Table, keys: Any) -> DeviceArray:
         return keys
     device_rows = rows_on(table, device_of(keys) or SOME_GPU)
     found = read_array(keys, table.schema.key_dtype, None, "keys", device_rows.interface)
-    return found.seen_as(np.dtype(np.int64)) if found.dtype == np.uint64 else found
+    return found.view_as(np.dtype(np.int64)) if found.dtype == np.uint64 else found
 
 
 def beside(table: Table, keys: DeviceArray, data: Any, dtype: np.dtype[Any], what: str, *width: int) -> DeviceArray:
-    """Return an array of keys.shape + width that goes with keys, as (n, *width). Raises TypeError, ValueError."""
+    """Return an array of keys.shape + width that belongs to keys, as (n, *width). Raises TypeError, ValueError."""
     device_rows, device = table.hot_tables.device_rows, device_of(data)
     assert device_rows is not None
     if data is None or device not in (device_rows.device, SOME_GPU):
@@ -75,7 +74,7 @@ def beside(table: Table, keys: DeviceArray, data: Any, dtype: np.dtype[Any], wha
 
 
 def device_lookup(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> DeviceLookup:
-    """Return the arrays of a lookup, checked. out: an array to fill; None: a new one. Raises TypeError, ValueError."""
+    """Check and return the arrays of a lookup. out: an array to fill; None: a new one. Raises TypeError, ValueError."""
     found, schema = keys_on_device(table, keys), table.schema
     device_rows = rows_on(table, SOME_GPU)
     shape = *found.shape, schema.dim
@@ -100,7 +99,7 @@ def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: boo
 
 
 def lookup_copied(table: Table, ids: Any, *, touch: bool) -> tuple[DeviceArray, Any]:
-    """Return a copy of keys for a later step, of which it is known that it does not change, and their rows."""
+    """Return a private copy of keys, for a later step, and their rows. The copy is known not to change."""
     given = device_lookup(table, ids, None)
     copied = table.operations.copy(keys_on_device(table, ids))
     table.operations.lookup_on_device(copied.reshaped(copied.size), given.out, None, touch=touch)
@@ -145,7 +144,7 @@ def apply_gradients(table: Table, keys: Any, grads: Any) -> None:
 def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...], *, touch: bool) -> Any:
     """Return the pooled rows of bags, of shape + (dim,).
 
-    ids: the keys as the caller gave them; keys (n,) are a copy of these. shape: of the result without its last axis;
+    ids: the keys as the caller gave them. keys (n,): a copy of them. shape: the result's shape without its last axis;
     its size is the number of bags.
     """
     device_rows, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
@@ -156,7 +155,7 @@ def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...
 
 
 def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, shape: tuple[int, ...]) -> Any:
-    """Return (keys (m,), gradients (m, dim)) from those of pooled rows; see kvemb.pooling.Embeddings.row_gradients."""
+    """Return (keys (m,), gradients (m, dim)) from gradients of pooled rows. See pooling.Embeddings.row_gradients."""
     device_rows, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
     given = read_array(grads, schema.slot_dtype, shape, "grads", device_rows.interface)
     distinct = Unique(keys)

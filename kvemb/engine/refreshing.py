@@ -1,7 +1,7 @@
 """Refreshing a reader: all its variables move at once to a newer durable point of the store that it follows.
 
-Hot rows stay hot, and those that changed are read again before the move. Lookups go on meanwhile; one during which the
-reader moves begins again (kvemb.tiers.reads, of_one_point).
+Hot rows stay hot, and those that changed are read again before the move. Lookups continue meanwhile; a lookup during
+which the reader moves starts again (kvemb.tiers.reads, repeat_if_refreshed).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from contextlib import ExitStack
 import numpy as np
 
 from kvemb.contracts import ColdDatabase
-from kvemb.durability import changes, layout
+from kvemb.durability import layout
+from kvemb.durability.epochs import dropped_after, files_between
 from kvemb.durability.keyfile import distinct, read_keys
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.points import reading
@@ -23,7 +24,7 @@ from kvemb.errors import Corruption, StoreNotFound
 from kvemb.rows.codec import unordered_keys
 from kvemb.tiers.storage import Renewed
 
-# Rows of a refresh that are read at a time.
+# Rows that a refresh reads at a time.
 READ_ROWS = 256
 
 
@@ -49,10 +50,10 @@ def refresh(engine: Engine) -> bool:
 
 
 def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest) -> list[Table]:
-    """Let every open table read its rows in this point, which is open; return the tables whose variable it lacks."""
+    """Move every open table to this opened point; return the tables whose variables are not in it."""
     renewed = {name: _renewed(engine, database, described, table) for name, table in engine.tables.items()}
-    # Without a record of drops that reaches back, every variable may be another one.
-    dropped = changes.dropped_after(engine.described.changes, described.changes)
+    # Without a record of drops since the present point, every variable may have been dropped and created again.
+    dropped = dropped_after(engine.described.changes, described.changes)
     gone: list[Table] = []
     with ExitStack() as paused:
         for table in engine.tables.values():
@@ -69,11 +70,11 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest) ->
 
 
 def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> Renewed | None:
-    """Return what changed from the point that is read now to this one, which is open: with the new rows of what is hot.
+    """Return what changed from the present point to this opened one, with the new rows of hot keys.
 
-    None if that is unknown, or if it is no less than what is hot: then no hot row is kept.
+    Returns None if that is unknown, or not less than what is hot; then no hot row is kept.
     """
-    files = changes.files_between(engine.described.changes, described.changes, table.name)
+    files = files_between(engine.described.changes, described.changes, table.name)
     if files is None or (entry := described.variables.get(table.name)) is None:
         return None
     most, count = table.hot_tables.size, 0
@@ -84,13 +85,13 @@ def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table:
                 found.append(ordered)
                 if (count := count + len(ordered)) > most:
                     return None
-    except (FileNotFoundError, Corruption):  # the point has been replaced, or its rows are sound and this file is not
+    except (FileNotFoundError, Corruption):  # the point was replaced, or only this file is damaged
         return None
     keys = unordered_keys(distinct(np.concatenate(found)), table.schema)
-    table.hot_tables.devices_of(keys)  # a partitioner that raises does so before anything is done
+    table.hot_tables.devices_of(keys)  # calls the partitioner, which may raise, before anything is done
     cold = database.attach(table.name, entry.schema)
     with table.storage.held():
         hot = keys[table.hot_tables.find(keys, table.hot_tables.owners(keys)) >= 0][: engine.limits.scan_rows]
-    # A few at a time: lookups go on meanwhile, and reading holds the GIL for a part of its time.
+    # A few at a time, because lookups continue meanwhile, and a read holds the GIL for a part of its time.
     blocks = [cold.read(hot[at : at + READ_ROWS])[0] for at in range(0, len(hot), READ_ROWS)]
     return Renewed(cold, keys, blocks)

@@ -1,6 +1,6 @@
-"""One open variable inside its store: its rows over both tiers, and what the store needs of it.
+"""An open variable inside its store: its rows in both tiers, and what the store asks of it.
 
-Thread-safe as its tiers are; the store's lock guards methods that say so.
+Thread-safe, as its tiers are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvemb.tiers.storage import TieredStorage
 
 
 class Table:
-    """A variable that is open. specification: as it was when it was opened; policy: bound to the variable.
+    """An open variable. specification: as of its opening. policy: bound to the variable.
 
     variable: the kvemb.Variable that users hold. limits: the store's.
     """
@@ -62,11 +62,11 @@ class Table:
 
     @property
     def persistent(self) -> bool:
-        """Whether its rows outlive the store's closing."""
+        """Whether the rows are still there after the store is closed and opened again."""
         return self.specification.persistent
 
     def entry(self) -> VariableEntry:
-        """Return its entry for a durable point made now."""
+        """Return the variable's entry in the manifest of a durable point made now."""
         storage = self.storage
         return self.specification.entry(
             self.operations.optimizer,
@@ -77,11 +77,11 @@ class Table:
         )
 
     def part(self) -> Part:
-        """Return what a checkpoint needs of it."""
+        """Return what a checkpoint needs to write the variable."""
         return Part(self.name, self.schema, self.specification.creator, self.storage, self.entry)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
-        """Use this optimizer from now on. writable: whether to raise where rows may not change.
+        """Use this optimizer from now on. writable: whether to raise if rows may not change.
 
         Raises SchemaMismatch if the rows do not have its slots; Closed, ReadOnly, Poisoned.
         """
@@ -96,7 +96,7 @@ class Table:
         return array.shape, array.reshape(-1)
 
     def flat_and_owned(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
-        """Do what flat does, after a call of the partitioner: one that raises then raises before anything is done."""
+        """Do what flat does, and call the partitioner once, so that its errors are raised before anything changes."""
         shape, flat = self.flat(keys)
         self.hot_tables.devices_of(flat)
         return shape, flat
@@ -129,13 +129,14 @@ class Table:
             raise ValueError(f"variable {self.name!r} is not trainable; create it with trainable=True to train it")
         if self.operations.optimizer is None:
             raise ValueError(
-                f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad()"
+                f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad(); "
+                "one that is stored without gets it by kvemb migrate --optimizer"
             )
 
-    # For its policy: restrict.ScoredRows.
+    # For the policy: the methods of restrict.ScoredRows.
 
     def record_uses(self, keys: npt.ArrayLike) -> None:
-        """Record one use of each occurrence of keys; those that are missing are ignored."""
+        """Record one use for each occurrence of keys; missing keys are ignored."""
         self.operations.use(self.flat(keys)[1])
 
     def restrict(self, num_reserved: int, trigger: int | None) -> int:
@@ -143,12 +144,12 @@ class Table:
         return self.operations.restrict(num_reserved, trigger)
 
     def scores(self, keys: npt.ArrayLike) -> Scores:
-        """Return the scores of keys, of keys.shape, NaN for keys that are missing."""
+        """Return the scores of keys, of keys.shape, NaN for missing keys."""
         shape, flat = self.flat(keys)
         scores: npt.NDArray[np.float64] = self.operations.scores(flat)
         return scores.reshape(shape)
 
-    # What it has done, and its end.
+    # Counts, and the end of the variable.
 
     @property
     def ended(self) -> bool:
@@ -156,7 +157,7 @@ class Table:
         return self._last_stats is not None
 
     def stats(self) -> Stats:
-        """Return its counts since it was opened, a copy."""
+        """Return a copy of the counts since the variable was opened."""
         if self._last_stats is not None:
             return self._last_stats
         stats = self.storage.stats()
@@ -168,7 +169,7 @@ class Table:
             self._bytes_cold = self.storage.cold.disk_bytes()
 
     def forget(self, why: str) -> None:
-        """Give up its parts: any later use of them raises Closed with the reason. REQUIRES: its storage has ended."""
+        """Drop the tiers; any later use of them raises Closed with this reason. REQUIRES: the storage has ended."""
         self._last_stats = self.stats()
         gone: Any = _Gone(why)
         self.storage = self.operations = self.hot_tables = gone

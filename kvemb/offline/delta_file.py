@@ -1,8 +1,8 @@
 """Delta files: the rows by which one checkpoint differs from an earlier one, in one file (FORMAT.md, "Delta file").
 
-A file has, variable by variable and in key order, the records that may have changed and the keys that have none any
-more. It says which checkpoint it begins with and which one it leads to, and is the same, byte for byte, whenever it is
-written of the same checkpoints. Memory is bounded by one frame for each file that is read.
+For each variable a file has, in key order, the records that may have changed and the keys whose records were removed.
+It names the checkpoint that it begins with and the one that it leads to. Files of the same two checkpoints are equal
+byte for byte. Memory is bounded by one frame for each file that is read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import IO
 import numpy as np
 
 from kvemb.checks.fields import Fields
-from kvemb.durability.changes import dropped
 from kvemb.durability.delta import epochs_since
+from kvemb.durability.epochs import dropped
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.durability.readable import opened
 from kvemb.errors import Corruption, UnsupportedFormat
@@ -40,7 +40,7 @@ _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 
 @dataclass(frozen=True)
 class Part:
-    """A variable in a delta. cleared: it has no row but those of this delta. record_bytes: of each of its records."""
+    """A variable in a delta. cleared: it has only the rows of this delta. record_bytes: of each of its records."""
 
     name: str
     cleared: bool
@@ -48,7 +48,7 @@ class Part:
 
 
 def frame_rows(record_bytes: int, frame_bytes: int = FRAME_BYTES) -> int:
-    """Return how many rows a frame has, at most."""
+    """Return the largest number of rows in a frame."""
     return max(1, frame_bytes // (KEY_BYTES + record_bytes))
 
 
@@ -57,9 +57,9 @@ def write_delta(
 ) -> FileEntry | None:
     """Write the delta from the checkpoint `before` to a later one, at `checkpoint`; returns its size and checksum.
 
-    Returns None if it would have more than max_bytes, or if the recorded changes do not describe a variable
-    completely; a file that is there then is incomplete. Raises CheckpointNotFound if they do not reach back to
-    `before`; Corruption naming a local file; OSError.
+    Returns None if it would have more than max_bytes, or if the recorded changes do not describe a variable completely;
+    the file may then be incomplete. Raises CheckpointNotFound if the recorded changes do not reach back to `before`;
+    Corruption naming a local file; OSError.
     """
     epochs = epochs_since(checkpoint, described, before.id)
     gone = dropped(epochs)
@@ -121,8 +121,9 @@ class _Writer:
 
 
 class DeltaFile:
-    """A delta file. what: its name in errors. id, since: of the checkpoint that it leads to, and begins with. parts: by
-    variable. The constructor reads where its frames are. Raises Corruption, UnsupportedFormat, OSError.
+    """A delta file. what: its name in errors. id: of the checkpoint that it leads to. since: of the one that it begins
+    with. parts: by variable. The constructor reads the positions of its frames. Raises Corruption, UnsupportedFormat,
+    OSError.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -185,7 +186,7 @@ class DeltaFile:
         return KEY_BYTES * (rows + removed) + record_bytes * rows
 
     def rows(self, name: str, schema: Schema) -> Iterator[RowBlock]:
-        """Yield a variable's rows in key order, block by block; those flagged REMOVED have no record any more."""
+        """Yield a variable's rows in key order, block by block; rows flagged REMOVED were removed."""
         if (part := self.parts[name]).record_bytes != record_dtype(schema).itemsize:
             raise self._damaged(f"records of {name!r} have {part.record_bytes} bytes")
         last = -1

@@ -1,7 +1,7 @@
 """Bulk loading of whole rows: sorted outside the store, compared with existing rows, and ingested as table files.
 
 Rows that do not fit in memory are sorted in runs on disk; the cold store ingests files in key order without rewriting
-them. Memory does not grow with the table. Other calls of the variable wait only for the last part, the ingestion.
+them. Memory does not grow with the table. Other calls of the variable wait only during the last step, the ingestion.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load(
     batches: in any order; the last of equal keys wins. on_conflict: what to do with a row that exists already:
     "replace" it, with slots, score and step; "keep" it; "error" raises ValueError and changes nothing. Fastest if
     keys ascend and the variable is empty; then nothing else may write to it during the load. The hot tier is empty
-    afterwards. Other calls wait during the last part. If a batch is invalid, or the iterable raises, nothing changes.
+    afterwards. Other calls wait during the last step. If a batch is invalid, or the iterable raises, nothing changes.
 
     Raises TypeError, ValueError for an invalid batch; Poisoned, Closed, ReadOnly, ColdStoreError.
     """
@@ -76,7 +76,7 @@ def load(
 class Loading:
     """Blocks of rows on their way into a variable, of its schema. A context manager; not thread-safe.
 
-    add() each, then finish(); a block that ends before leaves the variable as it was. Raises what load() raises.
+    Call add() for each block, then finish(); without finish() the variable does not change. Raises what load() raises.
     """
 
     def __init__(self, variable: Variable, on_conflict: Literal["replace", "keep", "error"] = "replace") -> None:
@@ -101,7 +101,7 @@ class Loading:
         self._undo.close()
 
     def add(self, block: RowBlock) -> None:
-        """Take rows; the last of equal keys wins."""
+        """Add rows; the last of equal keys wins."""
         if self._ascending and not self._files.follows(block):
             self._ascending = False
             for earlier in self._files.drain():
@@ -137,7 +137,7 @@ class Loading:
                     replaced += existing
                 files.append(block)
             files.finish()
-            storage.take_in(files.ingest, added, files.step)
+            storage.ingest_recorded(files.ingest, added, files.step)
         return Loaded(added, replaced, kept)
 
 

@@ -1,4 +1,4 @@
-"""Push of checkpoints to a URL, whole or as deltas (kvemb.offline.chain), and their removal there.
+"""Pushes checkpoints to a URL, whole or as deltas (kvemb.offline.chain), and removes them there.
 
 One process at a time may write to a URL. After an interruption, the next push skips the files already sent.
 """
@@ -24,12 +24,12 @@ from kvemb.offline.chain import MAX_DELTAS, Delta, Pushed, is_row_file, text_of
 from kvemb.offline.delta_file import write_delta
 from kvemb.offline.remote import FILES, RemoteCheckpoints
 
-# The deltas of a base are at most this share of its bytes. So all that is pushed is at most twice what changed, and a
-# pull transfers at most twice what the table has.
+# The deltas of a base have at most this share of its bytes. So a series pushes at most twice the bytes that changed,
+# and a pull transfers at most twice the bytes of the table.
 MAX_SHARE = 1.0
 # Files transferred concurrently: for most files the network's latency is longer than the transfer.
 JOBS = 8
-# How many earlier checkpoints at a URL are tried as the beginning of a delta.
+# How many earlier checkpoints at a URL are tried as the start of a delta.
 MAX_LOOKED_AT = 8
 
 
@@ -37,7 +37,7 @@ MAX_LOOKED_AT = 8
 class Transfer:
     """Result of a push. number: of the checkpoint. files, nbytes: sent. shared: files that were at the URL already.
 
-    deltas: how many deltas lead to it there; 0: it is whole.
+    deltas: the number of deltas that lead to the checkpoint there; 0: it is whole.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Transfer:
 
 
 class _Plan(NamedTuple):
-    """A way to have a checkpoint at the URL. local: files that can be sent, by checksum. text: None if it is there."""
+    """A way to store a checkpoint at the URL. local: files that can be sent, by checksum. text: None if it is there."""
 
     pushed: Pushed
     local: dict[str, Path]
@@ -70,20 +70,20 @@ class Pushing(RemoteCheckpoints):
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Transfer:
-        """Copy a checkpoint to the URL under its number: the files that the URL lacks, then what it consists of.
+        """Copy a checkpoint to the URL under its number: first the files that the URL lacks, then its description.
 
-        It is sent as the delta to an earlier one that is there, if its changes since then are known and the deltas
-        stay small beside their base; else whole, as a new base. whole: always.
-        A remote file of the right size was hashed when it was sent, and is kept; one of another size is replaced.
-        verify: remote files are read too, and replaced if damaged. What cannot be replaced from here is a reason to
-        send the checkpoint whole. Raises FileExistsError if another checkpoint has that number, TransferError;
+        It is sent as the delta from an earlier checkpoint at the URL, if the changes since then are known and the
+        deltas stay small compared with their base; otherwise whole, as a new base. whole: always send it whole. A
+        remote file of the right size was hashed when it was sent, and is kept; a file of another size is replaced.
+        verify: also read remote files, and replace damaged ones. If a damaged file is not available locally, the
+        checkpoint is sent whole. Raises FileExistsError if another checkpoint has that number, TransferError;
         Corruption if a local file does not match the manifest.
         """
         self._check_destination()
         there = self._there(checkpoint, number)
         with self._translated("list"):
             found = {path.rpartition("/")[2]: known["size"] for path, known in self._found(FILES).items()}
-        with scratch("kvemb-push-") as folder:
+        with scratch("kvemb-push-") as folder, layout.reading_checkpoint(checkpoint.path):
             for plan in self._plans(checkpoint, number, there, found, folder, whole=whole):
                 if (done := self._send(plan, number, found, verify, jobs, progress)) is not None:
                     return done
@@ -99,7 +99,7 @@ class Pushing(RemoteCheckpoints):
         *,
         whole: bool,
     ) -> Iterator[_Plan]:
-        """Yield the ways to have a checkpoint there: as it is there, as a delta, whole."""
+        """Yield the ways to store a checkpoint there: as it is there already, as a delta, whole."""
         local = {entry.sha256: checkpoint.path / name for name, entry in checkpoint.inventory.items()}
         if there is not None and not (whole and there.deltas):
             yield _Plan(there, local, None)
@@ -111,7 +111,7 @@ class Pushing(RemoteCheckpoints):
     def _send(
         self, plan: _Plan, number: int, found: dict[str, int], verify: bool, jobs: int, progress: Progress | None
     ) -> Transfer | None:
-        """Carry out a plan; returns None if the URL lacks files that are not here."""
+        """Carry out a plan; returns None if the URL lacks files that are not available locally."""
         files = plan.pushed.files
         present = [entry for sha256, entry in files.items() if found.get(sha256) == entry.bytes]
         missing = set(files) - {entry.sha256 for entry in present}
@@ -150,9 +150,9 @@ class Pushing(RemoteCheckpoints):
     def _delta(
         self, checkpoint: Checkpoint, number: int, found: dict[str, int], folder: Path
     ) -> tuple[Path, Pushed] | None:
-        """Write the delta from an earlier checkpoint at the URL, to a file in folder; returns what is then there.
+        """Write the delta from an earlier checkpoint at the URL to folder; returns the file and the description.
 
-        None if the checkpoint is better sent whole: nothing earlier is there that it follows, or the deltas outgrow
+        None if the checkpoint is better sent whole: it follows no checkpoint that is there, or the deltas would exceed
         their share of the base, or the whole is no larger than the delta.
         """
         if (follows := self._followed(checkpoint, number, found)) is None:
@@ -171,7 +171,7 @@ class Pushing(RemoteCheckpoints):
         return path, before.followed_by(earlier, described, Delta(number, checkpoint.id, entry.bytes, entry.sha256))
 
     def _followed(self, checkpoint: Checkpoint, number: int, found: dict[str, int]) -> tuple[int, Pushed] | None:
-        """Return the newest earlier checkpoint at the URL, complete there, since which changes are known."""
+        """Return the newest complete earlier checkpoint at the URL since which changes are known."""
         known = {epoch.since for epoch in inside(checkpoint).changes}
         for earlier in [each for each in self.numbers() if each < number][: -MAX_LOOKED_AT - 1 : -1]:
             with suppress(Corruption, CheckpointNotFound):
@@ -190,7 +190,7 @@ class Pushing(RemoteCheckpoints):
                 raise FileExistsError(f"{root} is a {kind}; name another directory")
 
     def _there(self, checkpoint: Checkpoint, number: int) -> Pushed | None:
-        """Return what the URL has for the number; a damaged manifest counts as missing. Raises FileExistsError."""
+        """Return the checkpoint at the URL; a damaged manifest counts as missing. Raises FileExistsError."""
         if number not in self.numbers():
             return None
         try:
@@ -205,7 +205,7 @@ class Pushing(RemoteCheckpoints):
         return pushed
 
     def _publish(self, number: int, text: bytes) -> None:
-        """Write a manifest atomically: object stores show a file once it is complete, elsewhere it is renamed."""
+        """Write a manifest atomically: object stores show only complete files; elsewhere it is renamed."""
         target = self._manifest_at(number)
         self._make_folder_of(target)
         if self._has_folders:
@@ -224,7 +224,7 @@ class Pushing(RemoteCheckpoints):
     def prune(self, keep: int) -> list[int]:
         """Delete all but the newest `keep` checkpoints, then unreferenced files; returns the numbers deleted.
 
-        Bases and deltas of checkpoints that are deleted stay as long as one that is kept needs them.
+        Bases and deltas of deleted checkpoints stay as long as a kept checkpoint needs them.
 
         REQUIRES: no push to the URL at the same time. Raises TransferError.
         """

@@ -1,4 +1,4 @@
-"""What is wrong with the checkpoints at a URL: each with its base and its deltas, file by file. Reads only."""
+"""Verifies the checkpoints at a URL, each with its base and its deltas, file by file. Reads only."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from kvemb.offline.chain import Pushed
 from kvemb.offline.pushing import JOBS
 from kvemb.offline.remote import CHECKPOINTS, FILES, RemoteCheckpoints
 
-# The most numbers of checkpoints that a finding lists.
+# The largest number of checkpoints that a finding lists.
 _MAX_LISTED = 10
 
 
 @dataclass
 class Checked:
-    """Result of check(). findings: a line for each damaged file. sound: the numbers that lack nothing.
+    """Result of check(). findings: a line for each damaged file. sound: the numbers of complete checkpoints.
 
-    described: what each number that could be read consists of. files, nbytes: needed by all of them together.
+    described: the description of each checkpoint that could be read, by number. files, nbytes: needed by all of them
+    together.
     """
 
     findings: list[str] = field(default_factory=list)
@@ -39,10 +40,10 @@ class RemoteChecking(RemoteCheckpoints):
     def check(
         self, *, number: int | None = None, deep: bool, progress: Progress | None = None, jobs: int = JOBS
     ) -> Checked:
-        """Check all numbers, and the size of each file that one needs; deep: read every file, and compare its checksum.
+        """Check all checkpoints, and the sizes of the files that they need; deep: also compare the checksums.
 
-        number: the only one to check; None: all. progress(done, total): called with bytes as they are read. Raises
-        CheckpointNotFound if there is no number; TransferError.
+        number: the only checkpoint to check; None: all. progress(done, total): called with bytes as they are read.
+        Raises CheckpointNotFound if there is none; TransferError.
         """
         done = Checked()
         if not (numbers := self.numbers()):
@@ -55,11 +56,17 @@ class RemoteChecking(RemoteCheckpoints):
             except (Corruption, UnsupportedFormat) as error:
                 done.findings.append(str(error))
                 continue
+            except CheckpointNotFound:  # deleted since it was listed
+                if number is not None:
+                    raise
+                continue
             for sha256, entry in done.described[each].files.items():
                 needed[sha256] = entry
                 users[sha256].append(each)
         done.files, done.nbytes = len(needed), sum(entry.bytes for entry in needed.values())
         harmed = self._harmed(needed, deep, progress, jobs)
+        if harmed:
+            harmed = self._still_needed(harmed, done, users, number)
         for sha256 in sorted(harmed, key=lambda each: (users[each], each)):
             what = done.described[users[sha256][0]].name_of(sha256, users[sha256][0])
             listed = ", ".join(map(series_name, users[sha256][:_MAX_LISTED]))
@@ -70,8 +77,20 @@ class RemoteChecking(RemoteCheckpoints):
         done.sound = [number for number, pushed in done.described.items() if not harmed.keys() & pushed.files.keys()]
         return done
 
+    def _still_needed(
+        self, harmed: dict[str, str], done: Checked, users: dict[str, list[int]], number: int | None
+    ) -> dict[str, str]:
+        """Return the harmed files of numbers that are still there; those that were deleted meanwhile are left out."""
+        there = set(self.numbers())
+        if number is not None and number not in there:
+            raise CheckpointNotFound(f"checkpoint {series_name(number)} at {self._url} was deleted while it was read")
+        done.described = {each: pushed for each, pushed in done.described.items() if each in there}
+        for sha256 in harmed:
+            users[sha256] = [each for each in users[sha256] if each in there]
+        return {sha256: how for sha256, how in harmed.items() if users[sha256]}
+
     def _harmed(self, needed: dict[str, FileEntry], deep: bool, progress: Progress | None, jobs: int) -> dict[str, str]:
-        """Return what is wrong with each file that is not as it must be, by checksum."""
+        """Return what is wrong with each damaged file, by checksum."""
         with self._translated("list"):
             sizes = {path.rpartition("/")[2]: known["size"] for path, known in self._found(FILES).items()}
         harmed = {sha256: "is missing" for sha256 in needed if sha256 not in sizes}
@@ -83,8 +102,11 @@ class RemoteChecking(RemoteCheckpoints):
             meter = Meter(sum(entry.bytes for entry in present), progress)
 
             def read(_: Path, entry: FileEntry) -> None:
-                if not streams.matches(self._files, self._file_at(entry.sha256), entry):
-                    harmed[entry.sha256] = "is damaged: it is not what was pushed"
+                try:
+                    if not streams.matches(self._files, self._file_at(entry.sha256), entry):
+                        harmed[entry.sha256] = "is damaged: it is not what was pushed"
+                except FileNotFoundError:
+                    harmed[entry.sha256] = "is missing"
                 meter(entry.bytes)
 
             with self._translated("read"):

@@ -1,10 +1,9 @@
-"""Training that goes on from the newest checkpoint of a series: the store as it was then, whatever came after."""
+"""Resumes training from the newest checkpoint of a series: opens the store as it was then; later changes are lost."""
 
 from __future__ import annotations
 
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from kvemb.durability import fresh_files, layout, manifest
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.manifest import Manifest
 from kvemb.handle import inside
+from kvemb.options import format_time
 from kvemb.store import Store
 
 _logger = logging.getLogger("kvemb")
@@ -33,7 +33,7 @@ def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Sto
 
 
 def _delete(store: Path) -> None:
-    """Delete what is in a store. If a crash interrupts it, calling it again completes it."""
+    """Delete the content of a store. If a crash interrupts this, calling it again completes it."""
     fresh_files.remove(store / layout.LIVE)
     if (store / layout.POINTS).is_dir():
         os.rename(store / layout.POINTS, store / layout.LIVE)
@@ -42,14 +42,14 @@ def _delete(store: Path) -> None:
 
 
 def _check(path: Path, found: Manifest, newest: Checkpoint | None) -> None:
-    """Raise FileExistsError if the store at path may hold what the series does not: it is not to be deleted."""
+    """Raise FileExistsError if the store at path may have data that the series lacks, and so must not be deleted."""
     if newest is not None and found.store != inside(newest).store:
         raise FileExistsError(
             f"{path} is another store than the one that {newest.path} was saved of; name another path"
         )
     rows = sum(entry.rows for entry in found.variables.values())
     if newest is not None and _changed_since(found, newest.id):
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created))
+        made = format_time(found.created)
         _logger.warning(
             "%s goes back to %s: what changed in it after that, up to %s, is deleted; to keep such changes, save a "
             "checkpoint after them",

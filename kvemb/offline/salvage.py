@@ -1,7 +1,7 @@
-"""Repair: writes what can be read of a damaged checkpoint or store to a new store, and reports what is lost.
+"""Repair: writes everything readable in a damaged checkpoint or store to a new store, and reports what is lost.
 
-If a block of a table file cannot be read, its whole range of keys is left out: another file may hold older rows of
-these keys, and they must not come back. The log's entries are newer than the table files and are added.
+If a block of a table file cannot be read, its whole range of keys is left out: another file may have older rows of
+these keys, which must not reappear. The log's entries are newer than the table files and are added.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONFIG = "rocksdict-config.json"
 
 @dataclass
 class Saved:
-    """What was saved of one variable. lost: missing rows; gaps: ranges of keys, ends included, that are left out."""
+    """The saved rows of one variable. lost: missing rows; gaps: ranges of keys, ends included, that are left out."""
 
     rows: int = 0
     lost: int = 0
@@ -51,7 +51,7 @@ class Saved:
 class Repair:
     """Result of repair(). source: the checkpoint or durable point that was read, or its number and URL.
 
-    out: the new store. damages: one line for each damage found. variables: by name, what was saved. logged: rows added
+    out: the new store. damages: one line for each damage found. variables: the saved rows, by name. logged: rows added
     from the log.
     """
 
@@ -69,12 +69,11 @@ def repair(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Repair:
-    """Write what can be read of a checkpoint or of a closed store to a new store at out; returns what is lost.
+    """Write everything readable in a checkpoint or a closed store to a new store at out; returns what is lost.
 
-    path is not changed. The new store has its own identity and follows no checkpoint. It does not keep which rows were
-    hot, nor which keys changed since which checkpoint. progress(done, total): called with bytes as they are read.
-
-    Of checkpoints at a URL, options for fsspec, the newest that lacks nothing is taken, and all damage is listed.
+    path is not changed. The new store has its own identity and follows no checkpoint. It does not record which rows
+    were hot, nor which keys changed since which checkpoint. progress(done, total): called with bytes as they are read.
+    At a URL, with options for fsspec, the newest complete checkpoint is taken, and all damage is listed.
 
     Raises StoreNotFound, FileExistsError, Locked, ColdStoreError; Corruption if the manifest, or RocksDB's own, is
     damaged: without them the contents of the files are unknown.
@@ -87,7 +86,8 @@ def repair(
         return _repair_remote(str(path), out, options, progress)
     path = paths.local(path)
     if layout.is_checkpoint(path):
-        return _repair(path, None, out, progress, [])
+        with layout.reading_checkpoint(path):
+            return _repair(path, None, out, progress, [])
     if not (path / layout.POINTS).is_dir():
         raise StoreNotFound(f"{path} is neither a checkpoint nor a store; name one")
     with layout.locked_for_reading(path):
@@ -108,9 +108,9 @@ def _repair_remote(url: str, out: Path, options: Mapping[str, Any] | None, progr
 
 
 def _point_of(store: Path) -> tuple[Path, bool, list[str]]:
-    """Return a store's durable point, whether CURRENT says that a log follows it, and what is wrong with CURRENT.
+    """Return a store's durable point, whether CURRENT says that a log follows it, and the damages of CURRENT.
 
-    If CURRENT is damaged or missing, the point is the newest one.
+    If CURRENT is damaged or missing, this is the newest point.
     """
     try:
         return *layout.current(store), []
@@ -128,6 +128,8 @@ def _repair(
     described = manifest.read(source)
     meter = Meter(sum(entry.bytes for entry in described.files.values()) + table_bytes(described), progress)
     damages += inventory.damages(source, described, deep=True, progress=meter)
+    if damages:
+        layout.check_not_deleted(source)
     done = Repair(source, out, damages)
     identity = uuid.uuid4().hex
     fresh = Manifest(identity, uuid.uuid4().hex, None, described.point, time.time(), changes=[Epoch(identity)])
@@ -158,7 +160,7 @@ def _repair(
 def _fill(
     new: ColdDatabase, source: Path, described: Manifest, fresh: Manifest, done: Repair, meter: Meter
 ) -> Manifest:
-    """Write what can be read to a database. Returns the new manifest, with the number of rows that were written."""
+    """Write everything readable to a database. Returns the new manifest, with the number of rows written."""
     creators, variables = cold_databases.creators_of(described), {}
     with _readable(source, described) as links:
         old = cold_databases.to_salvage(links, described)
@@ -189,7 +191,7 @@ def _save(old: ColdStore, new: ColdStore, schema: Schema, expected: int, meter: 
 def _readable(source: Path, described: Manifest) -> Iterator[Path]:
     """Yield a directory with links to a checkpoint's existing table files, and the other files that RocksDB needs.
 
-    Of these only RocksDB's manifest is linked too; the others can be written again. Raises Corruption.
+    Of the latter, only RocksDB's manifest is linked; the others are written again. Raises Corruption.
     """
     names = [name for name in described.files if name.startswith(f"{layout.ROWS}/MANIFEST-")]
     if len(names) != 1:
@@ -208,7 +210,7 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
 
 
 def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[Entry]:
-    """Yield the log's entries up to the first that cannot be read."""
+    """Yield the log's entries up to the first unreadable one."""
     try:
         segments = journal_segments.segments(log, described.point, begun=begun)
         yield from log_entries.checked(segments, described.variables, begun=begun)

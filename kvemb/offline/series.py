@@ -3,8 +3,8 @@
     ROOT/00000042/    a checkpoint
     ROOT/LOCK         held by the process that writes to the series
 
-A checkpoint appears atomically (kvemb.durability.checkpoint), and is renamed to a hidden name before it is deleted: a
-directory with a number is complete. Each checkpoint has its own hard links, so deleting one does not affect another.
+A checkpoint appears atomically (kvemb.durability.checkpoint), and is renamed to a hidden name before it is deleted, so
+a directory with a number is complete. Each checkpoint has its own hard links, so deleting one does not affect another.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from kvemb.store import Store
 class CheckpointManager:
     """The checkpoints under a root directory, which the first save or pull creates. A context manager.
 
-    keep: how many of the newest are kept by a save, None for all. every: seconds between checkpoints of save_if_due().
-    One process writes (save, pull) and holds the series' lock from its first write until close(); any number may read
+    keep: how many of the newest a save keeps, None for all. every: seconds between checkpoints of save_if_due(). One
+    process writes (save, pull) and holds the series' lock from its first write until close(); any number may read
     (latest, list, push) meanwhile. Not thread-safe.
     """
 
@@ -98,9 +98,9 @@ class CheckpointManager:
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
         """Write the next checkpoint of the series, as Store.checkpoint does, and delete those beyond `keep`.
 
-        files, extra: what belongs to it beside the rows, such as a model's dense parameters; see Store.checkpoint. With
-        block=False old ones are deleted when it is complete. Raises Locked if another process writes to the series,
-        TypeError for a cluster, whose url is its series, and what Store.checkpoint raises.
+        files, extra: what to save beside the rows, such as a model's dense parameters; see Store.checkpoint. With
+        block=False old checkpoints are deleted when the new one is complete. Raises Locked if another process writes to
+        the series, TypeError for a cluster, whose url is its series, and what Store.checkpoint raises.
         """
         _check_store(store)
         self._hold()
@@ -116,7 +116,7 @@ class CheckpointManager:
     def save_if_due(
         self, store: Store, *, block: bool = False, files: Files = None, extra: Extra = None
     ) -> Checkpoint | PendingCheckpoint[Checkpoint] | None:
-        """Save if `every` seconds passed since any process began the last checkpoint; else return None.
+        """Save if `every` seconds have passed since any process began the last checkpoint; otherwise return None.
 
         Raises ValueError if the manager has no `every`, and what save raises.
         """
@@ -126,15 +126,16 @@ class CheckpointManager:
         if self._begun is None:
             newest = self.latest()
             self._begun = newest.created if newest is not None else 0.0
-        due = time.time() - self._begun >= self.every
-        return self.save(store, block=block, files=files, extra=extra) if due else None
+        # A time in the future is from a clock that was set back since.
+        waiting = 0 <= time.time() - self._begun < self.every
+        return None if waiting else self.save(store, block=block, files=files, extra=extra)
 
     def resume(self, path: str | os.PathLike[str], **arguments: Any) -> tuple[Store, Checkpoint | None]:
-        """Open a store in the state of the newest checkpoint, and return both; of an empty series, a new store, None.
+        """Open a store in the state of the newest checkpoint; returns both. If there is none: a new store and None.
 
-        path: of the store. One that is there is deleted first if it was restored from, or saved to, this series: what
-        it trained after the newest checkpoint is lost, since the dense parameters of that time are. arguments: of
-        kvemb.restore and kvemb.open: memory_budget, durability, limits; hot rows are loaded (warm=False: not).
+        path: of the store. An existing store is deleted first if it was restored from, or saved to, this series:
+        training after the newest checkpoint is lost, because its dense parameters are. arguments: of kvemb.restore and
+        kvemb.open: memory_budget, durability, limits; hot rows are loaded unless warm=False.
 
         Raises FileExistsError if path is anything else, or the root is not a series; Locked if it is open; what
         kvemb.restore raises.
@@ -167,19 +168,19 @@ class CheckpointManager:
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Transfer:
-        """Copy a checkpoint to a URL that fsspec supports. Sends only files that the URL lacks, and the manifest last.
+        """Copy a checkpoint to a URL that fsspec supports: only files that the URL lacks, and the manifest last.
 
-        The first is sent whole, later ones as the rows that changed since one that is there; whole again if what
-        changed is not known, the deltas would outgrow the last whole one, or the whole is no larger. whole: always.
+        The first checkpoint is sent whole, later ones as the rows that changed since one at the URL. A later one is
+        also sent whole if what changed is not known, if the deltas would outgrow the last whole one, or if the whole is
+        no larger. whole: always send it whole. number: of the checkpoint, None for the newest. keep: how many of the
+        newest are kept at the URL, None for all; with keep, no other process may push there at the same time. options:
+        fsspec's for the filesystem. jobs: concurrent files. progress(done, total): called with bytes. After an
+        interruption, the next push skips files already sent.
 
-        number: of the checkpoint, None for the newest. keep: how many of the newest are kept at the URL, None for all;
-        with it no other process may push there at the same time. options: fsspec's for the filesystem. jobs: concurrent
-        files. progress(done, total): called with bytes. After an interruption, the next push skips what was sent.
-
-        Every file is hashed while it is sent, and a local file that is damaged is not sent. A file at the URL is
-        skipped if its size is right, since it was hashed when it was sent, and replaced if not, even if the checkpoint
-        is complete there. verify: the files that the checkpoint needs at the URL are all read, and replaced if they
-        changed; one that is not here any more, such as an old delta, by sending the checkpoint whole.
+        Every file is hashed while it is sent, and a damaged local file is not sent. A file at the URL is skipped if its
+        size is right, since it was hashed when it was sent, and replaced if not, even if the checkpoint is complete
+        there. verify: also read all files that the checkpoint needs at the URL, and replace damaged ones. If one is not
+        available locally, such as an old delta, the checkpoint is sent whole.
 
         Raises CheckpointNotFound; FileExistsError if another checkpoint has the number at the URL; TransferError, also
         if the bucket does not exist; Corruption naming a local file; BackendUnavailable; TypeError or ValueError for
@@ -215,13 +216,13 @@ class CheckpointManager:
     ) -> Checkpoint:
         """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
 
-        What was pushed as a delta is made whole, from the nearest checkpoint of the series that leads to it, else from
-        the base. Its rows and its id are as pushed, its table files are its own. Of a cluster, the shards' checkpoints
-        are made one, which says what changed since the newest earlier one that this series has: so a replica is
-        brought to it by Store.apply_delta.
+        A checkpoint that was pushed as deltas is made whole, from the nearest checkpoint of the series that leads to
+        it, otherwise from the base. It has the rows and the id of the pushed one, but its own table files. A cluster's
+        shards' checkpoints are merged into one, which records what changed since the newest earlier one that this
+        series has, so that Store.apply_delta can apply it to a replica.
         Files that a local checkpoint of the series has, with the right size, are not transferred; the others are
-        checked against their checksums, and no more of one is read than its size. A checkpoint that is in the series
-        already is returned as it is. Raises Locked, CheckpointNotFound, TransferError; FileExistsError if another
+        checked against their checksums, and no more bytes are read than a file's size. A checkpoint that is already in
+        the series is returned unchanged. Raises Locked, CheckpointNotFound, TransferError; FileExistsError if another
         checkpoint has the number in the series, or the root is a store or a checkpoint; Corruption naming the file;
         ColdStoreError, BackendUnavailable.
         """
@@ -258,7 +259,7 @@ class CheckpointManager:
 
     def _hold(self) -> None:
         """Take the series' lock, and delete the temporary directories that a crash left."""
-        if self._lock is None or self._lock.closed:  # closed: this process was forked from the lock's owner
+        if self._lock is None or self._lock.closed:  # it is closed if this process was forked from the lock's owner
             paths.check_series_root(self.root)
             with layout.as_cold_store_error(f"write to {self.root}"):
                 fresh_files.make_directory(self.root)
@@ -278,7 +279,7 @@ class CheckpointManager:
 
 
 def _check_store(store: object) -> None:
-    """Raise TypeError for anything but a single store, before the series is made."""
+    """Raise TypeError for anything but a single store, before the series is created."""
     if not isinstance(store, Store):
         raise TypeError(
             f"store must be a kvemb.Store, got {brief(store)}; a cluster saves to its own url with "

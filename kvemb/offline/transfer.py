@@ -1,6 +1,6 @@
-"""Pull of checkpoints from a URL that fsspec supports; what was pushed as deltas is made whole.
+"""Pulls checkpoints from a URL that fsspec supports; those that were pushed as deltas are made whole.
 
-After an interruption, the next pull skips the files already received. kvemb.offline.pushing is the other direction.
+After an interruption, the next pull skips the files already received. kvemb.offline.pushing is the opposite direction.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kvemb.durability import changes, fresh_files, inventory, layout, manifest
-from kvemb.durability.changes import files_of
+from kvemb.durability import epochs, fresh_files, inventory, layout, manifest
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.inventory import measure
+from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import FileEntry, Manifest
-from kvemb.errors import Corruption
+from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
@@ -42,10 +42,10 @@ class Remote(Pushing):
     ) -> None:
         """Copy a checkpoint from the URL to a new local directory.
 
-        have: local checkpoints, whose files are shared by hard link; if one is the base, or what a delta led to, only
-        the deltas after it are transferred and applied. received: a directory for files received and verified; if this
-        fails, it is kept for the next pull. Raises CheckpointNotFound, FileExistsError,
-        ColdStoreError, TransferError; Corruption naming a file that is not what was pushed.
+        have: local checkpoints, whose files are shared by hard link; if one is the base, or the result of a delta, only
+        later deltas are transferred and applied. received: a directory for received and verified files; if the pull
+        fails, it is kept for the next one. Raises CheckpointNotFound, FileExistsError,
+        ColdStoreError, TransferError; Corruption naming a file that differs from the pushed one.
         """
         text, pushed = self._read(number)
         described, have = pushed.described, list(have)
@@ -84,7 +84,7 @@ class Remote(Pushing):
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> None:
-        """Copy files that a checkpoint needs to a folder, by checksum, unless an earlier call has done so."""
+        """Copy files that a checkpoint needs to a folder, named by checksum, unless an earlier call has done so."""
         if not received.is_dir() or received.is_symlink():
             fresh_files.remove(received)
         fresh_files.make_directory(received)
@@ -108,11 +108,17 @@ class Remote(Pushing):
                 os.rename(part, path)
             meter(entry.bytes)
 
-        with self._translated("read", resumable=True):
-            streams.move_all(receive, missing, jobs)
+        try:
+            with self._translated("read", resumable=True):
+                streams.move_all(receive, missing, jobs)
+        except Corruption as error:
+            if number in self.numbers():
+                raise
+            what = f"checkpoint {series_name(number)} at {self._url}"
+            raise CheckpointNotFound(f"{what} was deleted while it was read; pull a newer one") from error
 
     def leads_from(self, number: int, id: str) -> bool:
-        """Whether deltas lead from the checkpoint with this id to that of the number. Raises as id_of does."""
+        """Whether deltas lead from the checkpoint with this id to the one with this number. Raises as id_of does."""
         return id in self._read(number)[1].ids
 
     def pull_changes(
@@ -120,12 +126,13 @@ class Remote(Pushing):
     ) -> tuple[Manifest, list[DeltaFile]]:
         """Copy a checkpoint without its rows to a folder, and the deltas that lead to it from an earlier one.
 
-        since: the id of the earlier one, of whose key files only those are copied that say what changed since. Returns
-        the manifest and the deltas. Repeating it goes on. REQUIRES: leads_from(). Raises as pull() does.
+        since: the id of the earlier one; only the key files that record what changed since are copied. Returns the
+        manifest and the deltas. Repeating an interrupted call resumes it. REQUIRES: leads_from(). Raises as pull()
+        does.
         """
         pushed = self._read(number)[1]
         described, todo = pushed.described, pushed.deltas[pushed.ids.index(since) :]
-        later = {f"{layout.CHANGES}/{file}" for file in files_of(changes.since(described.changes, since) or [])}
+        later = {f"{layout.CHANGES}/{file}" for file in epochs.files_of(epochs.since(described.changes, since) or [])}
         named = {
             name: entry
             for name, entry in described.files.items()
@@ -140,7 +147,7 @@ class Remote(Pushing):
         return described, [self._opened(pushed, delta, number, received) for delta in todo]
 
     def pull_attached(self, number: int, target: Path) -> dict[str, Path]:
-        """Copy the files that a checkpoint has beside the rows to a new folder; returns their paths, by name.
+        """Copy the files saved beside a checkpoint's rows to a new folder; returns their paths, by name.
 
         Raises as pull() does.
         """
@@ -155,7 +162,7 @@ class Remote(Pushing):
         return {name: target / name for name in sorted(entries)}
 
     def _opened(self, pushed: Pushed, delta: Delta, number: int, received: Path) -> DeltaFile:
-        """Open a delta that was received. Raises Corruption unless it leads from the one before it to its own end."""
+        """Open a received delta. Raises Corruption unless it leads from the previous one to its own checkpoint."""
         what = f"{self._file_at(delta.sha256)}, {pushed.name_of(delta.sha256, number)},"
         found, at = DeltaFile(received / delta.sha256, what), pushed.deltas.index(delta)
         if (found.since, found.id) != (pushed.ids[at], delta.id):
@@ -164,7 +171,7 @@ class Remote(Pushing):
 
 
 def _begin(pushed: Pushed, have: list[Checkpoint]) -> Checkpoint | None:
-    """Return the sound local checkpoint that the fewest deltas lead from, None if there is none."""
+    """Return the undamaged local checkpoint from which the fewest deltas lead, None if there is none."""
     by_id = {checkpoint.id: checkpoint for checkpoint in have}
     for id in reversed(pushed.ids if pushed.base is not None else []):
         if id in by_id and not any(inventory.damages(by_id[id].path, inside(by_id[id]), deep=False)):

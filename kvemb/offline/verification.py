@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
 from kvemb.meter import Progress
 from kvemb.offline.places import divided, is_elsewhere
 from kvemb.offline.remote_checking import RemoteChecking
+from kvemb.options import format_time
 
 
 @dataclass
@@ -25,8 +25,8 @@ class Verification:
     """Result of verify(). It is true if nothing is wrong.
 
     path: what was verified, a str if it is a URL. findings: one line for each error, naming the file. notes: remarks
-    that are no errors. rows: by variable, at a URL of the newest checkpoint. files, nbytes: of the checkpoint, of the
-    store's durable point, or of all checkpoints at the URL.
+    that are not errors. rows: by variable; at a URL, those of the newest checkpoint. files, nbytes: of the checkpoint,
+    of the store's durable point, or of all checkpoints at the URL.
     """
 
     path: Path | str
@@ -48,15 +48,16 @@ def verify(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Return what is wrong with a checkpoint, with a store that no process has open for writing, or at a URL.
+    """Verify a checkpoint, a store that no process has open for writing, or the checkpoints at a URL.
 
     Checks every file's name and size, the manifest, and the checksums of all files except tables and key files;
     deep: reads everything, and checks all checksums, records and keys, their order and their counts.
     progress(done, total): called with bytes as they are read. Memory does not grow with the table. Changes nothing.
-    At a URL, or in a directory, to which checkpoints were pushed, by a series or by a cluster's shards, all of them are
-    checked: what each consists of, and the files that it needs, deltas included; deep: every byte of them. options:
-    fsspec's for the filesystem. URL/00000042: that one alone. Of a series on this machine, the newest is checked.
-    Raises StoreNotFound if path is neither, Locked, UnsupportedFormat; CheckpointNotFound, TransferError for a URL.
+    If checkpoints were pushed to the URL or directory, by a series or by a cluster's shards, all of them are checked:
+    each description, and the files that it needs, deltas included; deep: every byte of these. URL/00000042 checks only
+    that one. options: fsspec's for the filesystem. In a local series, only the newest checkpoint is checked.
+    Raises StoreNotFound if path is neither, Locked, UnsupportedFormat; CheckpointNotFound, also if it is deleted
+    meanwhile; TransferError for a URL.
     """
     root, number = divided(path)
     if is_elsewhere(root):
@@ -71,7 +72,10 @@ def verify(
     if path != given:
         found.notes.append(f"{path}, the newest checkpoint of {given}, is checked; others by their path")
     if layout.is_checkpoint(path):
-        _verify_checkpoint(path, found, progress)
+        with layout.reading_checkpoint(path):
+            _verify_checkpoint(path, found, progress)
+        if found.findings:
+            layout.check_not_deleted(path)
     elif layout.is_store(path):
         with layout.locked_for_reading(path):
             _verify_store(path, found, progress)
@@ -131,7 +135,7 @@ def _verify_store(path: Path, found: Verification, progress: Progress | None) ->
     except Corruption as error:
         found.findings.append(str(error))
     if (path / layout.LIVE).exists():
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(described.created))
+        when = format_time(described.created)
         found.notes.append(
             f"{path} was not closed: opening it recovers its durable point of {when}"
             + (f" and {rows:,} rows written later, from the log" if rows else "")

@@ -1,4 +1,4 @@
-"""Optimizers, one file a family: the slots that a row carries, the hyperparameters, and the formula of a step.
+"""Optimizers, one file per family: their slots in a row, their hyperparameters, and the formula of a step.
 
 The names here are public: kvemb.optimizers.Adagrad.
 """
@@ -54,27 +54,27 @@ _ALL = (
     *(SGD, Momentum, Nesterov, Adagrad, RowWiseAdagrad, Adadelta, RMSProp, Adam, AdamW, AMSGrad, Adamax, NAdam, LAMB),
     *(PartialRowWiseAdam, Ftrl, ProximalAdagrad, ProximalSGD, Lion),
 )
-# By name, every optimizer there is.
+# Every optimizer, by name.
 KINDS: dict[str, type[Optimizer]] = {kind.name: kind for kind in _ALL}
 
 
 def as_optimizer(spec: Any, *, required: bool = False) -> Optimizer | None:
-    """Return the optimizer of an `optimizer` argument: None, unless one is required, or an object of one of KINDS.
+    """Return the optimizer of an `optimizer` argument: an object of one of KINDS, or None unless one is required.
 
     Raises TypeError for anything else.
     """
-    # An object of a subclass is refused, as what it adds could not be stored.
+    # A subclass is refused, because what it adds could not be stored.
     if type(spec) in KINDS.values() or (spec is None and not required):
         return spec  # type: ignore[no-any-return]
     if isinstance(spec, type) and spec in KINDS.values():
         name = spec.__name__
         raise TypeError(f"optimizer must be an object, got the class {name}; use kvemb.optimizers.{name}()")
     kinds, known = "an Optimizer" if required else "None or an Optimizer", ", ".join(each.__name__ for each in _ALL)
-    raise TypeError(f"optimizer must be {kinds}, got {spec!r}; use one of {known} of kvemb.optimizers")
+    raise TypeError(f"optimizer must be {kinds}, got {brief(spec)}; use one of {known} of kvemb.optimizers")
 
 
 def optimizer_from_json(data: Mapping[str, Any]) -> Optimizer:
-    """Return the optimizer that to_json() gave. Raises UnsupportedFormat for a name or a field it does not know."""
+    """Return the optimizer that to_json() described. Raises UnsupportedFormat for an unknown name or field."""
     name = data.get("name") if isinstance(data, Mapping) else None
     found = KINDS.get(name) if isinstance(name, str) else None
     if found is None:

@@ -15,7 +15,8 @@ class TimestampRestrictPolicy(RestrictPolicy):
     """The score is the time of the last use: least recently used rows are evicted first.
 
     clock: "seconds" (since 1970, so it continues after a restart) or "steps", calls that recorded uses. RestrictPolicy
-    says what counts as a use. The clock of a stored variable cannot change.
+    defines a use. A use never lowers a score: if the machine's clock goes back, rows keep their scores until it has
+    caught up. The clock of a stored variable cannot change.
     """
 
     kind: ClassVar[str] = "timestamp"
@@ -26,16 +27,16 @@ class TimestampRestrictPolicy(RestrictPolicy):
         check_clock(self)
 
     def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
-        """Return `now` for every row."""
-        return np.full_like(old_score, now)
+        """Return `now` for every row, or its old score if that is higher."""
+        return np.maximum(old_score, now)
 
     @property
     def rule(self) -> ScoreRule:
-        """LAST_USE, unless a subclass has a score of its own."""
+        """LAST_USE, unless a subclass overrides score."""
         return ScoreRule.LAST_USE if type(self).score is TimestampRestrictPolicy.score else ScoreRule.CUSTOM
 
     def to_json(self) -> dict[str, Any]:
-        """Return the kind and the clock; of a subclass, its class by name."""
+        """Return the kind and the clock; for a subclass, the name of its class."""
         if type(self) is not TimestampRestrictPolicy:
             return super().to_json()
         return {"kind": self.kind, "clock": self.clock}

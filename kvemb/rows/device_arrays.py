@@ -1,8 +1,8 @@
-"""Arrays in a GPU's memory, as callers give them: their device, and the calls of their library.
+"""Callers' arrays in a GPU's memory: where they are, and calls of their libraries.
 
-Known are PyTorch's tensors, arrays with __cuda_array_interface__ such as CuPy's, and those with __dlpack__. No library
-is imported here; a caller with an array of it has done so. Functions that call PyTorch stand apart, so that tests can
-replace them, and use tensors in the host's memory.
+PyTorch's tensors, arrays with __cuda_array_interface__ such as CuPy's, and arrays with __dlpack__ are supported. No
+library is imported here; a caller with an array has imported its library. Functions that call PyTorch are separate, so
+that tests can replace them and use tensors in the host's memory.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import numpy as np
 
 from kvemb.rows.tensors import refusal
 
-# By DLPack: a GPU's memory, and memory that the GPU and the host share. (dlpack.h; do not renumber.)
+# DLPack's device types of a GPU's memory, and of memory that the GPU and the host share (dlpack.h; do not renumber).
 _DEVICE_TYPES = (2, 13)
 # The default stream of a device, as the CUDA array interface and DLPack number streams.
 DEFAULT_STREAM = 1
-# Of an array whose library does not say which GPU it is on.
+# The device of an array whose library does not say which GPU it is on.
 SOME_GPU = "gpu"
 
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A C-contiguous array in a GPU's memory. stream: on which it may be used; owner: keeps its memory.
+    """A C-contiguous array in a GPU's memory.
 
-    version: another number once the owner was changed in place; None: nobody counts that. storage: of a tensor, keeps
-    its memory even where the tensor is given another (tensor.data = another). borrowed: it is its library's again when
-    the call ends, whatever the stream.
+    stream: the stream on which it may be used. owner: keeps its memory alive. version: a number that changes when the
+    owner is changed in place; None: changes are not counted. storage: a tensor's storage, which keeps its memory alive
+    even if the tensor is given another (tensor.data = another). borrowed: whether its library may reuse it when the
+    call ends, whatever the stream is: true for arrays that name no stream or have only __dlpack__.
     """
 
     address: int
@@ -45,37 +46,38 @@ class DeviceArray:
 
     @property
     def size(self) -> int:
-        """Its elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row along the first axis; of an array of numbers, of one."""
+        """Bytes of one row along the first axis; of one element for a one-dimensional array."""
         return prod(self.shape[1:]) * self.dtype.itemsize
 
     def reshaped(self, *shape: int) -> DeviceArray:
         """Return the same memory as an array of another shape."""
         return replace(self, shape=shape)
 
-    def is_as(self, other: DeviceArray | None) -> bool:
-        """Whether it is known to be the same array with the same contents.
+    def same_contents(self, other: DeviceArray | None) -> bool:
+        """Whether this is known to be the same array as `other`, with the same contents.
 
-        It is where PyTorch's autograd would trust what it saved for backward. tensor.data = another changes the address
-        and the storage, not the version; the other's storage is kept, so its address is nobody else's. resize_() and
-        set_() change the version. What nobody counts: writes through tensor.data or a view that another library has.
+        The rule is that by which PyTorch's autograd trusts tensors that it saved for backward. tensor.data = another
+        changes the address and the storage, not the version; the storage of `other` is kept alive, so no other array
+        has its address. resize_() and set_() change the version. Writes through tensor.data, or through another
+        library's view, are not counted.
         """
         if other is None or self.version is None:
             return False
         mine, theirs = ((each.version, each.address, each.shape, each.dtype) for each in (self, other))
         return self.owner is other.owner and self.storage is other.storage and mine == theirs
 
-    def seen_as(self, dtype: np.dtype[Any]) -> DeviceArray:
+    def view_as(self, dtype: np.dtype[Any]) -> DeviceArray:
         """Return the same memory as an array of another dtype of this size."""
         return replace(self, dtype=dtype)
 
 
 def device_of(data: Any) -> str | None:
-    """Return the device that an array is on, such as "gpu:0" ("gpu": some GPU); None if it is on none."""
+    """Return the device of an array, such as "gpu:0" ("gpu": some GPU); None if it is not on a GPU."""
     if type(data) is np.ndarray:
         return None
     if isinstance(data, (list, tuple, int, np.generic)):
@@ -98,10 +100,10 @@ def read_array(
     *,
     written: bool = False,
 ) -> DeviceArray:
-    """Return an array that is on a GPU. dtype, shape: None for any; written: it is to be filled.
+    """Return an array that is on a GPU as a DeviceArray. dtype, shape: None: any. written: whether it will be filled.
 
-    interface: tells where an array is that is no tensor (contracts.DeviceRows). Nothing is converted: raises TypeError
-    for another dtype, and ValueError for another shape, one that is not C-contiguous, or at no multiple of an item.
+    interface: DeviceRows.interface, for arrays that are not tensors. Nothing is converted: raises TypeError for another
+    dtype; ValueError for another shape, or for an array that is not C-contiguous or not aligned to its itemsize.
     """
     found, contiguous, writable = _of_tensor(data, what) if is_tensor(data) else _of_interface(data, interface)
     dtype = found.dtype if dtype is None else dtype
@@ -118,28 +120,28 @@ def read_array(
         raise ValueError(f"{what} must begin at a multiple of {dtype.itemsize} bytes on a GPU; pass a copy of it")
     if written and not writable:
         raise ValueError(f"{what} must be an array that may be written, and this one is read-only")
-    return found.seen_as(dtype)
+    return found.view_as(dtype)
 
 
 def empty_like(
     data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], empty: Callable[[tuple[int, ...], np.dtype[Any]], Any]
 ) -> Any:
-    """Return an uninitialised array for an answer to data, on its device. empty: makes one of CuPy.
+    """Return an uninitialised array for a result, on the device of data. empty: makes a CuPy array.
 
-    It is one of PyTorch or CuPy, which in_kind() makes one of the library of data once it is filled.
+    It is a PyTorch or CuPy array; once it is filled, in_kind() converts it to an array of the library of data.
     """
     return empty_tensor(data, shape, dtype.name) if is_tensor(data) else empty(shape, dtype)
 
 
 def in_kind(data: Any, made: Any) -> Any:
-    """Return a filled array as one of the library of data; of CuPy, for a library that can take in no other's."""
+    """Return a filled array as an array of the library of data, or of CuPy if that library cannot import it."""
     if is_tensor(made) or type(made) is type(data) or not hasattr(data, "__array_namespace__"):
         return made
     return data.__array_namespace__().from_dlpack(made)
 
 
 def is_tensor(data: Any) -> bool:
-    """Whether this is a tensor of PyTorch."""
+    """Whether this is a PyTorch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(data, torch.Tensor)
 
@@ -152,7 +154,7 @@ def _of_tensor(data: Any, what: str) -> tuple[DeviceArray, bool, bool]:
     dtype = np.dtype("V2") if name == "bfloat16" else np.dtype(name)
     data = data.resolve_neg()
     address = data.data_ptr() if data.numel() else 0
-    # The count that autograd trusts for what it saved for backward.
+    # The version by which autograd checks tensors that it saved for backward.
     version = None if data.is_inference() else data._version
     storage = None if version is None else data.untyped_storage()
     found = DeviceArray(address, tuple(data.shape), dtype, stream_of_tensor(data), data, version, storage)
@@ -160,14 +162,14 @@ def _of_tensor(data: Any, what: str) -> tuple[DeviceArray, bool, bool]:
 
 
 def _of_interface(data: Any, interface: Callable[[Any], tuple[dict[str, Any], Any]]) -> tuple[DeviceArray, bool, bool]:
-    borrowed = not hasattr(data, "__cuda_array_interface__")
     told, owner = interface(data)
     shape, dtype, (address, read_only) = tuple(told["shape"]), np.dtype(told["typestr"]), told["data"]
     strides = told.get("strides")
     expected = [dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
     contiguous = strides is None or not prod(shape) or _steps(shape, strides) == _steps(shape, expected)
-    stream = told.get("stream") or DEFAULT_STREAM
-    found = DeviceArray(int(address or 0), shape, dtype, int(stream), owner, borrowed=borrowed)
+    stream = told.get("stream")
+    borrowed = stream is None or not hasattr(data, "__cuda_array_interface__")
+    found = DeviceArray(int(address or 0), shape, dtype, int(stream or DEFAULT_STREAM), owner, borrowed=borrowed)
     return found, contiguous, not read_only
 
 
@@ -176,11 +178,11 @@ def _steps(shape: tuple[int, ...], strides: Any) -> list[int]:
     return [step for length, step in zip(shape, strides, strict=True) if length > 1]
 
 
-# What is asked of PyTorch.
+# Calls of PyTorch.
 
 
 def gpu_of_tensor(tensor: Any) -> int | None:
-    """Return the number of the GPU that a tensor is on, None if it is on none."""
+    """Return the number of the GPU that a tensor is on, None if it is not on a GPU."""
     return int(tensor.device.index) if tensor.is_cuda else None
 
 
@@ -197,6 +199,6 @@ def stream_of_tensor(tensor: Any) -> int:
 
 
 def empty_tensor(tensor: Any, shape: tuple[int, ...], name: str) -> Any:
-    """Return an uninitialised tensor of a dtype on the device of another one."""
+    """Return an uninitialised tensor on the device of `tensor`. name: the dtype's name."""
     torch: Any = sys.modules["torch"]
     return torch.empty(shape, dtype=getattr(torch, name), device=tensor.device)

@@ -1,7 +1,7 @@
-"""Who may work on a variable's rows, and when: the variable's lock, the state of its store, the room of a snapshot.
+"""Access to a variable's rows: the variable's lock, the store's state, and the room that a snapshot has for copies.
 
-One lock a variable. The thread that has entered held() works alone on its rows until the block ends or it enters
-given_up(). The blocks that every call enters are classes: a generator would take as long as the call of one key.
+There is one lock per variable. A thread inside held() works alone on the rows until the block ends or it enters
+released(). The blocks that every call enters are classes, because a generator would cost as much as a call on one key.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from kvemb.store_state import StoreState
 
 
 class TableAccess:
-    """The lock of one variable, and what has to be asked before it is taken. Thread-safe.
+    """The lock of one variable, and the conditions for taking it. Thread-safe.
 
-    state: of the store; a failure while rows move poisons it. turns: how often the lock was taken.
+    state: the store's; a failure while rows move poisons it. acquisitions: how often the lock was taken.
     """
 
     def __init__(self, state: StoreState) -> None:
         self.state = state
-        self.turns = 0
+        self.acquisitions = 0
         self._lock = threading.Lock()
-        self._left: Callable[[], None] | None = None
+        self._deferred: Callable[[], None] | None = None
         self._room = threading.Event()
         self._room.set()
         self._no_snapshot = threading.Event()
         self._no_snapshot.set()
 
     def held(self, *, rows: bool = True) -> Held:
-        """Keep all other calls of this variable out while the block runs.
+        """Hold the variable's lock during the block; no other call on the variable runs meanwhile.
 
-        rows: False if the block concerns no rows; then work that was left to the next holder (leave_to_next) is not
-        done. Ctrl-C waits for the end of the block.
-        Raises Closed where the process was forked.
+        rows: False if the block uses no rows; then deferred work (defer_to_next_holder) waits for a later holder.
+        Ctrl-C waits for the end of the block.
+        Raises Closed in a forked process.
         """
         return Held(self, rows)
 
     @contextmanager
     def held_without_snapshot(self, *, interruptible: bool = False) -> Iterator[None]:
-        """Like held(), after waiting for a snapshot that is being written. interruptible: Ctrl-C ends the wait."""
+        """Like held(), but waits for a snapshot in progress first. interruptible: the block does not defer Ctrl-C."""
         while True:
             self.state.check_here()
             wait_for(self._no_snapshot)
@@ -54,12 +54,12 @@ class TableAccess:
                     return
 
     @contextmanager
-    def held_if_free(self, seconds: float = 0, *, unless_left: bool = False) -> Iterator[bool]:
-        """Like held(), but waits at most so many seconds; yields whether it is held. For a thread that others wait for.
+    def held_if_free(self, seconds: float = 0, *, unless_deferred: bool = False) -> Iterator[bool]:
+        """Like held(), but waits at most `seconds`; yields whether the lock is held. For threads that others wait for.
 
-        unless_left: if work was left to the next holder, the lock is not taken.
+        unless_deferred: do not take the lock if work was deferred to its next holder.
         """
-        if not self.take(seconds, unless_left=unless_left):
+        if not self.take(seconds, unless_deferred=unless_deferred):
             yield False
             return
         try:
@@ -70,34 +70,34 @@ class TableAccess:
     @contextmanager
     def _held_interruptibly(self) -> Iterator[None]:
         with self._lock:
-            self.turns += 1
+            self.acquisitions += 1
             with uninterrupted():
                 self._finish()
             yield
 
-    def take(self, seconds: float = -1, *, unless_left: bool = False, rows: bool = True) -> bool:
-        """Take the lock within so many seconds (-1: whenever it is free); returns whether it was: held_if_free()."""
+    def take(self, seconds: float = -1, *, unless_deferred: bool = False, rows: bool = True) -> bool:
+        """Take the lock within `seconds` (-1: no limit); return whether it was taken. See held_if_free and held."""
         if not self._lock.acquire(timeout=seconds):
             return False
-        if self._left is not None and rows:
-            if unless_left:
+        if self._deferred is not None and rows:
+            if unless_deferred:
                 self._lock.release()
                 return False
             self._finish()
-        self.turns += 1
+        self.acquisitions += 1
         return True
 
-    def leave_to_next(self, work: Callable[[], None]) -> None:
-        """Have whoever takes the lock next do this first. It must not raise. REQUIRES: held()."""
-        self._left = work
+    def defer_to_next_holder(self, work: Callable[[], None]) -> None:
+        """Have the next thread that takes the lock run `work` first. work must not raise. REQUIRES: held()."""
+        self._deferred = work
 
     @property
-    def left_work(self) -> bool:
-        """Whether whoever takes the lock next has something to do first."""
-        return self._left is not None
+    def has_deferred_work(self) -> bool:
+        """Whether work was deferred to the next holder of the lock."""
+        return self._deferred is not None
 
     def _finish(self) -> None:
-        work, self._left = self._left, None
+        work, self._deferred = self._deferred, None
         if work is not None:
             work()
 
@@ -105,39 +105,39 @@ class TableAccess:
         """Release the lock. See held()."""
         self._lock.release()
 
-    def given_up(self) -> GivenUp:
-        """Let others in while the block runs. REQUIRES: held()."""
-        return GivenUp(self)
+    def released(self) -> Released:
+        """Release the lock during the block, so that other calls can run. REQUIRES: held()."""
+        return Released(self)
 
     def poisoning(self) -> Poisoning:
-        """Poison the store if the block fails. A failed write raises Poisoned here, too; other errors are raised as
-        they are.
+        """Poison the store if the block fails.
 
-        Every statement that moves or changes rows is in such a block, because a row may be half-way between two tiers.
+        A ColdStoreError is raised as Poisoned; other errors are raised unchanged. Every statement that moves or changes
+        rows is in such a block, because after a failure a row may be half-way between two tiers.
         """
         return Poisoning(self.state)
 
-    # What a snapshot under way allows.
+    # The state of a snapshot.
 
     def wait_for_room(self) -> None:
-        """Wait until a snapshot under way has room for copies of the rows that change. Not under the lock."""
+        """Wait until the snapshot in progress, if any, has room for copies of rows that change. Not under the lock."""
         self.state.check_here()
         wait_for(self._room)
 
     @property
     def has_room(self) -> bool:
-        """Whether wait_for_room() would not wait."""
+        """Whether wait_for_room() would return at once."""
         return self._room.is_set()
 
     def set_room(self, free: bool) -> None:
-        """Say whether there is room. REQUIRES: held()."""
+        """Set whether there is room for copies. REQUIRES: held()."""
         if free:
             self._room.set()
         else:
             self._room.clear()
 
     def set_snapshot(self, under_way: bool) -> None:
-        """Say whether a snapshot is under way. REQUIRES: held()."""
+        """Set whether a snapshot is in progress. REQUIRES: held()."""
         if under_way:
             self._no_snapshot.clear()
         else:
@@ -155,7 +155,7 @@ class Held(Deferral):
 
     def __enter__(self) -> None:
         self._access.state.check_here()
-        # Deferred first: Ctrl-C between taking the lock and deferring would leave it taken.
+        # Defer Ctrl-C first: between taking the lock and deferring, it would leave the lock taken.
         super().__enter__()
         while not self._access.take(TURN_SECONDS, rows=self._rows):
             super().__exit__()
@@ -167,9 +167,9 @@ class Held(Deferral):
 
 
 class Entry(Held):
-    """A held() block for one call on the rows. timed: counts the seconds it is held.
+    """A held() block for one call on the rows. timed: counts the seconds that the lock is held.
 
-    begin: what to do first, under the lock; where it raises, the lock is released.
+    begin: called first, under the lock; if it raises, the lock is released.
     """
 
     __slots__ = ("_begin", "_timed")
@@ -192,22 +192,22 @@ class Entry(Held):
         super().__exit__()
 
 
-class GivenUp:
-    """The block of TableAccess.given_up(). alone: after it, whether nobody else had the lock meanwhile."""
+class Released:
+    """The block of TableAccess.released(). alone: after the block, whether no other thread had the lock."""
 
-    __slots__ = ("_access", "_turns", "alone")
+    __slots__ = ("_access", "_acquisitions", "alone")
 
     def __init__(self, access: TableAccess) -> None:
         self._access = access
 
     def __enter__(self) -> Self:
-        self._turns = self._access.turns
+        self._acquisitions = self._access.acquisitions
         self._access.leave()
         return self
 
     def __exit__(self, *failure: object) -> None:
         self._access.take()
-        self.alone = self._access.turns == self._turns + 1
+        self.alone = self._access.acquisitions == self._acquisitions + 1
 
 
 class Poisoning:

@@ -1,8 +1,8 @@
-"""Work ahead of a caller, on other threads: cold rows of batches to come are read, and rows move up to their GPUs.
+"""Work ahead of callers, on other threads: reading the cold rows of later batches, and moving rows up to GPUs.
 
 It changes no result: rows that change meanwhile are read again (kvemb.tiers.locate), and rows move under the variable's
-lock, which guards everything that does not say otherwise. The threads belong to the store, so none of them waits for a
-lock longer than TURN_SECONDS: a variable may be loaded in bulk for hours.
+lock, which guards everything here unless a docstring says otherwise. The threads are shared by the store's variables,
+so none waits for a lock longer than TURN_SECONDS: a variable may be locked for hours by a bulk load.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.locate import Locator
 
-# Reads ahead that are kept, and as many that wait: for the call under way and for the call after it.
+# How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
 READS_AHEAD = 2
 TURN_SECONDS = 0.05
-# Between a lookup and the read that waited for it: the caller still hands the rows on, and needs the GIL.
+# From the end of a lookup to the read that waited for it: the caller needs the GIL to pass its rows on.
 PAUSE_SECONDS = 0.001
 
 
 class Moving:
-    """The moves of one variable's rows on other threads. active: there are some, as all hot tables are on GPUs.
+    """Moves one variable's rows on other threads. active: whether it does: all devices are GPUs.
 
-    A GPU's table moves rows on a stream of its own, so what another thread has it do runs beside the kernels of the
-    caller, who neither waits for it nor copies a row. Rows that a lookup found elsewhere rise when it has ended, and
-    those of a read ahead when they have been read; a call that takes the lock first makes the moves that are due.
-    move: makes these, and those of rows of keys, which are about to be used, if any are given.
+    A GPU's table moves rows on its own stream, so moves made by another thread run beside the caller's kernels, and the
+    caller neither waits for them nor copies rows. Rows that a lookup found elsewhere move up when the lookup has ended,
+    those of a read ahead when they have been read; a call that takes the lock before makes the moves that are due.
+    move: makes them, and those of the rows of `keys`, which are about to be used, if given.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Moving:
         self.active, self._scheduled = hot_tables.on_gpus, False
 
     def after_lookup(self, *, spent: bool) -> None:
-        """A lookup has ended: let another thread make the moves that are due. spent: some may be. Takes no lock."""
-        if not self._scheduled and (spent or self._access.left_work or self._hot_tables.rising):
+        """After a lookup, let another thread make the moves that are due. spent: some may be due. Takes no lock."""
+        if not self._scheduled and (spent or self._access.has_deferred_work or self._hot_tables.rising):
             self._scheduled = True
             with suppress(RuntimeError):  # the store is being closed
                 self._threads.submit(self._make_scheduled)
@@ -58,9 +58,9 @@ class Moving:
         self.make()
 
     def make(self, keys: Keys | None = None) -> None:
-        """Make moves, on any thread. None if the variable is in use for long, or a snapshot has no room for copies.
+        """Make moves, on any thread. Does nothing if the variable stays locked or a snapshot has no room for copies.
 
-        What fails has poisoned the store, whose rows can still be read.
+        A failure has poisoned the store, whose rows can still be read.
         """
         with suppress(Exception), self._access.held_if_free(TURN_SECONDS) as held:
             if held and not self._access.state.gone and self._access.has_room:
@@ -70,8 +70,8 @@ class Moving:
 class ReadsAhead:
     """The reads ahead of one variable.
 
-    readers: the threads. lease: pays for their memory. max_rows: rows that one read may bring. moving: makes hot what
-    was read, on the same threads.
+    readers: the threads. lease: pays for the memory of the reads. max_rows: the most rows of one read. moving: makes
+    the rows hot on GPUs, on the same threads.
     """
 
     def __init__(
@@ -93,29 +93,31 @@ class ReadsAhead:
         self._compared: deque[tuple[Keys, Unique]] = deque(maxlen=READS_AHEAD)
 
     def start(self, keys: Keys) -> None:
-        """Start to read the cold ones of distinct keys, unless as many reads are under way already."""
+        """Start to read the cold rows of distinct keys, unless READS_AHEAD reads are in progress."""
         fetch = self._begin(keys)
         if fetch is not None:
             self._readers.submit(self._read, fetch)
 
-    def start_beside(self, given: Callable[[], Keys]) -> None:
-        """Do what start does on another thread, which calls given() for the keys: any, hot ones too. Takes no lock.
+    def start_in_background(self, given: Callable[[], Keys]) -> None:
+        """Do what start does, on another thread. Takes no lock.
 
-        Of more than READS_AHEAD that wait for a thread the oldest are forgotten.
+        given: called on that thread; returns the keys, in any order, duplicates and hot keys allowed.
+
+        If more than READS_AHEAD wait for a thread, the oldest are dropped.
         """
         self._queued.append(given)
         with suppress(RuntimeError):  # the store is being closed
             self._readers.submit(self._start_queued)
 
-    def start_later(self, given: Callable[[], Keys]) -> None:
-        """Do what start_beside does when a lookup ends. Takes no lock.
+    def start_after_lookup(self, given: Callable[[], Keys]) -> None:
+        """Do what start_in_background does when the next lookup ends. Takes no lock.
 
-        Of more than READS_AHEAD the oldest are forgotten: the batches that they were for came without a lookup.
+        If more than READS_AHEAD wait, the oldest are dropped: their batches have passed without a lookup.
         """
         self._waiting.append(given)
 
     def distinct(self, keys: Keys) -> Unique:
-        """Return Unique(keys), which the thread that read ahead may have made already. Takes no lock."""
+        """Return Unique(keys), which a thread that read ahead may have computed already. Takes no lock."""
         for batch, found in list(self._compared):
             if np.array_equal(batch, keys):
                 return found
@@ -127,9 +129,9 @@ class ReadsAhead:
         return bool(self._waiting)
 
     def looked_up(self) -> None:
-        """A lookup has ended: start what waited for it, and forget reads of which it took the last rows.
+        """Start the read that waited for the end of a lookup, and forget reads whose rows have all been taken.
 
-        Takes the lock itself, if there is anything to forget and no other thread that will do it.
+        Called after every lookup. Takes the lock if there is something to forget and no other thread will do it.
         """
         if self._waiting:
             with suppress(IndexError, RuntimeError):  # another thread took it; the store is being closed
@@ -141,13 +143,13 @@ class ReadsAhead:
                 self.forget_spent()
 
     def pay(self) -> None:
-        """Forget reads that have ended while the lease owes memory."""
+        """Forget finished reads as long as the lease owes memory."""
         for fetch in [fetch for fetch in self._kept if not fetch.reading]:
             if self._lease.owed:
                 self._forget(fetch)
 
     def _begin(self, keys: Keys) -> Fetch | None:
-        """Return the read that is to be made of distinct keys, which is known from here on; None: none is."""
+        """Return a new, registered read of those distinct keys that are not in memory, or None to read nothing."""
         if sum(fetch.reading for fetch in self._kept) >= READS_AHEAD:
             return None
         wanted = self._locator.unknown(keys)[: self._max_rows]
@@ -160,19 +162,20 @@ class ReadsAhead:
         return fetch
 
     def _forget(self, fetch: Fetch) -> None:
-        """Forget a read that has ended. One under way has memory, and the cold store must outlast it."""
+        """Forget a finished read. A read in progress must be kept: it uses its memory and the cold store."""
         self._kept.remove(fetch)
         self._lease.give_back(len(fetch.keys) * self._row_bytes)
 
     def forget_spent(self) -> None:
-        """Forget reads of which nothing is left that was not taken."""
+        """Forget the reads that are spent (Fetch.spent)."""
         for fetch in [fetch for fetch in self._kept if fetch.spent]:
             self._forget(fetch)
 
-    # On the readers' threads. What fails here, the call that needs these rows does itself, and can raise the error.
+    # On the readers' threads. After a failure here, the call that needs the rows reads them itself, and raises the
+    # error.
 
     def _start_queued(self) -> None:
-        with suppress(IndexError):  # it was forgotten
+        with suppress(IndexError):  # it was dropped
             self._start(Unique(self._queued.popleft()()).keys)
 
     def _start_late(self, given: Callable[[], Keys], when: float) -> None:

@@ -1,8 +1,9 @@
-"""What hot tables, spill buffers and caches may take of each memory: a budget for the host, and one for each device.
+"""Memory budgets for hot tables, spill buffers and caches: one for the host, and one for each device.
 
-Hot cells are reserved; those of tables that grow may be asked back, down to a few (kvemb.tiers.sharing). What waits for
-the disk is leased: a lessee takes memory that is unused at the moment, and gives it back when it is needed elsewhere.
-What a hot table gave for another is not lent until it was asked for, or the turn has ended. Thread-safe.
+Hot cells are reserved; growing tables may be asked to give some back, down to a few (kvemb.tiers.sharing). Memory for
+rows that wait for the disk is leased: a lessee takes memory that is unused at the moment, and gives it back when it is
+needed elsewhere. Memory that a hot table gave up for another is not lent until that table has taken it or the turn has
+ended. Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from kvemb.contracts import HOST, Memory
 from kvemb.options import format_bytes
 from kvemb.tiers.sharing import Share, Sharing
 
-# How long reserve() waits for those who are to give memory, and how often it looks.
+# How long reserve() waits for memory to be given back, and how often it checks.
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
 
 
 class Budget:
     """`total` bytes of one memory, handed out in reservations.
 
-    set_aside: of these, bytes that others have from the start. whose, advice: for messages. sharing: hot tables that
-    grow; the budget's own lock guards it.
+    set_aside: of these, bytes that are taken from the start. whose, advice: for messages. check_giving: raises an error
+    if memory is no longer given back. sharing: the hot tables that grow, guarded by the budget's lock.
     """
 
     def __init__(
@@ -33,12 +34,13 @@ class Budget:
         set_aside: int = 0,
         whose: str = "the store's",
         advice: str = "open the store with a larger memory_budget or ask for less",
+        check_giving: Callable[[], None] = lambda: None,
     ) -> None:
         self.total = total
-        self._whose, self._advice = whose, advice
+        self._whose, self._advice, self._check_giving = whose, advice, check_giving
         self._set_aside = set_aside
         self._free = total - set_aside
-        self._promised = 0  # of what is free: bytes that shares gave in this turn, for others to grow
+        self._promised = 0  # of the free bytes: those that shares gave in this turn for others to grow
         self._lock = threading.Lock()
         self._leases: list[Lease] = []
         self.sharing = Sharing()
@@ -50,12 +52,12 @@ class Budget:
 
     @property
     def for_growth(self) -> int:
-        """Bytes that one table may grow to, if nobody else has any."""
+        """Bytes that one table may grow to if nothing else uses the budget."""
         return self.total - self._set_aside - self.kept_from_growth
 
     @property
     def free(self) -> int:
-        """Bytes nobody has reserved; leased ones are among them."""
+        """Bytes that are not reserved, leased ones included."""
         with self._lock:
             return self._free + self._leased()
 
@@ -67,7 +69,8 @@ class Budget:
     def try_grow(self, nbytes: int) -> bool:
         """Take nbytes for growth, if that leaves kept_from_growth free or leased.
 
-        If it would, but lessees have the memory, they are asked for it, and a later call finds it.
+        If it would, but lessees hold the memory, they are asked to give it back for a later call. Returns whether it
+        was taken.
         """
         with self._lock:
             if nbytes <= self._free and nbytes <= self._free + self._leased() - self.kept_from_growth:
@@ -82,22 +85,22 @@ class Budget:
 
     @property
     def work(self) -> int:
-        """Rows that were offered to tables that could not grow, ever."""
+        """The number of rows ever offered to tables that could not grow."""
         return self.sharing.work
 
     def join(self, share: Share) -> None:
-        """From now on this share, whose memory is reserved, may grow and be asked to give."""
+        """Add a share, whose memory is reserved; from now on it may grow and be asked to give memory back."""
         with self._lock:
             self.sharing.shares.append(share)
 
     def leave(self, share: Share) -> None:
-        """Free what the share holds. It is not used after."""
+        """Remove a share and free what it holds."""
         with self._lock:
             self.sharing.shares.remove(share)
             self._free += share.held
 
     def grow(self, share: Share, nbytes: int) -> bool:
-        """Take nbytes for a share as try_grow does, unless others need memory more."""
+        """Take nbytes for a share as try_grow does, unless others need memory more; return whether they were taken."""
         if share.owed or share.poor or not self.try_grow(nbytes):
             share.refused = True
             return False
@@ -106,7 +109,7 @@ class Budget:
         return True
 
     def offered(self, share: Share, rows: int) -> None:
-        """Rows were offered to a share that could not grow: memory may be needed there."""
+        """Record that rows were offered to a share that could not grow; this may end the turn."""
         with self._lock:
             called = self.sharing.offered(share, rows)
             if called:
@@ -120,13 +123,13 @@ class Budget:
             other.wake()
 
     def gave(self, share: Share, nbytes: int) -> None:
-        """Free nbytes of what a share holds; 0: it can give no more."""
+        """Free nbytes that a share has given back; 0: it can give no more."""
         with self._lock:
             self._promised += min(nbytes, share.owed)
             share.gave(nbytes)
             self._free += nbytes
 
-    # Memory that is lent.
+    # Leased memory.
 
     def lease(self) -> Lease:
         """Return a new lease, of no bytes yet."""
@@ -136,7 +139,7 @@ class Budget:
         return lease
 
     def lend(self, lease: Lease, nbytes: int) -> bool:
-        """Lease.take."""
+        """See Lease.take."""
         with self._lock:
             if lease.owed == 0 and nbytes <= self._free - self._promised:
                 self._free -= nbytes
@@ -149,7 +152,7 @@ class Budget:
         return False
 
     def use(self, nbytes: int) -> None:
-        """Take nbytes, free or not. Growing tables owe what is not free, as far as they can give it."""
+        """Take nbytes, free or not. Growing tables are asked for what is not free, as far as they can give it."""
         with self._lock:
             self._free -= nbytes
             self.sharing.ask(-self._free - self.sharing.owed)
@@ -159,7 +162,7 @@ class Budget:
             share.wake()
 
     def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
-        """Lease.give_back, or end."""
+        """See Lease.give_back; end: see Lease.end."""
         with self._lock:
             self._free += nbytes
             lease.held -= nbytes
@@ -171,7 +174,7 @@ class Budget:
         return sum(lease.held for lease in self._leases)
 
     def _ask(self, nbytes: int, lessees: Sequence[Lease] | None = None) -> list[Lease]:
-        """Have the largest lessees owe what is not free of nbytes. Returns those to notify. REQUIRES: the lock."""
+        """Make the largest lessees owe what nbytes lack in free memory; return those to notify. REQUIRES: the lock."""
         owing = []
         missing = nbytes - self._free - sum(lease.owed for lease in self._leases)
         for lease in sorted(self._leases if lessees is None else lessees, key=lambda lease: -lease.held):
@@ -184,12 +187,17 @@ class Budget:
         return owing
 
     def give_back(self, nbytes: int) -> None:
-        """Free what was reserved."""
+        """Free nbytes that were reserved."""
         with self._lock:
             self._free += nbytes
 
-    def reserve(self, nbytes: int, what: str) -> None:
-        """Take nbytes, or raise ValueError saying for what. Waits for lessees and growing tables that have it."""
+    def reserve(self, nbytes: int, what: str, *, pressed: bool = False) -> None:
+        """Reserve nbytes, after waiting for lessees and growing tables to give them back. Raises ValueError.
+
+        what: what they are for, in the message. pressed: if necessary, tables shrink below their least, so that
+        variables that were open together can be opened again in any order. Raises what check_giving raises, instead of
+        waiting.
+        """
         until = time.monotonic() + WAIT_SECONDS
         while True:
             with self._lock:
@@ -198,11 +206,12 @@ class Budget:
                     self._promised = min(self._promised, self._free)
                     return
                 had = self._free + self._leased() + self.sharing.owed
-                if nbytes > had + self.sharing.spare or time.monotonic() >= until:
+                if nbytes > had + self.sharing.spare(pressed=pressed) or time.monotonic() >= until:
                     break
+                self._check_giving()
                 self._ask(nbytes)
                 owing = [lease for lease in self._leases if lease.owed]
-                self.sharing.ask(nbytes - had)
+                self.sharing.ask(nbytes - had, pressed=pressed)
                 giving = [share for share in self.sharing.shares if share.owed]
             _notify(owing)
             for share in giving:
@@ -216,9 +225,9 @@ class Budget:
 
 
 class Lease:
-    """Memory of a budget that its holder gives back on demand. held: bytes; owed: of these, bytes asked back.
+    """Memory of a budget that its holder gives back on demand. held: its bytes. owed: bytes of these asked back.
 
-    pay: set by the holder; called, on any thread, when the lease owes memory. It must not wait.
+    pay: a callback set by the holder, called on any thread when the lease owes memory. It must not block.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -228,24 +237,27 @@ class Lease:
 
     @property
     def most(self) -> int:
-        """Bytes that it may ever hold."""
+        """The most bytes that it may ever hold."""
         return self._budget.total
 
     @property
     def available(self) -> int:
-        """Bytes that take() would give now."""
+        """The most bytes that take() would grant now."""
         return 0 if self.owed else self._budget.unused
 
     def take(self, nbytes: int) -> bool:
-        """Take nbytes if they are free and nothing is owed; if not, a lessee that has much more is asked for them."""
+        """Take nbytes if they are free and nothing is owed; return whether they were taken.
+
+        If not, a lessee that holds much more is asked to give memory back.
+        """
         return self._budget.lend(self, nbytes)
 
     def give_back(self, nbytes: int) -> None:
-        """Free nbytes of what is held."""
+        """Free nbytes of those held."""
         self._budget.take_back(self, nbytes)
 
     def end(self) -> None:
-        """Give everything back. The lease is not used after."""
+        """Give everything back. The lease must not be used afterwards."""
         self._budget.take_back(self, self.held, end=True)
 
 
@@ -255,29 +267,33 @@ def _notify(owing: Iterable[Lease]) -> None:
 
 
 class Budgets:
-    """The budgets of one store. memory_budget: bytes of the host's.
+    """The budgets of one store. memory_budget: bytes of the host's budget.
 
     The cold store's share of the host's is set aside first: an eighth, at most 128 MiB, for its memtables; and another
-    eighth, for as much more memtables if its files are mapped, else for filters and indexes: half of it for those held
-    whole, and half for the block cache (backends/rocks_options.py).
-    device_memory: bytes of each device's; None: as many as its tables say (contracts.HotTable.memory).
+    eighth, for more memtables if files are mapped, else half for filters and indexes that are held whole and half for
+    the block cache (backends/rocks_options.py).
+    device_memory: bytes of each device's budget; None: as given by contracts.HotTable.memory. check_giving: see Budget.
     """
 
-    def __init__(self, memory_budget: int, device_memory: int | None = None) -> None:
-        self._device_memory = device_memory
+    def __init__(
+        self, memory_budget: int, device_memory: int | None = None, *, check_giving: Callable[[], None] = lambda: None
+    ) -> None:
+        self._device_memory, self._check_giving = device_memory, check_giving
         self.cache_bytes = memory_budget // 8
         self.write_buffer_bytes = min(128 << 20, memory_budget // 8)
-        self.host = Budget(memory_budget, set_aside=self.cache_bytes + self.write_buffer_bytes)
+        set_aside = self.cache_bytes + self.write_buffer_bytes
+        self.host = Budget(memory_budget, set_aside=set_aside, check_giving=check_giving)
         self._of_device: dict[str, Budget] = {}
         self._lock = threading.Lock()
 
     def of(self, memory: Memory) -> Budget:
-        """Return the budget of a memory: the same one each time."""
+        """Return the budget of a memory, always the same object."""
         if memory == HOST:
             return self.host
         with self._lock:
             if memory.name not in self._of_device:
                 advice = "ask for less, or for rows on another device too"
                 total = memory.nbytes if self._device_memory is None else self._device_memory
-                self._of_device[memory.name] = Budget(total, whose=f"{memory.name}'s", advice=advice)
+                whose, check = f"{memory.name}'s", self._check_giving
+                self._of_device[memory.name] = Budget(total, whose=whose, advice=advice, check_giving=check)
             return self._of_device[memory.name]

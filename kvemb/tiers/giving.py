@@ -1,7 +1,7 @@
-"""How a variable gives memory back when another needs it: hot cells, slots of its spill buffer, reads ahead.
+"""Giving memory back when another variable needs it: hot cells, slots of the spill buffer, reads ahead.
 
-The next call on the variable does it. A background thread does it for a variable that is not called, and only if the
-lock is free, so nobody waits for another variable's lock.
+The next call on the variable does it. If there is none, a background thread does it, but only if the lock is free, so
+no thread waits for another variable's lock.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvemb.tiers.spill import SpillBuffer
 
 
 class Giving:
-    """The memory of one variable that others may need.
+    """Gives back one variable's memory that others need.
 
-    writer: the thread that writes spills; it gives back what the lease owes. others: threads that give back cells, and
-    what the writer could not; they may wait for the writer. leave: called with dirty rows that were evicted.
+    writer: the thread that writes spills, and gives back what the lease owes. others: threads that give back cells, and
+    what the writer could not give back; they may wait for the writer. leave: called with dirty rows that were evicted.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Giving:
         hot_tables.memory.wake_with(self._give_soon)
 
     def give(self) -> None:
-        """Measure the worth of the hot cells, and give back some of those that are owed. REQUIRES: held().
+        """Measure the worth of the hot cells, and give back some of the cells that are owed. REQUIRES: held().
 
-        A failure poisons the store. Where a write fails the rows stay in memory, and nothing is raised.
+        A failure poisons the store. If a write fails, the rows stay in memory and no error is raised.
         """
         if self._access.state.cause is None:
-            with suppress(MemoryError):  # then their worth is as it was
+            with suppress(MemoryError):  # the worth stays as it was
                 self._hot_tables.memory.measure()
             with suppress(Poisoned), self._access.poisoning():
                 for leaving in self._hot_tables.shrink():
                     self._leave(leaving)
 
     def _give_soon(self) -> None:
-        """Let another thread call give(), unless a call on the variable is under way, which does it itself."""
+        """Let another thread call give(), unless a call on the variable is in progress, which does it itself."""
         if not self._giving:
             self._giving = True
             with suppress(RuntimeError):  # the store is being closed
@@ -71,16 +71,17 @@ class Giving:
                     self._give_soon()
 
     def _pay_soon(self) -> None:
-        """Let the writer give back what the lease owes, unless a call on the variable is under way."""
+        """Let the writer give back what the lease owes, unless a call on the variable is in progress."""
         if not self._paying:
             self._paying = True
             with suppress(RuntimeError):
                 self._writer.submit(self._pay)
 
     def _pay(self) -> None:
-        # On the writer's thread. What a call left to the next one may wait for this thread: then another does both.
+        # On the writer's thread. Work that a call left to the next holder of the lock may wait for this thread; if
+        # there is such work, another thread does both.
         self._paying = False
-        with self._access.held_if_free(unless_left=True) as held:
+        with self._access.held_if_free(unless_deferred=True) as held:
             if held:
                 self._pay_now()
                 return
@@ -98,6 +99,6 @@ class Giving:
             self._ahead.pay()
             with suppress(ColdStoreError):
                 self._spill.poll()
-            # What else is owed, such as a snapshot's copies, is given back where its use ends.
+            # Other memory that is owed, such as a snapshot's copies, is given back when its use ends.
             if self._lease.owed and self._spill.writing:
                 self._pay_soon()

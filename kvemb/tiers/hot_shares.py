@@ -17,14 +17,15 @@ from kvemb.tiers.budget import Budget
 from kvemb.tiers.sharing import MISS_WORTH, Share
 from kvemb.tiers.worth import Worth
 
-# Cells that a table gives back at a time: GIVEN_CELLS, or 1/GIVEN_PART of its own if that is more.
+# How many cells a table gives back at a time: GIVEN_CELLS, or 1/GIVEN_PART of its own if that is more.
 GIVEN_CELLS, GIVEN_PART = 8192, 64
 
 
 class HotShares:
     """The shares of one variable's hot tables, each in the budget that pays for its cells.
 
-    min_rows: cells that each table keeps when others need memory; None: tables neither grow nor shrink.
+    min_rows: cells that each table keeps when others need memory; None: tables neither grow nor shrink. A table in the
+    host's memory gives up even these, except one bucket, if a variable could not be opened otherwise.
     has_work: measure() and shrink() have something to do.
     """
 
@@ -40,13 +41,14 @@ class HotShares:
 
     def _joined(self, table: HotTable, min_rows: int) -> Share:
         cell_bytes = table.bytes_per_cell(table.schema)
-        share = Share(cell_bytes, table.nbytes, min(table.nbytes, min_rows * cell_bytes))
+        floor = cell_bytes * table.cells_per_bucket if table.device_rows is None else None
+        share = Share(cell_bytes, table.nbytes, min(table.nbytes, min_rows * cell_bytes), floor)
         share.notify = self._has_work
         self._budget_of[table].join(share)
         return share
 
     def _use_beside(self, table: HotTable, nbytes: int) -> None:
-        """A table takes so much more of its memory for buffers, beside its cells."""
+        """Record that a table takes nbytes more of its memory for buffers, beside its cells."""
         self._used_beside[table] += nbytes
         self._budget_of[table].use(nbytes)
 
@@ -54,14 +56,14 @@ class HotShares:
         self.has_work = True
 
     def wake_with(self, wake: Callable[[], None]) -> None:
-        """Set what is called, on any thread, if nobody acts on `has_work` soon. It must not block."""
+        """Set a function that is called, on any thread, if `has_work` stays set for long. It must not block."""
         for share in self._shares.values():
             share.wake = wake
 
     # Growth.
 
     def reserve(self, table: HotTable) -> Callable[[int], bool] | None:
-        """Return a function that reserves memory for a number of further cells; None where the table may not grow."""
+        """Return a function that reserves memory for a number of further cells; None if the table may not grow."""
         share = self._shares.get(table) if self._growing else None
         if share is None:
             return None
@@ -82,7 +84,7 @@ class HotShares:
             self._budget_of[table].offered(share, len(keys))
 
     def make_room(self, rows: int) -> None:
-        """Grow to cells for so many rows, equally many in each table, as far as steps fit and the budget allows.
+        """Grow to cells for `rows` rows, equally many in each table, as far as the tables' steps and the budget allow.
 
         A device may have less memory than its budget: then its table grows no further here.
         """
@@ -100,7 +102,7 @@ class HotShares:
 
     @contextmanager
     def not_growing(self) -> Iterator[None]:
-        """Let rows that are inserted in this block find the cells that there are."""
+        """Prevent growth during the block: inserted rows use the cells that exist."""
         self._growing = False
         try:
             yield
@@ -121,10 +123,10 @@ class HotShares:
                 share.worth = None if worth is None else worth / share.cell_bytes
 
     def shrink(self) -> Iterator[tuple[HotTable, RowBlock]]:
-        """Give up cells that are owed, some of each table, and yield it with the dirty rows that had to leave.
+        """Give up some of the cells that each table owes; yield the table with the dirty rows that had to leave it.
 
-        A table's memory is given back when the rows of the next one are asked for, or where the caller fails.
-        `has_work` says whether more is owed.
+        A table's memory is given back when the caller asks for the next table, or fails. `has_work` says whether more
+        is owed.
         """
         for table, share in self._shares.items():
             if share.owed:

@@ -1,9 +1,9 @@
-"""The hot tables of one variable, one a device, seen as one: which table a key belongs to, growth, totals.
+"""HotTables, the hot tables of one variable (one per device) seen as one: which table a key is in, growth, totals.
 
-The partitioner divides the hot tier only; the cold store is common. Below tables on GPUs there may be one in the
-host's memory, for rows that they evict. A row there is hot, too, and rises to its device after a use. The
-variable's lock guards it. Cells are a table's own, so they go with the owners of their keys. Longer than 300 lines:
-each verb of a hot table is here, over all of them.
+The partitioner divides the hot tier only; all devices share the cold store. Below tables on GPUs there may be a table
+in the host's memory, for rows that they evict. A row there is hot, too, and rises to its device's table after a use.
+The variable's lock guards everything here. A cell number is valid in one table only, so cells are passed with the
+owners of their keys. Longer than 300 lines: each method of a hot table is here, over all tables.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from kvemb.tiers.host_tier import HostTier, together_in
 from kvemb.tiers.hot_shares import HotShares
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
-# Each key's table number (n,); None: all belong to the first.
+# The number of each key's table (n,); None: all keys are in the first table.
 Owners = npt.NDArray[np.int64] | None
 ALL = slice(None)
 _NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 
 def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[Any]:
-    """Return keys % shard_num, the floor's remainder, so never negative."""
+    """Return keys % shard_num, which is never negative."""
     return keys % shard_num
 
 
 class HotTables:
     """Hot tables with a partitioner over them.
 
-    public_dtype: in which the partitioner sees keys. budgets: what pays for each table's cells, which are reserved.
-    min_rows: cells that each table keeps when others need memory; None: as many as it has, and it does not grow.
-    memory: their shares of the budgets. host_tier: the last of tables is kvemb.tiers.host_tier's, below the others.
+    public_dtype: the dtype of keys passed to the partitioner. budgets: for each table, the budget that pays for its
+    cells, which are reserved. min_rows: the cells that each table keeps when others need memory; None: tables neither
+    grow nor shrink. memory: the tables' shares of the budgets. host_tier: whether the last table is that of
+    kvemb.tiers.host_tier, below the others.
     """
 
     def __init__(
@@ -65,17 +66,17 @@ class HotTables:
 
     @property
     def of_devices(self) -> list[HotTable]:
-        """The tables of devices, without the one below them."""
+        """The devices' tables, without the host tier's."""
         return self.tables[: self._devices]
 
     @property
     def device_rows(self) -> DeviceRows | None:
-        """The rows of the only device, for arrays in its memory; None if there are several, or it is the CPU."""
+        """The rows of the only device, for arrays in its memory; None for several devices, or for the CPU."""
         return self.tables[0].device_rows if self._devices == 1 else None
 
     @property
     def on_gpus(self) -> bool:
-        """Whether all devices are GPUs, whose tables move rows beside their callers' work."""
+        """Whether all devices are GPUs, whose tables can move rows while callers' kernels run."""
         return all(table.device_rows is not None for table in self.of_devices)
 
     @property
@@ -85,13 +86,13 @@ class HotTables:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all cells."""
+        """Bytes of all tables' cells."""
         return sum(table.nbytes for table in self.tables)
 
     def owners(self, keys: Keys) -> Owners:
-        """Return the number of each key's table: its device's, or that of the table below if its row is there now.
+        """Return the number of each key's table: its device's, or the host tier's if its row is there now.
 
-        Raises what devices_of raises. REQUIRES: the variable's lock, while it is used.
+        Raises what devices_of raises. REQUIRES: the variable's lock, as long as the result is used.
         """
         owners = self.devices_of(keys)
         if self._host is None:
@@ -101,7 +102,9 @@ class HotTables:
         return owners
 
     def devices_of(self, keys: Keys) -> Owners:
-        """Return the number of each key's device. Raises ValueError for a number out of range, and what the partitioner
+        """Return the number of each key's device.
+
+        Raises ValueError if the partitioner's result has the wrong dtype, shape or range, and what the partitioner
         raises.
         """
         if (count := self._devices) == 1 and self._partitioner is default_partitioner:
@@ -123,9 +126,9 @@ class HotTables:
         return None if owners is None else owners[positions]
 
     def by_table(self, owners: Owners) -> list[tuple[HotTable, Any]]:
-        """Return each table with the positions of its own keys: ALL when they are of one table, else indexes.
+        """Return each table with the positions of its keys: ALL if all keys are in one table, else indexes.
 
-        Asks no partitioner, so it cannot fail half-way through a call.
+        Does not call the partitioner, so it cannot fail half-way through a call.
         """
         if owners is None or len(self.tables) == 1:
             return self._all_in_one
@@ -161,7 +164,7 @@ class HotTables:
         return np.sort(np.concatenate(missing))
 
     def lookup_host(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
-        """Do what lookup does for keys that are in no device's table."""
+        """Do what lookup does, for keys that are in no device's table."""
         return np.arange(len(keys)) if self._host is None else self._host.lookup(keys, out, rule, now)
 
     def pool(
@@ -174,10 +177,10 @@ class HotTables:
         rule: ScoreRule | None,
         now: float,
     ) -> Positions:
-        """See contracts.HotTable.pool. Of several devices, which may share a bag, only rows beside them are pooled.
+        """See contracts.HotTable.pool. If keys are in several tables of devices, keys not in `beside` are missing.
 
-        No device pools its own part of a bag: rows are summed in their order. Nor those bags whose rows it has alone,
-        which are hardly any: of bags of 20 keys over two devices, one in half a million.
+        No table then pools its part of a bag, because rows are summed in order. No table pools the bags whose rows are
+        all in it either, because they are rare: of bags of 20 keys over two devices, one in half a million.
         """
         for table, positions in self.by_table(owners):
             if self._host is not None and rule is not None:
@@ -188,7 +191,7 @@ class HotTables:
             beside = self._host.beside(keys, owners == self._devices, beside, out, rule, now)
             return self.tables[0].pool(keys, bags, beside, out, rule, now)
         if beside is None or (beside.at < 0).any():
-            out[:] = 0  # of empty bags
+            out[:] = 0  # for empty bags
             return np.arange(len(keys)) if beside is None else np.flatnonzero(beside.at < 0)
         return self.tables[0].pool(keys, bags, beside, out, None, now)
 
@@ -204,10 +207,10 @@ class HotTables:
     def insert(
         self, rows: RowBlock, owners: Owners, *, by_score: bool = False, together: bool = False
     ) -> Iterator[tuple[Keys, RowBlock]]:
-        """Insert rows that are not hot, one table after the other; tables grow as needed.
+        """Insert rows that are not hot, table by table; tables grow as needed.
 
-        Yields the keys that a table was offered and the dirty rows that had to leave it. together: rows of one GPU do
-        not evict each other (contracts.DeviceRows.together).
+        Yields the keys offered to a table and the dirty rows evicted from it. together: new rows of one GPU do not
+        evict each other (contracts.DeviceRows.together).
         """
         for table, part in [(table, _rows_at(rows, positions)) for table, positions in self.by_table(owners)]:
             sinking, reserve = self._host is not None, self.memory.reserve(table)
@@ -220,34 +223,34 @@ class HotTables:
 
     @property
     def rising(self) -> bool:
-        """Whether rows below were used since rise() was called."""
+        """Whether rows in the host tier were used since the last rise()."""
         return self._host is not None and self._host.rising
 
     def rise(self) -> Iterator[RowBlock]:
-        """Let them rise; yields the dirty rows that had to leave the hot tier for them."""
+        """Move used rows of the host tier up to their devices; yields the dirty rows that leave the hot tier."""
         if self._host is not None and self._host.rising:
             yield from self._host.rise(self.of_devices, self.devices_of)
 
     def lift(self, keys: Keys) -> Iterator[RowBlock]:
-        """Let the rows below of distinct keys rise, which are about to be used; yields what rise() does."""
+        """Move the host tier's rows of distinct keys up, because they are about to be used; yields what rise() does."""
         if self._host is not None:
             yield from self._host.lift(keys, self.of_devices, self.devices_of)
 
     def shrink(self) -> Iterator[RowBlock]:
-        """Give up cells that are owed; yields the dirty rows that had to leave the hot tier: a device's go below."""
+        """Give up the cells that are owed; yields the dirty rows that leave the hot tier. Rows of GPUs sink first."""
         for table, leaving in self.memory.shrink():
             if self._host is None or table is self._host.table:
                 yield leaving
             else:
                 yield from self._host.sink(leaving)
 
-    def find_again(self) -> None:
-        """See contracts.DeviceRows.find_again."""
+    def refresh_cells(self) -> None:
+        """See contracts.DeviceRows.refresh_cells."""
         if self.device_rows is not None:
-            self.device_rows.find_again()
+            self.device_rows.refresh_cells()
 
     def remove(self, keys: Keys, owners: Owners) -> None:
-        """Empty the cells of keys; those that are not hot are ignored. Without memory for it none is emptied."""
+        """Empty the cells of keys; ignore keys that are not hot. If memory for the call is lacking, empties none."""
         for table, cells in [(table, table.find(keys[positions])) for table, positions in self.by_table(owners)]:
             table.remove(cells)
 
@@ -255,7 +258,7 @@ class HotTables:
         """Return the keys of all rows."""
         return np.concatenate([table.keys() for table in self.tables])
 
-    # By cell: cells (n,) with the owners of their keys; entries < 0 are skipped.
+    # By cell. cells (n,) come with the owners of their keys; entries < 0 are skipped.
 
     def read(self, cells: Positions, owners: Owners) -> Iterator[RowBlock]:
         """Yield the rows of cells, table by table."""
@@ -265,7 +268,7 @@ class HotTables:
                 yield table.read(hot)
 
     def put(self, cells: Positions, owners: Owners, rows: RowBlock) -> None:
-        """Overwrite the rows of cells by rows (n) of the same keys."""
+        """Overwrite the rows in cells with rows (n) of the same keys."""
         for table, positions in self.by_table(owners):
             mine = np.arange(len(cells))[positions]
             hot = mine[cells[mine] >= 0]
@@ -282,9 +285,9 @@ class HotTables:
                 out[positions] = part
 
     def prepare(self, owners: Owners, count: int, change: Change) -> None:
-        """Allocate what a change of `count` cells or keys takes on GPUs, before the first table changes.
+        """Allocate the buffers that a change of `count` cells or keys needs on GPUs, before the first table changes.
 
-        So no table fails for lack of memory after another one has changed. Raises MemoryError.
+        So no table runs out of memory after another one has changed. Raises MemoryError.
         """
         if self._some_on_gpus:
             for table, positions in self.by_table(owners):
@@ -296,20 +299,20 @@ class HotTables:
             table.assign(cells[positions], values[positions], step)
 
     def add(self, cells: Positions, owners: Owners, old: Values, new: Values, step: int) -> None:
-        """Add new - old, (n, dim); a cell may be there more than once."""
+        """Add new - old, (n, dim); cells may be repeated."""
         for table, positions in self.by_table(owners):
             table.add(cells[positions], old[positions], new[positions], step)
 
     def apply(
         self, cells: Positions, owners: Owners, optimizer: Optimizer, grads: Values, step: int, sums: Sums, count: int
     ) -> None:
-        """Take one step of the optimizer on distinct cells, with these sums of grads (·, dim) for each."""
+        """Take one optimizer step on distinct cells. grads (·, dim) and sums: see RowKernels.apply."""
         for table, positions in self.by_table(owners):
             part = sums if positions is ALL else sums.of(positions)
             table.apply(cells[positions], optimizer, grads, step, part, count)
 
     def match(self, cells: Positions, owners: Owners, optimizer: Optimizer, step: int) -> None:
-        """Set the slots that follow the embedding."""
+        """Set the slots that depend on the embedding (Optimizer.match)."""
         for table, positions in self.by_table(owners):
             table.match(cells[positions], optimizer, step)
 

@@ -1,6 +1,6 @@
-"""Where the rows of some keys are: hot, waiting to be spilled, or cold.
+"""Locating rows by key: in the hot tables, in the spill buffer, or in the cold store.
 
-The variable's lock guards everything here; locate() gives it up while cold rows are read, and looks again after.
+The variable's lock guards everything here; locate() releases it during cold reads, and then looks again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _NONE: Mask = np.empty(0, np.bool_)
 
 @dataclass
 class Located:
-    """Where the rows of some distinct keys are, while the lock is held.
+    """The locations of the rows of some distinct keys, valid while the lock is held.
 
-    owners: each key's table (kvemb.tiers.hot_tables). cells (n,): the hot cell, or -1. cold (m,): the positions in keys
-    of those that are not hot. rows (m): their rows, in that order; exists (m,): which of them are rows; of the others
-    only the key is set. known (m,): which rows and exists are final; all are once locate() has returned.
+    owners: each key's table (kvemb.tiers.hot_tables). cells (n,): each key's hot cell, or -1. cold (m,): the positions
+    in keys of the keys that are not hot. rows (m): the rows of those keys, in that order. exists (m,): which of these
+    rows exist; in the others only the key is set. known (m,): for which of them rows and exists are final; after
+    locate(), for all.
     """
 
     keys: Keys
@@ -52,7 +53,7 @@ class Located:
         return (self.cells >= 0).nonzero()[0]
 
     def owners_of(self, positions: Positions) -> Owners:
-        """The tables of the keys at these positions."""
+        """Return the tables of the keys at these positions."""
         return HotTables.part(self.owners, positions)
 
     @property
@@ -61,7 +62,7 @@ class Located:
         return self.owners_of(self.cold)
 
     def only(self, chosen: Mask) -> Located:
-        """Return the same without some of the keys that are not hot; chosen (m,): those that stay."""
+        """Return the same without some of the keys that are not hot. chosen (m,): which of these stay."""
         if np.count_nonzero(chosen) == len(chosen):
             return self
         cold, rows = self.cold[chosen], self.rows.select(chosen)
@@ -69,7 +70,7 @@ class Located:
 
 
 class Locator:
-    """Finds rows of one variable. ahead: reads that were made, or are being made, ahead of calls (tiers.ahead)."""
+    """Locates rows of one variable. ahead: reads ahead, finished or in progress (kvemb.tiers.ahead)."""
 
     def __init__(
         self,
@@ -87,8 +88,9 @@ class Locator:
         self.ahead: list[Fetch] = []
 
     def locate(self, keys: Keys) -> Located:
-        """Find distinct keys. REQUIRES: access.held(), which is given up while cold rows are read, and held again
-        when it returns.
+        """Locate the rows of distinct keys. REQUIRES: access.held().
+
+        The lock is released during cold reads, and held again on return.
         """
         own: list[Fetch] = []
         try:
@@ -96,9 +98,9 @@ class Locator:
             while len(found.cold):
                 unknown, awaited = self._take_fetched(found, own)
                 if awaited is not None:
-                    with self._access.given_up() as given_up:
+                    with self._access.released() as released:
                         awaited.wait()
-                    alone = given_up.alone
+                    alone = released.alone
                 elif len(unknown) == 0:
                     return found
                 elif self._read_unknown(found, unknown, own):
@@ -107,7 +109,7 @@ class Locator:
                 else:
                     alone = False
                 self._access.state.check_open()
-                if not alone:  # what was found may have changed
+                if not alone:  # rows may have moved or changed
                     found = self._look(keys)
             return found
         finally:
@@ -115,18 +117,18 @@ class Locator:
                 self._reads.remove(fetch)
 
     def _read_unknown(self, found: Located, unknown: Positions, own: list[Fetch]) -> bool:
-        """Read the rows that are unknown. Returns whether nobody else worked on rows meanwhile, so that they are known.
+        """Read the unknown rows. Return True if no other call had the lock meanwhile, so that they are now known.
 
-        Others may change these rows during the first read; the second one keeps them out.
+        The first read releases the lock, so other calls may change these rows; the second read keeps it.
         """
         unknown = self._ascending(found.rows.keys, unknown)
         fetch = Fetch(found.rows.keys[unknown])
         own.append(fetch)
         self._reads.append(fetch)
         if len(own) == 1:
-            with self._access.given_up() as given_up:
+            with self._access.released() as released:
                 self.read(fetch)
-            if not given_up.alone:
+            if not released.alone:
                 return False
         else:
             self.read(fetch)
@@ -135,7 +137,7 @@ class Locator:
         return True
 
     def _look(self, keys: Keys) -> Located:
-        """Look in the hot tier and in the spill buffer; what is in neither is left unknown."""
+        """Look in the hot tier and in the spill buffer; rows that are in neither stay unknown."""
         owners = self._hot_tables.owners(keys)
         cells = self._hot_tables.find(keys, owners)
         cold = (cells < 0).nonzero()[0]
@@ -147,7 +149,7 @@ class Locator:
         return Located(keys, owners, cells, cold, rows, exists, known)
 
     def _take_fetched(self, found: Located, own: list[Fetch]) -> tuple[Positions, Fetch | None]:
-        """Fill in what reads have brought. Returns what is still unknown, and a read under way to wait for, if any."""
+        """Copy rows from finished reads. Return the positions still unknown, and a read to wait for, or None."""
         unknown = (~found.known).nonzero()[0]
         for fetch in (*own, *self.ahead):
             if len(unknown) == 0:
@@ -165,7 +167,7 @@ class Locator:
         return unknown, None
 
     def in_memory(self, keys: Keys) -> Located:
-        """Find those of distinct keys whose rows exist and are in memory. REQUIRES: access.held(), which is kept."""
+        """Locate those of distinct keys whose rows exist and are in memory. REQUIRES: access.held(); keeps it."""
         found = self._look(keys)
         self._take_fetched(found, [])
         return found.only(found.known & found.exists)
@@ -176,22 +178,22 @@ class Locator:
         return found.rows.keys[self._ascending(found.rows.keys, (~found.known).nonzero()[0])]
 
     def forget(self, keys: Keys | None) -> None:
-        """Rows of these keys (None: all) changed in the cold store: what reads saw of them must not be used."""
+        """Invalidate what reads saw of these keys (None: of all), because their rows changed in the cold store."""
         for fetch in (*self._reads, *self.ahead):
             fetch.invalidate(keys)
 
     def wait_for_reads(self) -> None:
-        """Wait for reads that are under way. They need no lock to end."""
+        """Wait for reads in progress. They need no lock to end."""
         for fetch in (*self._reads, *self.ahead):
             fetch.wait()
 
     def read_from(self, cold: ColdStore) -> None:
-        """Find cold rows in another store from now on."""
+        """Read cold rows from another store from now on."""
         self._cold = cold
         self.forget(None)
 
     def _ascending(self, keys: Keys, positions: Positions) -> Positions:
-        """Return positions in keys in the order of their keys."""
+        """Return these positions in keys, sorted by the order of their keys."""
         if len(positions) < 2:
             return positions
         return positions[np.argsort(order_keys(keys[positions], self._schema))]

@@ -1,9 +1,9 @@
-"""What each call does to the rows of one variable, wherever they are: changed, trained, bounded; reads are in reads.py.
+"""The calls that change rows of one variable, hot or cold: updates, training, restriction. Reads are in reads.py.
 
-Every method finds its rows through kvemb.tiers.storage, works on hot ones in their cells and on the others in a block,
-and offers that block to the hot tier. A call is taken in chunks of limits.call_rows distinct keys, each atomic; one
-that raises leaves the chunks before it as they are. Safe from several threads. Arguments are checked (kvemb.variable):
-keys int64 (n,), values contiguous (n, dim).
+Each method locates its rows through kvemb.tiers.storage, changes hot rows in their cells and the others in a block, and
+offers that block to the hot tier. A call is processed in chunks of limits.call_rows distinct keys, each atomic; if one
+raises, the chunks before it have been applied. Thread-safe. Arguments have been checked by kvemb.variable: keys are
+int64 (n,), values contiguous (n, dim).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.constraining import Constraining, Constraint
 from kvemb.tiers.locate import Located
 from kvemb.tiers.reads import TableReads
-from kvemb.tiers.restricting import Restriction, keep_highest, would_leave
+from kvemb.tiers.restricting import Restriction, count_removals, keep_highest
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.selection import Limit
@@ -53,7 +53,7 @@ class TableOperations(TableReads):
         self._constraining = None if constraint is None else Constraining(constraint, self._hot_tables, kernels)
 
     def upsert(self, keys: Keys, values: Values) -> None:
-        """Insert rows or replace their embeddings; of duplicate keys the last wins."""
+        """Insert rows or replace their embeddings; for duplicate keys the last value wins."""
         for chunk in self._chunks(len(keys)):
             self._upsert(keys[chunk], values[chunk])
         self._storage.acknowledge()
@@ -74,7 +74,7 @@ class TableOperations(TableReads):
             self._upsert_missing(keys[missing], values[missing], score)
 
     def _upsert_missing(self, keys: Keys, values: Values, score: float) -> None:
-        """Upsert keys that were not hot; by now some may be."""
+        """Upsert keys that were not hot; some may be hot by now."""
         storage, distinct = self._storage, Unique(keys)
         values = values[distinct.last]
         with storage.writing():
@@ -89,7 +89,7 @@ class TableOperations(TableReads):
                 storage.admit(at)
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
-        """Add new - old to keys that exist as the caller believes; insert new where both say absent; else ignore."""
+        """Add new - old if the key exists and `exists` is True; insert new if neither; ignore the other keys."""
         for chunk in self._chunks(len(keys)):
             self._accum(keys[chunk], old[chunk], new[chunk], exists[chunk])
         self._storage.acknowledge()
@@ -128,7 +128,7 @@ class TableOperations(TableReads):
 
         acknowledge=False: the caller calls storage.acknowledge(), once for several variables.
         """
-        optimizer = self.optimizer  # one for all chunks, whatever another thread sets meanwhile
+        optimizer = self.optimizer  # the same for all chunks, even if another thread sets it meanwhile
         assert optimizer is not None
         distinct, count = self._storage.ahead.distinct(keys), 0
         for chunk in self._chunks(len(distinct.keys)):
@@ -140,7 +140,7 @@ class TableOperations(TableReads):
     def _apply(
         self, keys: Keys, occurrences: Positions, optimizer: Optimizer, grads: Values, sums: Sums, count: int
     ) -> int:
-        """Take the step on a chunk. count: this step's number, 0 for the first chunk, which counts it; returns it."""
+        """Take the step on a chunk; return its number. count: that number; 0 for the first chunk, which counts it."""
         storage = self._storage
         with storage.writing():
             at = self._admitted(storage.locate(keys), occurrences)
@@ -170,18 +170,18 @@ class TableOperations(TableReads):
 
     @property
     def _matching(self) -> Optimizer | None:
-        """The optimizer, if it has slots that follow an embedding which is set."""
+        """The optimizer, if it has slots that must be set whenever an embedding is set (Optimizer.match), else None."""
         return self.optimizer if self.optimizer is not None and self.optimizer.match is not None else None
 
     def _match(self, at: Located, changed: Positions) -> None:
-        """Set such slots of the rows at these positions in at.keys, whose embeddings were set."""
+        """Set those slots of the rows at positions `changed` of at.keys, whose embeddings were set."""
         if (optimizer := self._matching) is not None:
             self._hot_tables.match(at.cells[changed], at.owners_of(changed), optimizer, self._storage.step)
             rows = np.flatnonzero(np.isin(at.cold, changed))
             self._kernels.match(at.rows, rows, optimizer, self._storage.step)
 
     def _admitted(self, at: Located, counts: Positions) -> Located:
-        """Return `at` without the missing keys that were not sighted often enough, counts (n,) more times now."""
+        """Return `at` without missing keys that have too few sightings. counts (n,): new sightings of at.keys."""
         absent = at.cold[~at.exists]
         if self._sightings is None or len(absent) == 0:
             return at
@@ -192,7 +192,7 @@ class TableOperations(TableReads):
         return at.only(chosen)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
-        """Go on with an optimizer of the same slots. writable: raises where rows may not change."""
+        """Replace the optimizer by one with the same slots. writable: whether to raise if rows may not change."""
         with self._storage.held():
             if writable:
                 self._storage.state.check_writable()
@@ -200,14 +200,14 @@ class TableOperations(TableReads):
             self._factory.set_optimizer(optimizer)
 
     def _create(self, at: Located, score: float) -> None:
-        """Make the absent rows of `at` new ones: initial embedding and slots, and this score."""
+        """Fill in the missing rows of `at` as new rows: initial embedding, initial slots, this score."""
         absent = (~at.exists).nonzero()[0]
         if len(absent):
             keys = at.rows.keys[absent]
             at.rows.put(absent, self._factory.rows(keys, self._factory.embeddings(keys), score, self._storage.step))
 
     def put(self, rows: RowBlock, step: int) -> None:
-        """Replace whole rows, of distinct keys: embedding, slots, score, step of last change. step: of the table.
+        """Insert or replace whole rows (embedding, slots, score, step) of distinct keys. step: the table's.
 
         Rows that are not hot go to the spill buffer and stay cold. The caller's block is marked dirty.
         """
@@ -250,9 +250,9 @@ class TableOperations(TableReads):
         storage.acknowledge()
 
     def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:
-        """Keep the `keep_rows` highest scores over both tiers, ties to the larger key; returns how many rows left.
+        """Keep the keep_rows rows with the highest scores, of equal scores the larger keys; return the number removed.
 
-        Rows that the policy has expire leave in any case. Does nothing unless there are more than trigger_rows.
+        Rows that have expired are removed in addition. Does nothing unless there are more than trigger_rows rows.
         """
         storage = self._storage
         with storage.writing(without_snapshot=True):
@@ -264,14 +264,14 @@ class TableOperations(TableReads):
         storage.acknowledge()
         return removed
 
-    def would_leave(self, keep_rows: int, progress: Progress | None = None) -> int:
+    def count_removals(self, keep_rows: int, progress: Progress | None = None) -> int:
         """Return how many rows restrict would remove now."""
-        return would_leave(self._storage, self._scoring, keep_rows, self._scratch, progress)
+        return count_removals(self._storage, self._scoring, keep_rows, self._scratch, progress)
 
-    # A restriction of a table of which this variable is a part. REQUIRES: no call in between changes a row.
+    # Restriction of a table that is spread over several variables. REQUIRES: no row changes between these calls.
 
     def ranked(self) -> Restriction:
-        """Rank every row; the caller closes what it gets."""
+        """Return the ranks of all rows, which the caller must close."""
         restriction = Restriction(self._storage, self._scoring, self._scratch)
         try:
             with self._storage.writing(without_snapshot=True):
@@ -282,7 +282,7 @@ class TableOperations(TableReads):
         return restriction
 
     def remove_below(self, restriction: Restriction, limit: Limit | None) -> int:
-        """Remove the rows that are below a limit, None: all; returns how many."""
+        """Remove the rows below a limit (None: all rows); return how many."""
         storage = self._storage
         with storage.writing(without_snapshot=True):
             before = storage.size
@@ -292,7 +292,7 @@ class TableOperations(TableReads):
         return removed
 
     def new_rows(self, keys: Keys, values: Values) -> RowBlock:
-        """Return rows as they would be made now, clean and in no tier."""
+        """Return new rows as they would be created now, marked clean; they are put in no tier."""
         rows = self._factory.rows(keys, values, self._scoring.first(self._storage.step), self._storage.step)
         rows.flags[:] = 0
         return rows

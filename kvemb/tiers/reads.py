@@ -1,7 +1,7 @@
-"""The calls that read rows of one variable, in whichever tier these are: lookups, scores, reads ahead, warming.
+"""The calls that read rows of one variable, hot or cold: lookups, scores, reads ahead, warming.
 
-A call is taken in chunks of limits.call_rows distinct keys, each atomic. Safe from several threads. Arguments are
-checked (kvemb.variable): keys int64 (n,).
+A call is processed in chunks of limits.call_rows distinct keys, each atomic. Thread-safe. Arguments have been checked
+by kvemb.variable: keys are int64 (n,).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Read = TypeVar("Read", bound=Callable[..., Any])
 
 
 class Refreshed(Protocol):
-    """What reads one durable point, and then a later one (Store.refresh). refreshes: how many times it has moved."""
+    """A reader of a durable point that can move to a later one (Store.refresh). refreshes: how often it has moved."""
 
     refreshes: int
 
 
-def of_one_point(read: Read) -> Read:
+def repeat_if_refreshed(read: Read) -> Read:
     """Return a method that repeats `read` if self._storage, a Refreshed, moved to a later durable point meanwhile.
 
     For reads that take the lock several times, and must still see one durable point.
@@ -52,9 +52,10 @@ def of_one_point(read: Read) -> Read:
 
 
 class Missed(NamedTuple):
-    """What a lookup did not find hot: positions in its keys, and the time of the use; None: uses are not recorded.
+    """The keys that a lookup did not find hot.
 
-    counts: uses of the key at each position, if the lookup was told them.
+    positions: their positions in the lookup's keys. now: the time of the uses; None: uses are not recorded. counts: the
+    number of uses of the key at each position; None: one each.
     """
 
     positions: Positions
@@ -70,11 +71,11 @@ class TableReads:
         self._schema, self._hot_tables = storage.schema, storage.hot_tables
 
     def _chunks(self, count: int) -> Iterator[slice]:
-        """The parts of `count` keys that are worked on one after the other."""
+        """Return the slices of `count` keys that are processed one after the other."""
         size = self._storage.limits.call_rows  # so that memory is bounded
         return (slice(start, start + size) for start in range(0, count, size))
 
-    @of_one_point
+    @repeat_if_refreshed
     def lookup(
         self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
     ) -> None:
@@ -88,13 +89,13 @@ class TableReads:
             self.lookup_cold(keys, missed, out, exists)
         self._storage.ahead.looked_up()
 
-    # Its parts, for a call on several variables. REQUIRES: repeated if storage.refreshes changed meanwhile; and at the
-    # end, storage.ahead.looked_up().
+    # The parts of lookup, for a call on several variables. REQUIRES: the caller repeats them if storage.refreshes
+    # changed meanwhile, and calls storage.ahead.looked_up() at the end.
 
     def lookup_hot(
         self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
     ) -> Missed | None:
-        """Fill in the rows that are hot, and record their uses; returns what is left for lookup_cold, if anything."""
+        """Fill in the hot rows and record their uses; return what is left for lookup_cold, or None."""
         with self._storage.reading():
             missed = self._read_hot(keys, touch, self._copying_to(keys, out), counts)
         if exists is not None:
@@ -102,7 +103,7 @@ class TableReads:
         return missed
 
     def lookup_hot_at_once(self, keys: Keys, out: Values, *, touch: bool) -> Missed | Literal[False] | None:
-        """Do what lookup_hot does, if nobody else works on the variable now; else return False.
+        """Do what lookup_hot does if the variable's lock is free; else return False.
 
         REQUIRES: Ctrl-C is deferred.
         """
@@ -119,9 +120,9 @@ class TableReads:
         return lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
 
     def _read_hot(self, keys: Keys, touch: bool, read: _Read, counts: Positions | None = None) -> Missed | None:
-        """Read hot rows, and record their uses; returns what is not hot. REQUIRES: storage.reading().
+        """Read hot rows and record their uses; return what is not hot. REQUIRES: storage.reading().
 
-        read(owners, rule, now): reads them, and returns the positions of the keys that it missed. counts: see lookup.
+        read(owners, rule, now): reads the hot rows and returns the positions of the other keys. counts: see lookup.
         """
         storage, owners = self._storage, self._hot_tables.owners(keys)
         rule, now = self._begin_use(touch)
@@ -144,7 +145,7 @@ class TableReads:
     def _use_counted(
         self, keys: Keys, owners: Owners, counts: Positions, missing: Positions, rule: ScoreRule, now: float
     ) -> None:
-        """Record the uses of distinct hot keys that the table did not record: it counts one of each, if it can."""
+        """Record the uses of distinct hot keys, less those that the table recorded: one per key; none for CUSTOM."""
         if rule is ScoreRule.LAST_USE:
             return
         more = counts.copy() if rule is ScoreRule.CUSTOM else counts - 1
@@ -154,7 +155,7 @@ class TableReads:
         self._scoring.use_cells(self._hot_tables.find(keys[used], owners), owners, more[used], now)
 
     def _begin_use(self, touch: bool) -> tuple[ScoreRule | None, float]:
-        """Return how the uses of a call are recorded, None: not at all; and their time."""
+        """Return the rule by which a call's uses are recorded (None: they are not), and their time."""
         storage, scoring = self._storage, self._scoring
         if not (touch and storage.state.keeps_uses and scoring.records_uses):
             return None, scoring.now(storage.step)
@@ -175,7 +176,7 @@ class TableReads:
             if exists is not None:
                 exists[positions] = there[source]
 
-    @of_one_point
+    @repeat_if_refreshed
     def pool(self, keys: Keys, bags: Bags, out: Values, *, touch: bool) -> None:
         """Fill out (b, dim) with the pooled rows of bags (kvemb.rows.bags); uses are recorded as by lookup.
 
@@ -193,13 +194,13 @@ class TableReads:
         self._storage.ahead.looked_up()
 
     def _pool_chosen(self, keys: Keys, bags: Bags, chosen: Positions, missed: Missed, out: Values) -> None:
-        """Fill out with the chosen bags, among them those that have keys which were missed."""
+        """Fill out with the pooled rows of the chosen bags, which include every bag with a missed key."""
         positions, left = bags.only(chosen)
         missing = np.searchsorted(positions, missed.positions)
         self._pool_beside(keys[positions], left, missing, out, missed.now)
 
     def _pool_beside(self, keys: Keys, bags: Bags, missing: Positions, out: Values, now: float | None) -> None:
-        """Pool bags with keys that are not hot, at `missing`. Rows that cease to be hot meanwhile follow them."""
+        """Pool bags whose keys at `missing` are not hot. Rows that are evicted meanwhile are then read, too."""
         at, rows = np.full(len(keys), -1, np.int64), out[:0]
         while True:
             distinct = Unique(keys[missing])
@@ -218,12 +219,12 @@ class TableReads:
     def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None) -> tuple[Values, Mask]:
         """Return the rows of distinct keys, and which of them exist.
 
-        counts: how often each is used, and was counted as a miss. now: the time of the uses; None: not to be recorded.
+        counts: the number of uses of each key, counted as misses so far. now: their time; None: do not record them.
         """
         storage, values = self._storage, np.empty((len(keys), self._schema.dim), self._schema.value_dtype)
         with storage.reading():
             at = storage.locate(keys)
-            if now is not None and storage.state.keeps_uses:  # it may have been poisoned since
+            if now is not None and storage.state.keeps_uses:  # the store may be poisoned by now
                 self._scoring.use(at, counts, now)
             else:
                 now = None
@@ -241,9 +242,9 @@ class TableReads:
                 storage.promote(cold, by_score=now is None)
         return values, there
 
-    @of_one_point
+    @repeat_if_refreshed
     def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
-        """Return each key's score, NaN where it is absent. Does not count as a use; promotes nothing."""
+        """Return each key's score, NaN for missing keys. Does not count as a use; promotes nothing."""
         distinct = Unique(keys)
         scores = np.empty(len(distinct.keys))
         for chunk in self._chunks(len(distinct.keys)):
@@ -254,9 +255,9 @@ class TableReads:
                 scores[chunk] = part
         return scores[distinct.inverse]
 
-    @of_one_point
+    @repeat_if_refreshed
     def slot(self, keys: Keys, number: int) -> Values:
-        """Return a slot of each key (n, width), as a new row has it for absent keys. Otherwise like scores()."""
+        """Return a slot of each key's row (n, width), that of a new row for missing keys. Otherwise like scores()."""
         distinct, width = Unique(keys), self._schema.slots[number].width
         values = np.empty((len(distinct.keys), width), self._schema.slot_dtype)
         for chunk in self._chunks(len(distinct.keys)):
@@ -274,13 +275,13 @@ class TableReads:
     def prefetch(self, keys: Keys, after_lookup: bool = False) -> None:
         """Start reading the cold rows of keys, on another thread, for the call that follows. Changes no result.
 
-        after_lookup: when the next lookup ends.
+        after_lookup: start when the next lookup ends.
         """
         copied = keys.copy()
         self._storage.read_ahead(lambda: copied, after_lookup=after_lookup)
 
     def warm(self, keys: Keys) -> None:
-        """Make rows hot that outscore hot ones. Keys are distinct; those that do not exist are ignored."""
+        """Promote the rows of distinct keys that outscore hot rows; missing keys are ignored."""
         for chunk in self._chunks(len(keys)):
             with self._storage.reading():
                 at = self._storage.locate(keys[chunk])

@@ -1,4 +1,4 @@
-"""A restriction of one variable, over both tiers, in memory that does not depend on the number of rows."""
+"""Restricting one variable, over both tiers, in memory that does not depend on the number of rows."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def keep_highest(
             restriction.remove_below(restriction.limit(keep) if keep else None, meter)
 
 
-def would_leave(
+def count_removals(
     storage: TieredStorage, scoring: Scoring, rows: int, scratch: Path | None, progress: Progress | None
 ) -> int:
-    """Return how many rows keep_highest would remove now. Takes the lock itself; changes nothing."""
+    """Return how many rows keep_highest would remove now. Takes the lock; changes nothing."""
     with Restriction(storage, scoring, scratch) as restriction:
         restriction.rank_without_writing(Meter(storage.size, progress))
         return max(0, restriction.rows - min(rows, restriction.alive))
 
 
 class Restriction:
-    """The ranks of all rows of a variable, spooled, and the removal of those below a limit.
+    """Ranks all rows of a variable, spools the ranks to disk, and removes the rows below a limit.
 
-    The limit may be one over several variables that share the rows of a table: see kvemb.tiers.selection.lowest_kept.
-    alive: how many of the ranked rows have not expired. counts, matching: the methods of the spool. REQUIRES: no row
-    changes from rank() to remove_below().
+    One limit may apply to several variables that share a table's rows: see kvemb.tiers.selection.lowest_kept. alive:
+    how many of the ranked rows have not expired. counts, matching: the methods of the spool. REQUIRES: no row changes
+    from rank() to remove_below().
     """
 
     def __init__(self, storage: TieredStorage, scoring: Scoring, scratch: Path | None) -> None:
@@ -74,7 +74,7 @@ class Restriction:
         self._rank(self._storage.cold.scan(self._storage.limits.call_rows), meter)
 
     def rank_without_writing(self, meter: Callable[[int], None]) -> None:
-        """Rank every row as it is now, in scans that take the lock themselves. Changes nothing."""
+        """Rank every row as it is now, in a scan that takes the lock. Changes nothing."""
         self._rank(self._storage.scan(self._storage.limits.call_rows), meter)
 
     def _rank(self, scan: Iterator[RowBlock], meter: Callable[[int], None]) -> None:
@@ -86,11 +86,11 @@ class Restriction:
             meter(len(found))
 
     def limit(self, keep: int) -> Limit:
-        """Return the limit that keeps so many of these rows, at least 1."""
+        """Return the limit that keeps `keep` of these rows. REQUIRES: keep is at least 1."""
         return lowest_kept(self.counts, self.matching, keep)
 
     def remove_below(self, limit: Limit | None, meter: Callable[[int], None]) -> None:
-        """Remove the rows below a limit, None: all. REQUIRES: writing(without_snapshot=True)."""
+        """Remove the rows below a limit (None: all rows). REQUIRES: writing(without_snapshot=True)."""
         for ordered in self._spool.below(limit):
             self._storage.remove(unordered_keys(ordered, self._storage.schema))
             meter(len(ordered))

@@ -15,8 +15,8 @@ from collections.abc import Callable
 BAND = 2.0
 # Rows offered in a turn: 1/TURN_PART of the cells of all tables, and at least MIN_TURN_ROWS.
 TURN_PART, MIN_TURN_ROWS = 16, 1024
-# A turn has at least TURN_CALLS calls for each other table in use. If tables are called one after the other and a turn
-# were shorter, tables without a call in it would look unused, and give their memory away.
+# A turn has at least TURN_CALLS calls for each other table in use. In a shorter turn, if tables are called one after
+# the other, tables that were not called would seem unused and give their memory away.
 TURN_CALLS = 2
 # A poor table gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MAX_GIVEN_PARTS.
 GIVEN_PART, MAX_GIVEN_PARTS = 16, 4
@@ -29,15 +29,17 @@ MISS_WORTH = 1 / 64
 class Share:
     """The part of a budget that one growing table holds.
 
-    cell_bytes: bytes of a cell. held: bytes of all its cells. least: bytes that it always keeps. worth: recent uses per
-    byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered since the last
+    cell_bytes: bytes of a cell. held: bytes of all its cells. least: bytes that it keeps, unless a variable could not
+    be opened otherwise: then it becomes smaller, down to floor, in steps of floor (None: it stays). worth: recent uses
+    per byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered since the last
     measurement; called: the number of the last call that offered some. due: its worth has to be measured. refused: it
     wanted to grow in this turn and could not. poor: see the module. notify: called when `owed` or `due` is set. wake:
     called if `due` is still set a turn later, or if a reservation waits. Neither callback may block.
     """
 
-    def __init__(self, cell_bytes: int, held: int, least: int) -> None:
+    def __init__(self, cell_bytes: int, held: int, least: int, floor: int | None = None) -> None:
         self.cell_bytes, self.held, self.least = cell_bytes, held, least
+        self._floor = least if floor is None else min(floor, least)
         self.worth: float | None = None
         self.owed = self.offered = 0
         self.due = self.refused = self.poor = False
@@ -45,14 +47,19 @@ class Share:
         self.notify: Callable[[], None] = lambda: None
         self.wake: Callable[[], None] = lambda: None
 
-    @property
-    def spare(self) -> int:
-        """Bytes that it could still be asked for."""
-        return max(0, self.held - self.owed - self.least)
+    def spare(self, *, pressed: bool = False) -> int:
+        """Return the bytes that it could still be asked for. pressed: if a variable could not be opened otherwise."""
+        return max(0, self.held - self.owed - (self._floor if pressed else self.least))
+
+    def press(self, nbytes: int) -> None:
+        """Reduce its least, as far as possible, so that it has nbytes to spare."""
+        missing = min(nbytes, self.spare(pressed=True)) - self.spare()
+        if missing > 0:
+            self.least = max(self._floor, self.least - -(-missing // self._floor) * self._floor)
 
     def ask(self, nbytes: int) -> int:
-        """Make it owe nbytes more, at most what it can spare; return how many."""
-        more = min(nbytes, self.spare)
+        """Make it owe nbytes more, at most what it can spare; return by how many bytes its debt grew."""
+        more = min(nbytes, self.spare())
         self.owed += more
         return more
 
@@ -70,10 +77,9 @@ class Sharing:
         self.work = self._end_of_turn = 0
         self._call = self._first_call = 0
 
-    @property
-    def spare(self) -> int:
-        """Bytes that shares could be asked for."""
-        return sum(share.spare for share in self.shares)
+    def spare(self, *, pressed: bool = False) -> int:
+        """Return the bytes that shares could be asked for. pressed: as in ask()."""
+        return sum(share.spare(pressed=pressed) for share in self.shares)
 
     @property
     def owed(self) -> int:
@@ -100,7 +106,7 @@ class Sharing:
     def _judge(self) -> None:
         """Decide which shares are poor, and how much they owe to those that want to grow."""
         wanting = [share for share in self.shares if share.refused]
-        # A table that is new is worth as much as the best one, until that is known.
+        # Until the worth of a new table is measured, it counts as worth as much as the best one.
         compared = self.shares if any(share.worth is None for share in wanting) else wanting
         best = max((share.worth or 0.0 for share in compared), default=0.0)
         for share in self.shares:
@@ -113,12 +119,20 @@ class Sharing:
         for share in self.shares:
             share.refused = False
 
-    def ask(self, nbytes: int) -> None:
-        """Make shares owe nbytes in all, those of the lowest worth first."""
-        for share in sorted(self.shares, key=lambda share: share.worth or 0.0):
-            if nbytes > 0 and share.spare:
+    def ask(self, nbytes: int, *, pressed: bool = False) -> None:
+        """Make shares owe nbytes in all, those with the lowest worth first.
+
+        pressed: if they cannot spare that much, they keep less than their least, because a variable could not be opened
+        otherwise.
+        """
+        for turn in (False, True) if pressed else (False,):
+            for share in sorted(self.shares, key=lambda share: share.worth or 0.0):
                 # At least an eighth, so that memory does not change hands bucket by bucket.
-                nbytes -= share.ask(max(nbytes, share.held // 8))
+                more = max(nbytes, share.held // 8)
+                if nbytes > 0 and turn:
+                    share.press(more)
+                if nbytes > 0 and share.spare():
+                    nbytes -= share.ask(more)
 
 
 def _parts(worth: float, best: float) -> int:

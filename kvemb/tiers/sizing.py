@@ -1,7 +1,7 @@
-"""How much of which budget a variable takes, and the hot tables made with it.
+"""Reserving memory for a variable from the budgets, and making its hot tables.
 
-Cells are paid for by the memory they are in. What waits for the disk is the host's: a few slots of it are the
-variable's own, the others are leased as they are needed (kvemb.tiers.budget).
+The budget of a memory pays for the cells in it. The host's budget pays for rows that wait for the disk: a few slots
+belong to the variable, the others are leased when they are needed (kvemb.tiers.budget).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kvemb.rows.schema import Schema
 from kvemb.tiers.budget import Budget, Budgets
 from kvemb.tiers.spill import OWN_SLOTS, slot_bytes
 
-# The slots of the spill buffer that are the variable's own, and one of a snapshot's copies.
+# The spill buffer's slots that belong to the variable, and one for a snapshot's copies.
 _OWN_SLOTS = OWN_SLOTS + 1
-# A table begins with at most this share of what is free, and may shrink to it.
+# A table begins with at most 1/_FIRST_SHARE of the free memory, and may shrink to that.
 _FIRST_SHARE = 256
-# A slot is at most this share of the budget, so that many variables can have theirs.
+# A slot is at most 1/_SLOT_SHARE of the budget, so that there is room for many variables.
 _SLOT_SHARE = 2048
 
 
 @dataclass(frozen=True)
 class Sized:
-    """Hot tables, one a device, with the budget that pays for each one's cells, and the rows of a spill slot.
+    """Hot tables, one per device, the budget that pays for each table's cells, and the rows in a spill slot.
 
-    min_rows: cells that each table keeps whatever others need; None: their number is fixed. host_tier: the
-    last table is not a device's, but kvemb.tiers.host_tier's, below those of devices.
+    min_rows: cells that each table keeps when others need memory; None: the number of cells is fixed. host_tier:
+    whether the last table is that of kvemb.tiers.host_tier, below the devices' tables.
     """
 
     tables: list[HotTable]
@@ -50,12 +50,12 @@ def make_tables(
     budgets: Budgets,
     limits: Limits,
 ) -> Sized:
-    """Reserve memory for a variable and make its hot tables, one a device.
+    """Reserve memory for a variable and make its hot tables, one per device.
 
-    hot_rows: cells in all, reserved at once; None: init_size rows at first (0: a default), and up to what the budgets
-    ever allow; then below tables that are all in devices' memories there is one in the host's. Raises ValueError when a
-    budget does not hold what was asked for, BackendUnavailable for a device; then, and whatever else it fails with,
-    nothing is reserved.
+    hot_rows: the total number of cells, reserved at once. None: tables have cells for init_size rows at first (0: a
+    default), and grow as far as the budgets ever allow; if all of them are in devices' memories, there is a table in
+    the host's memory below them. Raises ValueError if a budget is too small for what was asked for, BackendUnavailable
+    for a device. After any error nothing is reserved.
     """
     kinds = [registry.hot_table(device) for device in devices]
     memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
@@ -80,7 +80,7 @@ def make_tables(
         for memory in dict.fromkeys([HOST, *memories]):
             nbytes = sum(size for size, used in zip(needed, memories, strict=True) if used == memory)
             nbytes += spill_bytes(schema, slot_rows) if memory == HOST else 0
-            budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}")
+            budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}", pressed=not init_size)
             undo.callback(budgets.of(memory).give_back, nbytes)
         tables = [
             kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket, limits, device)
@@ -101,10 +101,10 @@ def _growing(
     *,
     host_tier: bool,
 ) -> list[tuple[int, int]]:
-    """Return the buckets of each table that grows, at first and at most; tables in one memory share what is free of it.
+    """Return the initial and the largest number of buckets of each growing table. Tables in one memory share it.
 
-    init_size: rows that the tables of devices hold at first, 0 for a default, which a small budget makes smaller. The
-    table below them, the last one with host_tier, always has the default.
+    init_size: rows that the devices' tables have room for at first; 0: a default, which is smaller for a small budget.
+    With host_tier, the last table, below them, always has the default.
     """
     wanted = -(-(init_size or limits.init_rows) // (len(kinds) - host_tier))
     sizes = []
@@ -122,23 +122,23 @@ def _growing(
 
 
 def spill_bytes(schema: Schema, slot_rows: int) -> int:
-    """Bytes of the host that a variable's own slots take, beside its hot tables."""
+    """Return the bytes of the host's budget that a variable's own slots take, beside its hot tables."""
     return _OWN_SLOTS * slot_bytes(schema, slot_rows)
 
 
 def own_bytes(schema: Schema, host: Budget, limits: Limits) -> int:
-    """Bytes of the host that the own slots of a variable with these rows take."""
+    """Return the bytes of the host's budget that the own slots of a variable with this schema take."""
     return spill_bytes(schema, _slot_rows(schema, host, limits))
 
 
 def _slot_rows(schema: Schema, host: Budget, limits: Limits) -> int:
-    """Rows of one slot of the spill buffer."""
+    """Return the number of rows in one slot of the spill buffer."""
     affordable = host.total // _SLOT_SHARE // slot_bytes(schema, 1)
     return max(limits.min_slot_rows, min(limits.max_slot_rows, affordable))
 
 
 def _sizes(kind: type[HotTable], schema: Schema, rows: int, for_growth: int) -> tuple[int, int]:
-    """Return the buckets that one device's table has at first, for so many rows, and at most."""
+    """Return the number of buckets that one device's table has at first, for `rows` rows, and at most."""
     least = _buckets(rows, kind)
     limit, cells = max(least, for_growth // _bucket_bytes(kind, schema)), kind.cells_per_bucket
     return kind.first_rows(least * cells, limit * cells) // cells, limit
@@ -149,5 +149,5 @@ def _bucket_bytes(kind: type[HotTable], schema: Schema) -> int:
 
 
 def _buckets(rows: int, kind: type[HotTable]) -> int:
-    """Buckets of one device's table that hold rows."""
+    """Return the number of buckets that hold `rows` rows."""
     return max(1, -(-rows // kind.cells_per_bucket))

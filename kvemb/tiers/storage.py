@@ -1,11 +1,11 @@
-"""The tiers of one variable: where each row is, and the only thing that moves rows.
+"""TieredStorage, the tiers of one variable: it knows where each row is, and it alone moves rows.
 
-Longer than 300 lines: every way into a variable's rows and every way they move stand together, under one lock.
+Longer than 300 lines: all entries to a variable's rows and all their moves are here, under one lock.
 
-Exactly one copy of a row counts: its hot cell, else the spill buffer (dirty, readable from memory), else the cold
-store. One lock a variable makes each call atomic per key (kvemb.tiers.access); it is given up while cold rows are read,
-and what changed meanwhile is read again (kvemb.tiers.locate). What a call does to the rows it finds is
-kvemb.tiers.operations'.
+Exactly one copy of a row counts: that in its hot cell, else that in the spill buffer (dirty, readable from memory),
+else that in the cold store. One lock per variable makes each call atomic per key (kvemb.tiers.access). It is released
+while cold rows are read; rows that changed meanwhile are read again (kvemb.tiers.locate). What a call does to the rows
+that it finds is defined in kvemb.tiers.operations.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ from kvemb.tiers.write_logging import WriteLogging
 
 
 class Renewed(NamedTuple):
-    """A later state of the rows. cold: where they are. keys: all that may differ. rows: some of these as they are now,
-    to stay hot.
+    """A later state of the rows.
+
+    cold: the store that holds them. keys: all keys whose rows may differ. rows: the later rows of some of these keys,
+    which stay hot.
+
     """
 
     cold: ColdStore
@@ -55,10 +58,11 @@ class Renewed(NamedTuple):
 class TieredStorage:
     """One variable's rows over its hot tables, its spill buffer and its cold store.
 
-    executor: the one thread that writes spills, in the background. readers: threads that read ahead. slot_rows: of a
-    slot of the spill buffer; lease: pays for more of them. recorder: keeps which rows change in the cold store. log:
-    makes each write durable before its call returns. size: rows in both tiers, exact. step: calls that recorded uses,
-    ever. optimizer_steps: steps of an optimizer that has the variable count them, ever. refreshes: calls of refresh().
+    executor: one background thread, which writes spills. readers: threads that read ahead. slot_rows: rows in a slot of
+    the spill buffer. lease: pays for more slots. recorder: records which rows change in the cold store. log: makes each
+    write durable before its call returns. size: the exact number of rows in both tiers. step: the number of calls that
+    recorded uses, ever. optimizer_steps: the number of steps, ever, of optimizers that need it
+    (Optimizer.counts_steps). refreshes: the number of calls of refresh().
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class TieredStorage:
         self.ahead = ReadsAhead(schema, self._locator, self._access, readers, lease, limits.ahead_rows, self._moving)
         self._giving = Giving(self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave)
 
-    # Entering. What follows REQUIRES one of these, unless it says otherwise.
+    # Entering. The other methods REQUIRE one of these blocks, unless they say otherwise.
 
     def reading(self) -> AbstractContextManager[None]:
         """Hold the lock for a call that reads. Raises Closed."""
@@ -101,9 +105,9 @@ class TieredStorage:
         return Entry(self._access, self._begin_reading, self.counts.timed("lookup"))
 
     def begin_reading_if_free(self) -> bool:
-        """Enter what reading() does, without waiting; returns whether it was entered. end_reading() leaves it.
+        """Enter the block of reading() if the lock is free; return whether it was entered. end_reading() leaves it.
 
-        REQUIRES: Ctrl-C is deferred until then. Raises Closed.
+        REQUIRES: Ctrl-C is deferred until end_reading(). Raises Closed.
         """
         self.state.check_here()
         if not (self._access.has_room and self._access.take(0)):
@@ -117,7 +121,7 @@ class TieredStorage:
         return True
 
     def end_reading(self) -> None:
-        """Leave what begin_reading_if_free() entered."""
+        """Leave the block that begin_reading_if_free() entered."""
         self.counts.seconds_lookup += time.perf_counter() - self._began
         self._access.leave()
 
@@ -133,7 +137,7 @@ class TieredStorage:
             self._giving.give()
 
     def writing(self, *, without_snapshot: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock for a call that changes rows. without_snapshot: while none is being written.
+        """Hold the lock for a call that changes rows. without_snapshot: first wait until no snapshot is being written.
 
         Raises Closed, ReadOnly, Poisoned.
         """
@@ -160,14 +164,14 @@ class TieredStorage:
             self.state.check_writable()
 
     def _rise(self) -> None:
-        """Let rows rise that were used in the host's memory, below a device's. A failure poisons the store."""
+        """Move used rows from the host's table up to their devices' tables. A failure poisons the store."""
         if self.hot_tables.rising and self.state.cause is None:
             with suppress(Poisoned), self.changing():
                 for leaving in self.hot_tables.rise():
                     self._leave(leaving)
 
     def locate(self, keys: Keys) -> Located:
-        """Find distinct keys, whose rows may change now. The lock is given up while their cold rows are read.
+        """Locate the rows of distinct keys, which the caller may then change. Releases the lock during cold reads.
 
         Raises Closed, Corruption, ColdStoreError.
         """
@@ -177,22 +181,22 @@ class TieredStorage:
         return at
 
     def held(self, *, rows: bool = True) -> AbstractContextManager[None]:
-        """Keep all other calls of this variable out while the block runs. rows: False if it concerns none of them."""
+        """Hold the variable's lock during the block; no other call runs meanwhile. rows: see TableAccess.held."""
         return self._access.held(rows=rows)
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Keep all other calls out while the block runs. No cold read outlasts it."""
+        """Hold the lock during the block, and then wait until all cold reads have ended."""
         with self._access.held():
             yield
             self._locator.wait_for_reads()
 
     def changing(self) -> AbstractContextManager[None]:
-        """Poison the store if the block fails: rows may be half-way between two tiers, or half changed."""
+        """Poison the store if the block fails, because rows may be half moved or half changed."""
         return self._access.poisoning()
 
     def acknowledge(self) -> None:
-        """With a log, what was written is durable when this returns. Not under the lock. Raises Poisoned."""
+        """Wait until the log, if there is one, holds all writes durably. Not under the lock. Raises Poisoned."""
         if self.log.active:
             with self.changing():
                 self.log.commit()
@@ -200,11 +204,10 @@ class TieredStorage:
     # Moving rows.
 
     def admit(self, at: Located, *, by_score: bool = False, together: bool = False) -> None:
-        """Offer at.rows to the hot tier; dirty rows that must leave for them go to the spill buffer.
+        """Offer at.rows to the hot tier; dirty rows that they evict go to the spill buffer.
 
-        Rows of keys that did not exist are there, and counted, from here on. by_score: rows that do not outscore what
-        is hot stay out. together: see HotTables.insert. A failure poisons the store: rows may be half-way between two
-        tiers.
+        From here on, the rows of keys that did not exist exist and are counted. by_score: only rows that outscore hot
+        rows become hot. together: see HotTables.insert. A failure poisons the store, because rows may be half moved.
         """
         if len(at.rows) == 0:
             return
@@ -215,7 +218,7 @@ class TieredStorage:
                     at.rows, at.cold_owners, by_score=by_score, together=together
                 ):
                     left.append(leaving)
-                    self._spill.discard(keys)  # only now that they are hot, or leave
+                    self._spill.discard(keys)  # not before they are hot or in `left`
                 self.size += len(at.exists) - int(np.count_nonzero(at.exists))
                 self.counts.promotions += len(at.rows)
                 if self._snapshot is not None:
@@ -225,10 +228,10 @@ class TieredStorage:
                 self._spill.append(left)
 
     def promote(self, at: Located, *, by_score: bool) -> None:
-        """Offer rows that were looked up, and exist, to the hot tier.
+        """Offer to the hot tier rows that were looked up and exist.
 
-        If a read ahead waits for the lookup's end, its thread does it; if hot tables are on GPUs, another one does
-        (kvemb.tiers.ahead); or the next call does, if that takes the lock first.
+        If a read ahead waits for the lookup's end, its thread promotes them; if the hot tables are on GPUs, another
+        thread does (kvemb.tiers.ahead). In both cases the next call does, if it takes the lock first.
         """
         if not (self.ahead.waits or self._moving.active) or self._snapshot is not None:
             self._promote(at, by_score)
@@ -238,19 +241,19 @@ class TieredStorage:
             with suppress(Exception):  # a failure has poisoned the store
                 self._promote(at, by_score)
 
-        self._access.leave_to_next(later)
+        self._access.defer_to_next_holder(later)
 
     def _promote(self, at: Located, by_score: bool) -> None:
         if self.state.cause is None:
-            # A spill that fails here poisons the store; its rows stay in memory, and reading goes on.
+            # If a spill fails here, the store is poisoned, but its rows stay in memory and can be read.
             with suppress(Poisoned):
                 self.admit(at, by_score=by_score)
 
     def _move(self, keys: Keys | None) -> None:
-        """Let rows rise that were used, and those of distinct keys that are about to be used, if they are in memory."""
+        """Move used rows up to their devices, and rows in memory of these distinct keys, which are about to be used."""
         self._rise()
         if keys is not None and self.state.cause is None:
-            with suppress(Poisoned, MemoryError):  # a GPU without memory to find keys: their rows stay where they are
+            with suppress(Poisoned, MemoryError):  # if a GPU lacks memory to find keys, their rows stay where they are
                 for start in range(0, len(keys), self.limits.call_rows):
                     part = keys[start : start + self.limits.call_rows]
                     with self.changing():
@@ -258,11 +261,11 @@ class TieredStorage:
                             self._leave(leaving)
                     self.admit(self._locator.in_memory(part), together=True)
         self.ahead.forget_spent()
-        with suppress(MemoryError):  # then the next call finds them
-            self.hot_tables.find_again()
+        with suppress(MemoryError):  # the next call finds them instead
+            self.hot_tables.refresh_cells()
 
     def replace(self, at: Located, rows: RowBlock, step: int) -> None:
-        """Replace located rows by whole ones, in the order of at.keys, dirty; those that are not hot are spilled."""
+        """Replace the located rows by whole, dirty rows, in the order of at.keys; rows that are not hot are spilled."""
         cold = rows.select(at.cold)
         self.hot_tables.prepare(at.owners, len(at.keys), Change(rows=True))
         with self.changing():
@@ -273,7 +276,7 @@ class TieredStorage:
             self.log.rows(rows, self.step)
 
     def remove(self, keys: Keys) -> None:
-        """Drop rows of distinct keys, all present. Removals reach the cold store in order with spilled rows."""
+        """Drop the rows of distinct keys, which all exist. Removals reach the cold store in order with spilled rows."""
         removals = RowBlock(self.schema, len(keys))
         removals.keys[:] = keys
         removals.flags[:] = DIRTY | REMOVED
@@ -281,7 +284,7 @@ class TieredStorage:
         self.hot_tables.prepare(owners, len(keys), Change())
         with self.changing():
             self.hot_tables.remove(keys, owners)
-            # Counted first: the spill buffer keeps the removals even where a write fails.
+            # Counted first, because the spill buffer keeps the removals even if a write fails.
             self.size -= len(keys)
             self._spill.append([removals])
             self.log.removed(keys, self.step)
@@ -300,12 +303,12 @@ class TieredStorage:
             self.log.cleared(self.step)
 
     def count_use(self) -> None:
-        """Count one more call that records uses. A step never goes back, whatever the moment of the call is."""
+        """Count one more call that records uses. The step never decreases, whatever the call's moment is."""
         moment = current_moment()
         self.step = self.step + 1 if moment is None else max(self.step, moment.step)
 
     def next_optimizer_step(self) -> int:
-        """Return the number of the optimizer's step that is being taken."""
+        """Return the number of the optimizer step in progress."""
         moment = current_moment()
         return self.optimizer_steps + 1 if moment is None else moment.optimizer_step
 
@@ -316,24 +319,24 @@ class TieredStorage:
 
     @property
     def snapshot_under_way(self) -> bool:
-        """Whether copy_before_change() has something to do."""
+        """Whether a snapshot is being written, so that copy_before_change() is needed."""
         return self._snapshot is not None
 
     def copy_before_change(self, keys: Keys, owners: Owners) -> None:
-        """These rows may change now where they are hot: a snapshot that has not written them copies them first."""
+        """Let a snapshot copy those hot rows of keys that it has not yet written. Called before they change."""
         if self._snapshot is not None:
             self._snapshot.copy_before_change(keys, None, owners)
 
     def read_ahead(self, given: Callable[[], Keys], *, after_lookup: bool) -> None:
-        """Start reading the cold ones of keys on another thread. given: returns them, there or here, and may wait.
+        """Start to read the cold rows of keys on another thread. given: returns the keys, on either thread; may block.
 
-        after_lookup: start when the next lookup ends. Takes no lock then.
+        after_lookup: start when the next lookup ends; this call then takes no lock.
         """
         self.state.check_open()
         if after_lookup:
-            self.ahead.start_later(given)
+            self.ahead.start_after_lookup(given)
         elif self._moving.active:
-            self.ahead.start_beside(given)
+            self.ahead.start_in_background(given)
         else:
             distinct = Unique(given()).keys
             with self._access.held():
@@ -341,11 +344,11 @@ class TieredStorage:
                 self.ahead.start(distinct)
 
     def write_dirty(self) -> None:
-        """Bring the cold store up to date. REQUIRES: no snapshot is being written."""
+        """Write all dirty rows to the cold store. REQUIRES: no snapshot is being written."""
         with self.changing():
             self._spill.drain()
         for table in self.hot_tables.tables:
-            # A table that cannot read or mark its rows has lost none: they stay dirty.
+            # If a table cannot read or mark rows, none are lost: they stay dirty.
             for cells, rows in table.dirty_batches(self.limits.write_rows):
                 with self.changing():
                     self._write(rows)
@@ -353,7 +356,7 @@ class TieredStorage:
                 table.mark_clean(cells)
 
     def _write(self, rows: RowBlock) -> None:
-        """Write rows to the cold store: on the executor's thread without the lock, or by write_dirty()."""
+        """Write rows to the cold store. Called on the executor's thread without the lock, or by write_dirty()."""
         try:
             with self.counts.timed("spill"):
                 self.record(rows.keys)
@@ -361,12 +364,12 @@ class TieredStorage:
         except ColdStoreError:
             raise
         except Exception as error:
-            # Whatever failed, these rows are not in the cold store, and memory must keep them.
+            # Whatever failed, these rows are not in the cold store, so they must stay in memory.
             raise ColdStoreError(f"the cold store did not take {len(rows)} rows: {error}") from error
         self.counts.spills += len(rows)
 
     def _leave(self, leaving: RowBlock) -> None:
-        """Take over dirty rows that have left the hot tier because it shrinks, or for rows that rise."""
+        """Take over dirty rows that left the hot tier because it shrank or because other rows moved up."""
         try:
             if self._snapshot is not None:
                 self._snapshot.copy_before_leaving(leaving)
@@ -377,22 +380,22 @@ class TieredStorage:
         self._locator.forget(keys)
 
     def _empty_hot(self) -> None:
-        """Let no row be hot, and use nothing that was read of the cold store before."""
+        """Empty the hot tier, and invalidate earlier reads of the cold store."""
         self.hot_tables.clear()
         self._locator.forget(None)
 
-    # For a checkpoint (kvemb.durability.checkpointer). They take the lock themselves, unless they say otherwise.
+    # For a checkpoint (kvemb.durability.checkpointer). These methods take the lock, unless they say otherwise.
 
     def prepare_snapshot(self) -> None:
-        """Free memory that waits for spilled rows: rows are copied there. REQUIRES: held(). Raises Poisoned."""
+        """Free the spill buffer's idle slots, so that copied rows find memory. REQUIRES: held(). Raises Poisoned."""
         with self.changing():
             self._spill.give_back_idle()
 
     def begin_snapshot(self, sharing: int = 1) -> DirtySnapshot:
-        """Keep the dirty rows as they are until end_snapshot(). REQUIRES: held(), and no other snapshot.
+        """Begin a snapshot of the dirty rows, kept until end_snapshot(). REQUIRES: held(), and no other snapshot.
 
-        sharing: variables, this one included, that have yet to begin: they share the memory for copies. What waits to
-        be spilled has been given to the executor when it returns.
+        sharing: the number of variables, this one included, that have yet to begin; they share the memory for copies.
+        On return, all rows that wait to be spilled have been queued on the executor.
         """
         with self.changing():
             spilling = self._spill.start_write()
@@ -410,9 +413,9 @@ class TieredStorage:
         return self._snapshot
 
     def _room_for_copies(self, sharing: int) -> int:
-        """Rows that may be copied for a snapshot: a slot of the variable's own, and what can be leased.
+        """Return how many rows a snapshot may copy: a slot of the variable's own, and what can be leased.
 
-        Of what there is, each variable that shares it gets a part, and spill buffers get one.
+        The available memory is divided into equal parts: one for each variable that shares it, one for spill buffers.
         """
         row_bytes = RowBlock.bytes_per_row(self.schema)
         part = self.lease.available // (sharing + 1) // row_bytes
@@ -421,7 +424,7 @@ class TieredStorage:
         return self.slot_rows + self._leased_for_copies // row_bytes
 
     def end_snapshot(self) -> None:
-        """Forget the snapshot, if there is one."""
+        """End the snapshot, if there is one."""
         with self._access.held():
             if self._snapshot is not None:
                 self._snapshot.end()
@@ -432,12 +435,12 @@ class TieredStorage:
         """Return the keys of all hot rows, in no order. REQUIRES: held()."""
         return order_keys(self.hot_tables.keys(), self.schema)
 
-    # In bulk. They take the lock themselves.
+    # In bulk. These methods take the lock, unless they say otherwise.
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
-        """Return rows in key order, batch by batch, as they are now. The lock is free while they are consumed.
+        """Return all rows as they are now, in key order, in batches. The lock is not held while they are consumed.
 
-        first, last: bounds (codec.order_keys), both included.
+        first, last: the bounds as ordered keys (codec.order_keys), inclusive.
         """
         with self._access.held_without_snapshot():
             self.state.check_open()
@@ -448,9 +451,9 @@ class TieredStorage:
 
     @contextmanager
     def bypassing(self) -> Iterator[ColdStore]:
-        """Keep all other calls out, and yield the cold store once it has every row, for work past the hot tier.
+        """Hold the lock, write all dirty rows, and yield the cold store, for work that bypasses the hot tier.
 
-        The block takes long, and Ctrl-C ends it.
+        The block may take long, so Ctrl-C interrupts it.
         """
         with self._access.held_without_snapshot(interruptible=True):
             self.state.check_writable()
@@ -458,10 +461,10 @@ class TieredStorage:
                 self.write_dirty()
             yield self.cold
 
-    def take_in(self, give: Callable[[], None], added: int, step: int) -> None:
-        """Run give(), which puts recorded rows into the cold store; nothing is hot after. REQUIRES: bypassing().
+    def ingest_recorded(self, give: Callable[[], None], added: int, step: int) -> None:
+        """Run give(), which puts recorded rows into the cold store; empties the hot tier. REQUIRES: bypassing().
 
-        added: rows that are new. step: the last of theirs.
+        added: the number of new rows. step: the largest step of the rows.
         """
         with uninterrupted(), self.changing():
             give()
@@ -469,14 +472,14 @@ class TieredStorage:
             self.size, self.step = self.size + added, max(self.step, step)
 
     def end(self, state: StoreState) -> None:
-        """Refuse every call from now on as this state does; a call that is under way ends first, or is refused."""
+        """Refuse every call from now on as this state does; a call in progress ends first, or is refused."""
         with self.closing():
             self.state = self._access.state = state
 
     def refresh(self, cold: ColdStore, size: int, step: int, optimizer_steps: int, renewed: Renewed | None) -> None:
-        """Move to a later durable point: the rows of another cold store, and its counts.
+        """Move to a later durable point: another cold store, with its counts.
 
-        renewed: what differs there; None: not known. REQUIRES: closing(), and that no row is dirty.
+        renewed: what differs there; None: unknown. REQUIRES: closing(), and that no row is dirty.
         """
         if renewed is None:
             self._empty_hot()
@@ -487,7 +490,7 @@ class TieredStorage:
         self._locator.read_from(cold)
 
     def _renew(self, renewed: Renewed) -> None:
-        """Bring what is hot up to date; a device that lacks memory for it keeps nothing hot."""
+        """Bring the hot rows up to date; if a device lacks memory for it, empty the hot tier."""
         try:
             self.hot_tables.remove(renewed.keys, self.hot_tables.owners(renewed.keys))
             for rows in renewed.rows:
@@ -497,7 +500,7 @@ class TieredStorage:
             self._empty_hot()
 
     def advance(self, step: int, optimizer_steps: int) -> None:
-        """Continue counting steps from these, where they are later."""
+        """Raise the step counts to these, where these are larger."""
         with self._access.held():
             self.step = max(self.step, step)
             if optimizer_steps > self.optimizer_steps:
@@ -506,7 +509,7 @@ class TieredStorage:
                     self.log.counted(optimizer_steps, self.step)
 
     def record(self, keys: Keys) -> None:
-        """These rows are about to change in the cold store. Takes no lock."""
+        """Record that these rows are about to change in the cold store. Takes no lock."""
         if self._recorder is not None:
             self._recorder.record(order_keys(keys, self.schema))
 
@@ -514,17 +517,17 @@ class TieredStorage:
         """See contracts.Recorder.sealed_epochs. Takes no lock."""
         return 0 if self._recorder is None else self._recorder.sealed_epochs()
 
-    # What is there.
+    # Findings and counts.
 
     def check(self) -> list[str]:
-        """Return what is wrong with the rows of both tiers. Dirty rows are written first. Takes the lock itself."""
+        """Return a line for each inconsistency of the two tiers, after writing the dirty rows. Takes the lock."""
         with self._access.held_without_snapshot():
             self.state.check_writable()
             self.write_dirty()
             return list(tier_findings(self.hot_tables, self.cold, self.size, self.schema))
 
     def hot_sizes(self) -> dict[str, TierSize]:
-        """Return what is hot in each memory, by its name. REQUIRES: the lock is held."""
+        """Return the size of the hot tier in each memory, by the memory's name. REQUIRES: held()."""
         found: dict[str, TierSize] = {}
         for table in self.hot_tables.tables:
             name = HOST if table.device_rows is None else table.device_rows.device
@@ -532,7 +535,7 @@ class TieredStorage:
         return found
 
     def stats(self) -> Stats:
-        """Return the counts so far, a copy, with what is in each tier now. Takes the lock itself."""
+        """Return a copy of the counts so far, with the present size of each tier. Takes the lock."""
         with self._access.held():
             hot, waiting, tiers = self.hot_tables.size, self._spill.rows, self.hot_sizes()
             disk_bytes = 0 if self.state.closed else self.cold.disk_bytes()

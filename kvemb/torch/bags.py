@@ -1,4 +1,4 @@
-"""Ids as modules get them: tensors of keys, in bags by offsets or by rows, checked before anything is looked up.
+"""The arguments of modules: tensors of keys, in bags given by offsets or by rows, checked before any lookup.
 
 Pure functions and values. `what` names an argument in errors.
 """
@@ -22,7 +22,14 @@ Keys = Any
 
 def keys_of(ids: Any, what: str = "ids") -> npt.NDArray[Any]:
     """Return a tensor of integers as an array that shares its memory where it is on the CPU. Raises TypeError."""
-    keys: npt.NDArray[Any] = _checked(ids, what).detach().cpu().numpy()
+    tensor = _checked(ids, what).detach().cpu()
+    try:
+        keys: npt.NDArray[Any] = tensor.numpy()
+    except (RuntimeError, TypeError) as error:  # from torch.func, torch.vmap, torch.export
+        raise TypeError(
+            f"{what} must be a tensor that NumPy can read, got {type(ids).__name__}; rows are looked up outside "
+            f"torch.func, torch.vmap and torch.export: {error}"
+        ) from error
     return keys
 
 
@@ -32,7 +39,7 @@ def keys_where_they_are(ids: Any, what: str = "ids") -> Keys:
 
 
 def joined_keys(parts: list[Keys]) -> Keys:
-    """Return keys one after the other. Raises ValueError if they are on several devices."""
+    """Return the keys concatenated. Raises ValueError if they are on several devices."""
     if len(parts) == 1:
         return parts[0]
     arrays, tensors = ([part for part in parts if isinstance(part, kind)] for kind in (np.ndarray, torch.Tensor))
@@ -43,12 +50,17 @@ def joined_keys(parts: list[Keys]) -> Keys:
 
 def _checked(ids: Any, what: str) -> torch.Tensor:
     if not isinstance(ids, torch.Tensor):
-        raise TypeError(f"{what} must be a tensor of integers, got {brief(ids)}")
+        raise TypeError(f"{what} must be a tensor of integers, got {brief(ids)}; use torch.as_tensor(...)")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.is_quantized:
-        raise TypeError(f"{what} must be a tensor of integers, got {ids.dtype}")
-    if ids.layout != torch.strided:
-        instead = f"{what}.values() and {what}.offsets()[:-1]" if ids.is_nested else f"{what}.to_dense()"
-        raise TypeError(f"{what} must be a dense tensor, got {ids.layout}; pass {instead}")
+        raise TypeError(f"{what} must be a tensor of integers, got {ids.dtype}; if they are ids, pass {what}.long()")
+    if ids.is_nested or ids.layout != torch.strided:
+        instead = f"pass {what}.values() and {what}.offsets()[:-1]" if ids.is_nested else f"pass {what}.to_dense()"
+        if ids.is_nested and ids.layout == torch.strided:
+            instead = f"make it with layout=torch.jagged, and {instead}"
+        found = "a nested one" if ids.is_nested else ids.layout
+        raise TypeError(f"{what} must be a dense tensor, got {found}; {instead}")
+    if ids.device.type == "meta":
+        raise TypeError(f"{what} must be a tensor with numbers, got one on the device 'meta'")
     return ids
 
 
@@ -56,7 +68,7 @@ def _checked(ids: Any, what: str) -> torch.Tensor:
 class JaggedIds:
     """Ids in bags. keys (n,); offsets (count,) int64, on the CPU, where each bag begins; weights (n,) or None.
 
-    one_each: every bag has exactly one id, so bag i is id i. device: where results go.
+    one_each: every bag has exactly one id, so bag i is id i. device: of the results.
     """
 
     keys: Keys
@@ -76,7 +88,7 @@ def bags_of(
     mode: str = "sum",
     what: str = "ids",
 ) -> JaggedIds:
-    """Return bags given as torch.nn.EmbeddingBag takes them: ids (n,) and offsets, or ids (count, m) without.
+    """Return bags given as for torch.nn.EmbeddingBag: ids (n,) and offsets, or ids (count, m) without offsets.
 
     weights: per_sample_weights, of the shape of ids. Raises TypeError, ValueError, before anything is looked up.
     """

@@ -1,4 +1,4 @@
-"""EmbeddingBagCollection: many features over many variables, with one call into the store for a forward and a step."""
+"""EmbeddingBagCollection: many features over many variables, with one call of the store per forward and per step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class EmbeddingBagCollection(RowsModule):
     """Bags of several features, pooled over the variables that they name. See RowsModule for fused, check_finite,
     output_dtype.
 
-    tables: by a name of your choice, a Variable, or a dict of arguments of Store.get_variable, such as dim and
-    optimizer; that variable has the name of the table. features: by feature, its table; None: one feature of each
-    table, of its name. Features may share a table; a row then counts as used by each of them, as EmbeddingBag says.
-    mode: "sum" (torchrec's default; EmbeddingBag's is torch.nn's, "mean"), "mean" or "max", or a dict of them by table.
-    store: of new variables, None for the default one. Raises TypeError, ValueError; what get_variable raises.
+    tables: a dict from a table's name to a Variable, or to a dict of arguments of Store.get_variable, such as dim and
+    optimizer, for a variable of that name. features: a dict from each feature's name to its table; None: each table has
+    one feature, of the same name. Features may share a table; the use of a row is then counted for each of them, as in
+    EmbeddingBag. mode: "sum" (the default, as torchrec's; EmbeddingBag's is "mean", as torch.nn's), "mean" or "max", or
+    a dict from a table's name to its mode. store: of new variables, None for the default store. Raises TypeError,
+    ValueError; what get_variable raises.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class EmbeddingBagCollection(RowsModule):
     ) -> None:
         if not isinstance(tables, Mapping) or not tables:
             raise TypeError(f"tables must be a dict from names to variables or their arguments, got {brief(tables)}")
+        if not isinstance(features, Mapping | None):
+            raise TypeError(f"features must be a dict from feature to table, or None, got {brief(features)}")
         features = {name: name for name in tables} if features is None else dict(features)
         if unknown := sorted({*features.values()} - {*tables}):
             raise ValueError(f"features name the table {unknown[0]!r}; there is {', '.join(tables)}")
@@ -59,7 +62,7 @@ class EmbeddingBagCollection(RowsModule):
         self.features = features
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where a weight of each table goes: of a torch.nn.ModuleDict, or torchrec's collection."""
+        """Return each table's destination, by its weight's name in a torch.nn.ModuleDict or torchrec's collection."""
         by_table = {f"{name}.weight": Destination(variable) for name, variable in self.tables.items()}
         return by_table | {f"embedding_bags.{name}": destination for name, destination in by_table.items()}
 
@@ -68,9 +71,9 @@ class EmbeddingBagCollection(RowsModule):
         """Return each feature's bags, {feature: (count, dim)}, in the order of `features`.
 
         inputs: a dict from feature to (ids, offsets), (ids, offsets, per_sample_weights), or ids (count, m); or an
-        object like torchrec's KeyedJaggedTensor, with keys(), values(), offsets() and weights_or_none(). Every feature
-        must be there. Raises TypeError or ValueError before anything is looked up; RuntimeError if this module cannot
-        be trained now; what Store.lookup raises.
+        object like torchrec's KeyedJaggedTensor, with keys(), values(), offsets(), weights_or_none(), and, if features
+        differ in their number of bags, stride_per_key(). Every feature must be given. Raises TypeError or ValueError
+        before anything is looked up; RuntimeError if this module cannot be trained now; what Store.lookup raises.
         """
         given = {name: self._bags_of(name, each) for name, each in self._by_feature(inputs).items()}
         prepared = [
@@ -83,7 +86,7 @@ class EmbeddingBagCollection(RowsModule):
         }
 
     def keys_by_variable(self, inputs: Any) -> dict[Variable, Keys]:
-        """Return the keys (n,) of which forward(inputs) looks up the rows. Raises as forward does, for ids."""
+        """Return the keys (n,) of the rows that forward(inputs) looks up. Raises as forward does, for ids."""
         parts: dict[Variable, list[Keys]] = {}
         for name, given in self._by_feature(inputs).items():
             ids = given[0] if isinstance(given, (tuple, list)) and given else given
@@ -113,21 +116,33 @@ def _variable(name: str, given: Any, store: Store | None) -> Variable:
 
 
 def _jagged(inputs: Any) -> dict[str, tuple[torch.Tensor, ...]]:
-    """Return (ids, offsets) or (ids, offsets, weights) by feature, of an object like a KeyedJaggedTensor."""
+    """Return (ids, offsets) or (ids, offsets, weights) by feature, from an object like a KeyedJaggedTensor."""
     try:
         names, values, offsets = list(inputs.keys()), inputs.values(), inputs.offsets()
         weights = inputs.weights_or_none()
     except AttributeError as error:
         raise TypeError(f"expected a dict by feature, or a KeyedJaggedTensor, got {brief(inputs)}") from error
-    count = (len(offsets) - 1) // max(1, len(names))
-    if len(offsets) != count * len(names) + 1:
-        raise ValueError(f"{len(offsets)} offsets are not those of {len(names)} features, of as many bags each")
+    bags = _bags_by_name(inputs, names, len(offsets))
     if len(set(names)) < len(names):
         raise ValueError(f"a feature is there twice: {', '.join(map(str, names))}")
     ends = bounds_of(keys_of(offsets, "offsets"), len(values), last_included=True, what="values")
-    bounds, parts = ends[::count].tolist() if count else [0] * (len(names) + 1), {}
-    for at, name in enumerate(names):
-        begin, end = bounds[at], bounds[at + 1]
-        own = (values[begin:end], offsets[at * count : (at + 1) * count] - begin)
+    parts, last = {}, 0
+    for name, count in zip(names, bags, strict=True):
+        first, last = last, last + count
+        begin, end = int(ends[first]), int(ends[last])
+        own = (values[begin:end], offsets[first:last] - begin)
         parts[name] = own if weights is None else (*own, weights[begin:end])
     return parts
+
+
+def _bags_by_name(inputs: Any, names: list[str], offsets: int) -> list[int]:
+    """Return each feature's number of bags: the same for all, unless torchrec's batch sizes vary by feature."""
+    if hasattr(inputs, "stride_per_key"):
+        bags = [int(count) for count in inputs.stride_per_key()]
+        if len(bags) == len(names) and sum(bags) + 1 == offsets:
+            return bags
+        raise ValueError(f"{offsets} offsets are not those of {len(names)} features of {bags} bags")
+    count = (offsets - 1) // max(1, len(names))
+    if offsets != count * len(names) + 1:
+        raise ValueError(f"{offsets} offsets are not those of {len(names)} features, of as many bags each")
+    return [count] * len(names)

@@ -1,7 +1,7 @@
-"""Rows as tensors that autograd knows: a call looks up rows of several variables; its backward brings gradients.
+"""Rows as tensors of autograd: a call looks up rows of several variables; its backward pass collects gradients.
 
-The rows are the outputs of a Function whose only input is a constant, so nothing of a forward outlives its graph. No
-gradient is scattered: for each variable it is that of the rows as they were looked up.
+The rows are the outputs of a Function whose only input is a constant, so nothing of a forward pass outlives its graph.
+Gradients are not scattered: each variable's gradient has the rows in the order in which they were looked up.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kvemb.torch.bags import Keys, joined_keys
 from kvemb.torch.gradients import Gradient
 from kvemb.variable import Variable
 
-# What makes autograd call backward; it takes no gradient itself.
+# The input that makes autograd call backward; it gets no gradient itself.
 _ANCHOR = torch.zeros((), requires_grad=True)
 _WIDE = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
 
 class Wanted(NamedTuple):
-    """Rows of a variable. keys (n,). padding: the key whose rows are zeros, are not looked up, and get no gradient.
+    """Rows of a variable to look up. keys (n,). padding: the key whose rows are zeros, neither read nor trained.
 
-    given: whether they are given to a user as they are, so that the memory of their gradients may be another tensor's.
+    given: whether the user gets these rows unchanged, so that their gradients may share memory with another tensor.
     """
 
     variable: Variable
@@ -39,9 +39,9 @@ class Wanted(NamedTuple):
 
 
 def fitting(keys: Keys, variable: Variable) -> Keys:
-    """Return keys as the variable takes them: on its GPU if they are there, else in the host's memory.
+    """Return keys on the variable's GPU if they are there already, otherwise in the host's memory.
 
-    Raises TypeError for a dtype on the GPU that does not fit.
+    Raises TypeError if keys on the GPU have a dtype that the variable does not take.
     """
     if isinstance(keys, np.ndarray):
         return keys
@@ -55,7 +55,7 @@ def fitting(keys: Keys, variable: Variable) -> Keys:
 
 
 def possible(padding: int | None, keys: Keys) -> int | None:
-    """Return a padding key; None if there is none, or keys of this dtype cannot be it."""
+    """Return the padding key; None if there is none, or if the dtype of keys cannot represent it."""
     if padding is None:
         return None
     limits = np.iinfo(keys.dtype) if isinstance(keys, np.ndarray) else torch.iinfo(keys.dtype)
@@ -63,18 +63,18 @@ def possible(padding: int | None, keys: Keys) -> int | None:
 
 
 class Sink(Protocol):
-    """Where gradients go. fused: it keeps none of them."""
+    """A receiver of gradients. fused: whether it keeps none of them."""
 
     fused: bool
 
     def add(self, gradients: list[Gradient]) -> None:
-        """Take what one backward brought."""
+        """Receive the gradients of one backward pass."""
 
 
 def fetch(wanted: list[Wanted], sink: Sink | None, *, touch: bool) -> list[torch.Tensor]:
-    """Return the rows of each, (n, dim), float32, or float64 of float64 values, in one call for each store.
+    """Return the rows of each, (n, dim), float32, or float64 for float64 values, with one call for each store.
 
-    sink: gets the gradients of a backward; None: none are taken. touch: whether a row looked up counts as used.
+    sink: receives the gradients; None: the rows get no gradients. touch: whether looked-up rows count as used.
     """
     trained = sink is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in wanted)
     wanted = [each._replace(keys=fitting(each.keys, each.variable)) for each in wanted]
@@ -92,11 +92,11 @@ def fetch(wanted: list[Wanted], sink: Sink | None, *, touch: bool) -> list[torch
 
 
 def _kept(wanted: Wanted, trained: bool) -> tuple[Keys, torch.Tensor | None]:
-    """Return the keys to look up, and where their rows belong; None: everywhere. trained: they wait for a step."""
+    """Return the keys to look up and the positions of their rows, None for all. trained: keep the keys for a step."""
     padding = possible(wanted.padding, wanted.keys)
     here = None if padding is None else wanted.keys != padding
     if here is None or here.all():
-        # A copy: whoever gave them may put the next batch in their place.
+        # A copy: the caller may reuse their memory for the next batch.
         return _copy(wanted.keys) if trained else wanted.keys, None
     if isinstance(here, torch.Tensor):
         return wanted.keys[here], here.nonzero()[:, 0]
@@ -109,7 +109,7 @@ def _copy(keys: Keys) -> Keys:
 
 
 def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool) -> list[torch.Tensor]:
-    """Return the rows of each. Of one variable that is wanted several times, all keys are looked up together."""
+    """Return the rows of each. If a variable occurs several times, all of its keys are looked up together."""
     stores: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
     for at, (variable, _) in enumerate(wanted):
         store = variable.resource_handle[0]
@@ -123,14 +123,14 @@ def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool) -> list[torch.T
         for variable, places in variables.items():
             begin = 0
             for each in places:
-                # Tensors of their own, apart in one array: autograd refuses changes in place of views of one tensor.
+                # Separate tensors over parts of one array: autograd refuses in-place changes of views of one tensor.
                 end = begin + len(wanted[each][1])
                 rows[each], begin = _tensor(found[variable], begin, end), end
     return rows
 
 
 def _tensor(rows: Any, begin: int, end: int) -> torch.Tensor:
-    """Return some of the rows as a tensor of float32, or float64, that shares their memory if they are that."""
+    """Return some of the rows as a tensor of float32 or float64, which shares their memory if they have that dtype."""
     if isinstance(rows, torch.Tensor):
         part = rows if end - begin == len(rows) else rows[begin:end].clone()
         return part.to(_WIDE[str(part.dtype).removeprefix("torch.")])
@@ -142,24 +142,24 @@ def _tensor(rows: Any, begin: int, end: int) -> torch.Tensor:
 
 @cache
 def _name_of(dtype: np.dtype[Any]) -> str:
-    return dtype.name  # which takes NumPy longer than all else that is done for a small tensor
+    return dtype.name  # which in NumPy takes longer than everything else done for a small tensor
 
 
 class _Rows(torch.autograd.Function):
-    """Rows that were looked up, whose gradients go to a sink."""
+    """Looked-up rows, whose gradients are sent to a sink."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, rows: list[torch.Tensor], sources: Any, sink: Sink) -> Any:
         """Return the rows as outputs."""
-        ctx.save_for_backward(anchor)  # so that a second backward through a freed graph raises, as elsewhere
+        ctx.save_for_backward(anchor)  # so that a second backward pass through a freed graph raises, as usual
         ctx.sources, ctx.sink = sources, sink
         ctx.set_materialize_grads(False)
         return tuple(rows)
 
     @staticmethod
-    @torch.compiler.disable  # which would follow a backward inside a compiled function into NumPy
+    @torch.compiler.disable  # otherwise the compiler would trace a backward pass into NumPy
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """Give the gradients of those that were used to the sink."""
+        """Send the gradients of the rows that were used to the sink."""
         (_,) = ctx.saved_tensors
         found = [
             Gradient(wanted.variable, keys, _own(grad, at, shared=wanted.given and not ctx.sink.fused))
@@ -172,18 +172,19 @@ class _Rows(torch.autograd.Function):
 
 
 def _own(grad: torch.Tensor, positions: torch.Tensor | None, *, shared: bool) -> torch.Tensor:
-    """Return a gradient, or its rows at some positions, as they will be at the step.
+    """Return a gradient, or its rows at some positions, that does not change before the step.
 
-    shared: a copy, as autograd may make this memory a parameter's `grad` too, which is then changed in place, and it
-    may be an array that the caller of backward() fills again.
+    shared: make a copy, because autograd may use this memory as a parameter's `grad`, which is changed in place, or it
+    may be an array that the caller of backward() reuses.
     """
+    grad = grad.detach().to_dense().resolve_neg()  # from F.embedding(sparse=True), from .imag of a complex
     if positions is not None:
-        return grad.detach()[positions]
-    return grad.detach().clone() if shared else grad.detach()
+        return grad[positions]
+    return grad.clone() if shared else grad
 
 
 class Distinct(NamedTuple):
-    """The distinct keys of a batch (m,), for each key of it (n,) its position among them, and how often each occurs."""
+    """The distinct keys of a batch (m,), the position of each key of the batch in them (n,), their counts (m,)."""
 
     keys: Keys
     inverse: torch.Tensor
@@ -191,9 +192,7 @@ class Distinct(NamedTuple):
 
 
 def distinct(keys: Keys, variable: Variable) -> Distinct:
-    """Return the distinct keys, in order of first occurrence, or on a GPU in their own. Raises TypeError for keys that
-    do not fit.
-    """
+    """Return the distinct keys, by first occurrence, or on a GPU ascending. Raises TypeError for a wrong dtype."""
     keys = fitting(keys, variable).reshape(-1)
     if isinstance(keys, torch.Tensor):
         return Distinct(*torch.unique(keys, return_inverse=True, return_counts=True))
@@ -204,6 +203,6 @@ def distinct(keys: Keys, variable: Variable) -> Distinct:
 
 
 def divide_gradient(rows: torch.Tensor, counts: torch.Tensor) -> None:
-    """Divide the gradient of rows (n, dim), before it is brought anywhere, by counts (n,)."""
+    """Make autograd divide the gradient of rows (n, dim) by counts (n,) before anything receives it."""
     if rows.requires_grad:
         rows.register_hook(lambda grad: grad / counts[:, None])

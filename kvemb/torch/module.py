@@ -1,7 +1,7 @@
-"""What all modules over variables share: where gradients wait, what they refuse, and what a state_dict says of them.
+"""The base of all modules over variables: pending gradients, refused attributes, and the state_dict.
 
-A module is as thread-safe as torch's own: any number of threads may run forwards at any time, and backwards too, but
-not while one takes the optimizer's step, nor two at a time if the module is fused.
+A module is as thread-safe as torch's own: any number of threads may run forward passes at any time. They may also run
+backward passes, but not while another thread takes the optimizer's step, and only one at a time if the module is fused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvemb.torch.lookups import Wanted, fetch
 from kvemb.torch.weights import Destination, take_weights
 from kvemb.variable import Variable
 
-# What the modules of torch.nn have, and programs that are ported read; the message says what to do.
+# Attributes of torch.nn's modules that ported programs may read; the message says what to use instead.
 _ABSENT = {
     "weight": "read them with variable.lookup(keys) or variable.export(), write them with variable.upsert(keys, rows), "
     "start new ones with initializer=, such as kvemb.RandomNormal(0.0, 0.05); instead of a product with the whole "
@@ -30,12 +30,19 @@ _ABSENT = {
 _OUTPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
+def processes() -> int:
+    """Return how many processes of torch.distributed (DDP) train together."""
+    distributed = torch.distributed
+    return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1
+
+
 class RowsModule(torch.nn.Module):
     """A module over variables. It has no parameters: rows are trained by kvemb.torch.Optimizer, or fused.
 
-    fused: each backward takes the optimizers' step at once. check_finite: a step whose gradients have a NaN or an
-    infinity raises ValueError, and nothing changes. output_dtype: of results, None for float32 (float64 where values
-    are), also under autocast.
+    fused: each backward pass takes the optimizers' step at once, one for each call of the module. Its gradients are not
+    accumulated, not clipped by clip_grad_norm_, and not unscaled by a GradScaler. check_finite: a step whose gradients
+    have a NaN or an infinity raises ValueError and changes nothing. output_dtype: of results; None: float32 (float64
+    for float64 values), also under autocast.
     """
 
     def __init__(
@@ -58,9 +65,10 @@ class RowsModule(torch.nn.Module):
         self.register_load_state_dict_pre_hook(_take_weights)
 
     def rows(self, wanted: list[Wanted]) -> list[torch.Tensor]:
-        """Return the rows of each, (n, dim); this module takes their gradients. In eval() lookups do not count as uses.
+        """Return the rows of each, (n, dim); this module collects their gradients. In eval() uses are not recorded.
 
-        Raises RuntimeError under torch.distributed without a cluster; if gradients wait that no optimizer will take.
+        Raises RuntimeError under torch.distributed without a cluster, or if there are pending gradients and no
+        optimizer.
         """
         trained = self.training and torch.is_grad_enabled() and not self.frozen
         if trained and any(variable.trainable for variable in self.variables):
@@ -68,10 +76,10 @@ class RowsModule(torch.nn.Module):
         return fetch(wanted, None if self.frozen else self.pending, touch=self.training)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the rows (False), so that a lookup takes no gradients for them, or train them again (True).
+        """Freeze the rows (False), so that lookups collect no gradients for them, or train them again (True).
 
-        requires_grad: whether they are trained. Call it on the module itself: a model's reaches parameters only, and
-        rows are none.
+        requires_grad: whether they are trained. Call this on the module itself: that of a whole model reaches only
+        parameters, not rows.
         """
         self.frozen = not requires_grad
         super().requires_grad_(requires_grad)
@@ -86,11 +94,11 @@ class RowsModule(torch.nn.Module):
         raise AttributeError(f"{type(self).__name__} has no {name}, as rows live in the store: {_ABSENT[name]}")
 
     def _check_can_train(self) -> None:
-        distributed = torch.distributed
-        several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-        if several and not all(inside(each.resource_handle[0]).shared for each in self.variables if each.trainable):
+        if processes() > 1 and not all(
+            inside(each.resource_handle[0]).shared for each in self.variables if each.trainable
+        ):
             raise RuntimeError(
-                f"{type(self).__name__} cannot be trained by {distributed.get_world_size()} processes of "
+                f"{type(self).__name__} cannot be trained by {processes()} processes of "
                 "torch.distributed (DDP): each would train a store of its own, and they would drift apart; train in "
                 "one process, or over a cluster: rank 0 calls kvemb.cluster.open, the others connect"
             )
@@ -107,20 +115,20 @@ class RowsModule(torch.nn.Module):
             )
 
     def finished(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a result on the device and in the dtype that it is wanted in."""
+        """Return a result on this device and in the module's output dtype."""
         return out.to(device, self.output_dtype or out.dtype)
 
-    # What a state_dict has of it: which store, at which durable point. Rows are saved by the store's checkpoints.
+    # The state_dict has the store's identity and its durable point; the store's checkpoints save the rows.
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return which store the rows are in, and its last durable point."""
+        """Return the identity of the store of the rows, and its last durable point."""
         stores = {variable.name: variable.resource_handle[0] for variable in self.variables}
         return {name: {"store": store.id, "point": store.point} for name, store in stores.items()}
 
     def set_extra_state(self, state: Any) -> None:
-        """Check that the rows are those that the state was saved with, or later ones.
+        """Check that the store is the one of the state, at the same or a later durable point.
 
-        Raises ValueError for another store, or an earlier state of it.
+        Raises ValueError if it is another store, or an earlier state of it.
         """
         mine = self.get_extra_state()
         if not isinstance(state, Mapping) or set(state) != set(mine):
@@ -139,14 +147,14 @@ class RowsModule(torch.nn.Module):
                 )
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where each weight goes, by its name in the state_dict of torch.nn's module."""
+        """Return the destination of each weight, by its name in the state_dict of torch.nn's module."""
         raise NotImplementedError
 
     def _names(self) -> str:
         return ", ".join(repr(variable.name) for variable in self.variables)
 
     def extra_repr(self) -> str:
-        """Return what repr shows of it."""
+        """Return the module's options for repr()."""
         parts = [f"{variable.name!r}, dim={variable.dim}" for variable in self.variables]
         told = {"fused=True": self.pending.fused, "frozen": self.frozen}
         return ", ".join([*parts, *(text for text, true in told.items() if true)])
@@ -155,7 +163,7 @@ class RowsModule(torch.nn.Module):
 def _take_weights(
     module: RowsModule, state_dict: dict[str, Any], prefix: str, _metadata: Any, strict: bool, *told: list[str]
 ) -> None:
-    """Make rows of the weights of torch.nn's modules in a state_dict, which load_state_dict has copied."""
+    """Write the weights of torch.nn's modules in a state_dict, which load_state_dict has copied, to rows."""
     missing_keys, _, error_msgs = told
     taken, lacking = take_weights(module.destinations(), state_dict, prefix, error_msgs)
     if taken:
@@ -164,9 +172,10 @@ def _take_weights(
 
 
 def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dict[str, Any]) -> Variable:
-    """Return the variable that a module is made of: itself, or Store.get_variable of a name and arguments.
+    """Return a module's variable: the one given, or that of Store.get_variable with a name and arguments.
 
-    Raises TypeError; ValueError for arguments beside a Variable; what get_variable raises.
+    arguments: may contain torch's dtypes. Raises TypeError; ValueError for arguments together with a Variable; what
+    get_variable raises.
     """
     if isinstance(given, Variable):
         if arguments or store is not None or dim not in (None, given.dim):
@@ -180,4 +189,8 @@ def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dic
         )
     if dim is not None:
         arguments = {"dim": dim, **arguments}
+    arguments = {  # torch's dtypes are passed by name
+        name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        for name, value in arguments.items()
+    }
     return cast(Store, chosen(store)).get_variable(given, **arguments)

@@ -1,9 +1,9 @@
 """Optimizer: a torch.optim.Optimizer over the variables of a model's modules.
 
 Each variable is one parameter group with the learning rate of its own optimizer, so every scheduler works. step() takes
-one step of that optimizer on the rows whose gradients wait. Looking at `param_groups` sums the gradients of equal keys
-into one tensor a variable, which stands there as a parameter with a `grad`: what clip_grad_norm_ and GradScaler change
-is what the step takes. Not thread-safe.
+one step of that optimizer on the rows that have pending gradients. Reading `param_groups` sums the gradients of equal
+keys into one tensor for each variable, which appears as a parameter with a `grad`. So the step uses gradients as
+clip_grad_norm_ and GradScaler have changed them. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -24,35 +24,48 @@ from kvemb.variable import Variable
 
 
 class Optimizer(torch.optim.Optimizer):
-    """The optimizer of all variables that the modules inside the given ones use.
+    """The optimizer of all variables of the given modules and their submodules.
 
-    lr: a learning rate for all of them; None: each variable's own. Other numbers are those of the variable's optimizer.
-    The rate of a group takes effect at the next step, of fused modules at the next backward. A module takes its steps
-    from the optimizer that was made last for it. Raises ValueError if no module has a trainable variable, a variable
-    has no optimizer, or lr is not finite and at least 0; TypeError.
+    lr: a learning rate for all of them; None: each variable's own. All other hyperparameters are those of the
+    variable's optimizer. A changed rate of a group takes effect at the next step, in fused modules at the next backward
+    pass. The optimizer that was made last for a module trains it. Variables without an optimizer are left out if their
+    modules are frozen. Raises ValueError if no module has a trainable variable, another variable has no optimizer, or
+    lr is not finite and at least 0; TypeError.
     """
 
     def __init__(self, *modules: torch.nn.Module, lr: float | None = None) -> None:
         found: dict[int, RowsModule] = {}
         for module in modules:
             if not isinstance(module, torch.nn.Module):
-                raise TypeError(f"expected modules, as in Optimizer(model), got {brief(module)}")
+                raise TypeError(f"expected modules, as in Optimizer(model, lr=0.1), got {brief(module)}")
             found |= {id(each): each for each in module.modules() if isinstance(each, RowsModule)}
-        variables = {id(each): each for module in found.values() for each in module.variables if each.trainable}
+        # The variable of a frozen module, such as from_pretrained makes, needs no optimizer.
+        variables = {
+            id(each): each
+            for module in found.values()
+            for each in module.variables
+            if each.trainable and not (module.frozen and each.optimizer is None)
+        }
         if not variables:
             raise ValueError("there is no module with a trainable variable of kvemb.torch in the model")
         self._rules: dict[int, Rule] = {}
         for variable in variables.values():
             if variable.optimizer is None:
                 raise ValueError(
-                    f"variable {variable.name!r} has no optimizer; make it with optimizer=kvemb.optimizers.Adagrad()"
+                    f"variable {variable.name!r} has no optimizer; make it with optimizer=kvemb.optimizers.Adagrad(); "
+                    "one that is stored without gets it by kvemb migrate --optimizer"
                 )
             self._rules[id(variable)] = variable.optimizer
         if lr is not None:
             lr = _number(lr)
             for rule in self._rules.values():
-                _with_rate(rule, lr)  # raises for a rate that no step could take
-        self._variables, self._modules = list(variables.values()), list(found.values())
+                _with_rate(rule, lr)  # raises for a rate that no step accepts
+        self._variables = list(variables.values())
+        self._modules = [
+            module
+            for module in found.values()
+            if all(id(each) in variables for each in module.variables if each.trainable)
+        ]
         self._groups: list[dict[str, Any]] = []
         self._merged: list[tuple[Gradient, torch.Tensor]] = []
         groups = [
@@ -65,7 +78,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """One group for each variable: "variable", its name; "lr"; "params": what waits, one tensor with its `grad`."""
+        """One group for each variable: its name in "variable"; "lr"; "params", one tensor with its pending `grad`."""
         self._merge()
         return self._groups
 
@@ -75,13 +88,13 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """What waits for a step, for clip_grad_norm_: a tensor for each variable, `grad` being that of its rows."""
+        """The pending gradients, for clip_grad_norm_: a tensor for each variable, whose `grad` is that of its rows."""
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
     @torch.compiler.disable
     def _merge(self) -> None:
-        """Sum what came since the last time with what was summed then."""
-        made = len(self._groups) == len(self._variables)  # else the constructor looks at them
+        """Add the gradients that came since the last call to the sums of that call."""
+        made = len(self._groups) == len(self._variables)  # otherwise the base class's constructor is reading them
         if not made or not any(module.pending.waiting for module in self._modules):
             return
         before = [Gradient(each.variable, each.keys, leaf.grad) for each, leaf in self._merged if leaf.grad is not None]
@@ -90,7 +103,7 @@ class Optimizer(torch.optim.Optimizer):
         self.zero_grad()
         groups = {id(variable): group for variable, group in zip(self._variables, self._groups, strict=False)}
         for gradient in together:
-            # Its values are of no use, and take no memory; its gradient is what counts.
+            # Only the gradient of this tensor is used; its values take no memory.
             leaf = gradient.values.new_zeros(()).expand_as(gradient.values).requires_grad_()
             leaf.grad = gradient.values
             self._merged.append((gradient, leaf))
@@ -98,7 +111,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.compiler.disable
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients that wait."""
+        """Discard the pending gradients."""
         for module in self._modules:
             module.pending.clear()
         self._merged = []
@@ -108,11 +121,11 @@ class Optimizer(torch.optim.Optimizer):
     @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step on the rows whose gradients wait; then none wait. closure: called first, its result returned.
+        """Take one step with the pending gradients, and discard them. closure: called first, its result is returned.
 
         Raises TypeError or ValueError if a rate is not a number of at least 0; ValueError if a variable's optimizer was
-        changed elsewhere, or a gradient is not finite and a module has check_finite: then nothing has changed. And what
-        Store.apply_gradients raises.
+        changed elsewhere, or if a gradient is not finite and a module has check_finite; then nothing has changed. Also
+        raises what Store.apply_gradients raises.
         """
         loss = None
         if closure is not None:
@@ -129,12 +142,12 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def before_step(self, variables: list[Variable]) -> None:
-        """Give variables the rates of their groups. Raises TypeError, ValueError; then none is changed."""
+        """Set the rates of variables to those of their groups. Raises TypeError, ValueError; then none is changed."""
         groups = {id(variable): group for variable, group in zip(self._variables, self._groups, strict=False)}
         changed: list[tuple[Variable, Rule]] = []
         for variable in variables:
             if id(variable) not in groups:
-                continue  # it is not trainable, or another optimizer's
+                continue  # it is not trainable, or belongs to another optimizer
             known, rate = self._rules[id(variable)], _number(groups[id(variable)]["lr"])
             if variable.optimizer != known:
                 raise ValueError(
@@ -149,21 +162,21 @@ class Optimizer(torch.optim.Optimizer):
             self._rules[id(variable)] = rule
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after construction, with ValueError: groups are those of the variables."""
+        """Raise ValueError after construction: there is one group for each variable."""
         if len(self._groups) >= len(self._variables):
             raise ValueError("groups are those of the model's variables; make a new Optimizer(model)")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups with their rates. Slots are in the rows, which checkpoints of the store have."""
+        """Return the groups with their rates. Slots are part of the rows, which the store's checkpoints save."""
         return {"state": {}, "param_groups": [{**group, "params": []} for group in self._groups]}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Raise TypeError: copies would take steps that are this one's."""
+        """Raise TypeError: a copy would take this optimizer's steps."""
         raise TypeError("a kvemb.torch.Optimizer is not copied or pickled: save state_dict(), make Optimizer(model)")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the groups of state_dict(). Forgets what waits. Raises ValueError for other variables."""
+        """Load the groups of state_dict(). Discards pending gradients. Raises ValueError for other variables."""
         saved = [group.get("variable") for group in state_dict["param_groups"]]
         mine = [group["variable"] for group in self._groups]
         if saved != mine:
@@ -179,7 +192,7 @@ def _rate(rule: Rule) -> float:
 
 
 def _number(lr: Any) -> float:
-    """Return a learning rate, which may be a tensor of one. Raises TypeError for what is not a number."""
+    """Return a learning rate as float; it may be a tensor of one element. Raises TypeError if it is not a number."""
     return float(as_number(lr.item() if isinstance(lr, torch.Tensor) else lr, "lr"))
 
 

@@ -1,4 +1,4 @@
-"""prefetching: the rows of the next batches of a loader are read from disk while the current one trains."""
+"""prefetching: reads the rows of a loader's next batches from disk while the model trains on the current one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kvemb.torch.embedding_bag import EmbeddingBag
 from kvemb.variable import Variable
 
 Batch = TypeVar("Batch")
-# How a batch gives the ids of a variable: the name of a field, or its index, or a function.
+# Where the ids of a variable are in a batch: the name or the index of a field, or a function of the batch.
 Source = str | int | Callable[[Any], Any]
-# What reads ahead the rows that a batch needs.
+# A function that reads ahead the rows of a batch.
 Ask = Callable[[Any], None]
 MAX_DEPTH = 16
 
@@ -30,14 +30,14 @@ def prefetching(
     ids: Mapping[Variable | Embedding | EmbeddingBag | EmbeddingBagCollection, Source],
     depth: int = 1,
 ) -> Iterator[Batch]:
-    """Yield the batches of a loader, in order; the cold rows of the `depth` next ones are being read meanwhile.
+    """Yield the batches of a loader, in order, while the cold rows of the next `depth` batches are read.
 
-    ids: for each variable, or module, where a batch has its ids: batch[name], or function(batch), a tensor or an array
-    of keys of any shape; of an EmbeddingBagCollection what its forward takes. A read begins when the lookup of the
-    current batch has ended, and runs while the model works; at most two batches are read ahead at a time. No result
-    changes: rows that change meanwhile are read again. Closing the generator early leaves nothing running but reads
-    under way. Raises TypeError, ValueError, before the first batch; what the loader, the functions and
-    Variable.prefetch raise.
+    ids: for each variable or module, a name (batch[name]) or a function (function(batch)) that gives its ids in a
+    batch: a tensor or an array of keys of any shape; for an EmbeddingBagCollection, the argument of its forward. A read
+    begins when the lookup of the current batch has ended, and runs while the model computes; at most two batches are
+    read ahead at a time. Results do not change: rows that change meanwhile are read again. If the generator is closed
+    early, only reads that have begun go on. Raises TypeError, ValueError before the first batch. An error of the
+    loader, of a function or of Variable.prefetch for a batch is raised after the batches before it.
     """
     if not isinstance(ids, Mapping):
         raise TypeError(f"expected a dict from variables to where a batch has their ids, got {brief(ids)}")
@@ -47,16 +47,26 @@ def prefetching(
 
 def _ahead(batches: Iterator[Batch], asks: list[Ask], depth: int) -> Iterator[Batch]:
     waiting: deque[Batch] = deque(islice(batches, 1))  # the first is looked up at once
+    failure: Exception | None = None
     while waiting:
-        for batch in islice(batches, depth + 1 - len(waiting)):
-            for ask in asks:
-                ask(batch)
-            waiting.append(batch)
+        if failure is None:
+            try:
+                for batch in islice(batches, depth + 1 - len(waiting)):
+                    for ask in asks:
+                        ask(batch)
+                    waiting.append(batch)
+            except Exception as error:
+                failure = error  # raised after the batches before it, as without reading ahead
         yield waiting.popleft()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            failure = None  # its traceback would keep this frame, the loader and its workers alive
 
 
 def _ask(given: Any, source: Callable[[Any], Any]) -> Ask:
-    """Return what reads ahead for a variable or a module."""
+    """Return the function that reads ahead for a variable or a module."""
 
     def of_variable(batch: Any) -> None:
         keys = source(batch)

@@ -1,4 +1,4 @@
-"""What Embedding and EmbeddingBag, modules over one variable, share: its width, and rows from a trained weight."""
+"""The base of Embedding and EmbeddingBag, modules over one variable: its width, and rows from a trained weight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from kvemb.torch.module import RowsModule
+from kvemb.torch.module import RowsModule, processes
 from kvemb.torch.weights import check_weight, write_weight
 from kvemb.variable import Variable
 
@@ -19,29 +19,36 @@ class TableModule(RowsModule):
 
     @property
     def embedding_dim(self) -> int:
-        """Values in a row."""
+        """The number of values in a row."""
         return self.variable.dim
 
     @classmethod
     def from_pretrained(
         cls, embeddings: torch.Tensor, variable: Variable | str, *, freeze: bool = True, **arguments: Any
     ) -> Self:
-        """Return a module whose rows are those of a trained weight: row i is copied to key i, but for padding_idx.
+        """Return a module with the rows of a trained weight: row i is copied to key i, except padding_idx.
 
         embeddings: floats (n, dim), on any device; rounded to the variable's dtype. variable: the name of a new
-        variable, or a Variable, which must have no rows. freeze: the rows are not trained before requires_grad_(True).
-        arguments: all others of the class, such as store, optimizer, value_dtype, mode and padding_idx.
+        variable, or a Variable, which must be empty. freeze: do not train the rows before requires_grad_(True).
+        arguments: other arguments of the class, such as store, optimizer, value_dtype, mode and padding_idx.
+        Of several processes that train over a cluster (DDP), rank 0 alone calls this, and then the others the class.
 
-        Raises TypeError for what is not a dense tensor of floats; ValueError for another shape, and for a variable
-        that has rows, which may be trained ones: the class opens it as it is; what the class and Variable.upsert raise.
+        Raises TypeError unless embeddings is a dense tensor of floats; ValueError for another shape, and for a variable
+        that has rows, which may have been trained (the class itself opens such a variable); what the class and
+        Variable.upsert raise.
         """
         dim = check_weight(embeddings, "embeddings", variable.dim if isinstance(variable, Variable) else None)
         make: Callable[..., Self] = cls  # the arguments are those of the class
         module = make(variable, dim, **arguments)
         if rows := module.variable.size():
-            raise ValueError(
-                f"variable {module.variable.name!r} has {rows:,} rows, which from_pretrained would replace; open it as "
-                f"it is with {cls.__name__}({module.variable.name!r}), or write over it with load_state_dict"
+            name, what = module.variable.name, cls.__name__
+            message = (
+                f"variable {name!r} has {rows:,} rows, which from_pretrained would replace; open it as "
+                f"it is with {what}({name!r}), or write over it with load_state_dict"
             )
+            if processes() > 1:
+                opening = f"{what}({name!r}){'.requires_grad_(False)' if freeze else ''}"
+                message += f"; of several processes rank 0 alone calls from_pretrained, and then the others {opening}"
+            raise ValueError(message)
         write_weight(embeddings, module.destinations()["weight"])
         return module.requires_grad_(not freeze)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.rocks import RocksDatabase
-from kvemb.backends.rocks_options import database_creator, holding_whole
+from kvemb.backends.rocks_options import LOG_BYTES, MANIFEST_BYTES, database_creator, holding_whole
 from kvemb.contracts import Family
 from kvemb.options import RocksDBCreator
 from tests.blocks import SCHEMA, rows_of
@@ -163,6 +163,16 @@ def test_a_variable_comes_and_goes_while_filters_and_indexes_of_others_are_count
     database.close()
 
 
+def test_thousands_of_families_may_be_made_before_rocksdbs_log_holds_their_options_only(tmp_path):
+    """From a hundred on, each line of the log wrote all of them again: a checkpoint took 40 times as long."""
+    database = opened(tmp_path / "rows")
+    for number in range(20):
+        database.create(f"{number}", SCHEMA, CREATOR)
+        database.drop(f"{number}")
+    database.close()
+    assert 5000 * (tmp_path / "rows" / "LOG").stat().st_size / 20 < LOG_BYTES
+
+
 def test_filters_and_indexes_are_counted_again_of_one_that_is_created_in_the_place_of_another(tmp_path):
     database = opened(tmp_path / "rows")
     database.create("rows", SCHEMA, CREATOR)
@@ -171,4 +181,13 @@ def test_filters_and_indexes_are_counted_again_of_one_that_is_created_in_the_pla
     assert database.attach("rows", SCHEMA).partitioned
     database.drop("rows")
     assert not database.create("rows", SCHEMA, CREATOR).partitioned
+    database.close()
+
+
+def test_the_manifest_that_checkpoints_copy_is_bounded(tmp_path):
+    """By default it grows to 1 GiB: a day of spills made every checkpoint copy and hash tens of megabytes."""
+    database = opened(tmp_path / "rows")
+    database.create("rows", SCHEMA, CREATOR)
+    (options,) = sorted((tmp_path / "rows").glob("OPTIONS-*"))[-1:]
+    assert f"max_manifest_file_size={MANIFEST_BYTES}\n" in options.read_text()
     database.close()

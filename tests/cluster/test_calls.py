@@ -1,4 +1,4 @@
-"""Calls whose answers are lost are repeated, and made once; a shard that never answers is lost."""
+"""Calls whose answers are lost are repeated, and executed once; a shard that never answers is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from faulty import FaultyCluster
 from twins import twin_of
 
-from kvemb.cluster.calls import MAX_ATTEMPTS, Calls, Patience
+from kvemb.cluster.calls import MAX_ATTEMPTS, Calls, Timeouts
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import ShardLost
 
@@ -41,7 +41,7 @@ class Silent:
 
 def test_a_shard_whose_process_hangs_is_lost_after_the_stated_time_and_one_that_is_slow_is_not():
     silent = Silent()
-    calls = Calls(silent, patience=Patience(0.02, 0.05))
+    calls = Calls(silent, timeouts=Timeouts(0.02, 0.05))
     assert calls.all("slow") == ["late"]
     silent.stopped, silent.waiting, silent.pings = True, Future(), 10
     with pytest.raises(
@@ -52,9 +52,9 @@ def test_a_shard_whose_process_hangs_is_lost_after_the_stated_time_and_one_that_
 
 def test_a_call_on_rows_that_takes_too_long_is_lost_and_another_one_may_take_as_long_as_it_needs():
     silent = Silent()
-    assert Calls(silent, patience=Patience(0.02, 0.05, 0.01)).all("push") == ["late"]
+    assert Calls(silent, timeouts=Timeouts(0.02, 0.05, 0.01)).all("push") == ["late"]
     silent.waiting, silent.pings = Future(), 10
-    calls = Calls(silent, patience=Patience(0.02, 0.05, 0.1))
+    calls = Calls(silent, timeouts=Timeouts(0.02, 0.05, 0.1))
     begun = time.monotonic()
     with pytest.raises(ShardLost, match=r"a call of change for 0\.1 seconds \(answer_seconds .* its disk hangs, or"):
         calls.all("change")
@@ -64,15 +64,15 @@ def test_a_call_on_rows_that_takes_too_long_is_lost_and_another_one_may_take_as_
 def test_calls_that_wait_end_when_another_one_finds_a_loss():
     silent = Silent()
     silent.pings = 10
-    calls = Calls(silent, patience=Patience(0.02, 0.05))
+    calls = Calls(silent, timeouts=Timeouts(0.02, 0.05))
     threading.Timer(0.1, calls.lose, [ShardLost("shard 7 is lost")]).start()
     with pytest.raises(ShardLost, match="shard 7 is lost"):
         calls.all("push")
 
 
 def test_a_patience_is_that_of_the_time_given():
-    assert Patience.within(300.0) == (30, 30, 300)
-    assert Patience.within(2.0) == (1, 1, 2)
+    assert Timeouts.within(300.0) == (30, 30, 300)
+    assert Timeouts.within(2.0) == (1, 1, 2)
 
 
 class Script:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvemb.cluster
+from kvemb.cluster import opening
 from kvemb.errors import ColdStoreError
 
 
@@ -65,3 +67,16 @@ def test_a_single_stores_series_is_no_place_for_a_cluster(tmp_path):
         series.save(store)
     with pytest.raises(FileExistsError, match="a is a series of a single store's checkpoints; name another directory"):
         kvemb.cluster.open(tmp_path / "a", shards=1, memory_budget="4MiB", transport="local")
+
+
+def test_one_that_is_dropped_open_is_told(tmp_path, caplog):
+    url = str(tmp_path / "series")
+    left = kvemb.cluster.open(url, shards=1, memory_budget="4MiB", scratch=tmp_path, transport="local")
+    coordinator = opening._here[url]  # so that the shard can be closed below
+    left.get_variable("items", dim=2)
+    assert caplog.messages == []
+    del left
+    gc.collect()
+    said = f"the cluster {url} was not closed: what changed after its last checkpoint is lost"
+    assert [each.partition(";")[0] for each in caplog.messages] == [said]
+    coordinator.close()

@@ -48,6 +48,17 @@ def test_variables_are_those_of_all(two):
     assert first.stats.rows == 4
 
 
+def test_whether_a_client_trains_a_variable_is_its_own(two):
+    first, second = two
+    mine = first.get_variable("table", dim=2, optimizer=SGD)
+    yours = second.get_variable("table", trainable=False)
+    assert (mine.trainable, yours.trainable) == (True, False)
+    mine.apply_gradients([1], ONES[:1])
+    assert yours.lookup([1]).tolist() == [[-0.5, -0.5]]
+    with pytest.raises(ValueError, match="'table' is open with trainable=False, got trainable=True"):
+        second.get_variable("table", trainable=True)
+
+
 def test_what_another_client_drops_is_gone_and_its_name_is_free(two):
     first, second = two
     mine = first.get_variable("table", dim=2)
@@ -66,8 +77,11 @@ def test_what_another_client_drops_is_gone_and_its_name_is_free(two):
     assert first.variables["table"] is again
 
 
-def test_a_call_by_name_never_reaches_the_next_variable_of_that_name_by_an_old_handle(two):
+def test_a_call_by_name_never_reaches_the_next_variable_of_that_name_by_an_old_handle(two, monkeypatch):
     first, second = two
+    monkeypatch.setattr(
+        inside(first).session, "exchange_if_due", lambda: None
+    )  # it does not hear of the drop by itself
     first.get_variable("table", dim=2, optimizer=SGD)
     second.drop_variable("table")
     second.get_variable("table", dim=2, optimizer=SGD).upsert([1, 2, 3], ONES)

@@ -1,6 +1,9 @@
-"""A shard by itself: what its calls raise once it is closed. Others see shards through clusters."""
+"""A shard alone: the errors of its calls once it is closed. Other tests use shards through clusters."""
 
 from __future__ import annotations
+
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -42,3 +45,14 @@ def test_calls_that_its_end_overtakes_say_that_it_is_lost(store):
         with pytest.raises(Failed, match="it was closed: a client took the cluster back"):
             call()
     assert released
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file.*LOCK:ResourceWarning")
+def test_the_end_of_a_program_warns_of_a_cluster_not_of_its_shards(tmp_path, caplog):
+    """A shard's store is scratch: its path says nothing to anyone, and the cluster's checkpoints have the rows."""
+    left = Shard(kvemb.open(tmp_path / "store", memory_budget="4MiB"), lambda: None)
+    alive = weakref.ref(left)
+    del left
+    gc.collect()
+    assert alive() is None
+    assert caplog.messages == []

@@ -192,6 +192,22 @@ def test_counts_are_those_of_all_shards(cluster):
     assert sum(stats.rows for stats in by_shard) == cluster.stats.rows == table.stats.rows == 100
 
 
+def test_a_variable_that_another_client_dropped_is_named_and_not_counted(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table, kept = cluster.get_variable("table", dim=2), cluster.get_variable("kept", dim=2)
+    table.upsert([1, 2, 3], ONES)
+    kept.upsert([1], ONES[:1])
+    with kvemb.cluster.connect(tmp_path / "series", transport="local") as other:
+        other.drop_variable("table")
+        other.get_variable("table", dim=3)
+        assert cluster.stats.rows == 1
+        assert sum(stats.rows for stats in cluster.stats_by_shard) == 1
+        assert repr(table) == "<kvemb.Variable 'table', dropped by another client>"
+        assert repr(table) in repr(cluster)
+    with pytest.raises(Closed):
+        _ = table.stats
+
+
 def test_what_it_is_can_be_read(cluster):
     cluster.get_variable("table", dim=2)
     first, line = repr(cluster).splitlines()

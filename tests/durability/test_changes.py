@@ -1,4 +1,4 @@
-"""What changed between two checkpoints, told exactly, and replicas that follow a store by it."""
+"""Recorded changes between two checkpoints are exact, and replicas follow a store by them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import kvemb
 from kvemb.durability import changes, inventory, point_writer
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.epochs import files_between
 from kvemb.durability.keyfile import read_keys
 from kvemb.durability.manifest import Epoch
 from kvemb.errors import CheckpointNotFound, Poisoned
@@ -28,7 +29,20 @@ from kvemb.tools.stress.model import Model
 from tests.histories import DIM, change, checker_of
 
 # Buffers, files and batches so small that every boundary is met.
-SMALL_BATCHES = {"change_buffer_keys": 50, "change_files": 3, "scan_rows": 64}
+SMALL_BATCHES = {
+    "change_buffer_keys": 50,
+    "change_files": 3,
+    "scan_rows": 64,
+    "change_exact_epochs": 1,
+    "change_old_files": 1,
+}
+FEW_FILES = {
+    "change_files": 20,
+    "change_buffer_keys": 3,
+    "change_epochs": 5,
+    "change_exact_epochs": 2,
+    "change_old_files": 1,
+}
 
 
 def states(model: Model) -> dict[int, tuple[bytes, ...]]:
@@ -150,6 +164,21 @@ def test_a_variable_joins_checkpoints_after_the_one_under_way(monkeypatch, open_
     assert sorted(told(second, first, "late")[0]) == sorted(table.export()[0].tolist()) == [1, 2]
 
 
+def test_a_variable_that_was_made_again_outside_checkpoints_is_gone_from_the_next_delta(open_store, tmp_path):
+    """The new one is in no checkpoint, and its epochs neither: so nothing said that the old one was dropped."""
+    store = open_store(tmp_path / "store")
+    fill(store, [1, 2], 1)
+    fill(store, [3], 1, "other")
+    first = store.checkpoint(tmp_path / "first")
+    replica = open_store_from(first, tmp_path / "replica", open_store)
+    store.drop_variable("table")
+    store.get_variable("table", dim=DIM, checkpoint=False).upsert([1, 5], np.ones((2, DIM), np.float32))
+    second = store.checkpoint(tmp_path / "second")
+    assert told(second, first, "table") == ({}, [1, 2])
+    replica.apply_delta(second)
+    assert sorted(replica.variables) == ["other"]
+
+
 def test_a_checkpoint_that_does_not_follow_is_refused_and_nothing_changes(open_store, tmp_path):
     one, other = open_store(tmp_path / "one"), open_store(tmp_path / "other")
     fill(one, [1], 1)
@@ -259,7 +288,7 @@ def test_a_store_that_could_not_record_changes_makes_no_checkpoint_without_them(
 @pytest.mark.parametrize("seed", quick(range(40), 5))
 def test_files_between_two_points_have_every_key_that_changed(tmp_path, seed):
     """As spills go on while a point is written, files are joined, and checkpoints end epochs; in memory, no store."""
-    chance, limits = np.random.default_rng(seed), Limits(change_files=20, change_buffer_keys=3, change_epochs=5)
+    chance, limits = np.random.default_rng(seed), Limits(**FEW_FILES)
     log = ChangeLog(tmp_path, [Epoch("0")], limits)
     # A point: its epochs, and the number of records that it holds. Key files are read when they are dropped later.
     points: list[tuple[list[Epoch], int]] = []
@@ -294,7 +323,7 @@ def test_files_between_two_points_have_every_key_that_changed(tmp_path, seed):
         points.append((deepcopy(sealed), held))
         for back, (shown, before) in enumerate(reversed(points[:-1]), 1):
             for name in ("a", "b"):
-                files = changes.files_between(shown, sealed, name)
+                files = files_between(shown, sealed, name)
                 if files is None:
                     assert back > 1, "the point before is always known"
                     continue
@@ -305,3 +334,30 @@ def test_files_between_two_points_have_every_key_that_changed(tmp_path, seed):
                     assert changed == said
                     exact += 1
     assert exact == 2 * 39
+
+
+def test_an_epoch_without_a_point_has_few_files_and_few_keys_in_memory(tmp_path):
+    """Its files are joined while it lasts: a seal that opened thousands at once would fail. Those of a point stay."""
+    log, chance = (
+        ChangeLog(tmp_path, [Epoch("0")], Limits(change_files=8, change_buffer_keys=40)),
+        np.random.default_rng(3),
+    )
+    names, most = [f"table{number}" for number in range(5)], 0
+    records: dict[str, set[int]] = {name: set() for name in names}
+    for turn in range(3):
+        for _ in range(500):
+            name, keys = str(chance.choice(names)), chance.integers(0, 10_000, 5).astype(np.uint64)
+            log.record(name, keys)
+            records[name] |= {*keys.tolist()}
+            most = max(most, log.buffered_keys)
+        if turn < 2:
+            sealed = log.seal_epoch()  # its point is written while the next turn records
+    assert most < 40
+    assert len(list(tmp_path.glob("*.keys"))) <= 16 * len(names)
+    log.link_to(tmp_path / "point", sealed)
+    sealed = log.seal_epoch()
+    assert all(len(changed.files) <= 16 for changed in sealed[-1].variables.values())
+    for name, wanted in records.items():
+        cleared, batches = changes.recorded(tmp_path, sealed, name)
+        assert not cleared
+        assert {int(key) for keys in batches for key in keys} == wanted

@@ -1,4 +1,4 @@
-"""Stores whose every acknowledged write outlives a crash: the log, and what is made of it."""
+"""Stores in which every acknowledged write survives a crash: the log, and its replay."""
 
 from __future__ import annotations
 
@@ -251,6 +251,19 @@ def test_a_log_is_as_long_as_what_the_durable_point_lacks(open_store, tmp_path):
     assert only_log(store.path).stat().st_size == HEAD_BYTES < 40 < long
     store.close()
     assert list((tmp_path / "store/log").iterdir()) == []
+
+
+def test_flushes_without_writes_leave_no_file_open(open_store, tmp_path):
+    """Nothing waited for a sync, which closed the ended segments: a thousand flushes left a thousand files open."""
+    store = open_store(tmp_path / "store", durability="write")
+    table = store.get_variable("table", dim=DIM)
+    for _ in range(3):
+        table.upsert([1], np.ones((1, DIM), np.float32))
+        store.flush()
+        before = len(os.listdir("/dev/fd"))
+        for _ in range(5):
+            store.flush()
+        assert len(os.listdir("/dev/fd")) <= before
 
 
 def test_calls_that_wait_together_share_one_sync(monkeypatch, open_store, tmp_path):

@@ -25,7 +25,15 @@ def test_a_draft_of_a_crash_during_creation_is_no_point(tmp_path):
     draft = tmp_path / "points" / ".000001.1-1.tmp"
     draft.mkdir(parents=True)
     (draft / "manifest.json").touch()
+    (tmp_path / "LOCK").touch()
     layout.check_store_path(tmp_path)
+
+
+def test_what_a_restore_that_was_killed_left_does_not_open_as_an_empty_store(tmp_path):
+    """A program that restores unless the store is there would have gone on without its rows."""
+    (tmp_path / "points" / ".000007.1-1.tmp" / "rows").mkdir(parents=True)
+    with pytest.raises(StoreNotFound, match="left by a restore that was interrupted; delete it"):
+        layout.check_store_path(tmp_path)
 
 
 def test_no_place_for_a_store(tmp_path):
@@ -85,7 +93,7 @@ def test_a_file_is_no_store(tmp_path):
 
 def test_a_lock_is_held_once(tmp_path):
     held = layout.lock(tmp_path)
-    with pytest.raises(Locked, match="open for writing elsewhere"):
+    with pytest.raises(Locked, match="open for writing already, by this process"):
         layout.lock(tmp_path)
     held.close()
     layout.lock(tmp_path).close()

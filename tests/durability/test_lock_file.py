@@ -1,4 +1,4 @@
-"""The lock ends with its owner, whoever was forked from it, and whoever meets it is told whose it is."""
+"""The lock ends with its owner, whichever processes were forked from it; the error names the owner."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_file_names_its_owner_while_it_is_held(tmp_path):
     with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
         assert (store.path / "LOCK").read_text() == f"{os.getpid()} {socket.gethostname()}\n"
         with pytest.raises(
-            Locked, match=r"is open for writing elsewhere, by this process; close it there; .*follow=True"
+            Locked, match=r"is open for writing already, by this process; close it there; .*follow=True"
         ):
             kvemb.open(store.path)
         with kvemb.open(store.path, memory_budget="4MiB", follow=True) as follower:
@@ -104,7 +104,7 @@ def test_the_file_names_its_owner_while_it_is_held(tmp_path):
     assert (tmp_path / "store/LOCK").read_bytes() == b""
     with kvemb.CheckpointManager(tmp_path / "series") as series, kvemb.CheckpointManager(tmp_path / "series") as other:
         series._hold()
-        with pytest.raises(Locked, match=r"the series .* is written to elsewhere, by this process; close it there"):
+        with pytest.raises(Locked, match=r"the series .* is written to already, by this process; close it there"):
             other._hold()
 
 

@@ -163,19 +163,22 @@ def test_a_new_variable_after_a_checkpoint_that_failed_is_undone_and_can_be_made
         store.check()
 
 
+@dataclass(frozen=True)
+class Decaying(Adagrad):
+    decay: float = 0.5
+
+
+@dataclass(frozen=True)
+class Tuned(kvemb.RocksDBCreator):
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class Twos(kvemb.initializers.Ones):
+    times: int = 2
+
+
 def test_a_subclass_that_could_not_be_stored_is_refused(open_store, tmp_path):
-    @dataclass(frozen=True)
-    class Decaying(Adagrad):
-        decay: float = 0.5
-
-    @dataclass(frozen=True)
-    class Tuned(kvemb.RocksDBCreator):
-        depth: int = 1
-
-    @dataclass(frozen=True)
-    class Twos(kvemb.initializers.Ones):
-        times: int = 2
-
     store = open_store(tmp_path / "store")
     table = store.get_variable("table", dim=2, optimizer=Adagrad())
     for what, given in (("optimizer", Decaying()), ("kv_creator", Tuned()), ("initializer", Twos())):

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_devices import device_of
-from cuda_on_cpu import CudaOnCpuTable
+from cuda_devices import device_of, use_for_gpus
 from short_device import ShortDevice
 
 import kvemb
-from kvemb import registry
 from kvemb.handle import inside
 from kvemb.optimizers import LAMB
 
@@ -26,8 +24,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> ShortDevice:
     """Every GPU there is."""
     device_of("cpu")
     made = ShortDevice()
-    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
-    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: made))
+    use_for_gpus(monkeypatch, made)
     return made
 
 

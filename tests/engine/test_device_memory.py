@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays_on_device import there
-from cuda_devices import device_of
-from cuda_on_cpu import CudaOnCpuTable
+from cuda_devices import device_of, use_for_gpus
 from short_device import ShortDevice
 
 import kvemb
-from kvemb import registry
 from kvemb.handle import inside
 from kvemb.optimizers import Adagrad
 
@@ -22,8 +20,7 @@ DIM = 64
 def test_a_store_takes_device_memory_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device_of("cpu")
     device, limit = ShortDevice(), 4 << 20
-    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
-    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    use_for_gpus(monkeypatch, device)
     with kvemb.open(tmp_path / "store", memory_budget="16MiB", device_memory=limit) as store:
         var = store.get_variable("rows", dim=DIM, devices="gpu:0", optimizer=Adagrad(0.1))
         budget = next(iter(inside(store).budgets._of_device.values()))

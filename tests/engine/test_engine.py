@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -180,7 +182,7 @@ def test_a_kill_before_the_first_flush_leaves_a_store(open_store, tmp_path):
     assert list(open_store(tmp_path / "store").variables) == []
 
 
-def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch):
+def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch, caplog):
     store = open_store(tmp_path / "store")
     users = fill(store)
     store.flush()
@@ -201,7 +203,24 @@ def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch)
     with pytest.raises(Poisoned):
         store.checkpoint(tmp_path / "checkpoint")
     store.close()
+    store.close()
+    (said,) = caplog.messages
+    assert re.search(
+        r"closed without a durable point, as .* No space left .*; what changed after that of 2.* is lost$", said
+    )
     assert open_store(tmp_path / "store").variables["users"].lookup([1]).tolist() == VALUES[1:2].tolist()
+
+
+def test_a_poisoned_store_opens_no_variable_whose_memory_others_have(open_store, tmp_path):
+    with open_store(tmp_path / "store") as store:
+        fill(store)
+    store = open_store(tmp_path / "store")
+    assert store.budget.lease().take(store.budget.unused)
+    store.state.poison(OSError(28, "No space left on device"))
+    started = time.monotonic()
+    with pytest.raises(Poisoned, match="No space left"):
+        store.get_variable("users", hot_rows=1000)
+    assert time.monotonic() - started < 15, "it would wait for 30 seconds"
 
 
 def test_the_budget_is_shared_by_the_variables(store):

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from arrays_on_device import OTHER_STREAM, ArrayOnDevice, there
 from counting_device import CountingDevice
-from cuda_devices import device_of
-from cuda_on_cpu import ALIGNMENT_FLAGS, CpuDevice, CudaOnCpuTable
+from cuda_devices import device_of, use_for_gpus
+from cuda_on_cpu import CpuDevice
 
 import kvemb
 from kvemb import registry
+from kvemb.backends.cuda.device import Program
 from kvemb.backends.cuda.staging import PIECE_BYTES
+from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.optimizers import LAMB, Adagrad, Adam, Ftrl, Optimizer
 from tests.histories import small_spill
@@ -136,8 +138,7 @@ def test_a_step_on_no_keys_counts_as_little_as_on_the_host(store: kvemb.Store) -
 def counting(monkeypatch: pytest.MonkeyPatch) -> CountingDevice:
     device_of("cpu")
     device = CountingDevice()
-    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
-    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    use_for_gpus(monkeypatch, device)
     return device
 
 
@@ -192,28 +193,32 @@ def at_offset(array: Any, offset: int) -> ArrayOnDevice:
     return ArrayOnDevice(found)
 
 
-@pytest.mark.parametrize(("dtype", "dim"), [("float32", 4), ("float16", 8), ("int8", 16), ("float32", 3)])
-def test_callers_arrays_may_begin_anywhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, dim: int
-) -> None:
-    device_of("cpu")
-    device = CpuDevice(flags=ALIGNMENT_FLAGS)
-    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
-    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
-    with kvemb.open(tmp_path / "store", memory_budget="16MiB") as store:
-        var = store.get_variable("rows", dim=dim, devices="gpu:0", value_dtype=dtype, init_size=1024)
-        keys = np.arange(40)
-        for offset in np.dtype(dtype).itemsize * np.array([0, 1, 2, 3]):
-            values = (np.arange(40 * dim) + offset).astype(dtype).reshape(40, dim)
-            given = at_offset(keys, 8 * (int(offset) % 2))
-            var.upsert(given, at_offset(values, offset))
-            var.upsert(given, at_offset(values, offset))  # now they are hot
-            out = at_offset(0 * values, offset)
-            var.lookup(given, out=out)
-            assert (out.array == values).all()
-            assert (var.lookup(keys) == values).all()
-        with pytest.raises(ValueError, match="keys must begin at a multiple of 8 bytes on a GPU"):
-            var.lookup(at_offset(keys, 4))
+SHAPES = [
+    ("float32", 4, "int64"), ("float16", 8, "int32"), ("int8", 16, "uint64"), ("float32", 3, "int32"),
+    *(pytest.param(*shape, marks=pytest.mark.slow) for shape in [("float64", 1, "uint64"), ("float16", 3, "int64")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "dim", "kind"), SHAPES)
+def test_callers_arrays_may_begin_anywhere(store: kvemb.Store, dtype: str, dim: int, kind: str) -> None:
+    """Kernels check each address (cuda_on_cpu.py). Of the rows, some are cold."""
+    trained = dtype != "int8"
+    how: dict[str, Any] = {} if trained else {"optimizer": None, "initializer": None}
+    one, other = pair(store, dim=dim, value_dtype=dtype, key_dtype=kind, **how)
+    chance = np.random.default_rng(dim)
+    for items in range(4):
+        keys, exists = chance.integers(0, 300, 90).astype(kind), chance.random(90) < 0.7
+        old, new = chance.integers(-9, 9, (2, 90, dim)).astype(dtype)
+        grads = new.astype(np.float64 if dtype == "float64" else np.float32)
+        for name, *arrays in [("upsert", new), ("accum", old, new, exists), ("apply_gradients", grads)][: 2 + trained]:
+            getattr(one, name)(keys, *arrays)
+            getattr(other, name)(*(at_offset(array, items * array.itemsize) for array in (keys, *arrays)))
+        out = at_offset(old, items * old.itemsize)
+        other.lookup(at_offset(keys, items * keys.itemsize), out=out)
+        assert out.array.tobytes() == one.lookup(keys).tobytes()
+    assert_equal(one, other)
+    with pytest.raises(ValueError, match=f"keys must begin at a multiple of {keys.itemsize} bytes on a GPU"):
+        other.lookup(at_offset(keys, keys.itemsize // 2))
 
 
 def test_rows_move_between_tiers_on_a_stream_of_the_tables_own(counting: CountingDevice, tmp_path: Path) -> None:
@@ -228,9 +233,43 @@ def test_rows_move_between_tiers_on_a_stream_of_the_tables_own(counting: Countin
             var.apply_gradients(there(keys[start : start + 300]), there(grads[start : start + 300]))
         by_stream = {stream: {name for name, on in counting.ran if on == stream} for _, stream in counting.ran}
         (own,) = by_stream.keys() - {OTHER_STREAM}
-        assert by_stream[OTHER_STREAM] == {"find", "take_rows", "spread_rows", "chain_cells", "step"}
+        assert by_stream[OTHER_STREAM] == {"find", "take_rows", "spread_rows", "chain_cells", "sum_gradients", "step"}
         assert "insert" in by_stream[own]
         assert max(counting.pinned_sizes) <= PIECE_BYTES
         before = len(counting.pinned_sizes)
         var.lookup(there(keys[:300]))
         assert len(counting.pinned_sizes) == before
+
+
+class NoCompiler(CpuDevice):
+    """A device that can load nothing more when a test says so."""
+
+    spent = False
+
+    def load(self, source: str) -> Program:
+        if self.spent and source not in self._programs:
+            raise RuntimeError("no space left on device")
+        return super().load(source)
+
+
+@pytest.mark.parametrize("given", [there, np.asarray], ids=["on the GPU", "on the host"])
+@pytest.mark.parametrize("call", ["accum", "apply_gradients"])
+def test_kernels_that_cannot_be_loaded_fail_a_call_before_it_changes_a_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str, given: Any
+) -> None:
+    device_of("cpu")
+    device = NoCompiler()
+    use_for_gpus(monkeypatch, device)
+    keys, values = np.arange(40), np.ones((40, DIM), np.float32)
+    arrays = [0 * values, values, np.ones(40, bool)] if call == "accum" else [values]
+    with kvemb.open(tmp_path / "store", memory_budget="16MiB") as store:
+        var = store.get_variable("rows", dim=DIM, devices="gpu:0", optimizer=LAMB(0.1))
+        var.upsert(keys, values)
+        device.spent = True
+        with pytest.raises(RuntimeError, match="no space left"):
+            getattr(var, call)(given(keys), *map(given, arrays))
+        device.spent = False
+        assert inside(store).state.cause is None
+        assert (var.lookup(keys) == values).all()
+        getattr(var, call)(given(keys), *map(given, arrays))
+        assert (var.lookup(keys) != values).all()

@@ -1,8 +1,10 @@
-"""Series of checkpoints: retention, one writer, and directories that are none."""
+"""Series of checkpoints: retention, one writer, and directories that are not series."""
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,9 @@ import pytest
 from versions import fill, make, rows_of
 
 import kvemb
-from kvemb.durability import fresh_files, point_writer
+from kvemb.durability import changes, fresh_files, inventory, point_writer
 from kvemb.errors import CheckpointNotFound, Locked, TransferError
-from kvemb.offline import series
+from kvemb.offline import series, streams
 
 fsspec = pytest.importorskip("fsspec")
 DIM = 3
@@ -131,6 +133,11 @@ def test_a_save_is_due_when_time_has_gone(monkeypatch, store, tmp_path):
         now += 30
         again.save_if_due(store).result()
         assert again.numbers() == [1, 2, 3]
+        now -= 86_400  # the clock was a day ahead: there would be no checkpoint until tomorrow
+        again.save_if_due(store).result()
+        assert again.numbers() == [1, 2, 3, 4]
+        now += 59
+        assert again.save_if_due(store) is None
 
 
 def test_arguments_are_checked(store, tmp_path):
@@ -155,7 +162,7 @@ def test_one_process_writes_and_others_read(store, manager, tmp_path):
     manager.save(store)
     other = kvemb.CheckpointManager(manager.root)
     assert other.latest().id == manager.latest().id
-    with pytest.raises(Locked, match=f"the series {manager.root} is written to elsewhere"):
+    with pytest.raises(Locked, match=f"the series {manager.root} is written to already, by this process"):
         other.save(store)
     other.push(str(tmp_path / "elsewhere"))
     with pytest.raises(Locked, match="close it there"):
@@ -198,6 +205,40 @@ def test_a_reader_of_a_checkpoint_that_is_dropped_reads_on(store, tmp_path):
         manager.save(store)
         assert set(reader.variables["table"].export()[1].ravel().tolist()) == {1.0}
         reader.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "read"),
+    [
+        (inventory, "damages", lambda read, out: kvemb.open(read, read_only=True)),
+        (inventory, "damages", lambda read, out: kvemb.restore(read, out)),
+        (inventory, "damages", lambda read, out: kvemb.verify(read)),
+        (inventory, "damages", lambda read, out: kvemb.repair(read, out)),
+        (changes, "read_keys", lambda read, out: list(read.changes(since=read.path.parent / "00000001"))),
+        (streams, "send", lambda read, out: kvemb.CheckpointManager(read.path.parent).push(out)),
+        (fresh_files, "remove", lambda read, out: fresh_files.remove(read.path) or read.files["model"]),
+    ],
+)
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_called_damaged(
+    monkeypatch, store, tmp_path, where, name, read
+):
+    """A series deletes old ones beside its readers: they read on about damage, and verify found it."""
+    with kvemb.CheckpointManager(tmp_path / "series") as writer:
+        fill(store, 1)
+        writer.save(store)
+        fill(store, 2, [2])
+        newest = writer.save(store, files={"model": b"x"})
+    real = getattr(where, name)
+
+    def deleting(path: Path, *arguments: Any, **how: Any) -> Any:
+        if newest.path.exists():
+            os.rename(newest.path, tmp_path / "deleted")
+        return real(path, *arguments, **how)
+
+    monkeypatch.setattr(where, name, deleting)
+    with pytest.raises(CheckpointNotFound, match="was deleted while it was read"):
+        read(newest, tmp_path / "out")
+    assert not list(tmp_path.glob("out/**/*.json")), "nothing half"
 
 
 def test_a_store_or_a_checkpoint_is_no_place_for_a_series(open_store, manager, tmp_path):

@@ -81,7 +81,7 @@ def test_a_file_ends_when_it_is_full_and_all_are_ingested_together(files, tmp_pa
     storage = inside(table).storage
     with storage.bypassing() as cold:
         assert sum(map(len, cold.scan(100))) == 0
-        storage.take_in(made.ingest, made.rows, made.step)
+        storage.ingest_recorded(made.ingest, made.rows, made.step)
     assert table.export()[0].tolist() == list(range(20))
     assert not list((tmp_path / "files").glob("*.sst"))
 

@@ -14,6 +14,8 @@ from versions import fill, make, rows_of
 import kvemb
 from kvemb.durability import fresh_files, manifest
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, TransferError
+from kvemb.offline import streams
+from kvemb.offline.remote_checking import RemoteChecking
 from kvemb.offline.transfer import Remote
 
 fsspec = pytest.importorskip("fsspec")
@@ -186,6 +188,55 @@ def test_pruning_elsewhere_keeps_what_others_need(store, manager, tmp_path, plac
             assert kvemb.verify(copy.pull(url, number=number, options=options).path, deep=True)
         with pytest.raises(CheckpointNotFound, match=r"there is no checkpoint 1 in .*; it has 3, 4"):
             copy.pull(url, number=1, options=options)
+
+
+@pytest.mark.parametrize("name", ["receive", "matches"])
+def test_a_checkpoint_that_is_deleted_elsewhere_while_it_is_read_is_not_called_damaged(
+    monkeypatch, store, manager, tmp_path, name
+):
+    """A push with keep= deletes beside readers, which were told to push it again, and verify found damage."""
+    url = str(tmp_path / "remote")
+    make(store, manager, 2)
+    for number in (1, 2):
+        manager.push(url, number=number, whole=True)
+    real, first = getattr(streams, name), threading.Lock()
+
+    def deleting(*arguments: Any) -> Any:
+        with first:
+            Remote(url).prune(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(streams, name, deleting)
+    if name == "matches":
+        found = kvemb.verify(url, deep=True)
+        assert found
+        assert "00000001" not in str(found)
+        return
+    with kvemb.CheckpointManager(tmp_path / "other") as other, pytest.raises(CheckpointNotFound, match="was deleted"):
+        other.pull(url, number=1)
+
+
+@pytest.mark.parametrize("number", [1, None])
+def test_what_is_verified_by_its_number_is_not_sound_once_it_is_deleted(monkeypatch, store, manager, tmp_path, number):
+    url = str(tmp_path / "remote")
+    make(store, manager, 2)
+    for each in (1, 2):
+        manager.push(url, number=each, whole=True)
+    checking = RemoteChecking(url)
+    real = checking._found
+
+    def deleting(folder: str) -> Any:
+        if folder == "files":
+            Remote(url).prune(1)
+        return real(folder)
+
+    monkeypatch.setattr(checking, "_found", deleting)
+    if number is None:
+        checked = checking.check(deep=False)
+        assert (checked.findings, checked.sound) == ([], [2])
+    else:
+        with pytest.raises(CheckpointNotFound, match=r"00000001 at .* was deleted while it was read"):
+            checking.check(number=number, deep=False)
 
 
 HARM = [(kind, how) for kind in ("*.sst", "MANIFEST-*") for how in ("flipped", "cut", "longer", "empty", "missing")]

@@ -1,4 +1,4 @@
-"""What verify() tells of a checkpoint or a store, what it refuses, and whom it keeps out meanwhile."""
+"""The results of verify() for a checkpoint or a store, what it refuses, and which processes it locks out."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def test_verify_refuses_what_it_cannot_verify(open_store, tmp_path):
     with pytest.raises(StoreNotFound, match="neither a checkpoint nor a store"):
         kvemb.verify(tmp_path)
     store = open_store(tmp_path / "store")
+    with pytest.raises(StoreNotFound, match=f"neither a checkpoint nor a store; it contains {store.path}$"):
+        kvemb.verify(tmp_path)
     with pytest.raises(Locked, match="close it there"):
         kvemb.verify(store.path)
     with pytest.raises(Locked, match="close it there"):

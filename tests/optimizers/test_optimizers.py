@@ -232,9 +232,17 @@ def test_the_argument_is_none_or_an_optimizer():
     class Mine(SGD):
         """Of a user's own, which no manifest could name."""
 
+    class Lines:
+        """Described in several lines, as PyTorch's optimizers are."""
+
+        def __repr__(self) -> str:
+            return "a\nb"
+
     for spec in ("sgd", Mine, Optimizer, 0.1, Mine()):
         with pytest.raises(TypeError, match="optimizer must be None or an Optimizer"):
             as_optimizer(spec)
+    with pytest.raises(TypeError, match="optimizer must be None or an Optimizer, got a b; use"):
+        as_optimizer(Lines())
     with pytest.raises(TypeError, match="optimizer must be an Optimizer, got None"):
         as_optimizer(None, required=True)
 

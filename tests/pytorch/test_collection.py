@@ -99,6 +99,31 @@ def test_a_jagged_tensor_is_a_batch(tables, weighted):
         torch.testing.assert_close(found[name], expected[name])
 
 
+class JaggedOfBatchSizes(Jagged):
+    """What one of torchrec shows whose batch sizes vary by feature."""
+
+    def __init__(self, parts: Mapping[str, tuple[torch.Tensor, ...]]) -> None:
+        super().__init__(parts, weights=False)
+        self.sizes = [len(offsets) for _, offsets in parts.values()]
+
+    def stride_per_key(self):
+        return self.sizes
+
+
+def test_features_of_a_jagged_tensor_may_differ_in_their_number_of_bags(tables):
+    """They were cut into equal numbers of bags, where the total could be: bags of one feature became another's."""
+    module = kt.EmbeddingBagCollection(tables, FEATURES)
+    counts = {"user_id": 1, "shown": 3, "clicked": 5, "other": 0}
+    given = {name: (torch.arange(2 * count), torch.arange(0, 2 * count, 2)) for name, count in counts.items()}
+    jagged = JaggedOfBatchSizes(given)
+    found, expected = module(jagged), module(given)
+    for name in FEATURES:
+        torch.testing.assert_close(found[name], expected[name])
+    jagged.sizes[1] = 4
+    with pytest.raises(ValueError, match=r"10 offsets are not those of 4 features of \[1, 4, 5, 0\] bags"):
+        module(jagged)
+
+
 def test_only_features_that_were_used_are_trained(tables):
     module = kt.EmbeddingBagCollection(tables, FEATURES)
     found = module(batch(1, ones=True))
@@ -171,6 +196,7 @@ def test_tables_by_their_arguments(store):
         (({"a": 3},), TypeError, r"tables\['a'\] must be a Variable or a dict"),
         (({"a": {"num_embeddings": 3}},), TypeError, "keys are any int64"),
         (({"a": {}}, {"f": "b"}), ValueError, "features name the table 'b'; there is a"),
+        (({"a": {}}, ["a"]), TypeError, "features must be a dict from feature to table"),
         (({"a": {}, "b": {}}, {"f": "b"}), ValueError, "no feature names the table 'a'"),
         (({"a": {}}, None, "median"), ValueError, "mode must be one of"),
         (({"a": {}}, None, {"b": "sum"}), ValueError, "mode must be one for all tables"),

@@ -254,9 +254,10 @@ NESTED = torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (torch.tensor([1.0]), "ids must be a tensor of integers, got torch.float32"),
+        (torch.tensor([1.0]), r"ids must be a tensor of integers, got torch.float32; .* pass ids.long\(\)"),
         (torch.tensor([True]), "got torch.bool"),
-        ([1, 2], r"must be a tensor of integers, got \[1, 2\]"),
+        ([1, 2], r"must be a tensor of integers, got \[1, 2\]; use torch.as_tensor"),
+        (torch.zeros(2, dtype=torch.int64, device="meta"), "with numbers, got one on the device 'meta'"),
         (torch.eye(2, dtype=torch.int64).to_sparse(), r"dense tensor, .*; pass ids.to_dense\(\)"),
         (NESTED, r"dense tensor, .*; pass ids.values\(\) and ids.offsets\(\)\[:-1\]"),
     ],
@@ -265,6 +266,20 @@ NESTED = torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0
 def test_ids_that_are_no_dense_integers_are_refused(loaded, ids, message):
     with pytest.raises(TypeError, match=message):
         kt.Embedding(loaded(weight_of(1)))(ids)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_ids_that_numpy_cannot_read_are_refused(loaded):
+    rows = kt.Embedding(loaded(weight_of(1)))
+    with pytest.raises(TypeError, match=r"ids must be a dense tensor, got a nested one; make it with layout=torch.jag"):
+        rows(torch.nested.nested_tensor([torch.tensor([1]), torch.tensor([2, 3])]))
+    with pytest.raises(TypeError, match=r"rows are looked up outside torch.func, torch.vmap"):
+        torch.vmap(rows)(torch.tensor([1, 2]))
+
+
+def test_dtypes_may_be_torchs(store):
+    module = kt.Embedding("rows", 2, store=store, value_dtype=torch.float16, key_dtype=torch.int32)
+    assert (module.variable.value_dtype, module.variable.key_dtype) == (np.float16, np.int32)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,19 @@ from kvemb.tools.bench.gpu import training
 STREAM = 77
 
 
+def stream_of(tensor: Any) -> int:
+    """The stream of a tensor, whose memory is the GPU's."""
+    CudaOnCpuTable.open_device("gpu:0").lend(tensor, tensor.data_ptr(), tensor.nbytes)
+    return STREAM
+
+
 @pytest.fixture
 def _tensors_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """All tensors are on the GPU from here on."""
     device_of("cpu")
     monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
     monkeypatch.setattr(device_arrays, "gpu_of_tensor", lambda tensor: 0)
-    monkeypatch.setattr(device_arrays, "stream_of_tensor", lambda tensor: STREAM)
+    monkeypatch.setattr(device_arrays, "stream_of_tensor", stream_of)
 
 
 @pytest.fixture

@@ -77,6 +77,20 @@ def test_gradients_that_wait_are_not_memory_of_others(loaded, bags):
     assert variable.lookup([1, 2, 3]).tolist() == [[-5.0, -5.0]] * 3
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_that_numpy_cannot_read_as_they_are(loaded, fused):
+    """Sparse ones, and those with torch's bit for the negative, such as imaginary parts of conjugates have."""
+    variable = loaded(torch.zeros(4, 2), optimizer=SGD(1.0))
+    rows = kt.EmbeddingBag(variable, mode="sum", fused=fused)
+    optimizer = kt.Optimizer(rows)
+    negative = torch.tensor([[1.0 + 2.0j, 3.0 + 4.0j]]).conj().imag
+    assert negative.is_neg()
+    for gradient in (negative, torch.tensor([[1.0, 0.0]]).to_sparse()):
+        rows(torch.tensor([[1]])).backward(gradient)
+        optimizer.step()
+    assert variable.lookup([1]).tolist() == [[1.0, 4.0]]
+
+
 def test_a_global_norm_is_clipped_as_of_dense_parameters(loaded):
     pair = Pair(loaded)
     for accumulated in (1, 2):
@@ -305,8 +319,10 @@ def test_gradients_that_are_not_finite_change_nothing_where_they_are_checked(loa
 def test_what_is_no_model_of_rows(loaded, store):
     with pytest.raises(ValueError, match="no module with a trainable variable"):
         kt.Optimizer(torch.nn.Linear(1, 1))
-    with pytest.raises(TypeError, match=r"expected modules, as in Optimizer\(model\)"):
+    with pytest.raises(TypeError, match=r"expected modules, as in Optimizer\(model, lr=0.1\), got <gen"):
         kt.Optimizer(torch.nn.Linear(1, 1).parameters())
+    with pytest.raises(TypeError, match=r"expected modules, as in Optimizer\(model, lr=0.1\), got 0.5"):
+        kt.Optimizer(torch.nn.Linear(1, 1), 0.5)
     with pytest.raises(ValueError, match="'bare' has no optimizer"):
         kt.Optimizer(kt.Embedding(store.get_variable("bare", dim=2)))
     optimizer = kt.Optimizer(kt.Embedding(loaded(torch.ones(2, 1))))

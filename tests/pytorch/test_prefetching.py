@@ -79,6 +79,24 @@ def test_the_next_batches_are_asked_for_and_no_more(store):
     assert list(kt.prefetching([None, None], {})) == [None, None]
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("ids", ["loader", "ids"])
+def test_batches_before_a_failure_are_given_first(store, depth, ids):
+    """Those that were being read ahead were lost."""
+
+    def loader():
+        yield from ({"loader": torch.tensor([number]), "ids": torch.tensor([number])} for number in range(3))
+        if ids == "loader":
+            raise ConnectionError("the loader failed")
+        yield {}
+        raise AssertionError("asked after a failure")
+
+    batches = kt.prefetching(loader(), {store.get_variable("t", dim=1): ids}, depth)
+    assert [next(batches)["ids"].item() for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ConnectionError if ids == "loader" else KeyError, match=r"the loader failed|ids"):
+        next(batches)
+
+
 def test_cold_rows_are_read_ahead(open_store, tmp_path):
     with kvemb.open(tmp_path / "cold", memory_budget="8MiB") as store:
         store.get_variable("t", dim=2).upsert(np.arange(1000), np.ones((1000, 2), np.float32))

@@ -144,6 +144,30 @@ def test_pretrained_rows_are_frozen_until_they_are_not(store):
     torch.testing.assert_close(trained(torch.arange(5))[:3], WEIGHT[:3] - torch.tensor([[0.0], [0.5], [0.5]]))
 
 
+def test_pretrained_rows_that_stay_frozen_need_no_optimizer(store):
+    """A model with such a table could not be trained at all."""
+    before = torch.ones(3, 2)
+    frozen = kt.Embedding.from_pretrained(before, "pretrained", store=store)
+    rows = kt.Embedding("rows", 2, store=store, optimizer=kvemb.optimizers.SGD(1.0))
+    optimizer = kt.Optimizer(torch.nn.ModuleList([frozen, rows]))
+    assert [group["variable"] for group in optimizer.param_groups] == ["rows"]
+    ids = torch.tensor([1])
+    (frozen(ids) * rows(ids)).sum().backward()
+    optimizer.step()
+    assert rows.variable.lookup([1]).tolist() == [[-1.0, -1.0]]
+    frozen.requires_grad_(True)
+    frozen(ids).sum().backward()
+    assert optimizer.leaves == []
+    with pytest.raises(RuntimeError, match="variable 'pretrained' has no optimizer, so its rows cannot be trained"):
+        frozen(ids)
+    for model in (torch.nn.ModuleList([frozen, rows]), kt.Embedding(frozen.variable)):
+        with pytest.raises(ValueError, match="variable 'pretrained' has no optimizer"):
+            kt.Optimizer(model)
+    with pytest.raises(ValueError, match="no module with a trainable variable"):
+        kt.Optimizer(frozen.requires_grad_(False))
+    assert frozen.variable.lookup([1]).tolist() == [[1.0, 1.0]]
+
+
 def test_rows_that_exist_are_not_replaced_by_pretrained_ones(store):
     variable = store.get_variable("words", dim=DIM)
     made = kt.Embedding.from_pretrained(WEIGHT, variable)
@@ -155,6 +179,17 @@ def test_rows_that_exist_are_not_replaced_by_pretrained_ones(store):
         ):
             kt.Embedding.from_pretrained(WEIGHT, given, **({} if given is variable else {"store": store}))
     assert variable.lookup([1]).tolist() == [[1.0] * DIM]
+
+
+def test_the_second_of_several_processes_is_told_to_open_the_variable(store, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    kt.Embedding.from_pretrained(WEIGHT, "words", store=store)
+    with pytest.raises(ValueError, match=r"rank 0 alone .* the others Embedding\('words'\)\.requires_grad_\(False\)$"):
+        kt.Embedding.from_pretrained(WEIGHT, "words", store=store)
+    with pytest.raises(ValueError, match=r"the others Embedding\('words'\)$"):
+        kt.Embedding.from_pretrained(WEIGHT, "words", store=store, freeze=False)
+    assert kt.Embedding("words", store=store).variable.size() == 5
 
 
 @pytest.mark.parametrize(

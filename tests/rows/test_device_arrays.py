@@ -56,7 +56,7 @@ def test_an_array_is_read_where_it_is():
     assert (found.address, found.shape, found.dtype) == (rows.ctypes.data, (2, 3), F32)
     assert (found.stream, found.owner, found.size, found.row_bytes) == (OTHER_STREAM, given, 6, 12)
     assert found.reshaped(6).row_bytes == 4
-    assert found.seen_as(np.dtype(np.int32)).dtype == np.int32
+    assert found.view_as(np.dtype(np.int32)).dtype == np.int32
     assert read(given, dtype=None).dtype == F32
     assert read(there(np.zeros((0, 3)), F32)).size == 0
     assert read(there(3.0, F32), ()).size == 1
@@ -72,6 +72,7 @@ def test_the_stream_is_the_default_one_unless_the_array_says_another():
     assert given.asked == [1]
     assert read(given).borrowed
     assert not read(there(rows)).borrowed
+    assert read(Interface(rows, stream=None)).borrowed, "its library does not know on which stream it is used"
 
 
 def test_axes_of_one_entry_may_have_any_stride():

@@ -46,22 +46,22 @@ def test_one_is_inside_at_a_time(access):
 
 def test_a_lock_that_is_given_up_lets_others_in_and_is_held_again_after(access):
     with access.held():
-        with access.given_up():
+        with access.released():
             assert Caller(access.held).entered.wait(PATIENCE)
         assert not Caller(access.held).entered.wait(SOON)
 
 
-@pytest.mark.parametrize("how", ["held", "held_without_snapshot", "interruptible", "held_if_free", "given_up"])
+@pytest.mark.parametrize("how", ["held", "held_without_snapshot", "interruptible", "held_if_free", "released"])
 def test_whoever_takes_the_lock_next_first_does_what_was_left_to_do(access, how):
     done = []
-    if how == "given_up":
-        with access.held(), access.given_up():
+    if how == "released":
+        with access.held(), access.released():
             with access.held():
-                access.leave_to_next(lambda: done.append(1))
+                access.defer_to_next_holder(lambda: done.append(1))
             assert done == []
     else:
         with access.held():
-            access.leave_to_next(lambda: done.append(1))
+            access.defer_to_next_holder(lambda: done.append(1))
         block = access.held_without_snapshot(interruptible=True) if how == "interruptible" else getattr(access, how)()
         with block:
             assert done == [1]
@@ -72,24 +72,24 @@ def test_whoever_takes_the_lock_next_first_does_what_was_left_to_do(access, how)
 def test_a_thread_that_must_not_do_what_was_left_leaves_it_again(access):
     done = []
     with access.held():
-        access.leave_to_next(lambda: done.append(1))
-    with access.held_if_free(unless_left=True) as held:
+        access.defer_to_next_holder(lambda: done.append(1))
+    with access.held_if_free(unless_deferred=True) as held:
         assert not held
     assert done == []
     with access.held():
         assert done == [1]
-    with access.held_if_free(unless_left=True) as held:
+    with access.held_if_free(unless_deferred=True) as held:
         assert held
 
 
 def test_who_gave_it_up_knows_whether_others_were_in(access):
     with access.held():
-        with access.given_up() as given_up:
+        with access.released() as released:
             pass
-        assert given_up.alone
-        with access.given_up() as given_up:
+        assert released.alone
+        with access.released() as released:
             assert Caller(access.held).entered.wait(PATIENCE)
-        assert not given_up.alone
+        assert not released.alone
 
 
 def test_ctrl_c_ends_the_waiting_for_the_lock_and_leaves_it_as_it_was(access):

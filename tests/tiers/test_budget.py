@@ -53,6 +53,22 @@ def test_what_is_reserved_is_gone():
     assert budget.free == 0
 
 
+def test_a_reservation_does_not_wait_if_nobody_gives_any_more():
+    def refuse() -> None:
+        raise OSError("the disk is full")
+
+    budget = Budgets(16 << 20, check_giving=refuse).host
+    lease = budget.lease()
+    assert lease.take(budget.free)
+    with pytest.raises(OSError, match="full"):
+        budget.reserve(1, "rows")
+    assert lease.owed == 0
+    lease.give_back(1)
+    budget.reserve(1, "rows")
+    with pytest.raises(ValueError, match="rows needs"):
+        budget.reserve(16 << 20, "rows")
+
+
 def test_what_shares_gave_is_for_growth_until_the_turn_ends():
     budget = Budget(16 << 20)
     giver, grower, lease = Share(64, 4 << 20, 64), Share(64, 1 << 20, 64), budget.lease()

@@ -1,4 +1,5 @@
-"""Calls on a GPU that does its work late. Callers' arrays change when a call has ended, on their stream."""
+"""Calls on a GPU that does its work late. Callers' arrays change when a call has ended: on their stream, or at once if
+their library does not know on which stream they were used."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from arrays_on_device import there
 from blocks import Later, Now
 from late_device import LateDevice
 
+from kvemb.rows.bags import Bags
 from tests.tiers.test_moving import ROWS, Place
 
 STREAMS = [5, 6, 7]
@@ -28,7 +30,8 @@ class Late:
         place = np.full_like(array, 3)
         self.kept.append(place)
         self.device.later(stream, lambda: np.copyto(place, array))
-        return self.place.operations.device_rows.given(there_at(place, stream))
+        given = self.place.operations.device_rows.given(there_at(place, stream))
+        return replace(given, borrowed=bool(self.chance.random() < 0.2))
 
     def write(self, array: Any, contents: Any) -> None:
         """Change an array in place."""
@@ -37,7 +40,10 @@ class Late:
     def spoil(self, *arrays: Any) -> None:
         """Their owner uses their memory for something else."""
         for array in arrays:
-            self.device.later(array.stream, lambda array=array: array.owner.array.fill(2))
+            if array.borrowed:
+                array.owner.array.fill(2)
+            else:
+                self.device.later(array.stream, lambda array=array: array.owner.array.fill(2))
 
     def read(self, array: Any) -> Any:
         event = self.device.event()
@@ -60,7 +66,7 @@ def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, be
     late, rows, held = Late(device, place, chance), place.operations, None
     for _ in range(80):
         keys = chance.integers(0, chance.choice([40, ROWS]), chance.integers(1, 60))  # most of the first 40 are hot
-        act = chance.integers(6)
+        act = chance.integers(9)
         if held is not None and chance.random() < 0.3:  # a step with the keys of a lookup, changed in place or not
             if chance.random() < 0.3:
                 keys = np.resize(keys, held.shape)
@@ -96,7 +102,23 @@ def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, be
         elif act == 4:
             rows.prefetch_on_device(given, after_lookup=bool(chance.integers(2)))
             late.spoil(given)
+        elif act == 5:
+            changes = late.made(one), late.made(one * 4), late.made(np.ones(len(keys), bool))
+            rows.accum_on_device(given, *changes)
+            np.add.at(model, keys, 3)
+            late.spoil(given, *changes)
+        elif act == 6:
+            offsets, none = np.sort([0, *chance.integers(0, len(keys) + 1, 4), len(keys)]), np.empty(0, np.float32)
+            sums = [model[part].sum() for part in np.split(keys, offsets[1:-1])]
+            bags, out, mine = Bags(offsets, none, none, np.inf), late.made(np.zeros((5, 2), np.float32)), keys.copy()
+            rows.pool_on_device(mine, bags, out, touch=bool(chance.integers(2)))
+            mine.fill(1), offsets.fill(0)
+            assert (late.read(out) == np.array(sums)[:, None]).all()
         else:
+            if act == 7:
+                copied = rows.copy(given)
+                late.spoil(given)
+                given = copied
             out, exists = late.made(one * 0), late.made(np.zeros(len(keys), bool))
             held = replace(given, version=0)  # as PyTorch's
             rows.lookup_on_device(held, out, exists, touch=bool(chance.integers(2)))

@@ -21,7 +21,6 @@ from kvemb.limits import Limits
 from kvemb.optimizers import SGD
 from kvemb.registry import row_kernels
 from kvemb.restrict import TimestampRestrictPolicy
-from kvemb.rows.device_arrays import DeviceArray
 from kvemb.store_state import StoreState
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables, default_partitioner
@@ -167,7 +166,8 @@ def test_dirty_rows_that_are_evicted_leave_on_the_other_thread() -> None:
 
 def test_a_step_after_moves_finds_its_rows_without_asking() -> None:
     """Moves find the last lookup's keys again, on their own thread."""
-    place, keys = Place(), counted_keys(range(50))
+    place = Place()
+    keys = counted_keys(place, range(50))
     place.lookup(range(50))
     rows = place.operations.device_rows
     out = rows.given(there(np.empty((50, 2), np.float32)))
@@ -187,7 +187,8 @@ def look_up(place: Place, keys: Any) -> None:
 
 
 def test_a_step_after_a_lookup_that_failed_finds_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    place, keys = Place(), counted_keys(range(50))
+    place = Place()
+    keys = counted_keys(place, range(50))
     place.prefetch(range(60))
     look_up(place, keys)
 
@@ -197,7 +198,7 @@ def test_a_step_after_a_lookup_that_failed_finds_its_rows(monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(place.hot.tables[0].cells, "missing", fail)
         with pytest.raises(MemoryError):
-            look_up(place, counted_keys(range(10, 60)))
+            look_up(place, counted_keys(place, range(10, 60)))
     place.operations.apply_gradients_on_device(keys, place.given(np.ones((50, 2), np.float32)))
     assert (place.lookup(range(60)) == [[0]] * 50 + [[1]] * 10).all()
 
@@ -205,7 +206,8 @@ def test_a_step_after_a_lookup_that_failed_finds_its_rows(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("count", [50, 20])
 def test_a_step_with_keys_that_have_other_memory_finds_its_rows(count: int) -> None:
     """As a tensor has after `keys.data = others`, which PyTorch does not count as a change."""
-    place, keys, others = Place(), counted_keys(range(50)), counted_keys(range(60, 60 + count))
+    place = Place()
+    keys, others = counted_keys(place, range(50)), counted_keys(place, range(60, 60 + count))
     place.prefetch(range(110))
     look_up(place, keys)
     moved = replace(keys, address=others.address, shape=others.shape)
@@ -214,10 +216,9 @@ def test_a_step_with_keys_that_have_other_memory_finds_its_rows(count: int) -> N
     assert (place.lookup(range(60, 60 + count)) == 0).all()
 
 
-def counted_keys(keys: Any) -> Any:
+def counted_keys(place: Place, keys: Any) -> Any:
     """Keys whose owner counts changes, as PyTorch's tensors do."""
-    array = np.array(keys)
-    return DeviceArray(array.ctypes.data, array.shape, array.dtype, 5, array, version=0)
+    return replace(place.operations.device_rows.given(there(keys, stream=5)), version=0)
 
 
 CHANGES: dict[str, Callable[[Place], object]] = {
@@ -325,11 +326,11 @@ def test_steps_with_whatever_happens_between_lookup_and_step(seed: int, below: i
         return chance.choice(ROWS, count, replace=False)
 
     for _ in range(40):
-        keys = counted_keys(some())
+        keys = counted_keys(place, some())
         out = place.given(np.empty((40, 2), np.float32))
         place.operations.lookup_on_device(keys, out, None, touch=bool(chance.integers(4)))
         place.storage.ahead.looked_up()
-        assert (out.owner.array[:, 0] == model[keys.owner]).all()
+        assert (out.owner.array[:, 0] == model[keys.owner.array]).all()
         for act in chance.integers(0, 8, chance.integers(3)).tolist():
             others = some(10)
             if act < 2:
@@ -347,11 +348,12 @@ def test_steps_with_whatever_happens_between_lookup_and_step(seed: int, below: i
             elif act == 5 and isinstance(readers, Later):
                 readers.go()
             elif act == 6:
-                keys.owner[:10] = np.setdiff1d(others, keys.owner[10:])[:1]  # in place
+                ids = keys.owner.array
+                ids[:10] = np.setdiff1d(others, ids[10:])[:1]  # in place
                 keys = replace(keys, version=(keys.version or 0) + 1)
         grads = place.given(np.ones((40, 2), np.float32))
         place.operations.apply_gradients_on_device(keys, grads)
-        np.subtract.at(model, keys.owner, 1)
+        np.subtract.at(model, keys.owner.array, 1)
     readers.go() if isinstance(readers, Later) else None
     rows = np.empty((ROWS, 2), np.float32)
     place.operations.lookup(np.arange(ROWS), rows, None, touch=False)

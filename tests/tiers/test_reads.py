@@ -9,14 +9,14 @@ import pytest
 
 import kvemb
 from kvemb.handle import inside
-from kvemb.tiers.reads import of_one_point
+from kvemb.tiers.reads import repeat_if_refreshed
 
 
 class Reader:
     def __init__(self, moves: int) -> None:
         self._storage, self.moves = SimpleNamespace(refreshes=0), moves
 
-    @of_one_point
+    @repeat_if_refreshed
     def read(self, *given: int, named: int) -> tuple[int, int, tuple[int, ...], int]:
         before = self._storage.refreshes
         if self.moves:

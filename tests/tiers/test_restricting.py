@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
+import pytest
 from blocks import SCHEMA, Now, hot_tables_of, rows_of, values_of
 
+import kvemb
 from kvemb.backends.memory import MemoryStore
+from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
 from kvemb.tiers.budget import Budget
-from kvemb.tiers.restricting import keep_highest, would_leave
+from kvemb.tiers.restricting import count_removals, keep_highest
 from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.selection import Spool
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -28,7 +34,7 @@ def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(
         at.rows.scores[:] = keys // 10  # ten of each score
         storage.admit(at)
     assert 0 < storage.stats().rows_hot < 100
-    assert would_leave(storage, Scoring(None, storage.hot_tables), 25, tmp_path, None) == 75
+    assert count_removals(storage, Scoring(None, storage.hot_tables), 25, tmp_path, None) == 75
     assert storage.size == 100
     with storage.writing(without_snapshot=True):
         keep_highest(
@@ -39,3 +45,40 @@ def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(
     assert told[-1] == (175, 175)
     assert storage.check() == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_fails_between_two_batches_is_finished_by_the_next(open_store, tmp_path, monkeypatch):
+    store = open_store(tmp_path / "store", durability="write")
+    table = store.get_variable("table", dim=2, hot_rows=32, restrict_policy=kvemb.TimestampRestrictPolicy("steps"))
+    keys = np.arange(100)
+    table.upsert(keys, np.ones((100, 2), np.float32))
+    for last in range(4):
+        table.lookup(keys[25 * last :])  # so that each quarter has a score of its own
+    below, prepare, batches = Spool.below, inside(table).hot_tables.prepare, []
+
+    def short(*arguments):
+        if len(batches) == 2:
+            raise MemoryError("gpu:0 has no room")
+        return prepare(*arguments)
+
+    def in_tens(spool, limit):
+        for found in below(spool, limit):
+            for at in range(0, len(found), 10):
+                batches.append(found[at : at + 10])
+                yield batches[-1]
+
+    monkeypatch.setattr(Spool, "below", in_tens)
+    monkeypatch.setattr(inside(table).hot_tables, "prepare", short)
+    with pytest.raises(MemoryError, match="no room"):
+        table.restrict(60)
+    monkeypatch.undo()
+    assert table.size() == 90
+    assert table.export()[0].tolist() == [*range(10, 100)]
+    table.upsert([200], np.ones((1, 2), np.float32))  # is durable, and so is what was done before it
+    shutil.copytree(store.path, tmp_path / "crashed")
+    with open_store(tmp_path / "crashed") as crashed:
+        assert crashed.variables["table"].export()[0].tolist() == [*range(10, 100), 200]
+    assert table.restrict(60) == 31
+    assert table.export()[0].tolist() == [*range(41, 100), 200]
+    store.flush()
+    store.check(deep=True)

@@ -75,7 +75,7 @@ def test_a_table_keeps_its_least():
         taker.refused = True
         after_a_turn(taker, giver)
     assert giver.owed == 100
-    assert giver.spare == 0
+    assert giver.spare() == 0
 
 
 def test_a_new_table_is_worth_as_much_as_the_best():
@@ -115,7 +115,7 @@ def test_random_turns_owe_within_bounds():
             assert 0 <= other.owed <= max(0, other.held - 512)
             if other.owed and chance.random() < 0.3:
                 other.gave(min(other.owed, chance.randrange(4096)))
-    assert sharing.owed + sharing.spare == sum(max(0, share.held - 512) for share in shares)
+    assert sharing.owed + sharing.spare() == sum(max(0, share.held - 512) for share in shares)
 
 
 def test_a_reservation_is_paid_for_by_tables_that_give_and_refused_beyond_what_they_can():
@@ -135,6 +135,26 @@ def test_a_reservation_is_paid_for_by_tables_that_give_and_refused_beyond_what_t
         budget.leave(share)
     budget.give_back(4 * MIB)
     assert budget.free == budget.unused == 10 * MIB
+
+
+def test_tables_keep_less_than_their_least_where_a_variable_could_not_be_opened_otherwise():
+    budget = Budget(10 * MIB)
+    budget.reserve(9 * MIB, "tables")
+    shares = [Share(1024, 3 * MIB, 2 * MIB, floor) for floor in (1 << 14, None, 1 << 14)]
+    for share in shares:
+        budget.join(share)
+        share.wake = lambda share=share: budget.gave(share, share.owed) if share.owed else None
+    with pytest.raises(ValueError, match=r"too much needs 4\.5 MiB"):
+        budget.reserve(9 * MIB // 2, "too much")
+    budget.reserve(9 * MIB // 2, "a variable", pressed=True)
+    assert shares[1].held == shares[1].least == 2 * MIB, "one without a floor keeps it"
+    budget.reserve(3 * MIB // 2, "another", pressed=True)
+    assert [share.least % (1 << 14) for share in shares] == [0, 0, 0]
+    with pytest.raises(ValueError, match=r"too much needs 2\.0 MiB"):
+        budget.reserve(2 * MIB, "too much", pressed=True)
+    last = budget.free + sum(shares[at].held - (1 << 14) for at in (0, 2))
+    budget.reserve(last, "the last", pressed=True)
+    assert [share.held for share in shares] == [1 << 14, 2 * MIB, 1 << 14]
 
 
 def test_a_table_that_owes_or_is_poor_does_not_grow():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from opaque_table import DEVICE_BYTES, OpaqueTable
 
+import kvemb
 from kvemb import registry
 from kvemb.contracts import Memory
 from kvemb.handle import inside
@@ -79,6 +80,16 @@ def test_a_table_that_cannot_be_made_gives_back_what_all_took(monkeypatch):
     with pytest.raises(MemoryError):
         sized(budgets, "cpu", "gpu:0")
     assert (budgets.host.free, on_device(budgets)) == (free, DEVICE_BYTES)
+
+
+def test_variables_fit_where_those_opened_before_have_more_than_they_need(open_store, tmp_path):
+    """They kept their first cells for good: a store could not be opened with all variables that had been open in it."""
+    store, keys = open_store(tmp_path / "store", memory_budget="4MiB"), np.arange(100)
+    sizes = [*[{"dim": 16, "init_size": 8192}] * 3, *[{"dim": 256}] * 7]
+    for number, size in enumerate(sizes):
+        made = store.get_variable(f"table{number}", kv_creator=kvemb.MemoryCreator(), **size)
+        made.upsert(keys, np.full((100, made.dim), 1.5, np.float32))
+    assert all((store.variables[f"table{number}"].lookup(keys) == 1.5).all() for number in range(len(sizes)))
 
 
 def test_a_variable_on_a_device_grows_there_and_gives_all_of_it_back(store):

@@ -210,7 +210,7 @@ def test_what_bypasses_the_hot_tier_finds_every_row_cold_and_leaves_none_hot():
     put(storage, [1, 2])
     with storage.bypassing() as cold:
         assert values_of(cold.read(np.array([1, 2]))[0]) == {1: 1.0, 2: 1.0}
-        storage.take_in(lambda: cold.write(rows_of([2, 3], 5.0)), 1, 8)
+        storage.ingest_recorded(lambda: cold.write(rows_of([2, 3], 5.0)), 1, 8)
     assert (storage.size, storage.step, storage.stats().rows_hot) == (3, 8, 0)
     assert rows(storage, [1, 2, 3]) == {1: 1.0, 2: 5.0, 3: 5.0}
 

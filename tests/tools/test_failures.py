@@ -1,4 +1,4 @@
-"""Every failure becomes one line and the exit code that is documented; a bug becomes neither."""
+"""Every failure becomes one line and the documented exit code; a bug does not."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ def caused_by(error: Exception, cause: Exception) -> Exception:
         (errors.Locked("/s is in use"), 3, "/s is in use"),
         (errors.ColdStoreError("IO error: short write"), 4, "the disk refused: IO error: short write"),
         (errors.Poisoned("an earlier write failed"), 4, "the disk refused: an earlier write failed"),
+        (OSError(errno.EROFS, "Read-only file system", "/d"), 4, "the disk refused: /d: Read-only file system"),
+        (caused_by(errors.TransferError("no"), PermissionError(errno.EACCES, "no", "/d")), 4, "the disk refused: no"),
+        (caused_by(errors.Corruption("1.sst"), OSError(errno.EIO, "Input/output error")), 1, "1.sst"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )

@@ -1,10 +1,10 @@
-"""`kvemb bench`: how fast kvemb is beside a peer in the same run, and whether it reaches its bars.
+"""`kvemb bench`: measures kvemb and a peer in the same run, and compares the results with the required ones (bars).
 
-Each command prints a table, or JSON with --json. The defaults are the sizes for which the bar is stated. The two sides
-take turns, because the speed of a shared machine varies: compare the ratio, not the rates. The table takes disk space
-in --folder; it is deleted afterwards.
+Each command prints a table, or JSON with --json. The bars are for the default sizes. The two sides take turns, because
+the speed of a shared machine varies: compare the ratios, not the rates. The tables take disk space in --folder, and are
+deleted afterwards.
 
-Longer than 300 lines: one command after the other, each with its options and a call.
+Longer than 300 lines: it has all commands, each with its options and one call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kvemb.tools.limits import (
 )
 from kvemb.tools.screen import to_json
 
-app = typer.Typer(help="Measure kvemb against a peer in the same run.", no_args_is_help=True)
+app = typer.Typer(help="Measure kvemb and a peer in the same run.", no_args_is_help=True)
 app.command()(tier)
 
 
@@ -56,7 +56,7 @@ def lookup(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Look up random rows, all hot, beside np.take."""
+    """Look up random rows, all hot, compared with np.take."""
     from kvemb.tools.bench.lookup import run
 
     run(rows, dim or DIMS, batch, batches, runs, folder).show(json)
@@ -72,7 +72,7 @@ def upsert(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Upsert random rows, all hot, beside array[index] = rows."""
+    """Upsert random rows, all hot, compared with an assignment to an array."""
     from kvemb.tools.bench.upsert import run
 
     run(rows, dim or DIMS, batch, batches, runs, folder).show(json)
@@ -84,34 +84,37 @@ def gpu(
     dim: Dims = None,
     every: Annotated[
         bool,
-        typer.Option("--all", help="All parts, and calls with rows of 8, 32, 64 and 128 numbers, not 64 alone."),
+        typer.Option("--all", help="Run all parts, and calls with rows of 8, 32, 64 and 128 numbers, not only 64."),
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="This part, one --only each: calls (if none is given), find, insert, training, tiers."),
+        typer.Option(
+            help="Run only this part: calls (the default), find, insert, training or tiers; may be given several times."
+        ),
     ] = None,
     batch: Batch = 65_536,
     batches: Batches = 10,
     runs: Runs = 9,
-    cells: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="find, insert: of a full table.")] = 1 << 26,
+    cells: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="find, insert: cells of the full table.")] = 1 << 26,
     keys: Annotated[
-        int, typer.Option(min=16, max=MAX_BATCH, help="find, insert: of a call; training: ids of a step.")
+        int, typer.Option(min=16, max=MAX_BATCH, help="find, insert: keys per call; training: ids per step.")
     ] = 1 << 20,
-    train_rows: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="training: rows.")] = 10_000_000,
+    train_rows: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="training: number of rows.")] = 10_000_000,
     train_dim: Annotated[int, typer.Option(min=1, max=MAX_DIM, help="training, tiers: numbers in a row.")] = 128,
     device_mib: Annotated[
-        int, typer.Option(min=4, max=MAX_MIB, help="tiers: of the GPU, for a table of 10 times as much.")
+        int, typer.Option(min=4, max=MAX_MIB, help="tiers: MiB of the GPU's memory; the table has 10 times as much.")
     ] = 1024,
     device: Annotated[str, typer.Option(help="The GPU: gpu:0, gpu:1 ...")] = "gpu:0",
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure what a GPU gives, in parts, of which four have bars: those of an H200, 0.7 of them of an H100.
+    """Measure hot rows on a GPU, in parts.
 
-    calls: lookup, upsert, training and pooling of hot rows beside the same on the CPU. find, insert: keys a second in a
-    full table. training: a step beside PyTorch's on the same GPU, if its build for CUDA is installed. tiers: training a
-    table of 10 times a GPU's memory beside the same with hot rows on the CPU. Each part's figures are printed when it
-    has ended; with --json all of them at the end.
+    Four parts have bars, stated for an H200; for an H100 they are 0.7 of these. calls: lookup, upsert, training and
+    pooling of hot rows, compared with the CPU. find, insert: keys per second in a full table. training: a step compared
+    with PyTorch's on the same GPU, if PyTorch for CUDA is installed. tiers: training a table of 10 times the GPU's
+    memory, compared with the same with hot rows on the CPU. Each part's figures are printed when the part ends; with
+    --json all of them at the end.
     """
     from kvemb.tools.bench.gpu.run import PARTS, Sizes, run
 
@@ -135,7 +138,7 @@ def pool(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Sum bags of random rows, all hot, beside PyTorch's embedding_bag, or NumPy where PyTorch is not installed."""
+    """Sum bags of random rows, all hot, compared with PyTorch's embedding_bag, or NumPy if PyTorch is not installed."""
     from kvemb.tools.bench.pool import run
 
     run(rows, dim or [16, 64], bags, bag, batches, runs, folder).show(json)
@@ -150,7 +153,7 @@ def small(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Call with one key and with a hundred, all hot, beside np.take; and with one that is absent or cold."""
+    """Call with one key and with a hundred, all hot, compared with np.take; and with one key missing or cold."""
     from kvemb.tools.bench.small import run
 
     run(rows, dim, calls, runs, folder).show(json)
@@ -159,10 +162,10 @@ def small(
 @app.command()
 def cluster(
     reshard: Annotated[
-        bool, typer.Option("--reshard", help="Instead, write a checkpoint of 4 shards again for 7, 3 and 1.")
+        bool, typer.Option("--reshard", help="Instead, rewrite a checkpoint of 4 shards for 7, 3 and 1.")
     ] = False,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Instead, tell what 8, 64 and 1,000 shards of 10^12 rows would take.")
+        bool, typer.Option("--simulate", help="Instead, estimate the cost of 8, 64 and 1,000 shards with 10^12 rows.")
     ] = False,
     rows: Annotated[
         int | None, typer.Option(min=1, max=MAX_ROWS, help="Rows in the table; 200,000, with --reshard 10 million.")
@@ -177,7 +180,7 @@ def cluster(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train over shards, beside one store and beside empty actor calls; fill 8 shards."""
+    """Train over shards, compared with one store and with empty actor calls; fill 8 shards."""
     from kvemb.tools.bench.cluster import chain, simulation
     from kvemb.tools.bench.cluster import shards as over_shards
 
@@ -201,12 +204,14 @@ def train(
     budget_mib: BudgetMib = 256,
     against: Annotated[
         str | None,
-        typer.Option(metavar="VERSION", help="Another kvemb instead: a git revision, a checkout or a wheel."),
+        typer.Option(
+            metavar="VERSION", help="Compare with another kvemb instead: a git revision, a checkout or a wheel."
+        ),
     ] = None,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Take training steps with a tenth of the rows hot, beside the same loop by hand on rocksdict, or another kvemb."""
+    """Train with a tenth of the rows hot, compared with a loop written by hand on rocksdict, or with another kvemb."""
     from kvemb.tools.bench.against.run import run as run_against
     from kvemb.tools.bench.train import run
 
@@ -227,7 +232,7 @@ def torch(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Take training steps with all rows hot, beside PyTorch's sparse EmbeddingBag and Adagrad, if it is installed."""
+    """Train with all rows hot, compared with PyTorch's sparse EmbeddingBag and Adagrad, if PyTorch is installed."""
     from kvemb.tools.bench.torch import run
 
     run(rows, dim, batch, steps, runs, folder).show(json)
@@ -237,7 +242,9 @@ def torch(
 def cold(
     rows: Annotated[list[int] | None, typer.Option(min=1, max=MAX_ROWS, help="Table sizes, one --rows each.")] = None,
     dim: Dim = 32,
-    hot: Annotated[float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that fit.")] = 0.02,
+    hot: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that fits the hot tier.")
+    ] = 0.02,
     batch: Batch = 8_192,
     steps: Steps = 50,
     runs: Runs = 3,
@@ -263,7 +270,7 @@ def tables(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train many tables in one budget: its share that holds hot rows, and their hits beside the best fixed split."""
+    """Train many tables in one budget: its share for hot rows, and their hits compared with the best fixed split."""
     from kvemb.tools.bench.tables import run
 
     run(tables, rows, batch, steps, zipf, budget_mib, changing, folder).show(json)
@@ -281,7 +288,7 @@ def hitrate(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure the hit rate of lookups, beside an exact LRU and the best fixed set."""
+    """Measure the hit rate of lookups, compared with an exact LRU cache and the best fixed set."""
     from kvemb.tools.bench.hitrate import run
 
     run(rows, dim, hot_rows, batch, accesses, zipf, budget_mib, folder).show(json)
@@ -299,7 +306,7 @@ def memory(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure the peak memory of training at 4 and at 16 million rows, beside the budget."""
+    """Measure the peak memory of training at 4 and at 16 million rows, compared with the budget."""
     from kvemb.tools.bench.memory import run
 
     run(rows or [4_000_000, 16_000_000], dim, hot_rows, batch, steps, zipf, budget_mib, folder).show(json)
@@ -316,7 +323,7 @@ def spill(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Write batches to RocksDB by sorted WriteBatch, beside ingesting SST files."""
+    """Write batches to RocksDB by sorted WriteBatch, compared with ingesting SST files."""
     from kvemb.tools.bench.spill import run
 
     run(rows, record_bytes, batch, batches, reads, cache_mib, folder).show(json)
@@ -337,7 +344,7 @@ def checkpoint(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure checkpoints: bytes written, the pause of training, restores beside np.load and torch.load."""
+    """Measure checkpoints: bytes written, the pause of training, and restores compared with np.load and torch.load."""
     from kvemb.tools.bench.checkpoint import run
 
     run(rows, dim, share, hot_mib, batch, runs, folder).show(json)
@@ -357,7 +364,7 @@ def series(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure a series of checkpoints: bytes pushed and bytes written on disk, beside the bytes that changed."""
+    """Measure a series of checkpoints: bytes pushed and bytes written on disk, compared with the bytes that changed."""
     from kvemb.tools.bench.series import run
 
     run(rows, dim, checkpoints, share, flush_mib, flushes, budget_mib, folder).show(json)
@@ -381,7 +388,7 @@ def follow(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Look up hot rows in a follower that refreshes, beside one that does not, while a process trains."""
+    """Look up hot rows in a follower that refreshes, compared with one that does not, while another process trains."""
     from kvemb.tools.bench.follow import run
 
     run(rows, dim, hot_rows, batch, share, every, points, runs, budget_mib, folder).show(json)
@@ -395,7 +402,7 @@ def export(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Export to Parquet and import it, beside the same by hand; peak memory of both."""
+    """Export to Parquet and import it, compared with code written by hand; peak memory of both."""
     from kvemb.tools.bench.export import run
 
     run(rows, dim, runs, folder).show(json)
@@ -412,7 +419,7 @@ def features(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Take steps through an EmbeddingBagCollection of many tables, all hot, beside PyTorch's sparse bags."""
+    """Take steps through an EmbeddingBagCollection of many tables, all hot, compared with PyTorch's sparse bags."""
     from kvemb.tools.bench.features import run
 
     run(tables, rows, dim, batch, steps, runs, folder).show(json)
@@ -430,7 +437,7 @@ def prefetch(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train a table that is mostly cold, with half of a step in a model, with kvemb.torch.prefetching and without."""
+    """Train a mostly cold table with a model that takes half of each step, with kvemb.torch.prefetching and without."""
     from kvemb.tools.bench.prefetch import run
 
     run(rows, dim, hot_rows, batch, steps, runs, zipf, folder).show(json)

@@ -21,6 +21,6 @@ HotRows = Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Rows in the hot
 Batch = Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Keys per call.")]
 Batches = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Calls per run.")]
 Steps = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Training steps per run.")]
-Runs = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Runs, whose median counts.")]
+Runs = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Number of runs; the result is their median.")]
 Zipf = Annotated[float, typer.Option(min=0.0, max=MAX_ZIPF, callback=no_nan, help="Zipf exponent of popularity.")]
 BudgetMib = Annotated[int, typer.Option(min=4, max=MAX_MIB, help="Memory budget in MiB, for both sides.")]

@@ -12,7 +12,7 @@ import typer
 import kvemb.cluster
 from kvemb.tools.screen import AsJson, Quiet, Screen, local_path
 
-app = typer.Typer(help="Look at the checkpoints of a cluster, and write one for another number of shards.")
+app = typer.Typer(help="Describe the checkpoints of a cluster, and rewrite one for another number of shards.")
 
 
 @app.command()
@@ -42,7 +42,7 @@ def status(
 @app.command()
 def reshard(
     url: Annotated[str, typer.Argument(help="A directory or a URL with checkpoints of a cluster.")],
-    out: Annotated[str, typer.Argument(help="Where the new one goes; it may be the same.")],
+    out: Annotated[str, typer.Argument(help="The destination of the new checkpoint; may be the same.")],
     shards: Annotated[int, typer.Option(min=1, max=4096, help="How many shards the new checkpoint has.")],
     scratch: Annotated[
         Path | None, typer.Option(parser=local_path, help="A directory for the files of one shard at a time.")
@@ -50,9 +50,9 @@ def reshard(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the newest checkpoint of a cluster again for another number of shards.
+    """Rewrite the newest checkpoint of a cluster for another number of shards.
 
-    A cluster that is opened with another number does the same for itself; this is for doing so beforehand.
+    Opening a cluster with another number of shards does the same; this command does it beforehand.
     Example: kvemb cluster reshard checkpoints checkpoints --shards 8
     """
     screen = Screen(quiet, as_json)

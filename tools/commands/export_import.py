@@ -79,7 +79,9 @@ def export(
 def import_(
     source: Annotated[str, typer.Argument(metavar="IN", help="A file, a folder, a URL, or - for a pipe.")],
     path: Annotated[Path, typer.Argument(parser=local_path, help="A store; created if it does not exist.")],
-    variable: Annotated[str | None, typer.Option(help="Its name; default: the name in IN, or that of IN.")] = None,
+    variable: Annotated[
+        str | None, typer.Option(help="The variable's name; default: the name in IN, or that of IN.")
+    ] = None,
     format: Annotated[str | None, typer.Option(help=f"{names()}; default: by the ending of IN.")] = None,
     on_conflict: Annotated[
         Literal["replace", "keep", "error"], typer.Option(help="What to do if a row exists already.")
@@ -88,12 +90,14 @@ def import_(
     value_column: Annotated[
         str | None, typer.Option(help="The column of values; of a PyTorch file, the weight.")
     ] = None,
-    key_dtype: Annotated[Literal["int64", "int32", "uint64"] | None, typer.Option(help="Of a new variable.")] = None,
-    value_dtype: Annotated[str | None, typer.Option(help="Of a new variable.")] = None,
+    key_dtype: Annotated[
+        Literal["int64", "int32", "uint64"] | None, typer.Option(help="The dtype for a new variable.")
+    ] = None,
+    value_dtype: Annotated[str | None, typer.Option(help="The dtype for a new variable.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Load a table into a new or an existing variable. An export with slots and scores comes back bit for bit.
+    """Load a table into a new or an existing variable. Importing an export with slots and scores restores every bit.
 
     Example: kvemb import pretrained.parquet store --variable items --key-column id --value-column embedding
     """

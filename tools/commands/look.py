@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path, size
 
 Place = Annotated[str, typer.Argument(help=PLACE)]
 Variable = Annotated[str | None, typer.Argument(help="The variable; required if there are several.")]
-# How many numbers of a row are printed, and how many characters of an attached value.
+# How many numbers of a row, and how many characters of an attached value, are printed.
 ROW_NUMBERS = 6
 MAX_CHARACTERS = 100
 BARS = " ▁▂▃▄▅▆▇█"
@@ -27,7 +27,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 def info(path: Place, as_json: AsJson = False) -> None:
     """Show what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, files, parent, calls.
 
-    Of a variable with rows on a GPU also how many were hot there and in the host's memory when it was saved.
+    For a variable with rows on a GPU, also how many were hot there and in the host's memory when it was saved.
 
     Example: kvemb info checkpoints/00000042
     """
@@ -71,7 +71,7 @@ def _short(text: str) -> str:
 
 
 def _brief(described: dict[str, Any]) -> str:
-    """Return a description as a call: of an optimizer the learning rate and what differs from the defaults."""
+    """Return a description as a call: for an optimizer, the learning rate and parameters that are not the default."""
     name = described.get("kind") or described.get("name")
     optimizer = kvemb.optimizers.KINDS.get(name) if "name" in described and isinstance(name, str) else None
     usual = {} if optimizer is None else {each.name: each.default for each in fields(optimizer)}
@@ -131,7 +131,8 @@ def peek(
         numbers = row["values"]
         start = " ".join(f"{number:.4g}" for number in numbers[:ROW_NUMBERS])
         more = " ..." if len(numbers) > ROW_NUMBERS else ""
-        lines.append((str(key), f"{start}{more}   score {row['score']:g}, changed at call {row['step']:,}"))
+        score = _moment(row["score"]) if found.scores_are_times else f"{row['score']:g}"
+        lines.append((str(key), f"{start}{more}   score {score}, changed at call {row['step']:,}"))
         lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in row["neighbours"]]
     screen.close(f"kvemb peek {path}", lines, {"rows": records, "missing": found.missing})
     if found.missing:
@@ -139,7 +140,7 @@ def peek(
 
 
 def _records(found: inspect.Peek) -> Iterator[dict[str, Any]]:
-    """Yield each row as JSON has it: key, values, score, step, neighbours, and each slot by its name."""
+    """Yield each row as a JSON object: key, values, score, step, neighbours, and each slot by its name."""
     rows = found.rows
     assert rows.scores is not None
     assert rows.steps is not None
@@ -152,6 +153,16 @@ def _records(found: inspect.Peek) -> Iterator[dict[str, Any]]:
             "neighbours": found.neighbours.get(key, []),
             **{slot: array[at].astype(float).tolist() for slot, array in (rows.slots or {}).items()},
         }
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _moment(since_1970: float) -> str:
+    from kvemb.tools.report.axes import moment
+
+    return moment(since_1970, seconds=True)
 
 
 def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
@@ -171,7 +182,7 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
         ("equal to another", f"{found.duplicates:,} rows"),
         ("NaN or infinite", f"{found.not_finite:,} rows{keys}"),
         ("norm", _histogram(found.norms)),
-        ("score", _histogram(found.scores)),
+        ("score", _histogram(found.scores, _moment if found.scores_are_times else _number)),
         ("age in these calls", _histogram(found.ages)),
         ("mean of a column", f"{min(mean):.4g} to {max(mean):.4g}" if mean else ""),
         ("spread of a column", f"{min(spread):.4g} to {max(spread):.4g}" if spread else ""),
@@ -179,23 +190,23 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
     screen.close(f"kvemb stats {path} {found.variable}", lines, asdict(found))
 
 
-def _histogram(found: table_stats.Histogram) -> str:
+def _histogram(found: table_stats.Histogram, formatted: Callable[[float], str] = _number) -> str:
     most = max(found.counts, default=0)
     if not most:
         return "none"
     bars = "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in found.counts)
-    return f"{found.edges[0]:.4g} {bars} {found.edges[-1]:.4g}"
+    return f"{formatted(found.edges[0])} {bars} {formatted(found.edges[-1])}"
 
 
 def diff(
     a: Place,
-    b: Annotated[str, typer.Argument(help="Another one.")],
+    b: Annotated[str, typer.Argument(help="Another checkpoint or store.")],
     variable: Annotated[str | None, typer.Option(help="Compare only this variable.")] = None,
     top: Annotated[
-        int, typer.Option(min=0, max=MAX_STORED_ROWS, help="How many of the rows that moved most to name.")
+        int, typer.Option(min=0, max=MAX_STORED_ROWS, help="How many of the rows that moved most to list.")
     ] = 10,
     format: Annotated[
-        str, typer.Option(help="table, or parquet, which also writes the rows that differ to --out.")
+        str, typer.Option(help="table; or parquet, which also writes the rows that differ to --out.")
     ] = "table",
     out: Annotated[str, typer.Option(help="The Parquet file.")] = "diff.parquet",
     quiet: Quiet = False,
@@ -217,11 +228,12 @@ def diff(
     lines = []
     for each in found:
         how = "read from the recorded changes" if each.recorded else "both tables were read"
-        counts = f"{each.added:,} added, {each.removed:,} removed, {each.changed:,} changed"
-        lines.append((each.variable, f"{counts}; {how}"))
-        lines.append(("", f"{each.moved:,} moved" + ("; relative to the row before:" if each.moved else "")))
-        counted = zip(each.l2.upto, each.l2.counts, strict=True)
-        lines += [("", f"  {_upto(most):>11}: {count:,}") for most, count in counted if count]
+        counts = {"added": each.added, "removed": each.removed, "changed": each.changed}
+        counted = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        lines.append((each.variable, f"{counted or 'no difference'}; {how}"))
+        lines += [("", f"{each.moved:,} moved; relative to the row before:")] * bool(each.moved)
+        bins = zip(each.l2.upto, each.l2.counts, strict=True)
+        lines += [("", f"  {_upto(most):>11}: {count:,}") for most, count in bins if count]
         lines += [("", "moved most:")] * bool(each.most)
         lines += [("", f"  key {row.key}: l2 {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
     if target is not None:

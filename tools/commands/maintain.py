@@ -37,11 +37,13 @@ def restrict(
         int, typer.Argument(min=0, max=MAX_STORED_ROWS, help="How many rows to keep: those with the highest scores.")
     ],
     variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many rows would leave; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how many rows would be removed; change nothing.")
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bound a variable by its policy: removes the rows with the lowest scores.
+    """Bound a variable by its policy: remove the rows with the lowest scores.
 
     Example: kvemb restrict store 1000000 --variable users
     """
@@ -93,7 +95,7 @@ def drop(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a variable with all its rows: says how many, and asks. Earlier checkpoints keep it.
+    """Delete a variable with all its rows, after showing how many and asking. Earlier checkpoints keep it.
 
     Example: kvemb drop store users
     """
@@ -127,7 +129,7 @@ def migrate(
     variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="Such as adagrad, or none; adagrad:0.1,clip_norm=1 also gives parameters."),
+        typer.Option(help="An optimizer such as adagrad, or none; adagrad:0.1,clip_norm=1 also sets parameters."),
     ] = None,
     slots: Annotated[
         Literal["keep", "reset"], typer.Option(help="Slots that both optimizers have: keep or reset.")
@@ -140,13 +142,13 @@ def migrate(
         Literal["int64", "int32", "uint64"] | None, typer.Option(help="Another dtype for the keys.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="frequency, timestamp or none; frequency:1000 also gives a half-life in steps.")
+        str | None, typer.Option(help="frequency, timestamp or none; frequency:1000 also sets a half-life in steps.")
     ] = None,
     yes: Yes = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a variable to a new store with another optimizer, dtype, dim or policy: says what will change, and asks.
+    """Copy a variable to a new store with another optimizer, dtype, dim or policy. Shows the changes, and asks.
 
     Example: kvemb migrate checkpoints/00000042 smaller --value-dtype float16 --optimizer none --yes
     """

@@ -28,14 +28,14 @@ def push(
         int | None, typer.Option(min=1, max=MAX_SERIES, help="Keep only this many of the newest checkpoints there.")
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Also read the files that are there, and replace damaged ones.")
+        bool, typer.Option("--verify", help="Also read the files at the destination, and replace damaged ones.")
     ] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="Send the whole checkpoint, not what changed.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Send the whole checkpoint, not only what changed.")] = False,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a checkpoint to a remote: sends what changed since one that is there, else files that are not there.
+    """Copy a checkpoint to a remote: the rows that changed since one at the remote, or the whole checkpoint.
 
     Example: kvemb push checkpoints s3://bucket/model
     """
@@ -62,7 +62,7 @@ def pull(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a checkpoint from a remote: fetches only files that no local checkpoint has, and verifies each.
+    """Copy a checkpoint from a remote: only files that no local checkpoint has are fetched, and each is verified.
 
     Example: kvemb pull s3://bucket/model checkpoints
     """

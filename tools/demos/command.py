@@ -1,4 +1,4 @@
-"""The command `kvemb demo`: its options, which of them go together, and the working directory."""
+"""The command `kvemb demo`: its options, their valid combinations, and the working directory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvemb.tools.demos.workplace import PatientInterrupts, workplace
+from kvemb.tools.demos.workplace import DeferredInterrupts, workplace
 from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_ROWS, MAX_RUNS, MAX_SEED, no_nan
 from kvemb.tools.screen import Screen, local_path
 
-# The budget of the click log and of triples, and the steps of --dlrm, unless given.
+# Defaults: the memory budget for the click log and for triples, and the steps of --dlrm.
 BUDGET, STEPS = "64MiB", 1000
 
 
@@ -34,7 +34,9 @@ def demo(
     ] = None,
     dlrm: Annotated[
         bool,
-        typer.Option("--dlrm", help="Train a DLRM of 26 tables, beside the same model in PyTorch. Needs PyTorch."),
+        typer.Option(
+            "--dlrm", help="Train a DLRM of 26 tables, and compare it with the same model in PyTorch. Needs PyTorch."
+        ),
     ] = False,
     clicks: Annotated[
         int | None,
@@ -48,7 +50,9 @@ def demo(
     shards: Annotated[
         int | None,
         typer.Option(
-            min=1, max=64, help="Train over shards on Ray, with one killed half way: it must end as one store does."
+            min=1,
+            max=64,
+            help="Train over shards on Ray, and kill one half way; the rows must equal those of one store.",
         ),
     ] = None,
     epochs: Annotated[
@@ -56,14 +60,14 @@ def demo(
         typer.Option(min=1, max=MAX_RUNS, show_default="15", help="With --triples: passes over the training triples."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, max=MAX_RUNS, show_default="1000", help="With --dlrm: steps.")
+        int | None, typer.Option(min=1, max=MAX_RUNS, show_default="1000", help="With --dlrm: number of steps.")
     ] = None,
     kill_at: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MAX_RUNS,
-            help="With --dlrm: train once more, with kill -9 after this many steps, and resume: it must end the same.",
+            help="With --dlrm: train again, kill -9 after this many steps, and resume; the result must be equal.",
         ),
     ] = None,
     hot: Annotated[
@@ -99,7 +103,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print only the closing figures, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
 ) -> None:
-    """Train tables larger than their memory budget: on a generated click log, or with --triples a knowledge graph, or
+    """Train tables larger than their memory budget: on a generated click log, with --triples on a knowledge graph, or
     with --dlrm 26 tables of a deep model.
     """
     if triples and not files:
@@ -119,7 +123,7 @@ def demo(
     from kvemb.tools.demos import run_clicks, run_cluster, run_dlrm, run_triples
     from kvemb.tools.demos.bilinear import TUNINGS
 
-    with PatientInterrupts() as stop, workplace(directory, keep) as folder:
+    with DeferredInterrupts() as stop, workplace(directory, keep) as folder:
         screen, kept, checkpoint = Screen(quiet, as_json), folder if keep else None, folder / "checkpoint"
         if triples:
             name = model or "distmult"

@@ -1,7 +1,7 @@
 """`kvemb demo`: train a table larger than its memory budget on a generated click log, end to end.
 
-Half way a checkpoint is taken. At the end it is opened as a store of its own, and must rank held-out lines exactly as
-the model did when it was taken.
+Half way a checkpoint is taken. At the end the checkpoint is opened as a separate store, and must rank held-out lines
+exactly as the model did when the checkpoint was taken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvemb.tools.demos.click_log import HELD_OUT, ClickLog, Clicks, auc
 from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.figures import memory_figures, speed_figures, tier_figures
 from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
-from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.memory import anonymous_bytes
 from kvemb.tools.screen import Screen
 
@@ -36,7 +36,7 @@ class ClickRun:
     seed: int
 
 
-def run(settings: ClickRun, folder: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> None:
+def run(settings: ClickRun, folder: Path, screen: Screen, stop: DeferredInterrupts, kept: Path | None) -> None:
     """Train, check the checkpoint, and print a table. folder: an empty directory to work in; kept: the same if it is
     kept, otherwise None. Raises Corruption if the reopened checkpoint gives another AUC.
     """

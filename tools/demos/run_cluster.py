@@ -1,7 +1,8 @@
-"""`kvemb demo --shards`: the click log's demo over shards on Ray, of which one is killed half way.
+"""`kvemb demo --shards`: the demo of the click log over shards on Ray, one of which is killed half way.
 
-After a quarter of the way a checkpoint is written. After the loss the whole cluster goes back to it, and trains on. At
-the end every row must be, bit for bit, that of one store that trained on the same lines undisturbed.
+A checkpoint is written after a quarter of the lines. After the loss the whole cluster goes back to it, and continues
+training. At the end every row must equal, bit for bit, that of a single store that trained on the same lines without a
+loss.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvemb.tools.demos.click_log import ClickLog, Clicks
 from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.run_clicks import ClickRun
 from kvemb.tools.demos.training import FIRST_NOTE
-from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.local_ray import start_ray
 from kvemb.tools.screen import Screen
 from kvemb.tools.stress.places import kill_process
@@ -31,14 +32,15 @@ def run(
     shards: int,
     folder: Path,
     screen: Screen,
-    stop: PatientInterrupts,
+    stop: DeferredInterrupts,
     *,
     transport: Literal["ray", "local"] = "ray",
     lose: Callable[[kvemb.cluster.Store], None] | None = None,
 ) -> None:
     """Train twice, and print a table. folder: an empty directory to work in. transport: of kvemb.cluster.open.
 
-    lose: loses a shard; None: kills the process of the last one. Raises Corruption if a row differs.
+    lose: a function that loses a shard; None: the process of the last one is killed. Raises Corruption if a row
+    differs.
     """
     if transport == "ray":
         start_ray()

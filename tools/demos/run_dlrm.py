@@ -1,9 +1,9 @@
-"""`kvemb demo --dlrm`: a DLRM of 26 tables in a fifth of their memory, beside the same model in PyTorch's memory alone.
+"""`kvemb demo --dlrm`: a DLRM of 26 tables in a fifth of their memory, compared with the same model in PyTorch.
 
-Three processes train one after the other, on the same batches: PyTorch with tables of one row each, for what PyTorch
-itself takes; PyTorch with all tables in memory; and kvemb, which saves checkpoints. Their losses must be equal but for
-rounding. With `kill_at` a fourth one is killed (SIGKILL) at that step and started again: it goes on from its newest
-checkpoint, and must end as the undisturbed one, bit for bit.
+Three processes train one after the other, on the same batches: PyTorch with tables of one row each, to measure the
+memory of PyTorch itself; PyTorch with all tables in memory; and kvemb, which saves checkpoints. Their losses must be
+equal up to rounding. With `kill_at` a fourth process is killed (SIGKILL) at that step and started again: it continues
+from its newest checkpoint, and must end in the same state as the undisturbed one, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import kvemb
 from kvemb.tools.demos.click_log import HELD_OUT, auc
 from kvemb.tools.demos.sides import Outcome, Settings, run_side
 from kvemb.tools.demos.training import FIRST_NOTE
-from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.failures import BadInput
 from kvemb.tools.screen import Screen, size
 
-# Of the tables, what the budget is; but a store needs some.
+# The budget as a share of the tables, and the least budget of a store.
 BUDGET_SHARE, MIN_BUDGET = 5, 16 << 20
 CHECKPOINTS = 10
 ALONE_STEPS = 20
-# How far losses may differ, relatively, in so many steps: the two sides sum in different orders.
+# The largest relative difference of losses in so many steps: the two sides sum in different orders.
 MAX_DIFFERENCE, COMPARED_STEPS = 1e-4, 500
 OVERHEAD_BYTES = 300_000_000
 
@@ -46,10 +46,10 @@ class DlrmRun:
     kill_at: int | None
 
 
-def run(settings: DlrmRun, folder: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> Path:
+def run(settings: DlrmRun, folder: Path, screen: Screen, stop: DeferredInterrupts, kept: Path | None) -> Path:
     """Train all sides, compare them, and print a table. folder: an empty directory to work in; kept: the same if it is
-    kept, otherwise None. Returns the oldest checkpoint that is there. Raises BadInput without PyTorch; Corruption if
-    the losses differ by more than rounding, or the process that was killed ends in another state.
+    kept, otherwise None. Returns the oldest existing checkpoint. Raises BadInput without PyTorch; Corruption if the
+    losses differ by more than rounding, or the process that was killed ends in another state.
     """
     if find_spec("torch") is None:
         raise BadInput("kvemb demo --dlrm needs PyTorch; install it: pip install 'kvemb[torch]'")
@@ -58,7 +58,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: PatientInterrupts
     tables = rows * plain.row_bytes
     share = max(tables // BUDGET_SHARE, MIN_BUDGET)
     with kvemb.open(folder / "store", memory_budget=settings.budget or share) as store:
-        budget = store.budget.total  # one that cannot be is refused before anything is trained
+        budget = store.budget.total  # refuses an invalid budget before anything is trained
     stored = replace(plain, folder=str(folder), budget=budget, every=max(1, settings.steps // CHECKPOINTS))
     trained = _train(settings, plain, stored, screen, stop)
     alone, peer, ours, again = trained.alone, trained.peer, trained.ours, trained.again
@@ -124,7 +124,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: PatientInterrupts
 
 @dataclass(frozen=True)
 class _Trained:
-    """What each process ended with. alone: PyTorch with tables of one row each. again: of the one that was killed and
+    """The outcomes of the processes. alone: PyTorch with tables of one row each. again: the process that was killed and
     resumed, None if none was.
     """
 
@@ -134,8 +134,8 @@ class _Trained:
     again: Outcome | None
 
 
-def _train(settings: DlrmRun, plain: Settings, stored: Settings, screen: Screen, stop: PatientInterrupts) -> _Trained:
-    """Train all sides. plain: what PyTorch's are told; stored: what kvemb's is told, whose budget is known."""
+def _train(settings: DlrmRun, plain: Settings, stored: Settings, screen: Screen, stop: DeferredInterrupts) -> _Trained:
+    """Train all sides. plain: settings of PyTorch's sides; stored: settings of kvemb's side, with a budget."""
 
     def side(what: str, each: Settings, kill_at: int | None = None) -> Outcome | None:
         with screen.progress(what, each.steps, FIRST_NOTE) as advance:
@@ -172,11 +172,11 @@ def _train(settings: DlrmRun, plain: Settings, stored: Settings, screen: Screen,
 
 
 def _difference(ours: list[float], theirs: list[float]) -> float:
-    """Return how far losses differ at most in the first COMPARED_STEPS steps, relatively."""
+    """Return the largest relative difference of losses in the first COMPARED_STEPS steps."""
     one, other = np.array(ours[:COMPARED_STEPS]), np.array(theirs[:COMPARED_STEPS])
     return float((np.abs(one - other) / np.abs(other)).max())
 
 
 def _same(again: Outcome, whole: Outcome) -> bool:
-    """Whether a process that was resumed ended as one that was not, in every bit."""
+    """Whether a resumed process ended in the same state as an undisturbed one, in every bit."""
     return again.digest == whole.digest and again.auc == whole.auc and again.losses == whole.losses[again.first :]

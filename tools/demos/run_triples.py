@@ -1,7 +1,7 @@
 """`kvemb demo --triples FILE...`: train DistMult or ComplEx on a knowledge graph, with a share of the entities hot.
 
-As in the demo of clicks, a checkpoint is taken half way. At the end it is opened as a store of its own, and must rank
-the validation triples exactly as the model did when it was taken.
+As in the demo of clicks, a checkpoint is taken half way. At the end it is opened as a separate store, and must rank the
+validation triples exactly as the model did when the checkpoint was taken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvemb.tools.demos.figures import memory_figures, speed_figures, tier_figure
 from kvemb.tools.demos.ranking import Filter, Ranking, filtered_ranks, questions_of, summarise
 from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
 from kvemb.tools.demos.triple_files import Ints, load_graph
-from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.memory import anonymous_bytes
 from kvemb.tools.screen import Screen
 
@@ -37,7 +37,7 @@ class TripleRun:
     seed: int
 
 
-def run(settings: TripleRun, folder: Path, screen: Screen, stop: PatientInterrupts, kept: Path | None) -> None:
+def run(settings: TripleRun, folder: Path, screen: Screen, stop: DeferredInterrupts, kept: Path | None) -> None:
     """Train, check the checkpoint, and print a table. folder: an empty directory to work in; kept: the same if it is
     kept, otherwise None. Raises Corruption if the reopened checkpoint ranks differently.
     """

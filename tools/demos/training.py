@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import kvemb
-from kvemb.tools.demos.workplace import PatientInterrupts
+from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.screen import Advance
 
 Batch = TypeVar("Batch", contravariant=True)
 Given = TypeVar("Given")
 NOTE_EVERY_SECONDS = 0.25
-# Why the first batch takes so long in the first run on a machine.
+# The explanation for the duration of the first batch in the first run on a machine.
 FIRST_NOTE = "compiling kernels, once"
 
 
@@ -22,7 +22,7 @@ class Model(Protocol[Batch]):
 
     @property
     def variables(self) -> Sequence[kvemb.Variable]:
-        """The variables whose hits and misses are worth showing."""
+        """The variables whose hits and misses are shown."""
 
     def prefetch(self, batch: Batch) -> None:
         """Start reading the rows that training on the batch will need."""
@@ -39,7 +39,7 @@ class Meter:
 
     def __init__(self, variables: Sequence[kvemb.Variable], advance: Advance) -> None:
         self._variables, self._advance = variables, advance
-        self._noted = -NOTE_EVERY_SECONDS  # the first note needs no wait
+        self._noted = -NOTE_EVERY_SECONDS  # the first note is shown at once
         self.batches = self.rows = 0
         self.seconds = self.first_seconds = 0.0
 
@@ -61,13 +61,13 @@ class Meter:
 
     @property
     def hit_rate(self) -> float:
-        """The share of looked-up rows that were hot, of those that existed; 0 before the first lookup."""
+        """The share of existing looked-up rows that were hot; 0 before the first lookup."""
         hits = sum(variable.stats.hits for variable in self._variables)
         misses = sum(variable.stats.misses for variable in self._variables)
         return hits / (hits + misses) if hits + misses else 0.0
 
 
-def train(model: Model[Given], batches: Iterable[Given], meter: Meter, stop: PatientInterrupts) -> None:
+def train(model: Model[Given], batches: Iterable[Given], meter: Meter, stop: DeferredInterrupts) -> None:
     """Train on all batches in order. Interrupts take effect between two batches."""
     coming = iter(batches)
     batch = next(coming, None)

@@ -1,7 +1,7 @@
 """A demo's working directory, deleted afterwards, and interrupts that wait for the end of a batch.
 
-A store that is closed between two batches is complete, so Ctrl-C, a kill and an error leave either nothing or a store
-that opens.
+A store that is closed between two batches is complete, so Ctrl-C, SIGTERM and an error leave either nothing or a store
+that can be opened.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def workplace(directory: Path | None, keep: bool) -> Iterator[Path]:
                 folder.rmdir()
 
 
-class PatientInterrupts:
+class DeferredInterrupts:
     """Within the block, Ctrl-C and SIGTERM take effect at the next `check()`; a second one takes effect at once.
 
     An exception in the middle of a batch would leave the model's variables partly updated.
@@ -58,7 +58,7 @@ class PatientInterrupts:
         self._asked: int | None = None
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> PatientInterrupts:
+    def __enter__(self) -> DeferredInterrupts:
         # Python delivers signals only to the main thread.
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._remember) for number in self._SIGNALS}

@@ -76,7 +76,8 @@ def _head(root: Path, newest_path: Path, newest: Info, past: History) -> str:
     ]
     if past.checkpoints:
         lines.insert(0, ("newest checkpoint" if not past.damages else "newest that can be read", newest_path.name))
-        lines.append((f"checkpoints, at most {SHOWN}", f"{len(past.checkpoints):,}"))
+        shown = len(past.checkpoints)
+        lines.append(("checkpoints shown", f"{shown}, the newest" if shown == SHOWN else str(shown)))
     warned = [notice(f"{which} cannot be read:", why) for which, why in sorted(past.damages.items())]
     return f'<h1 id="top">{name(str(root))}</h1>{facts(lines)}{"".join(warned)}'
 
@@ -90,7 +91,7 @@ def _overview(variables: list[Found], past: History) -> str:
         last = each.changes[-1] if each.changes else None
         moved = ""
         if last is not None and (last.added or last.removed):
-            moved = f'<br> <span class="sub small">+{last.added:,} &minus;{last.removed:,}</span>'
+            moved = f'<br> <span class="sub small">+{last.added:,} &minus;{last.removed:,} since the previous</span>'
         bad = "cannot be read" if each.damage else not_finite(each)
         lines.append(
             [

@@ -1,7 +1,7 @@
-"""Charts as SVG files of their own, to be shown beside Markdown, on a light or a dark page.
+"""Charts as separate SVG files, for Markdown, on a light or a dark page.
 
-A picture has its own background and size, and no script. Colours follow the reader's theme where a viewer knows it;
-one that does not shows the light ones, which are as readable, since the background is the picture's.
+A picture has its own background and size, and no script. Colours follow the reader's theme if the viewer supports it;
+other viewers show the light colours, which are readable because the picture has its own background.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIDE = 410
 _LEFT, _RIGHT, _TOP, _HIGH = 52, 18, 50, 180
 # Height of a line of the legend, the width of its sample of a line, and of a letter, in pixels.
 _LINE, _SAMPLE, _LETTER = 18, 26, 6.3
-# Below the plot: the labels, the name of the axis.
+# Heights below the plot: of the labels, of the axis's name.
 _BELOW = 48
 
 
@@ -45,21 +45,22 @@ def picture(title: str, curves: Sequence[Curve], along: Scale, up: Scale, *, acr
 
 
 def _legend(curves: Sequence[Curve], first: float) -> tuple[list[str], int]:
-    """Return the legend, as many names to a line as fit, and its number of lines. first: the y of the first line."""
+    """Return the legend and its number of lines: column by column, as many as fit. first: the y of the first line."""
     widest = max(_SAMPLE + 6 + _LETTER * len(curve.name) + 14 for curve in curves)
     columns = max(1, min(len(curves), int((WIDE - 28) // widest)))
+    lines = -(-len(curves) // columns)
     drawn = []
     for at, curve in enumerate(curves):
-        x, y = 14 + at % columns * (WIDE - 28) / columns, first + at // columns * _LINE
+        x, y = 14 + at // lines * (WIDE - 28) / columns, first + at % lines * _LINE
         dashes = ' stroke-dasharray="5 4"' if curve.dashed else ""
         line = f'x1="{x:g}" x2="{x + _SAMPLE:g}" y1="{y - 4:g}" y2="{y - 4:g}"{dashes}'
         drawn.append(f'<line class="line{min(curve.colour, COLOURS - 1)}" {line}/>')
         drawn.append(f'<text class="label" x="{x + _SAMPLE + 6:g}" y="{y:g}">{escape(curve.name)}</text>')
-    return drawn, -(-len(curves) // columns)
+    return drawn, lines
 
 
 def _style() -> str:
-    """Return the rules without CSS variables, which converters of SVG do not know."""
+    """Return the CSS rules without variables, which converters of SVG do not support."""
     return f"""
 text {{ font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 12px; }}
 .title {{ font-size: 14px; font-weight: 600; }}

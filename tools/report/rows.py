@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvemb import bulk
 from kvemb.tools.numbers import lengths
-from kvemb.tools.reading import Progress, opened, with_progress
+from kvemb.tools.reading import Progress, opened, scores_are_times, with_progress
 from kvemb.tools.report.bins import Bins, Kind, Numbers, bins, percentiles
 from kvemb.tools.report.projection import Candidates, Projection
 
@@ -86,9 +86,9 @@ def survey(path: Path, name: str, progress: Progress | None = None) -> Survey:
         return found
 
 
-def _score_kind(policy: dict[str, object]) -> Kind:
+def _score_kind(policy: dict[str, Any]) -> Kind:
     if policy["kind"] == "timestamp":
-        return Kind.TIME if policy["clock"] == "seconds" else Kind.STEP
+        return Kind.TIME if scores_are_times(policy) else Kind.STEP
     return Kind.COUNT if policy["kind"] == "frequency" and policy["half_life"] is None else Kind.ANY
 
 

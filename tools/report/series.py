@@ -67,7 +67,8 @@ def _growth(history: History) -> tuple[str, str]:
     along, at = _along(history)
     numbers = [each for line in drawn for each in line.values if each]
     least = [max(each or 0 for each in line.values) for line in drawn]
-    note = f"{moment(at[0])} to {moment(at[-1])}."
+    short = at[-1] - at[0] < 3600
+    note = f"{moment(at[0], seconds=short)} to {moment(at[-1], seconds=short)}."
     if numbers and max(least) >= _LOG_FROM * max(1, min(each for each in least if each)):
         drawn = [Line(line.name, [each or None for each in line.values]) for line in drawn]
         up: Scale = Log(10.0 ** math.floor(math.log10(min(numbers))), 1.2 * max(numbers), whole=True)
@@ -109,9 +110,10 @@ def _tips(history: History, texts: Sequence[str]) -> list[str]:
 
 
 def _dates(history: History) -> list[tuple[int, str]]:
-    """Return (column, label) for the columns to label: the first of a day, or of a minute, as many as fit."""
+    """Return (column, label) for the columns to label: the first of a day, a minute or a second, as many as fit."""
     made = [datetime.fromtimestamp(checkpoint.created) for checkpoint in history.checkpoints]
-    form = "%b %d" if made[-1].date() != made[0].date() else "%H:%M"
+    minutes = {each.replace(second=0, microsecond=0) for each in made}
+    form = "%b %d" if made[-1].date() != made[0].date() else "%H:%M" if len(minutes) > 1 else "%H:%M:%S"
     labels = [each.strftime(form) for each in made]
     gap = len(labels) * (len(labels[0]) * LETTER + GAP)
     found: list[tuple[int, str]] = []

@@ -1,6 +1,6 @@
 """`kvemb stress`: random operations and crashes on a real table on disk, compared with a model.
 
-Not a benchmark: it stops at the first difference, and prints the command that reproduces it.
+It is not a benchmark: it stops at the first difference, and prints the command that reproduces it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def losses(
     rounds: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Number of losses.")] = 100,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=MAX_SEED, help="Seed of all random choices; what is under way at a loss still varies."),
+        typer.Option(
+            min=0, max=MAX_SEED, help="Seed of all random choices; the calls in progress at a loss still vary."
+        ),
     ] = 0,
     shards: Annotated[int, typer.Option(min=2, max=64, help="Number of shards.")] = 3,
     clients: Annotated[int, typer.Option(min=1, max=64, help="Number of clients that make calls.")] = 4,

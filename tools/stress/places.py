@@ -1,6 +1,6 @@
-"""Clusters for `kvemb stress cluster`, and the ways in which they lose shards, in this process and on Ray.
+"""Clusters for `kvemb stress cluster`, in this process and on Ray, and the ways in which they lose shards.
 
-On Ray there are two nodes on this machine: the first has the coordinator, and the second can be killed.
+On Ray, two nodes run on this machine: the first has the coordinator, and the second can be killed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.starting import OpenRequest, start
-from kvemb.cluster.local import Here, LocalTransport, failed, made_here
+from kvemb.cluster.local import DirectTransport, LocalTransport, failed, make_in_process
 from kvemb.cluster.messages import Change
 from kvemb.cluster.transport import GateClosed, Unanswered
 from kvemb.handle import inside
 from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, gradients, table_of
 
 BUDGET = "4MiB"
-# How long a cut waits for the rest of a dead client's call here, so that a round is short.
+# How long a cut waits here for the rest of a dead client's call; short, so that a round is short.
 ABSENT_SECONDS = 1.0
 
 
-# Loses something, by random choice; returns whether that is a shard, so that all must hear of it.
+# Loses something, by random choice; returns whether it was a shard, so that all clients must get ShardLost.
 Loss = Callable[[Any], bool]
 
 
@@ -49,7 +49,7 @@ class Place(Protocol):
     first: kvemb.cluster.Store
 
     def client(self) -> kvemb.cluster.Store:
-        """One more client."""
+        """Return one more client."""
 
     def close(self) -> None:
         """Close it, without a checkpoint."""
@@ -59,8 +59,8 @@ def _request(url: str, shards: int) -> OpenRequest:
     return OpenRequest(url, {}, shards, {"memory_budget": BUDGET}, absent_seconds=ABSENT_SECONDS)
 
 
-class _Mortal:
-    """A LocalTransport whose shards can end."""
+class EndableTransport:
+    """A LocalTransport whose shards can be ended."""
 
     def __init__(self, transport: LocalTransport) -> None:
         self.transport, self.shards, self._ended = transport, transport.shards, set[int]()
@@ -87,7 +87,7 @@ class _Mortal:
         return self.transport.ping(shard)
 
     def end(self, shard: int) -> None:
-        """End a shard: no later call reaches it, and calls under way get no answer."""
+        """End a shard: no later call reaches it, and running calls get no answer."""
         self._ended.add(shard)
 
     def close(self) -> None:
@@ -108,8 +108,8 @@ class LocalPlace:
         self._coordinator = start(_request(url, shards), self._make, None)
         self.first = self._client(owner=True)
 
-    def _make(self, meter: Any, plan: Any) -> _Mortal:
-        self._mortal = _Mortal(made_here(self._scratch, meter, plan))
+    def _make(self, meter: Any, plan: Any) -> EndableTransport:
+        self._mortal = EndableTransport(make_in_process(self._scratch, meter, plan))
         return self._mortal
 
     def client(self) -> kvemb.cluster.Store:
@@ -117,7 +117,7 @@ class LocalPlace:
         return self._client(owner=False)
 
     def _client(self, *, owner: bool) -> kvemb.cluster.Store:
-        return kvemb.cluster.Store(Cluster(Here(self._coordinator), "here"), series=True, owner=owner)
+        return kvemb.cluster.Store(Cluster(DirectTransport(self._coordinator), "here"), series=True, owner=owner)
 
     def _end_shard(self, chance: Any) -> bool:
         self._mortal.end(int(chance.integers(self._shards)))
@@ -139,7 +139,7 @@ def _node_of(actor: Any) -> str:
 
 
 def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
-    """Send one part of a call, and never the others, as a client that is killed in its midst."""
+    """Send only one part of a call, as a client that is killed during a call does."""
     cluster, table = inside(store), inside(store.variables[NAME])
     keys, columns = KEYS[int(chance.integers(GROUPS))], table.schema.dim
     parts = dict(cluster.router.split(keys).positions())
@@ -149,7 +149,7 @@ def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
     with calls.stamped(parts) as stamp:
         sent = keys[parts[shard]], gradients(columns - 1, columns)[parts[shard]]
         change = Change(token, "apply_gradients", sent, clock.now(None))
-        with suppress(GateClosed):  # then no shard has it
+        with suppress(GateClosed):  # then no shard has executed it
             calls.transport.call(shard, "change", stamp, [change]).result()
     return False
 
@@ -161,7 +161,7 @@ def _vanish(folder: Path) -> None:
 
 
 def _on_actor(store: kvemb.cluster.Store, shard: int, function: Callable[[Any], Any]) -> Any:
-    """Call a function in a shard's process, with its actor."""
+    """Call a function in a shard's process, with the shard's actor as its argument."""
     actors: Any = inside(store).session.calls.transport
     return ray_transport.ray_package().get(actors.actors[shard].__ray_call__.remote(function), timeout=60)
 
@@ -237,7 +237,7 @@ class RayPlace:
 
 
 def _call_until_killed(address: str, url: str, clients: int, seed: int, pipe: Connection) -> None:
-    """Be a client in a process, which makes calls; says when it begins."""
+    """Run a client in this process, which makes calls until it is killed; sends a message when it begins."""
     ray_transport.ray_package().init(address=address, log_to_driver=False)
     table, chance = table_of(kvemb.cluster.connect(url), clients), np.random.default_rng(seed)
     pipe.send(None)

@@ -1,7 +1,7 @@
-"""`kvemb stress random`: draw a table and calls at random, apply them to table and model, and print the outcome.
+"""`kvemb stress random`: draws a table and calls at random, makes the calls on table and model, and prints the outcome.
 
 The seed determines everything: the table's dtypes, policy, optimizer and devices, and every call. One thread draws and
-calls; prefetches and spills run in the background.
+makes the calls; prefetches and spills run in the background.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Stress:
         self.twin.check_size()
 
     def _draw_keys(self) -> Keys:
-        """Return a batch of popular keys, of any keys, or of consecutive ones; with duplicates."""
+        """Return a batch of popular, of arbitrary or of consecutive keys, with duplicates."""
         n, size = int(self.chance.integers(self.batch + 1)), len(self.model.universe)
         kind = self.chance.integers(3)
         if kind == 0:
@@ -260,7 +260,7 @@ def run(ops: int, seed: int, hot: float, keys: int, batch: int, *, quiet: bool, 
         ("calls", ", ".join(f"{count:,} {name}" for name, count in stress.called.most_common())),
         ("table", ", ".join(f"{name}={value}" for name, value in table.items())),
         ("rows at the end", f"{stress.model.size:,}"),
-        ("since it was last opened", f"hit rate {stats.hit_rate:.1%}, {stats.spills:,} spills"),
+        ("since it was last opened", f"{stats.hit_rate_in_words}, {stats.spills:,} spills"),
         ("seconds", f"{time.perf_counter() - started:.0f}"),
     ]
     summary: dict[str, object] = {

@@ -1,8 +1,8 @@
-"""The coordinator of a cluster: makes its shards, and does what must see all of them at one moment.
+"""The coordinator of a cluster: makes its shards, and runs the operations that must see all of them at one moment.
 
-Clients call it through call(), as they call shards: a call that changes something has a Stamp, and is made once. It
-knows the variables that are open, and its own calls of shards are made one after the other, under `_alone`, but for
-what a checkpoint sends. Once a shard is lost, its calls raise ShardLost until recover(). Thread-safe.
+Clients call it through call(), as they call shards: a call that changes something has a Stamp, and is executed once. It
+knows the open variables. It calls shards one call after the other, under `_alone`, except to send a checkpoint. Once a
+shard is lost, its methods raise ShardLost until recover(). Thread-safe.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 import kvemb
-from kvemb.cluster.calls import ADVICE, Calls, Patience
+from kvemb.cluster.calls import ADVICE, Calls, Timeouts
 from kvemb.cluster.coordination import restricting
 from kvemb.cluster.coordination.counting import Steps, Total
 from kvemb.cluster.coordination.cuts import cut
-from kvemb.cluster.coordination.opened import Open, new_token, next_token, steps_of
+from kvemb.cluster.coordination.opened import Open, compared, new_token, next_token, steps_of
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing, CheckpointRequest
 from kvemb.cluster.ledger import Ledger, Stamp
@@ -42,14 +42,14 @@ _logger = logging.getLogger("kvemb")
 class Coordinator:
     """See the module. make: makes shards. checkpointing: None without a url. absent_seconds: see cuts.
 
-    patience: with shards, of this and of all clients. closed: whether close() was called. Raises what making a shard
-    raises.
+    timeouts: the timeouts for calls of shards, also for all clients. closed: whether close() was called. Raises what
+    making a shard raises.
     """
 
     def __init__(
-        self, plan: Plan, make: Make, checkpointing: Checkpointing | None, absent_seconds: float, patience: Patience
+        self, plan: Plan, make: Make, checkpointing: Checkpointing | None, absent_seconds: float, timeouts: Timeouts
     ) -> None:
-        self._absent_seconds, self._patience = absent_seconds, patience
+        self._absent_seconds, self._timeouts = absent_seconds, timeouts
         self._plan, self._make, self._checkpointing = plan, make, checkpointing
         self._ledger = Ledger()
         self._alone, self._recovering, self._changing = threading.RLock(), threading.Lock(), threading.Lock()
@@ -59,14 +59,14 @@ class Coordinator:
         self._begin(plan)
 
     def _begin(self, plan: Plan) -> None:
-        calls = Calls(self._make(plan), patience=self._patience)
-        with self._changing:  # a report is of the shards before, or of these
+        calls = Calls(self._make(plan), timeouts=self._timeouts)
+        with self._changing:  # so that a report is either about the old shards or about these
             self.calls, self._generation = calls, self._generation + 1
         self._stored = {} if plan.checkpoint is None else dict(plan.checkpoint[1].variables)
 
     @property
     def place(self) -> str:
-        """What messages call a cluster without a url: where its shards are."""
+        """The name in messages of a cluster without a url: where its shards are."""
         return str(getattr(self.calls.transport, "place", "the cluster"))
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -78,19 +78,19 @@ class Coordinator:
     # Clients.
 
     def join(self, version: str) -> JoinReply:
-        """Return what a client begins with. version: its kvemb's. Raises BackendUnavailable for another one."""
+        """Return what a new client needs. version: the client's kvemb. Raises BackendUnavailable for another one."""
         if version != kvemb.__version__:
             raise BackendUnavailable(
                 f"the cluster has kvemb {kvemb.__version__}, and this program {version}; install one version everywhere"
             )
         with self._alone:
             opened = {name: known.told() for name, known in self._opened.items()}
-            return JoinReply(self._generation, self.calls.transport, self._patience, opened)
+            return JoinReply(self._generation, self.calls.transport, self._timeouts, opened)
 
     def exchange(self, generation: int, client: str, own: StepsByToken) -> tuple[StepsByToken, str | None]:
-        """Take over a client's counts; return those of the others, and why the client must stop, None if it may go on.
+        """Store a client's counts; returns those of the others, and the reason why the client must stop, or None.
 
-        Waits for nothing. generation: the client's.
+        Does not block. generation: the client's.
         """
         if generation != self._generation:
             return {}, "the cluster went back to its last checkpoint"
@@ -99,7 +99,7 @@ class Coordinator:
         return others, None if self.calls.lost is None else str(self.calls.lost)
 
     def report(self, generation: int, lost: str) -> None:
-        """Hear from a client that a shard is lost. From now on no checkpoint can be made: half of a call may be."""
+        """Record that a client found a shard lost: no checkpoint can be made any more, as it could have half a call."""
         with self._changing:
             calls = self.calls if generation == self._generation else None
         if calls is not None:
@@ -108,12 +108,12 @@ class Coordinator:
     # Variables.
 
     def catalog(self) -> dict[str, VariableEntry | None]:
-        """Return all variables: those that are not open as they are stored."""
+        """Return all variables; None for those that are open."""
         with self._alone:
             return {**self._stored, **dict.fromkeys(self._opened)}
 
     def described(self, name: str) -> tuple[str | None, VariableEntry | None]:
-        """Return a variable's token, if it is open, and what describes it, if there is one."""
+        """Return a variable's token, if it is open, and its manifest entry, if there is such a variable."""
         with self._alone:
             if (known := self._opened.get(name)) is None:
                 return None, self._stored.get(name)
@@ -123,14 +123,14 @@ class Coordinator:
     def open_variable(self, stamp: Stamp, name: str, arguments: dict[str, Any]) -> OpenVariable:
         """Make a variable on all shards, or open it.
 
-        Functions cannot be compared between processes: those of the client that opened it first are used.
+        The functions and the flags of the client that opened it first are used.
         """
 
         def make() -> OpenVariable:
             with self._alone:
                 given, known = arguments, self._opened.get(name)
                 if known is not None:
-                    given = {**given, "constraint": None, "admission": None}
+                    given = compared(given)
                 token = known.token if known is not None else new_token()
                 try:
                     self.calls.all_once("open_variable", token, name, given)
@@ -159,7 +159,7 @@ class Coordinator:
         self._ledger.once(stamp, drop)
 
     def set_optimizer(self, stamp: Stamp, token: str, optimizer: Optimizer, writable: bool) -> None:
-        """Go on with an optimizer on all shards."""
+        """Replace the optimizer on all shards."""
 
         def change() -> None:
             with self._alone:
@@ -170,11 +170,11 @@ class Coordinator:
 
         self._ledger.once(stamp, change)
 
-    # What is done while no client's call is under way.
+    # Operations during which no client's call runs.
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Make a cut; the block is its work. Raises ShardLost."""
+        """Make a cut, and run the block inside it. Raises ShardLost."""
         with self._alone:
             self._cuts += 1
             with cut(self.calls, self._cuts, self._absent_seconds):
@@ -199,7 +199,7 @@ class Coordinator:
     def restrict(
         self, stamp: Stamp, token: str, at: Moment, keep_rows: int, trigger_rows: int | None, expire: bool
     ) -> int:
-        """Keep the rows with the highest scores over all shards; returns how many left. See restricting."""
+        """Keep the rows with the highest scores over all shards; returns how many were removed. See restricting."""
 
         def restrict() -> int:
             with self.alone():
@@ -212,14 +212,14 @@ class Coordinator:
     def checkpoint(
         self, stamp: Stamp, generation: int, client: str, own: StepsByToken, request: CheckpointRequest
     ) -> int:
-        """Begin a checkpoint, which has all calls until now; returns its number: Checkpointing.start.
+        """Begin a checkpoint of all calls until now; returns its number: Checkpointing.start.
 
-        generation, client, own: see exchange. Raises ShardLost to a client that does not know of a recovery.
+        generation, client, own: see exchange. Raises ShardLost if the client does not know of a recovery.
         """
 
         def start() -> int:
             assert self._checkpointing is not None
-            calls = self.calls  # the client's, if exchange() does not tell of a recovery
+            calls = self.calls  # those that the client knows, unless exchange() reports a recovery
             _, lost = self.exchange(generation, client, own)
             if lost is not None:
                 raise ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}")
@@ -228,37 +228,37 @@ class Coordinator:
         return self._ledger.once(stamp, start)  # type: ignore[no-any-return]
 
     def written(self, number: int) -> Checkpoint:
-        """Wait for a checkpoint that was begun, and return it. Raises what it failed with."""
+        """Wait for a checkpoint that was begun, and return it. Raises its error if it failed."""
         assert self._checkpointing is not None
         return self._checkpointing.result(number)
 
-    def steps(self) -> dict[str, tuple[int, int]]:
-        """Return the steps of each open variable, by its token. REQUIRES: alone()."""
-        return {known.token: known.total.steps() for known in self._opened.values()}
+    def steps(self) -> dict[str, tuple[str, Steps]]:
+        """Return the token of each open variable, and its steps, by name. REQUIRES: alone()."""
+        return {name: (known.token, known.total.steps()) for name, known in self._opened.items()}
 
     def last(self) -> int | None:
-        """Return the number of the checkpoint that it would go back to."""
+        """Return the number of the checkpoint to which recover() would go back."""
         return None if self._checkpointing is None else self._checkpointing.last
 
-    def carries(self) -> bool:
-        """Return whether that checkpoint has files or values beside the rows: Checkpointing.carries."""
-        return self._checkpointing is not None and self._checkpointing.carries()
+    def unsaved(self) -> bool:
+        """Return whether a client that ends the cluster is to write a checkpoint first: Checkpointing.unsaved."""
+        return self._checkpointing is not None and self._checkpointing.unsaved(self, self.calls)
 
     def recover(self, generation: int, lost: str, version: str) -> tuple[Recovery, JoinReply]:
         """Go back to the last checkpoint, with new shards, unless that was done since; returns the last recovery.
 
-        generation: of the client, which calls the shards that are to go. lost: why, as the client knows it. version:
-        see join(), whose answer is returned, too: the client must not join after another recovery. Old shards are
-        closed or ended first, so nothing of theirs can be published or called any more. Variables that are open stay
-        open; those that the checkpoint does not have begin again without rows; those that were dropped, and made again
-        with another schema than there, are closed.
+        generation: the client's; the shards of this generation are replaced. lost: the reason that the client knows.
+        version: see join(). Also returns the answer of join(), so that no other recovery can come between. The old
+        shards are closed or ended first, so that they can neither publish nor be called any more. Open variables stay
+        open. Those that the checkpoint lacks are empty; those that were dropped since and made again with another
+        schema are closed.
         """
         with self._recovering:
             if generation < self._recovered and self._recovery is not None:
                 return self._recovery, self.join(version)
             begun = time.monotonic()
             self.calls.lose(ShardLost(lost))
-            with suppress(Exception):  # what is lost may not close
+            with suppress(Exception):  # closing a lost shard may fail
                 self.calls.transport.close()
             checkpoint = None if self._checkpointing is None else self._checkpointing.settled()
             with self._alone:
@@ -274,7 +274,7 @@ class Coordinator:
             return self._recovery, self.join(version)
 
     def _reopen(self, name: str, known: Open) -> None:
-        """Open a variable on new shards. One that the checkpoint has with another schema is as it is there."""
+        """Open a variable on new shards. If the checkpoint has it with another schema, that one is used."""
         token, entry = next_token(known.token), self._stored.get(name)
         try:
             self.calls.all_once("open_variable", token, name, known.arguments)
@@ -286,7 +286,7 @@ class Coordinator:
             self._opened[name] = Open(token, known.arguments, Total(steps_of(entry)))
 
     def close(self) -> None:
-        """Close every shard, once what is under way here has ended. Idempotent."""
+        """Close every shard, once the coordinator's running calls have ended. Idempotent."""
         with self._alone:
             if self.closed:
                 return

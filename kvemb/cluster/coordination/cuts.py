@@ -1,24 +1,26 @@
 """Cuts: moments at which every call of every client is on all of its shards or on none.
 
-A client that calls shards asks nobody. So the shards have gates (kvemb.cluster.ledger), and a cut has three steps:
+A client calls shards without asking the coordinator. So the shards have gates (kvemb.cluster.ledger), and a cut has
+three steps:
 
-1. Every shard closes its gate: it refuses calls that it has not begun, and waits for those that it has. Then it says
-   which calls it has made. A client sends a refused call again until it is made.
-2. A call names its shards. If one shard has made it and another has not, the others are told to let it in, and the cut
-   waits until they have made it.
-3. The work of the cut is done, then the gates open.
+1. Every shard closes its gate: it refuses calls that it has not begun, and waits for those that it has. Then it reports
+   which calls it has executed. A client repeats a refused call until it is executed.
+2. A call names its shards. If some of them have executed it and others have not, the others are told to admit it, and
+   the cut waits until they have executed it.
+3. The work of the cut is done, and the gates are opened.
 
-Why a call is whole. Let it go to the shards A and B. If neither had begun it when its gate was closed, neither makes
-it before the gates open. If one of them, say A, had, then A reports it in step 1, and step 2 waits for B. Step 2 lets
-in calls only that were begun before, so it adds none, and it ends. A shard forgets calls only whose client has all
-answers; these are on all of their shards.
+Why a call is atomic. Let it go to the shards A and B. If neither had begun it when its gate was closed, neither
+executes it before the gates open. If one of them, say A, had begun it, then A reports it in step 1, and step 2 waits
+for B. Step 2 admits only calls that were begun before, so it adds none, and it ends. A shard forgets only calls of
+which the client has all answers; these are on all of their shards.
 
-Why order is kept. Let call Y be made on some shard before the cut, and X be a call that was answered before Y was sent,
-by the same client or another. When Y arrived, that shard's gate was open, so no gate had been opened after this cut; X
-had been made on all of its shards by then, thus before the cut.
+Why order is kept. Let call Y be executed on some shard before the cut, and let X be a call that was answered before Y
+was sent, by the same client or another. When Y arrived, that shard's gate was open, so no gate had been opened after
+this cut; by then X had been executed on all of its shards, thus before the cut.
 
-A client that ends in the midst of a call never sends the rest. After ABSENT_SECONDS the cut gives up: rows have half a
-call, no checkpoint may have them, and the cluster counts as lost. It can only go back to its last checkpoint.
+A client that ends during a call never sends the rest of it. After ABSENT_SECONDS the cut gives up: the rows contain
+half a call, which no checkpoint may contain, so the cluster counts as lost, and can only go back to its last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -28,32 +30,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.ledger import CallId, CallsMade
+from kvemb.cluster.ledger import CallId, ExecutedCalls
 from kvemb.errors import ShardLost
 
 # How long a cut waits for the rest of a call.
 ABSENT_SECONDS = 30.0
-# How long a shard waits for it at a time.
+# How long one call of a shard waits for it.
 _TURN_SECONDS = 0.1
 
 
 @contextmanager
 def cut(calls: Calls, number: int, absent_seconds: float = ABSENT_SECONDS) -> Iterator[None]:
-    """Make a cut; the block is its work, in which calls of `calls` alone are made.
+    """Make a cut, and run the block inside it; only `calls` may call shards there.
 
-    number: larger than that of every cut before. absent_seconds: how long it waits for the rest of a call.
-    REQUIRES: no other cut is made. Raises ShardLost.
+    number: larger than that of every earlier cut. absent_seconds: how long it waits for the rest of a call. REQUIRES:
+    no other cut at the same time. Raises ShardLost.
     """
     try:
         _complete(calls, number, calls.all("hold", number, calls.client), absent_seconds)
         yield
     finally:
-        if calls.lost is None:  # else the gates stay closed: what is there is half-old
+        if calls.lost is None:  # otherwise the gates stay closed, as the shards' states do not fit together
             calls.all("release", number)
 
 
-def _complete(calls: Calls, number: int, made: list[dict[str, CallsMade]], absent_seconds: float) -> None:
-    """Let in the rest of calls that some shards have made and others have not. made: of each shard, by client."""
+def _complete(calls: Calls, number: int, made: list[dict[str, ExecutedCalls]], absent_seconds: float) -> None:
+    """Admit the rest of calls that some shards have executed and others have not. made: of each shard, by client."""
     waiting = missing(made)
     deadline = time.monotonic() + absent_seconds
     while waiting:
@@ -69,8 +71,8 @@ def _complete(calls: Calls, number: int, made: list[dict[str, CallsMade]], absen
             raise lost
 
 
-def missing(made: list[dict[str, CallsMade]]) -> dict[int, list[CallId]]:
-    """Return for each shard that lacks some the calls that other shards have. made: of each shard, by client."""
+def missing(made: list[dict[str, ExecutedCalls]]) -> dict[int, list[CallId]]:
+    """Return, by shard, the calls that it lacks and other shards have executed. made: of each shard, by client."""
     answered: dict[str, int] = {}
     having: dict[CallId, int] = {}
     shards: dict[CallId, int] = {}

@@ -1,6 +1,7 @@
-"""The variables of a cluster that are open, as its coordinator knows them, and the tokens that calls say for them.
+"""The open variables of a cluster, as its coordinator knows them, and the tokens that identify them in calls.
 
-A token is of one variable, between two recoveries: a call from before a drop or a recovery reaches nothing.
+A token identifies one variable between two recoveries: a call that was sent before a drop or a recovery reaches no
+variable.
 """
 
 from __future__ import annotations
@@ -15,35 +16,44 @@ from kvemb.restrict import MissingPolicy
 
 
 class Open(NamedTuple):
-    """A variable that is open. arguments: by which shards make it."""
+    """An open variable. arguments: those with which shards make it."""
 
     token: str
     arguments: dict[str, Any]
     total: Total
 
     def told(self) -> OpenVariable:
-        """Return what clients must know of it."""
+        """Return what clients must know of the variable."""
         admits = self.arguments["admission"] is not None
         scores = not isinstance(self.arguments["restrict_policy"], MissingPolicy)
         return OpenVariable(self.token, self.total.steps(), admits, scores)
 
 
+def compared(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return those arguments of a client that must be those with which another one opened the variable.
+
+    Functions cannot be compared between processes. Flags may differ: whether a client trains it is that client's own.
+    """
+    own = "constraint", "admission", "trainable", "checkpoint", "bp_v2"
+    return {name: value for name, value in arguments.items() if name not in own}
+
+
 def new_token() -> str:
-    """Return what calls say for a variable that is made now: no other has it."""
+    """Return a unique token for a new variable."""
     return f"{uuid.uuid4().hex} 0"
 
 
 def next_token(token: str) -> str:
-    """Return what calls say for the same variable after a recovery, so that those from before it reach nothing."""
+    """Return the token of the same variable after a recovery, so that earlier calls do not reach it."""
     variable, recoveries = token.split()
     return f"{variable} {int(recoveries) + 1}"
 
 
 def are_of_one_variable(token: str, other: str) -> bool:
-    """Whether two tokens are of one variable, before and after recoveries: it was not dropped, and made again."""
+    """Whether two tokens are of one variable that was not dropped and made again, before and after recoveries."""
     return token.split()[0] == other.split()[0]
 
 
 def steps_of(entry: VariableEntry | None) -> Steps:
-    """Return the steps that a variable begins with. entry: as it is stored; None: it is not."""
+    """Return the initial steps of a variable. entry: its stored entry; None: it is new."""
     return Steps() if entry is None else Steps(entry.step, entry.optimizer_steps)

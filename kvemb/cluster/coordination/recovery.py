@@ -1,14 +1,16 @@
-"""What a recovery did: to which checkpoint the cluster went back, and how long it took."""
+"""The result of a recovery: to which checkpoint the cluster went back, and how long it took."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+
+from kvemb.options import format_time
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """A cluster's return to its last checkpoint. number: of the checkpoint; None: there was none, and it is empty.
+    """A cluster's return to its last checkpoint. number: of the checkpoint; None: there was none, so the cluster is
+    empty.
 
     created: when its cut was made, in seconds since 1970. steps: for each variable of the checkpoint, the calls that
     had recorded uses by then. seconds: from the call of recover() until all shards could be called again. lost: why.
@@ -23,6 +25,6 @@ class Recovery:
     def __str__(self) -> str:
         to = "to its beginning, without rows, as there is no checkpoint"
         if self.number is not None and self.created is not None:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.created))
+            when = format_time(self.created)
             to = f"to checkpoint {self.number}, of {when}"
         return f"the cluster went back {to}, in {self.seconds:.1f} s; lost: {self.lost}"

@@ -1,4 +1,4 @@
-"""Starts a coordinator, in the process that is to have it."""
+"""Starts a coordinator in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvemb.cluster.calls import Patience
+from kvemb.cluster.calls import Timeouts
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.cuts import ABSENT_SECONDS
 from kvemb.cluster.durability.checkpointing import Checkpointing
@@ -22,11 +22,12 @@ ANSWER_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """What is asked of kvemb.cluster.open. Plain values, which go to other processes.
+    """The arguments of kvemb.cluster.open. Plain values, which are sent to other processes.
 
     url: None: no checkpoints. shards: None: as many as the checkpoint has. how: arguments of kvemb.open for a shard.
-    gpus: that each shard asks Ray for. answer_seconds: how long a shard may take for a call on rows. absent_seconds:
-    how long a cut waits for the rest of a call (cuts). number: of the checkpoint to begin with; None: the newest.
+    gpus: those that each shard requests of Ray. answer_seconds: how long a shard may take for a call on rows.
+    absent_seconds: how long a cut waits for the rest of a call (cuts). number: of the checkpoint to start from; None:
+    the newest.
     """
 
     url: str | None
@@ -40,10 +41,10 @@ class OpenRequest:
 
 
 def start(request: OpenRequest, make: Callable[[Meter, Plan], Transport], progress: Progress | None) -> Coordinator:
-    """Start a coordinator with its shards, in the state of a checkpoint. make: makes the shards of a plan.
+    """Start a coordinator and its shards, in the state of a checkpoint. make: makes the shards of a plan.
 
     progress(done, total): called with the number of rows loaded. Raises ValueError if neither the caller nor a
-    checkpoint says how many shards; Locked; what making a shard raises.
+    checkpoint gives the number of shards; Locked; what making a shard raises.
     """
     with ExitStack() as undo:
         series, checkpointing, newest = None, None, None
@@ -59,7 +60,7 @@ def start(request: OpenRequest, make: Callable[[Meter, Plan], Transport], progre
         rows = sum(entry.rows for entry in newest[1].variables.values()) if newest else 0
         plan = Plan(count, series.url if series else None, request.options, newest, request.how)
         meter = Meter(rows, progress)
-        patience = Patience.within(request.answer_seconds)
-        coordinator = Coordinator(plan, partial(make, meter), checkpointing, request.absent_seconds, patience)
+        timeouts = Timeouts.within(request.answer_seconds)
+        coordinator = Coordinator(plan, partial(make, meter), checkpointing, request.absent_seconds, timeouts)
         undo.pop_all()
     return coordinator

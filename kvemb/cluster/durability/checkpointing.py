@@ -1,7 +1,7 @@
-"""Checkpoints of a cluster: one cut through all shards, each of which pushes its own; then the manifest. Thread-safe.
+"""Checkpoints of a cluster: a cut through all shards, each of which pushes its own; then the manifest. Thread-safe.
 
-The cut holds back calls while every shard takes its snapshot, in memory; what follows runs beside later calls, on a
-thread of its own.
+The cut holds back calls while every shard takes its snapshot, in memory; the rest runs in a separate thread while later
+calls run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from kvemb.cluster.calls import Calls
+from kvemb.cluster.coordination.counting import Steps
 from kvemb.cluster.coordination.lease import Lease
+from kvemb.cluster.coordination.opened import steps_of
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, following, joined, ranges
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.messages import Pushed
@@ -30,11 +32,11 @@ MAX_REMEMBERED = 256
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
-    """A checkpoint of a cluster that is complete. number: in its series. id: 32 hexadecimal digits.
+    """A complete checkpoint of a cluster. number: in its series. id: 32 hexadecimal digits.
 
     created: when the cut was made, in seconds since 1970. variables: by name, with the rows of all shards.
-    nbytes: bytes sent to the URL for it. extra: what was saved beside the rows. files: the names of the files that
-    were, which kvemb.cluster.pull_files copies.
+    nbytes: bytes sent to the URL for it. extra: the values saved beside the rows. files: the names of the files saved
+    beside the rows, which kvemb.cluster.pull_files copies.
     """
 
     number: int
@@ -50,17 +52,17 @@ class Checkpoint:
 
 
 class Shards(Protocol):
-    """What makes the cuts (kvemb.cluster.coordination.coordinator)."""
+    """The maker of cuts (kvemb.cluster.coordination.coordinator)."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Make a cut; the block is its work."""
+        """Make a cut, and run the block inside it."""
 
-    def steps(self) -> dict[str, tuple[int, int]]:
-        """Return the steps of each open variable, by its token."""
+    def steps(self) -> dict[str, tuple[str, Steps]]:
+        """Return the token of each open variable, and its steps, by name."""
 
 
 class CheckpointRequest(NamedTuple):
-    """What is asked of a checkpoint. keep: how many are kept; None: all. extra: values beside the rows.
+    """The arguments of a checkpoint. keep: how many are kept; None: all. extra: values to save beside the rows.
 
     files: the name under which the first shard has received files for it (Shard.attach); None: there are none.
     """
@@ -71,19 +73,20 @@ class CheckpointRequest(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """A checkpoint whose cut is made. calls: of the shards that have it."""
+    """A checkpoint whose cut is made. calls: of the shards that have it. changes: Shard.changes() of each, by then."""
 
     calls: Calls
     number: int
     id: str
     created: float
     request: CheckpointRequest
+    changes: list[int]
 
 
 class Checkpointing:
     """The series that one cluster writes. lock: of a directory, or the lease of a URL, held until close().
 
-    last: the number of the checkpoint that it began with or wrote last, None for none.
+    last: the number of the checkpoint that it started from or wrote last, None if there is none.
     """
 
     def __init__(self, series: ClusterSeries, lock: LockFile | Lease) -> None:
@@ -92,46 +95,63 @@ class Checkpointing:
         self._lock, self._starting = lock, threading.Lock()
         self._before: ClusterManifest | None = None
         self._begun: tuple[int, ClusterManifest] | None = None
-        self._passed = 0  # the newest checkpoint there was when an earlier one was begun with
+        # Of each shard, when it took its snapshot of the last one; None: that is not the newest, or there is none.
+        self._changes: list[int] | None = None
+        self._passed = 0  # the newest checkpoint when the cluster started from an earlier one
         self._tried = 0  # the last number begun; shards have files of it even if it failed
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
         self._writing: OrderedDict[int, Future[Checkpoint]] = OrderedDict()
 
     def begin_with(self, number: int) -> None:
-        """Begin with this checkpoint: settled() returns it until another one is written. Raises as ClusterSeries.read.
+        """Start from this checkpoint: settled() returns it until another is written. Raises as ClusterSeries.read.
 
-        Later ones stay where they are.
+        Later checkpoints are kept.
         """
         self._begun, self._passed = (number, self.series.read(number)), max(self.series.numbers())
 
     def start(self, shards: Shards, calls: Calls, request: CheckpointRequest) -> int:
-        """Make the cut of the next checkpoint, and let it be written in the background; returns its number.
+        """Make the cut of the next checkpoint, and start to write it in the background; returns its number.
 
-        calls: of the shards that the client knows. If a recovery has made others since, they are lost, and it raises
-        ShardLost. One is written at a time: waits for the one before. Raises what a snapshot raises.
+        calls: to the shards that the client knows. Raises ShardLost if a recovery has replaced these. Only one
+        checkpoint is written at a time: waits for the previous one. Raises what a snapshot raises.
         """
         with self._starting:
             self.wait()
             number = self._tried = max(self.series.next_number(), self._tried + 1)
             with shards.alone():
-                snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), request)
-                numbers, steps = range(calls.transport.shards), shards.steps()
+                snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), request, calls.all("changes"))
+                numbers, steps = range(calls.transport.shards), dict(shards.steps().values())
                 with calls.stamped(numbers) as stamp:
                     given = (stamp, number, snapshot.id, steps)
                     calls.each("snapshot", {shard: (*given, None if shard else request.files) for shard in numbers})
-            with uninterrupted():  # a snapshot that nobody writes would never end
+            with uninterrupted():  # otherwise a snapshot might never be ended
                 self._writing[number] = self._background.submit(self._write, snapshot)
             if len(self._writing) > MAX_REMEMBERED:
                 self._writing.popitem(last=False)
             return number
 
     def result(self, number: int) -> Checkpoint:
-        """Wait until a checkpoint that was started here is complete, and return it. Raises what it failed with."""
+        """Wait until a checkpoint that was started here is complete, and return it. Raises its error if it failed."""
         return result_of(self._writing[number])
 
-    def carries(self) -> bool:
-        """Return whether the last checkpoint has files or values beside the rows. Raises as ClusterSeries.read."""
+    def unsaved(self, shards: Shards, calls: Calls) -> bool:
+        """Return whether rows, steps or variables differ from those of the newest checkpoint.
+
+        False if the last one has files or values beside the rows: the next one would lack them. Raises ShardLost, and
+        as ClusterSeries.read.
+        """
         self.wait()
+        if self._carries():
+            return False
+        before = {} if self._before is None else self._before.variables
+        with shards.alone():
+            if calls.all("changes") != self._changes:
+                return True
+            # A lookup without keys is a step, and calls no shard.
+            steps = {name: steps for name, (_, steps) in shards.steps().items()}
+            return any(name in before and steps_of(before[name]) != counted for name, counted in steps.items())
+
+    def _carries(self) -> bool:
         if self.last is None:
             return False
         described = self.series.read(self.last)
@@ -139,7 +159,7 @@ class Checkpointing:
         return bool(described.extra or first.described(self.last).attached)
 
     def wait(self) -> None:
-        """Wait until none is being written. A failure is told by result()."""
+        """Wait until none is being written. Only result() raises errors."""
         wait(list(self._writing.values()))
 
     def _write(self, snapshot: _Snapshot) -> Checkpoint:
@@ -159,7 +179,7 @@ class Checkpointing:
         if isinstance(self._lock, Lease):
             self._lock.check()
         self.series.publish(number, described)
-        self.last, self._before = number, described
+        self.last, self._before, self._changes = number, described, snapshot.changes
         if request.keep is not None:
             self.series.keep_newest(request.keep)
         nbytes = sum(part.nbytes for part in parts)
@@ -167,13 +187,14 @@ class Checkpointing:
         return Checkpoint(*how, parts[0].files)
 
     def settled(self) -> tuple[int, ClusterManifest] | None:
-        """Return the last checkpoint, once the one that is being written is complete or has failed; None: no one."""
+        """Return the last checkpoint, None if there is none. Waits until none is being written."""
         with self._starting:
             self.wait()
-            last = self.series.newest()
-            if last is not None and last[0] <= self._passed:
+            last = newest = self.series.newest()
+            if newest is not None and newest[0] <= self._passed:
                 last = self._begun
             self.last, self._before = last if last else (None, None)
+            self._changes = [0] * len(last[1].shards) if last is not None and last == newest else None
             return last
 
     def close(self) -> None:

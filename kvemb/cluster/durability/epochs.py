@@ -1,6 +1,7 @@
 """What changed between checkpoints of a cluster, as epochs of a single store's checkpoint (kvemb.durability.changes).
 
-Where all shards know it since the earlier checkpoint, their keys are put together; otherwise whole tables are compared.
+If all shards know what changed since the earlier checkpoint, their keys are joined; otherwise whole tables are
+compared.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvemb.cluster.durability.manifest import MAX_FOLLOWED, ClusterManifest, ShardEntry, id_of_part
-from kvemb.durability import changes, cold_databases, fresh_files, layout
-from kvemb.durability.changes import dropped, recorded
+from kvemb.durability import cold_databases, fresh_files, layout
+from kvemb.durability.changes import recorded
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import differing
+from kvemb.durability.epochs import dropped, files_of, since
 from kvemb.durability.keyfile import merged, write_keys
 from kvemb.durability.manifest import Changed, Epoch, Manifest
 from kvemb.durability.readable import Readable, opened
@@ -24,20 +26,20 @@ from kvemb.offline.merging import aligned
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import Ordered
 
-# Rows of a table that are compared at a time.
+# Rows that are compared at a time.
 BATCH_ROWS = 16_384
 
 
 class Part(NamedTuple):
-    """A shard's part of a checkpoint, pulled. path: a folder with its files, all or some. described: its manifest."""
+    """A shard's part of a checkpoint, pulled. path: a folder with all or some of its files. described: its manifest."""
 
     shard: ShardEntry
     path: Path
     described: Manifest
 
     def since(self, checkpoint: str) -> list[Epoch] | None:
-        """Return what changed there since a checkpoint of the cluster, None if that is not known."""
-        return changes.since(self.described.changes, id_of_part(checkpoint, self.shard.store))
+        """Return what changed in the shard since a checkpoint of the cluster, None if that is not known."""
+        return since(self.described.changes, id_of_part(checkpoint, self.shard.store))
 
 
 class _KeyFiles:
@@ -47,7 +49,7 @@ class _KeyFiles:
         self._folder, self._last = folder, 0
 
     def write(self, keys: Iterator[Ordered]) -> list[str]:
-        """Write keys, ascending; returns the names of their files, none if there are no keys."""
+        """Write ascending keys; returns the names of their files, an empty list if there are no keys."""
         self._folder.mkdir(exist_ok=True)
         path = self._next()
         if write_keys(path, keys) == 0:
@@ -56,9 +58,9 @@ class _KeyFiles:
         return [path.name]
 
     def link(self, folder: Path, epochs: list[Epoch]) -> list[Epoch]:
-        """Take over epochs of another checkpoint, whose key files are in folder; returns them with the new names."""
+        """Link the key files of another checkpoint's epochs from folder; returns the epochs with the new names."""
         names = {}
-        for file in sorted(changes.files_of(epochs)):
+        for file in sorted(files_of(epochs)):
             self._folder.mkdir(exist_ok=True)
             names[file] = self._next().name
             fresh_files.link_or_copy(folder / file, self._folder / names[file])
@@ -79,11 +81,11 @@ class _KeyFiles:
 def write_changes(
     parts: list[Part], described: ClusterManifest, before: Checkpoint | None, folder: Path, made: Manifest
 ) -> list[Epoch]:
-    """Write what changed since which checkpoint; returns the epochs. folder: has the rows of made. Others: gather()."""
+    """Write what changed since which checkpoint; returns the epochs. folder: with the rows of made. See gather()."""
     keys = _KeyFiles(folder / layout.CHANGES)
     known = [id for id in described.follows if all(part.since(id) is not None for part in parts)]
     if before is None:
-        # Without any, it begins with what no other checkpoint has as its id.
+        # Without any, the epoch begins with an id that no checkpoint has.
         return _recorded(parts, known, keys) or [Epoch(id_of_part(described.id, described.store))]
     if before.id in known:
         later = _recorded(parts, known[known.index(before.id) :], keys)
@@ -94,7 +96,7 @@ def write_changes(
 
 
 def _recorded(parts: list[Part], known: list[str], keys: _KeyFiles) -> list[Epoch]:
-    """Write what changed since each of some earlier checkpoints of the cluster, since which all shards know it."""
+    """Write what changed since each of some earlier checkpoints of the cluster. REQUIRES: all shards know it."""
     epochs = []
     for begin, end in zip(known, [*known, None][1:], strict=True):
         spans = [_span(part, begin, end) for part in parts]
@@ -113,14 +115,14 @@ def _recorded(parts: list[Part], known: list[str], keys: _KeyFiles) -> list[Epoc
 
 
 def _span(part: Part, begin: str, end: str | None) -> list[Epoch]:
-    """Return the epochs of a shard between two checkpoints of the cluster; end None: until this one."""
+    """Return the epochs of a shard between two checkpoints of the cluster. end: None: until this one."""
     epochs, later = part.since(begin), None if end is None else part.since(end)
     assert epochs is not None
     return epochs if later is None else epochs[: len(epochs) - len(later)]
 
 
 def _compared(before: Checkpoint, folder: Path, made: Manifest, keys: _KeyFiles) -> Epoch:
-    """Write what differs from an earlier checkpoint. folder: has the rows of made."""
+    """Write the keys of rows that differ from an earlier checkpoint. folder: with the rows of made."""
     earlier = inside(before)
     epoch = Epoch(before.id)
     database = cold_databases.to_read(folder / layout.ROWS, made)

@@ -1,9 +1,10 @@
 // Runs CUDA kernels on a CPU: every CUDA thread is a fiber, and all run on the OS thread that launches. Which one runs is
 // random (seeded), and changes at atomics and collectives, so that interleavings that a GPU shows once a week are met in
-// a second. It checks that all lanes of a mask meet in the same collective, and that somebody can go on. Under
-// ThreadSanitizer each fiber is a thread. Not thread-safe: one launch at a time.
+// a second. It checks that all lanes of a mask meet in the same collective, that somebody can go on, and every address
+// that kernels read or write. Under ThreadSanitizer each fiber is a thread. Not thread-safe: one launch at a time.
 #include "cuda_on_cpu.h"
 
+#include <algorithm>
 #include <csetjmp>
 #include <cstdio>
 #include <memory>
@@ -65,6 +66,9 @@ uint64_t state = 1, progress = 0;
 std::string error;
 void (*body)(void*);
 void* argument;
+Pieces memory;
+const Piece nowhere = {};
+const Piece* used_last = &nowhere;
 
 uint64_t next_random() {
   state ^= state << 13;
@@ -103,6 +107,20 @@ void resume(Fiber& fiber, bool first) {
   fiber.first.uc_link = nullptr;
   makecontext(&fiber.first, run_bodies, 0);
   setcontext(&fiber.first);
+}
+
+// What -fsanitize=kernel-address calls before each access. A GPU has its own memory alone, and ends the process.
+void access(uintptr_t at, size_t size, size_t unit) {
+  if (at - (uintptr_t)self->stack < STACK_BYTES || at - (uintptr_t)&self->place < sizeof(Place)) return;
+  if (at % unit) fail("an address is not a multiple of what is read or written there");
+  if (at - used_last->start >= used_last->end - used_last->start)
+    used_last = std::upper_bound(memory.first, memory.first + memory.count, at,
+                                 [](uintptr_t at, const Piece& piece) { return at < piece.end; });
+  const Piece* last = memory.first + memory.count;
+  if (used_last == last || at < used_last->start || at + size > used_last->end) {
+    used_last = &nowhere;
+    fail("what is read or written is not in the device's memory");
+  }
 }
 
 bool is_complete(const Meeting& meeting, const Warp& warp) {
@@ -166,11 +184,14 @@ void synchronize(unsigned mask) {
 }
 
 // Returns null, or what went wrong; the text lives until the next launch.
-const char* launch(unsigned blocks, unsigned threads, uint64_t seed, void (*of)(void*), void* given) {
+const char* launch(
+    unsigned blocks, unsigned threads, uint64_t seed, Pieces pieces, void (*of)(void*), void* given) {
   const unsigned count = blocks * threads;
   error.clear();
   body = of;
   argument = given;
+  memory = pieces;
+  used_last = &nowhere;
   state = seed * 0x9E3779B97F4A7C15ull | 1;
   TSAN(scheduler_tsan = __tsan_get_current_fiber());
   while (fibers.size() < count) fibers.emplace_back(new Fiber);
@@ -220,7 +241,15 @@ const char* launch(unsigned blocks, unsigned threads, uint64_t seed, void (*of)(
 }
 }  // namespace cpu
 
-// What -fsanitize=alignment calls; a GPU ends the process there.
-extern "C" __attribute__((visibility("default"))) void __ubsan_handle_type_mismatch_v1(void*, void*) {
-  cpu::fail("an address is not a multiple of what is read or written there");
+#define ACCESSES(size) \
+  void __asan_load##size##_noabort(uintptr_t at) { cpu::access(at, size, size); } \
+  void __asan_store##size##_noabort(uintptr_t at) { cpu::access(at, size, size); }
+extern "C" {
+ACCESSES(1)
+ACCESSES(2)
+ACCESSES(4)
+ACCESSES(8)
+ACCESSES(16)
+void __asan_loadN_noabort(uintptr_t at, size_t size) { cpu::access(at, size, 1); }
+void __asan_storeN_noabort(uintptr_t at, size_t size) { cpu::access(at, size, 1); }
 }

@@ -39,7 +39,11 @@ unsigned own_lane();
 void fail(const char* text);  // ends the launch
 void pause();  // lets other fibers run, or not
 void synchronize(unsigned mask);
-const char* launch(unsigned blocks, unsigned threads, uint64_t seed, void (*body)(void*), void* argument);
+// Pieces of memory that kernels may use, ascending; each goes from its first address to its end.
+struct Piece { uint64_t start, end; };
+struct Pieces { const Piece* first; uint64_t count; };
+const char* launch(
+    unsigned blocks, unsigned threads, uint64_t seed, Pieces memory, void (*body)(void*), void* argument);
 
 template <class A> uint64_t bits_of(A value) {
   static_assert(sizeof(A) <= 8, "");
@@ -75,7 +79,9 @@ template <class A> A shuffle(unsigned mask, A value, unsigned from, const char* 
 template <int... I> struct Indexes {};
 template <int N, int... I> struct UpTo : UpTo<N - 1, N - 1, I...> {};
 template <int... I> struct UpTo<0, I...> { using type = Indexes<I...>; };
-template <class... A, int... I> void apply(void (*kernel)(A...), void** arguments, Indexes<I...>) {
+// Arguments are in the host's memory, as a GPU's are.
+template <class... A, int... I> __attribute__((no_sanitize("kernel-address")))
+void apply(void (*kernel)(A...), void** arguments, Indexes<I...>) {
   kernel(*(A*)arguments[I]...);
 }
 template <class... A> void call(void (*kernel)(A...), void** arguments) {
@@ -111,15 +117,18 @@ template <class A> A atomicAdd(A* to, A value) {
   cpu::pause();
   return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }
-template <class A> A atomicCAS(A* to, A expected, A value) {
+inline double atomicAdd(double* to, double value) {
   cpu::pause();
-  __atomic_compare_exchange_n(to, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  return expected;
+  double seen, sum;
+  __atomic_load(to, &seen, __ATOMIC_RELAXED);
+  do sum = seen + value;
+  while (!__atomic_compare_exchange(to, &seen, &sum, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return seen;
 }
 template <class A> A relaxed_load(const A* at) {
-  cpu::pause();
   A value;
   __atomic_load((A*)at, &value, __ATOMIC_RELAXED);
+  cpu::pause();
   return value;
 }
 template <class A> void relaxed_store(A* at, A value) {

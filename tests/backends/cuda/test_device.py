@@ -36,25 +36,32 @@ class NoDriver(Exception):
 
 
 def cupy_with(count: int | None) -> SimpleNamespace:
-    """What of CuPy is asked first. count: of GPUs; None: there is no driver."""
+    """What of CuPy is asked first, without a compiler. count: of GPUs; None: there is no driver."""
 
     def counted() -> int:
         if count is None:
             raise NoDriver("the driver is missing")
         return count
 
+    def version() -> tuple[int, int]:
+        raise RuntimeError("no such file: libnvrtc.so.13")
+
     runtime = SimpleNamespace(getDeviceCount=counted, CUDARuntimeError=NoDriver)
-    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, nvrtc=SimpleNamespace(getVersion=version)))
+
+
+INSTALL = r"pip install 'kvemb\[gpu\]' \(CUDA 13\) or 'kvemb\[gpu-cuda12\]'; or use devices=None"
 
 
 @pytest.mark.parametrize(
     ("cupy", "said"),
     [
-        (None, r"install CuPy: pip install 'kvemb\[gpu\]' \(CUDA 13\) or 'kvemb\[gpu-cuda12\]'; or use devices=None"),
+        (None, f"install CuPy: {INSTALL}"),
         (cupy_with(None), "the driver is missing; install NVIDIA's driver, or use devices=None"),
         (cupy_with(3), "this machine has 3 GPUs; use devices=None"),
+        (cupy_with(98), f"no such file: libnvrtc.so.13; install CUDA's run-time compiler: {INSTALL}"),
     ],
-    ids=["no CuPy", "no driver", "too few"],
+    ids=["no CuPy", "no driver", "too few", "no compiler"],
 )
 def test_a_gpu_that_is_not_there_is_told_with_what_to_install(monkeypatch, cupy, said):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -150,7 +157,6 @@ def test_memory_that_pytorch_keeps_for_later_is_had_before_there_is_none(monkeyp
     cuda = SimpleNamespace(
         Device=lambda number: nullcontext(),
         Memory=Memory,
-        Stream=SimpleNamespace(null=None, ptds=None),
         runtime=SimpleNamespace(CUDARuntimeError=NoMemory),
     )
     cupy = SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None))
@@ -177,15 +183,24 @@ def test_cupy_sorts_in_the_workspace_that_it_is_given_and_takes_the_rest_from_it
 
     def argsort(numbers):
         pieces.extend(allocators[-1](nbytes) for nbytes in (100, 512, 513, 1))
-        return np.argsort(numbers)
+        return SimpleNamespace(data=SimpleNamespace(ptr=np.argsort(numbers)))
+
+    def copy(to, source, nbytes, kind, stream):
+        arrays[to][:] = source
+        assert (nbytes, stream, len(allocators)) == (24, 1, 1)
+
+    def stream_of(external):
+        stream = nullcontext()
+        stream.ptr = external.__cuda_stream__()[1]
+        return stream
 
     cuda = SimpleNamespace(
         Device=lambda number: nullcontext(),
-        Stream=SimpleNamespace(null=nullcontext(), ptds=None),
+        Stream=SimpleNamespace(from_external=stream_of),
         UnownedMemory=lambda address, nbytes, owner, number: (address, nbytes),
         MemoryPointer=lambda memory, offset: memory,
         using_allocator=using_allocator,
-        runtime=None,
+        runtime=SimpleNamespace(memcpyAsync=copy, memcpyDeviceToDevice=3),
     )
     pool = SimpleNamespace(malloc=lambda nbytes: ("pool", nbytes))
     cupy = SimpleNamespace(cuda=cuda, argsort=argsort, get_default_memory_pool=lambda: pool)
@@ -197,6 +212,26 @@ def test_cupy_sorts_in_the_workspace_that_it_is_given_and_takes_the_rest_from_it
     assert arrays[2].tolist() == [1, 2, 0]
     assert pieces == [(1 << 20, 100), ((1 << 20) + 512, 512), ((1 << 20) + 1024, 513), ("pool", 1)]
     assert not allocators
+
+
+@pytest.mark.parametrize("stream", [1, 2, 77])
+def test_kernels_and_copies_are_on_the_stream_that_is_named_whatever_cupy_takes_for_the_default_one(stream):
+    """CuPy's Stream.null has the handle 0, for which it may take a thread's own stream where it launches."""
+    used = []
+
+    def launch(grid, block, arguments, stream):
+        used.append(stream.ptr)
+
+    cuda = SimpleNamespace(
+        Device=lambda number: nullcontext(),
+        Stream=SimpleNamespace(from_external=lambda made: SimpleNamespace(ptr=made.__cuda_stream__()[1])),
+        runtime=SimpleNamespace(memsetAsync=lambda address, value, nbytes, ptr: used.append(ptr)),
+    )
+    module = SimpleNamespace(get_function=lambda name: SimpleNamespace(kernel=launch))
+    device = CupyDevice(SimpleNamespace(cuda=cuda, RawModule=lambda **how: module), 0)
+    device.load(KERNEL)(stream, "scale", 1)
+    device.zero(0, 8, stream)
+    assert used == [stream, stream]
 
 
 def test_a_device_tells_the_time_between_timed_events(device):

@@ -111,6 +111,15 @@ def test_a_buffer_grows_and_is_kept():
     assert len(buffers.get(buffers.put("none", np.empty(0)), 0, np.float64)) == 0
 
 
+def test_a_buffer_grows_to_what_is_asked_for_where_there_is_no_memory_for_more():
+    device = ShortDevice()
+    buffers = Buffers(Queue(device))
+    buffers.of("keys", 1000)
+    device.most = 2100
+    buffers.of("keys", 2000)
+    assert (device.taken, buffers.nbytes, device.refused) == (2000, 2000, 1)
+
+
 def test_a_buffer_that_can_neither_grow_nor_come_back_is_the_least_one():
     device, used = ShortDevice(), []
     buffers = Buffers(Queue(device))

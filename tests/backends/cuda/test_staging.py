@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_devices import device_of
+from cuda_devices import device_of, use_for_gpus
 from cuda_on_cpu import CpuDevice, CudaOnCpuTable
 from late_device import LateDevice
 
@@ -23,7 +23,7 @@ from kvemb.backends.cuda.staging import (
     SMALL_BYTES,
     SMALL_PART,
     SMALL_UPLOADS,
-    Arriving,
+    PendingDownload,
     Staging,
 )
 from kvemb.handle import inside
@@ -68,7 +68,7 @@ def crossed(queue: Queue, given: np.ndarray) -> np.ndarray:
     return got
 
 
-def keys_on_their_way(queue: Queue, keys: np.ndarray) -> Arriving | None:
+def keys_on_their_way(queue: Queue, keys: np.ndarray) -> PendingDownload | None:
     """What begin_download makes of keys."""
     memory = sent(queue, keys)
     begun = queue.begin_download(memory.address, keys.nbytes)
@@ -189,8 +189,8 @@ def test_keys_on_their_way_use_memory_again_whatever_their_number():
     device.staging.account(payer.use, 1 << 30)
     queue = Queue(device)
     for count in range(1000, 2000, 7):
-        arriving = keys_on_their_way(queue, np.arange(count))
-        assert arriving.copied().view(np.int64).tolist() == list(range(count))
+        download = keys_on_their_way(queue, np.arange(count))
+        assert download.copied().view(np.int64).tolist() == list(range(count))
     assert device.pinned_sizes.count(1 << 14) <= SMALL_UPLOADS + 2, "two for what arrives, at most"
     assert payer.used == device.staging.nbytes
 
@@ -201,7 +201,7 @@ def test_more_keys_on_their_way_than_the_budget_has_memory_for_do_not_start():
     queue, keys = Queue(device), np.arange(4096)
     first = [keys_on_their_way(queue, keys) for _ in range(4)]
     assert None not in first
-    assert device.staging.arriving_bytes == total // ARRIVING_PART
+    assert device.staging.download_bytes == total // ARRIVING_PART
     assert keys_on_their_way(queue, keys) is None
     assert (first.pop().copied().view(np.int64) == keys).all()
     second = keys_on_their_way(queue, keys)
@@ -210,7 +210,7 @@ def test_more_keys_on_their_way_than_the_budget_has_memory_for_do_not_start():
     larger = keys_on_their_way(queue, np.arange(16_384))
     assert larger is not None, "smaller memory is freed for it"
     assert (larger.copied().view(np.int64) == np.arange(16_384)).all()
-    assert device.staging.arriving_bytes == total // ARRIVING_PART
+    assert device.staging.download_bytes == total // ARRIVING_PART
     assert payer.used == device.staging.nbytes
 
 
@@ -220,10 +220,10 @@ def test_memory_of_what_was_given_up_on_its_way_is_used_after_that():
         one, other = Queue(device), Queue(device)
         old, new = sent(one, np.full(1000, -1)), sent(other, np.arange(1000))
         one.begin_download(old.address, 8000)  # given up at once
-        arriving = other.begin_download(new.address, 8000)
+        download = other.begin_download(new.address, 8000)
         assert len(device.staging._idle) == 0
         device.finish_all()
-        assert arriving.copied().view(np.int64).tolist() == list(range(1000))
+        assert download.copied().view(np.int64).tolist() == list(range(1000))
 
 
 def test_without_pinned_memory_nothing_is_on_its_way(monkeypatch):
@@ -244,8 +244,7 @@ def test_without_pinned_memory_nothing_is_on_its_way(monkeypatch):
 
 def test_a_store_pays_for_what_its_tables_share_of_its_memory_budget(tmp_path: Path, monkeypatch) -> None:
     device = SharedDevice()
-    monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
-    monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
+    use_for_gpus(monkeypatch, device)
     with kvemb.open(tmp_path / "store", memory_budget="16MiB") as store:
         variables = [store.get_variable(name, dim=4, devices="gpu:0", hot_rows=1024) for name in ("a", "b", "c")]
         host = inside(store).budgets.host

@@ -1,4 +1,4 @@
-"""A cut has each call on all of its shards or on none, whatever clients do, and does not wait for the dead."""
+"""A cut has each call on all of its shards or on none, whatever clients do, and does not wait for dead clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.coordination.cuts import cut, missing
-from kvemb.cluster.ledger import CallsMade, Ledger
+from kvemb.cluster.ledger import ExecutedCalls, Ledger
 from kvemb.errors import ShardLost
 
 SHARDS = 3
@@ -55,15 +55,15 @@ class Threads:
 
 def test_what_is_missing_is_what_some_have_made_and_the_client_waits_for():
     made = [
-        {"a": CallsMade(2, {2: 0b011, 3: 0b111}), "b": CallsMade(0, {0: 0b101})},
-        {"a": CallsMade(0, {1: 0b010, 3: 0b111})},
-        {"a": CallsMade(3, {3: 0b111}), "b": CallsMade(0, {0: 0b101})},
+        {"a": ExecutedCalls(2, {2: 0b011, 3: 0b111}), "b": ExecutedCalls(0, {0: 0b101})},
+        {"a": ExecutedCalls(0, {1: 0b010, 3: 0b111})},
+        {"a": ExecutedCalls(3, {3: 0b111}), "b": ExecutedCalls(0, {0: 0b101})},
     ]
     assert missing(made) == {}, "2 is answered, as shard 2 knows; 3 is everywhere"
     del made[1]["a"].calls[3]
     assert missing(made) == {1: [("a", 3)]}
-    assert missing([{"a": CallsMade(0, {0: 0b110})}, {}, {}]) == {1: [("a", 0)], 2: [("a", 0)]}
-    assert missing([{"a": CallsMade(0, {0: 0})}, {}, {}]) == {}, "of a checkpoint"
+    assert missing([{"a": ExecutedCalls(0, {0: 0b110})}, {}, {}]) == {1: [("a", 0)], 2: [("a", 0)]}
+    assert missing([{"a": ExecutedCalls(0, {0: 0})}, {}, {}]) == {}, "of a checkpoint"
 
 
 @pytest.mark.parametrize("seed", range(4))

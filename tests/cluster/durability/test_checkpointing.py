@@ -97,6 +97,56 @@ def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path)
         alone.close()
 
 
+def test_close_writes_none_if_nothing_has_changed(open_cluster, tmp_path):
+    with open_cluster(2, url=tmp_path / "series") as cluster:
+        twin = twin_of(cluster, KEYS)
+        train(twin, 0, steps=1)
+        cluster.checkpoint()
+    with open_cluster(2, url=tmp_path / "series") as cluster:
+        table = twin_of(cluster, KEYS, twin.model).variable
+        table.lookup(KEYS, touch=False)
+        table.prefetch([1])
+        assert len(list(table.export_batches(10))) > 1
+        assert table.restrict(len(KEYS)) == 0
+    assert ClusterSeries(tmp_path / "series").numbers() == [1]
+
+
+@pytest.mark.slow
+def test_close_writes_one_of_other_shards_or_an_earlier_state(open_cluster, tmp_path):
+    def numbers():
+        return ClusterSeries(tmp_path / "series").numbers()
+
+    with open_cluster(2, url=tmp_path / "series") as cluster:
+        cluster.get_variable("table", dim=1)
+    with open_cluster(3, url=tmp_path / "series") as cluster:
+        pass
+    assert numbers() == [1, 2], "of another number of shards"
+    with open_cluster(3, url=tmp_path / "series", number=1) as cluster:
+        pass
+    assert numbers() == [1, 2, 3], "the newest is now what the first was"
+
+
+@pytest.mark.slow
+def test_whatever_changes_is_saved_by_close(open_cluster, tmp_path):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    adam, ones = kvemb.optimizers.Adam(0.5), np.ones((3, 2), np.float32)
+    table = cluster.get_variable("table", dim=2, optimizer=adam, restrict_policy=kvemb.FrequencyRestrictPolicy())
+    for change in (
+        lambda: table.upsert([1, 2, 3], ones), lambda: table.remove([1]), lambda: table.lookup([2]),
+        lambda: table.lookup([]), lambda: table.apply_gradients([3], ones[:1]), lambda: table.restrict(1), table.clear,
+        lambda: cluster.get_variable("table", optimizer=kvemb.optimizers.Adam(0.1)),
+        lambda: cluster.get_variable("other", dim=1), lambda: cluster.drop_variable("other"),
+    ):  # fmt: skip
+        cluster.checkpoint()
+        session = inside(cluster).session
+        assert not session.ask("unsaved")
+        change()
+        session.exchange()
+        assert session.ask("unsaved")
+    cluster.recover()
+    assert not inside(cluster).session.ask("unsaved")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 3])
 def test_an_earlier_checkpoint_can_be_gone_on_from(open_cluster, tmp_path, shards):
@@ -159,13 +209,13 @@ def test_later_ones_send_what_changed_and_old_ones_are_deleted(open_cluster, tmp
     cluster.close()
     again = open_cluster(2, url=tmp_path / "series")
     assert again.variables["table"].lookup([1, 4]).mean(axis=1).tolist() == [0, 1]
-    fifth = again.checkpoint(keep=1)
-    assert fifth.number == 5
-    assert fifth.nbytes < first.nbytes / 5, "a restored shard sends deltas, too"
+    fourth = again.checkpoint(keep=1)
+    assert fourth.number == 4
+    assert fourth.nbytes < first.nbytes / 5, "a restored shard sends deltas, too"
     again.close(flush=False)
     series = ClusterSeries(tmp_path / "series")
-    assert series.numbers() == [5]
-    assert {tuple(series.of_shard(shard.store).numbers()) for shard in series.read(5).shards} == {(5,)}
+    assert series.numbers() == [4]
+    assert {tuple(series.of_shard(shard.store).numbers()) for shard in series.read(4).shards} == {(4,)}
     other = open_cluster(3, url=tmp_path / "series")
     other.checkpoint(keep=1)
     other.close(flush=False)
@@ -193,7 +243,7 @@ def test_variables_open_as_they_are_stored(open_cluster, tmp_path):
 
 def test_one_cluster_at_a_time_has_a_directory(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
-    with pytest.raises(Locked, match=r"the cluster at .*series is open elsewhere, by this process; close it there"):
+    with pytest.raises(Locked, match=r"the cluster at .*series is open already, by this process; close it there"):
         open_cluster(2, url=tmp_path / "series")
     cluster.close()
     open_cluster(None, url=tmp_path / "series")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,18 @@ def test_peek_shows_rows_and_their_nearest(place, capsys):
     assert "key -1 does not fit uint64" in capsys.readouterr().err
     assert run(["peek", str(place / "2"), "table", "--count", "3", "--json"]) == 0
     assert [row["key"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0, 1, 2]
+
+
+def test_scores_that_are_times_are_shown_as_times(tmp_path, capsys):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        for name, clock in (("timed", "seconds"), ("stepped", "steps")):
+            policy = kvemb.TimestampRestrictPolicy(clock=clock)
+            store.get_variable(name, dim=DIM, restrict_policy=policy).upsert([1, 2], np.ones((2, DIM), np.float32))
+    for command in ("peek", "stats"):
+        for name, score in (("timed", r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), ("stepped", r"\d\b(?!-)")):
+            assert run([command, str(tmp_path / "store"), name]) == 0
+            shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+            assert re.search(f"score {score}", shown), shown
 
 
 def test_stats_are_those_of_numpy(tmp_path, capsys):

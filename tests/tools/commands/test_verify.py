@@ -121,9 +121,7 @@ def test_bad_input_is_one_line(
 def test_a_store_in_use_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with kvemb.open(tmp_path / "store", memory_budget="8MiB"):
         assert run(["verify", str(tmp_path / "store")]) == 3
-    assert (
-        "is open for writing elsewhere, by this process; stop the process that has it open" in capsys.readouterr().err
-    )
+    assert "is open for writing already, by this process; stop the process that has it open" in capsys.readouterr().err
 
 
 def test_of_a_series_the_newest_is_checked_and_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvemb.tools.demos.workplace import PatientInterrupts, workplace
+from kvemb.tools.demos.workplace import DeferredInterrupts, workplace
 from kvemb.tools.failures import BadInput
 from kvemb.tools.stopping import Terminated
 
@@ -59,7 +59,7 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_waits_for_the_check() -> None:
-    with PatientInterrupts() as stop:
+    with DeferredInterrupts() as stop:
         stop.check()
         os.kill(os.getpid(), signal.SIGINT)
         reached = True
@@ -69,14 +69,14 @@ def test_an_interrupt_waits_for_the_check() -> None:
 
 
 def test_a_second_interrupt_does_not_wait() -> None:
-    with PatientInterrupts():
+    with DeferredInterrupts():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_kill_waits_as_well() -> None:
-    with PatientInterrupts() as stop:
+    with DeferredInterrupts() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Terminated):
             stop.check()
@@ -84,7 +84,7 @@ def test_a_kill_waits_as_well() -> None:
 
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with PatientInterrupts():
+    with DeferredInterrupts():
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -93,7 +93,7 @@ def test_in_another_thread_it_does_nothing() -> None:
     checked = []
 
     def work() -> None:
-        with PatientInterrupts() as stop:
+        with DeferredInterrupts() as stop:
             stop.check()
             checked.append(True)
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from quick import quick
 import kvemb
 from kvemb.tools.cli import run
 from kvemb.tools.diff import diff
+from kvemb.tools.report.history import History
 from kvemb.tools.report.page import report
+from kvemb.tools.report.series import _dates
 
 pytest.importorskip("pyarrow")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -190,6 +193,13 @@ def test_rows_that_moved_are_apart_from_rows_that_were_only_touched(made, text):
     assert told == {"moved": last.moved, "touched only": last.changed - last.moved}
     assert last.moved == 7
     assert told["touched only"] > 100
+
+
+def test_checkpoints_of_one_minute_are_labelled_with_seconds():
+    start = datetime(2026, 3, 1, 12).timestamp()
+    for apart, labels in ((5, ["12:00:00", "12:00:05"]), (60, ["12:00", "12:01"]), (86400, ["Mar 01", "Mar 02"])):
+        made = [SimpleNamespace(created=start), SimpleNamespace(created=start + apart)]
+        assert [label for _, label in _dates(History(made))] == labels
 
 
 def test_growth_is_told_by_variable_and_by_date(text):

@@ -1,6 +1,6 @@
 """The charts of the page, drawn from the results as SVG files.
 
-Each function returns None if the results have nothing for it. Solid lines are kvemb, dashed ones the loop by hand.
+Each function returns None if the results lack its data. Solid lines are kvemb, dashed lines the loop written by hand.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from kvemb.tools.report.charts import Curve
 from kvemb.tools.report.pictures import picture
 
 SIDES = (("kvemb", "kvemb", False), ("by_hand", "by hand", True))
-# Steps of which the chart of the restart shows the mean.
+# The chart of the restart shows the mean of this many steps.
 SMOOTHING = 20
 _HOT = "hot rows, as a share of the table"
 
 
 def drawn(found: Found, batch: int) -> dict[str, str]:
-    """Return the SVG files that the results suffice for, by name, in the order of the page. batch: rows of a step."""
+    """Return the SVG files for which there are results, by name, in the order of the page. batch: rows of a step."""
     charts = {
-        "rows": _by_hot_share(found, "Training speed", "rows/s; page cache warm", "warm", "rows_per_s"),
-        "cpu": _by_hot_share(found, "CPU time of a row", "us, all threads; page cache warm", "warm", "cpu_us"),
+        "rows": _by_hot_share(
+            found, "Training speed", "rows/s, log scale; page cache warm", "warm", "rows_per_s", log=True
+        ),
+        "cpu": _by_hot_share(
+            found, "CPU time of a row", "us, log scale; all threads; page cache warm", "warm", "cpu_us", log=True
+        ),
         "written": _by_hot_share(
             found, "Written to disk for a row", "bytes, flushes and merges included", "warm", "written_bytes"
         ),
@@ -38,7 +42,7 @@ def drawn(found: Found, batch: int) -> dict[str, str]:
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str) -> str | None:
+def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str, *, log: bool = False) -> str | None:
     cases = grid(found)
     if not cases:
         return None
@@ -53,7 +57,7 @@ def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str) ->
             ]
             curves.append(Curve(f"{label}, Zipf {skew:g}", points, colour, dashed))
     curves = [curve for curve in curves if curve.points]
-    return picture(title, curves, _shares(shares), _up(curves), across=_HOT, note=note) if curves else None
+    return picture(title, curves, _shares(shares), _up(curves, log=log), across=_HOT, note=note) if curves else None
 
 
 def _page_cache(found: Found) -> str | None:

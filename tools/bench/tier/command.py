@@ -54,13 +54,13 @@ def tier(
     others: Annotated[
         list[Path] | None,
         typer.Option(
-            "--with", exists=True, dir_okay=False, help="What another bench printed with --json, for the page."
+            "--with", exists=True, dir_okay=False, help="The --json output of another benchmark, for the page."
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Train over sizes, hot shares, skews, with a warm and a cold page cache, beside rocksdict; make a page of it."""
+    """Train over sizes, hot shares and skews, page cache warm and cold, compared with rocksdict; write a page."""
     from kvemb.tools.bench.tier.run import run
 
     cases = plan(rows or ROWS, hot or HOT, zipf or ZIPF, everywhere)
