@@ -82,6 +82,7 @@ def export_parts(
 
 
 _writing = threading.Lock()
+_ended = threading.Event()
 # How long the writer of a part may take to delete its unfinished files.
 CLEANUP_SECONDS = 5.0
 
@@ -89,8 +90,17 @@ CLEANUP_SECONDS = 5.0
 def _end_with(watched: Connection) -> None:
     """Make this process end when the other end of the pipe is closed."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # Without the flag it is a Ctrl-C, which reaches the whole group; the parent handles it.
+        if _ended.is_set():
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        _ended.set()
+        # By SIGINT's handler, which kvemb.interrupts defers while files are deleted.
+        handler = signal.getsignal(signal.SIGINT)
+        assert callable(handler)
+        handler(number, frame)
 
     def watch() -> None:
         watched.poll(None)  # nothing is ever sent: it ends when the other end is closed
@@ -98,8 +108,8 @@ def _end_with(watched: Connection) -> None:
         _writing.acquire(timeout=CLEANUP_SECONDS)
         os._exit(1)
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
     threading.Thread(target=watch, name="kvemb-parent", daemon=True).start()
 
 
@@ -114,6 +124,8 @@ def _write_part(
     key_range: tuple[int, int],
 ) -> int:
     with _writing, opened(path, variable) as source:
+        if _ended.is_set():  # the pool starts its next part after one that was stopped
+            raise SystemExit(128 + signal.SIGTERM)
         if bulk.point(source) != point:
             raise BadInput(f"{path} changed during the export; export a checkpoint instead, or use --jobs 1")
         return write(file, kind, table, source, options, key_range=key_range)

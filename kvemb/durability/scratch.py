@@ -17,26 +17,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvemb.interrupts import uninterrupted
+
 # A process locks its directory within this time after creating it.
 GRACE_SECONDS = 60.0
 
 
 @contextmanager
 def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Yield a new directory, and delete it with its content when the block ends. Raises OSError.
+    """Yield a new directory, and delete it with its content when the block ends, also by Ctrl-C. Raises OSError.
 
     prefix: of its name, reserved for such directories. within: its parent, None for the system's temporary directory.
     """
     parent = Path(tempfile.gettempdir() if within is None else within)
     _delete_abandoned(parent, prefix)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = os.open(folder, os.O_RDONLY)
+    folder, lock = None, None
     try:
-        _locked(lock)
+        with uninterrupted():
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            lock = os.open(folder, os.O_RDONLY)
+            _locked(lock)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        with uninterrupted():  # Ctrl-C while files are being deleted would leave the others
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                os.close(lock)
 
 
 def _locked(folder: int) -> bool:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +38,33 @@ def test_it_is_gone_when_the_block_ends(tmp_path):
         assert made.parent == tmp_path
     with pytest.raises(KeyError), scratch(PREFIX, tmp_path):
         raise KeyError
+    assert names(tmp_path) == []
+
+
+def test_an_interrupt_during_the_deletion_waits_for_its_end(tmp_path, monkeypatch):
+    real = shutil.rmtree
+
+    def interrupted(path: Path, **how: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        real(path, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt), scratch(PREFIX, tmp_path) as made:
+        (made / "rows").write_text("x")
+    assert names(tmp_path) == []
+
+
+def test_an_interrupt_while_it_is_made_leaves_nothing(tmp_path, monkeypatch):
+    real = tempfile.mkdtemp
+
+    def interrupted(**how: Any) -> str:
+        made = real(**how)
+        signal.raise_signal(signal.SIGINT)
+        return made
+
+    monkeypatch.setattr(tempfile, "mkdtemp", interrupted)
+    with pytest.raises(KeyboardInterrupt), scratch(PREFIX, tmp_path):
+        raise AssertionError("the interrupt was lost")
     assert names(tmp_path) == []
 
 
