@@ -215,9 +215,13 @@ def write(
     progress: Progress | None = None,
     key_range: tuple[int, int] | None = None,
 ) -> int:
-    """Write the rows to export in a format; returns their number. key_range: first and last key, None for all."""
+    """Write the rows to export in a format; returns their number. key_range: first and last key, None for all.
+
+    progress(done, total): also called, with 0 rows done, while rows are counted that the format must know beforehand.
+    """
     if kind.counted and table.rows is None:
-        table = Table(table.columns, sum(map(len, scanned(source, options, None, key_range))), table.metadata)
+        counting = None if progress is None else lambda _, total: progress(0, total)
+        table = Table(table.columns, sum(map(len, scanned(source, options, counting, key_range))), table.metadata)
     return _write_rows(target, kind, table, scanned(source, options, progress, key_range), options)
 
 

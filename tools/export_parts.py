@@ -5,7 +5,6 @@ Worker processes end when their parent does, however it ends: they watch a pipe 
 
 from __future__ import annotations
 
-import _thread
 import multiprocessing
 import os
 import signal
@@ -14,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 
 import kvemb
 from kvemb import bulk
@@ -82,35 +80,33 @@ def export_parts(
 
 
 _writing = threading.Lock()
-_ended = threading.Event()
-# How long the writer of a part may take to delete its unfinished files.
-CLEANUP_SECONDS = 5.0
+_told_to_end = threading.Event()
+# How long the writer of a part may take until it has written its rows at hand and deleted its files.
+PATIENCE_SECONDS = 60.0
 
 
 def _end_with(watched: Connection) -> None:
-    """Make this process end when the other end of the pipe is closed."""
+    """Make this process end when the other end of the pipe is closed.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        # Without the flag it is a Ctrl-C, which reaches the whole group; the parent handles it.
-        if _ended.is_set():
-            raise SystemExit(128 + signal.SIGTERM)
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        _ended.set()
-        # By SIGINT's handler, which kvemb.interrupts defers while files are deleted.
-        handler = signal.getsignal(signal.SIGINT)
-        assert callable(handler)
-        handler(number, frame)
+    The part that it writes ends with the next rows, by _check(). No exception is raised at any other place: imports
+    and compilers swallow them, and one between two lines that make and register a folder would leave the folder.
+    """
 
     def watch() -> None:
         watched.poll(None)  # nothing is ever sent: it ends when the other end is closed
-        _thread.interrupt_main(signal.SIGTERM)
-        _writing.acquire(timeout=CLEANUP_SECONDS)
+        _told_to_end.set()
+        _writing.acquire(timeout=PATIENCE_SECONDS)
         os._exit(1)
 
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, terminate)
+    # They may reach the whole group; the parent handles them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=watch, name="kvemb-parent", daemon=True).start()
+
+
+def _check(done: int = 0, total: int = 0) -> None:
+    if _told_to_end.is_set():
+        raise SystemExit(1)
 
 
 def _write_part(
@@ -123,9 +119,9 @@ def _write_part(
     options: RowOptions,
     key_range: tuple[int, int],
 ) -> int:
-    with _writing, opened(path, variable) as source:
-        if _ended.is_set():  # the pool starts its next part after one that was stopped
-            raise SystemExit(128 + signal.SIGTERM)
-        if bulk.point(source) != point:
-            raise BadInput(f"{path} changed during the export; export a checkpoint instead, or use --jobs 1")
-        return write(file, kind, table, source, options, key_range=key_range)
+    with _writing:
+        _check()  # the pool starts its next part after one that was ended
+        with opened(path, variable) as source:
+            if bulk.point(source) != point:
+                raise BadInput(f"{path} changed during the export; export a checkpoint instead, or use --jobs 1")
+            return write(file, kind, table, source, options, _check, key_range)

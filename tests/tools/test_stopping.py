@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +21,9 @@ from kvemb import bulk, interrupts
 from kvemb.tools import stopping
 from kvemb.tools.ahead import ahead
 from kvemb.tools.cli import run
-from kvemb.tools.export import export
+from kvemb.tools.export import RowOptions, export, table_of
 from kvemb.tools.formats import known
+from kvemb.tools.formats.columns import Table
 from kvemb.tools.importing import import_table
 
 pytestmark = pytest.mark.slow
@@ -104,6 +106,36 @@ def test_processes_of_an_export_end_with_it(store, tmp_path, number):
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     subprocess.run([*COMMAND, *again], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=PATIENCE)
     assert left(tmp_path) == ["out.csv", "tmp"]
+
+
+@pytest.mark.parametrize("name", ["csv", "word2vec"])
+def test_a_part_that_is_told_to_end_reads_no_more_rows(store, tmp_path, monkeypatch, name):
+    """It raises by itself: an exception from outside would be swallowed, as by pandas, which pyarrow imports."""
+    from kvemb.tools import export_parts
+
+    told, read, real = threading.Event(), [], bulk.scan
+
+    def scan(*arguments: Any, **options: Any) -> Iterator[bulk.Rows]:
+        for rows in real(*arguments, **options):
+            read.append(len(rows))
+            told.set()
+            yield rows
+
+    monkeypatch.setattr(bulk, "scan", scan)
+    monkeypatch.setattr(export_parts, "_told_to_end", told)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kind = known.FORMATS[name]
+    with kvemb.open(store, read_only=True) as opened:
+        source = opened.variables["table"]
+        options = RowOptions(batch_rows=1000)
+        table, point = table_of(source, options), bulk.point(source)
+    table = Table(table.columns, None, table.metadata)
+    parts = [(tmp_path / name, (0, 200_000)) for name in ("first", "next")]
+    for file, key_range in parts:
+        with pytest.raises(SystemExit):
+            export_parts._write_part(store, point, "table", file, kind, table, options, key_range)
+    assert read == [1000]
+    assert set(left(tmp_path)) <= {"first"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
