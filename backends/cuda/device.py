@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.backends.cuda.source import OPTIONS, kernels_of
+from kvemb.backends.cuda.compiler import binary_of
+from kvemb.backends.cuda.source import kernels_of
 from kvemb.backends.cuda.staging import Staging
 from kvemb.errors import BackendUnavailable
 from kvemb.options import format_bytes
@@ -296,12 +297,14 @@ class CupyDevice:
             yield
 
     def load(self, source: str) -> Program:
-        """See Device. CuPy compiles a program, and CUDA loads each kernel, when it is first requested."""
+        """See Device. CUDA loads each kernel when it is first run."""
         with self._lock:
             if source not in self._programs:
+                cuda = self._cupy.cuda
                 with self._device:
-                    module = self._cupy.RawModule(code=source, options=OPTIONS)
-                    kernels = {name: module.get_function(name).kernel for name in kernels_of(source)}
+                    module = cuda.function.Module()
+                    module.load(binary_of(cuda.nvrtc, source, self._device.compute_capability))
+                    kernels = {name: module.get_function(name) for name in kernels_of(source)}
                 self._programs[source] = partial(self._run, kernels)
             return self._programs[source]
 

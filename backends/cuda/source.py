@@ -13,8 +13,8 @@ from kvemb.backends.cuda import formulas
 from kvemb.optimizers.formula import Function
 from kvemb.rows.schema import Schema
 
-# No multiply-add is fused, because results must have the CPU's bits.
-OPTIONS = ("-std=c++17", "--fmad=false")
+# No multiply-add is fused, and no subnormal float counts as 0, because results must have the CPU's bits.
+OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 _TYPES = {
     "float16": "Half",

@@ -215,20 +215,30 @@ def test_cupy_sorts_in_the_workspace_that_it_is_given_and_takes_the_rest_from_it
 
 
 @pytest.mark.parametrize("stream", [1, 2, 77])
-def test_kernels_and_copies_are_on_the_stream_that_is_named_whatever_cupy_takes_for_the_default_one(stream):
+def test_kernels_and_copies_are_on_the_stream_that_is_named_whatever_cupy_takes_for_the_default_one(
+    monkeypatch, stream
+):
     """CuPy's Stream.null has the handle 0, for which it may take a thread's own stream where it launches."""
     used = []
 
     def launch(grid, block, arguments, stream):
         used.append(stream.ptr)
 
+    def device_of_number(number):
+        made = nullcontext()
+        made.compute_capability = "90"
+        return made
+
+    module = SimpleNamespace(load=lambda binary: None, get_function=lambda name: launch)
     cuda = SimpleNamespace(
-        Device=lambda number: nullcontext(),
+        Device=device_of_number,
+        nvrtc=None,
+        function=SimpleNamespace(Module=lambda: module),
         Stream=SimpleNamespace(from_external=lambda made: SimpleNamespace(ptr=made.__cuda_stream__()[1])),
         runtime=SimpleNamespace(memsetAsync=lambda address, value, nbytes, ptr: used.append(ptr)),
     )
-    module = SimpleNamespace(get_function=lambda name: SimpleNamespace(kernel=launch))
-    device = CupyDevice(SimpleNamespace(cuda=cuda, RawModule=lambda **how: module), 0)
+    monkeypatch.setattr("kvemb.backends.cuda.device.binary_of", lambda nvrtc, source, architecture: b"")
+    device = CupyDevice(SimpleNamespace(cuda=cuda), 0)
     device.load(KERNEL)(stream, "scale", 1)
     device.zero(0, 8, stream)
     assert used == [stream, stream]

@@ -81,7 +81,7 @@ def check_bits(optimizer: Optimizer, dtype: str, dim: int, device: str = "cpu") 
     for step in range(4):
         index = chance.permutation(ROWS)[:12]
         grads = chance.normal(size=(16, dim)).astype(schema.slot_dtype)
-        grads[0] = [0.0, 1e-30, 1e18, np.inf][step]
+        grads[0] = [0.0, 1e-20, 1e18, np.inf][step]  # a square that is subnormal, one near the largest
         totals, following = grads[:12].copy(), np.full(16, -1)
         following[[3, 12, 5]] = [12, 13, 14]
         totals[3], totals[5] = grads[3] + grads[12] + grads[13], grads[5] + grads[14]
