@@ -22,7 +22,7 @@ from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.parallel import cores
 from kvemb.restrict import ScoreRule, Scores
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, ReservedBlock, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
@@ -126,7 +126,7 @@ class CpuTable:
         return _ascending(absences)
 
     def pool(
-        self, keys: Keys, bags: Bags, beside: Beside | None, out: Any, rule: ScoreRule | None, now: float
+        self, keys: Keys, bags: Bags, beside: RowsBeside | None, out: Any, rule: ScoreRule | None, now: float
     ) -> Positions:
         """See contracts.HotTable."""
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)

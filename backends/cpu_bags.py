@@ -14,7 +14,7 @@ import numpy as np
 from kvemb.backends.cpu_probe import FAR, LAST_USE, NEAR, RING, cell_of, first_bucket, likely_cell, rings
 from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
 from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, item_bytes, load, prefetch, store
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hash_kernels import inlined, kernel, mix
 from kvemb.rows.hashing import Keys, Positions, Sums
@@ -58,8 +58,8 @@ def _pool(
 ) -> int:
     """Find the keys of bags begin to end, sum their rows into out (b, dim), and record the uses.
 
-    bags, beside: the fields of Bags and of Beside, whose `at` is empty if no row is beside the table. cells: how many
-    buckets there are, and the table's columns. uses: the rule (cpu_probe's numbers), the time, and whether other
+    bags, beside: the fields of Bags and of RowsBeside, whose `at` is empty if no row is beside the table. cells: how
+    many buckets there are, and the table's columns. uses: the rule (cpu_probe's numbers), the time, and whether other
     threads work on other bags. scratch: the rings of the pipeline, which is that of lookup, and the sum of one bag
     (dim,). Plain tuples, because each named one would add half a microsecond to a call.
 
@@ -149,7 +149,7 @@ def _close(out: Any, bag: Any, total: Any, dim: Any, divisors: Any, divided: Any
 def pool(
     wanted: Keys,
     bags: Bags,
-    beside: Beside | None,
+    beside: RowsBeside | None,
     out: Any,
     rule: int,
     now: float,

@@ -19,7 +19,7 @@ from kvemb.backends.cuda.device import Device
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.optimizers import LAMB, SGD, Adagrad, Adam, Optimizer
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.hashing import Sums
 from kvemb.rows.schema import Schema, dtype_of
@@ -268,7 +268,7 @@ class Life:
         divisors = self.random.integers(0, 3, len(sizes) * int(self.random.integers(2))).astype(kind)
         bags = Bags(np.concatenate([[0], np.cumsum(sizes)]), weights, divisors, self.random.choice([np.inf, 1.0]))
         at = np.where(self.hot[rows], -1, np.arange(len(rows)))
-        beside = Beside(at, np.ascontiguousarray(self._values(len(rows))))
+        beside = RowsBeside(at, np.ascontiguousarray(self._values(len(rows))))
         found = self.rows.embeddings()[rows]
         found[at >= 0] = beside.values[at[at >= 0]]
         out = np.empty((len(sizes), self.schema.dim), self.schema.value_dtype)

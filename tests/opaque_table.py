@@ -16,7 +16,7 @@ from kvemb.backends.cpu_rows import CpuRows
 from kvemb.contracts import Change, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.schema import Schema
 
@@ -113,7 +113,9 @@ class OpaqueTable:
             found.flags |= DIRTY
         return np.flatnonzero(cells < 0)
 
-    def pool(self, keys: Any, bags: Bags, beside: Beside | None, out: Any, rule: ScoreRule | None, now: float) -> Any:
+    def pool(
+        self, keys: Any, bags: Bags, beside: RowsBeside | None, out: Any, rule: ScoreRule | None, now: float
+    ) -> Any:
         rows = np.zeros((len(keys), self._schema.dim), self._schema.value_dtype)
         here = np.arange(len(keys)) if beside is None else np.flatnonzero(beside.at < 0)
         found = rows[here]

@@ -19,7 +19,7 @@ from kvemb.optimizers import Optimizer
 from kvemb.optimizers.formula import Function
 from kvemb.optimizers.formula import read as read_formula
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Positions
 from kvemb.rows.schema import Schema
 
@@ -217,7 +217,7 @@ class Cells:
             self.queue.run(program, "add", WARP * n, *self.table(), *arguments)
 
     def pool(self, cells: int, n: int, bags: Bags, at: int, beside: int, out: int) -> None:
-        """Write the pooled rows of bags of n keys to out. at, beside: addresses of kvemb.rows.bags.Beside, or null."""
+        """Write the pooled rows of bags of n keys to out. at, beside: addresses of a RowsBeside's fields, or null."""
         buffers, count, dim = self.buffers, bags.bag_count, self.schema.dim
         program = source.values_source(self.schema)
         weights, divisors = self.put_weights(bags)
@@ -235,7 +235,7 @@ class Cells:
         weights = self.buffers.put("weights", bags.weights) if len(bags.weights) else NULL
         return weights, self.buffers.put("divisors", bags.divisors) if len(bags.divisors) else NULL
 
-    def put_beside(self, beside: Beside | None) -> tuple[int, int]:
+    def put_beside(self, beside: RowsBeside | None) -> tuple[int, int]:
         """Copy the positions and the rows beside the table to buffers; return their addresses, null for none."""
         if beside is None:
             return NULL, NULL

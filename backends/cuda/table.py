@@ -22,7 +22,7 @@ from kvemb.contracts import Change, Memory
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
@@ -155,7 +155,7 @@ class CudaTable:
         out[wanted] = rows[wanted]
 
     def pool(
-        self, keys: Keys, bags: Bags, beside: Beside | None, out: Any, rule: ScoreRule | None, now: float
+        self, keys: Keys, bags: Bags, beside: RowsBeside | None, out: Any, rule: ScoreRule | None, now: float
     ) -> Positions:
         """See contracts.HotTable."""
         pooled, n = self._buffers.of("out", self._value_bytes * bags.bag_count), len(keys)

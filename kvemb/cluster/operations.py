@@ -15,7 +15,7 @@ from kvemb.cluster.cluster import Cluster, Step, Wanted
 from kvemb.contracts import Mask, Values
 from kvemb.engine.table import Table
 from kvemb.optimizers import Optimizer
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Keys, Unique
 
 
@@ -41,7 +41,7 @@ class ClusterOperations:
         self.lookup(keys, rows, None, touch=touch)
         first = distinct.sums.first
         pooling = registry.hot_table("cpu")(schema, 16, 16)  # empty: every row is passed beside it
-        pooling.pool(keys, bags, Beside(distinct.inverse, rows[first]), out, None, 0.0)
+        pooling.pool(keys, bags, RowsBeside(distinct.inverse, rows[first]), out, None, 0.0)
 
     def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
         """Return each key's score, NaN where it is absent. Does not count as a use."""

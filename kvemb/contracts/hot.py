@@ -11,7 +11,7 @@ from kvemb.contracts.device import DeviceRows
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
@@ -169,7 +169,7 @@ class HotTable(Protocol):
         """
 
     def pool(
-        self, keys: Keys, bags: Bags, beside: Beside | None, out: Values, rule: ScoreRule | None, now: float
+        self, keys: Keys, bags: Bags, beside: RowsBeside | None, out: Values, rule: ScoreRule | None, now: float
     ) -> Positions:
         """Find the keys (n,) of bags, and write each bag's pooled row (kvemb.rows.bags) to out (b, dim).
 

@@ -81,7 +81,7 @@ def bounds_of(given: npt.NDArray[Any], keys: int, *, last_included: bool, what: 
     return bounds
 
 
-class Beside(NamedTuple):
+class RowsBeside(NamedTuple):
     """Rows of keys that are not in a hot table. at (n,): the position of each key's row in values (m, ·), or -1."""
 
     at: Positions

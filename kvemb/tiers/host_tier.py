@@ -1,7 +1,7 @@
 """The host tier: a hot table in the host's memory below the tables on GPUs. It holds the rows that these evict.
 
-A row is in exactly one table, and is used there. It sinks (GPU to host) when its GPU's table evicts it, and rises (host
-to GPU) after a use. The variable's lock guards everything here.
+A row is in exactly one table, and is used there. It moves down (GPU to host) when its GPU's table evicts it, and
+up (host to GPU) after a use. The variable's lock guards everything here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from kvemb.contracts import HotTable, Values
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Beside
+from kvemb.rows.bags import RowsBeside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.tiers.hot_shares import HotShares
 
-# If a smaller share of a device's cells is in use, its table takes every row that rises, whatever its score.
+# If a smaller share of a device's cells is in use, its table takes every row that moves up, whatever its score.
 _FULL = 0.9
 
 
@@ -35,12 +35,12 @@ class HostTier:
         return self.table.find(keys) >= 0
 
     def use(self, table: HotTable, keys: Keys) -> None:
-        """Record uses of keys in a table; if it is the host tier's, their rows may rise."""
+        """Record uses of keys in a table; if it is the host tier's, their rows may move up."""
         if table is self.table:
             self._used.append(keys)
 
     def lookup(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
-        """Do what contracts.HotTable.lookup does, for keys that are in no device's table. Rows used may rise."""
+        """Do what contracts.HotTable.lookup does, for keys that are in no device's table. Rows used may move up."""
         here = np.flatnonzero(self.has(keys))
         rows = np.empty((len(here), out.shape[1]), out.dtype)
         if rule is not None:
@@ -53,11 +53,11 @@ class HostTier:
         self,
         keys: Keys,
         here: npt.NDArray[np.bool_],
-        given: Beside | None,
+        given: RowsBeside | None,
         out: Values,
         rule: ScoreRule | None,
         now: float,
-    ) -> Beside:
+    ) -> RowsBeside:
         """Append the rows of keys that are in this table to the given ones, for a device to pool.
 
         here: which keys are (n,). out: an array of the rows' width and dtype. Uses are recorded as by
@@ -68,14 +68,14 @@ class HostTier:
         rows = np.empty((len(positions), out.shape[1]), out.dtype)
         self.table.lookup(keys[positions], rows, rule, now)
         at[positions] = len(before) + np.arange(len(positions))
-        return Beside(at, np.concatenate([before, rows]))
+        return RowsBeside(at, np.concatenate([before, rows]))
 
     @property
-    def rising(self) -> bool:
-        """Whether rows were used since the last rise()."""
+    def has_uses(self) -> bool:
+        """Whether rows were used since the last move_used_up()."""
         return bool(self._used)
 
-    def sink(self, rows: RowBlock) -> Iterator[RowBlock]:
+    def move_down(self, rows: RowBlock) -> Iterator[RowBlock]:
         """Insert, by score, rows that left a device; yield the dirty rows that were evicted for them."""
         try:
             leaving = self.table.insert(rows, by_score=True, reserve=self._memory.reserve(self.table))
@@ -85,21 +85,23 @@ class HostTier:
         yield leaving
         self._memory.offered(self.table, rows.keys)
 
-    def rise(self, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]) -> Iterator[RowBlock]:
+    def move_used_up(
+        self, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]
+    ) -> Iterator[RowBlock]:
         """Move rows that were used to their devices, if they outscore the rows that would be evicted there.
 
-        device_of: fn(keys), the number of each key's device; None: all belong to the first. Yields what sink() does.
+        device_of: fn(keys), the number of each key's device; None: all belong to the first. Yields as move_down() does.
         """
         keys, self._used = np.unique(np.concatenate(self._used)), []
         for device, rows in self._by_device(keys, devices, device_of):
-            yield from self._move_up(rows.select(rows.scores > _min_score(device)), device, nullcontext())
+            yield from self._move(rows.select(rows.scores > _min_score(device)), device, nullcontext())
 
-    def lift(
+    def move_up(
         self, keys: Keys, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]
     ) -> Iterator[RowBlock]:
-        """Move the rows of distinct keys, which are about to be used, to their devices; see rise()."""
+        """Move the rows of distinct keys, which are about to be used, to their devices; see move_used_up()."""
         for device, rows in self._by_device(keys, devices, device_of):
-            yield from self._move_up(rows, device, together_in(device))
+            yield from self._move(rows, device, together_in(device))
 
     def _by_device(
         self, keys: Keys, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]
@@ -111,13 +113,13 @@ class HostTier:
         for number, device in enumerate(devices):
             yield device, rows if numbers is None else rows.select(numbers == number)
 
-    def _move_up(self, rows: RowBlock, device: HotTable, how: AbstractContextManager[None]) -> Iterator[RowBlock]:
+    def _move(self, rows: RowBlock, device: HotTable, how: AbstractContextManager[None]) -> Iterator[RowBlock]:
         if len(rows):
             with how:
                 left = device.insert(rows, reserve=self._memory.reserve(device), clean_too=True)
             self._memory.grown(device)
             self.table.remove(self.table.find(rows.keys))
-            yield from self.sink(left)
+            yield from self.move_down(left)
 
 
 def together_in(table: HotTable) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """HotTables, the hot tables of one variable (one per device) seen as one: which table a key is in, growth, totals.
 
 The partitioner divides the hot tier only; all devices share the cold store. Below tables on GPUs there may be a table
-in the host's memory, for rows that they evict. A row there is hot, too, and rises to its device's table after a use.
+in the host's memory, for rows that they evict. A row there is hot, too, and moves up to its device's table after a use.
 The variable's lock guards everything here. A cell number is valid in one table only, so cells are passed with the
 owners of their keys. Longer than 300 lines: each method of a hot table is here, over all tables.
 """
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvemb.contracts import Change, DeviceRows, HotTable, Values
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.host_arrays import public_keys
@@ -172,7 +172,7 @@ class HotTables:
         keys: Keys,
         owners: Owners,
         bags: Bags,
-        beside: Beside | None,
+        beside: RowsBeside | None,
         out: Values,
         rule: ScoreRule | None,
         now: float,
@@ -216,33 +216,33 @@ class HotTables:
             sinking, reserve = self._host is not None, self.memory.reserve(table)
             with together_in(table) if together else nullcontext():
                 leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=sinking)
-            for left in [leaving] if self._host is None else self._host.sink(leaving):
+            for left in [leaving] if self._host is None else self._host.move_down(leaving):
                 yield part.keys, left
             self.memory.grown(table)
             self.memory.offered(table, part.keys)
 
     @property
-    def rising(self) -> bool:
-        """Whether rows in the host tier were used since the last rise()."""
-        return self._host is not None and self._host.rising
+    def has_uses(self) -> bool:
+        """Whether rows in the host tier were used since the last move_used_up()."""
+        return self._host is not None and self._host.has_uses
 
-    def rise(self) -> Iterator[RowBlock]:
+    def move_used_up(self) -> Iterator[RowBlock]:
         """Move used rows of the host tier up to their devices; yields the dirty rows that leave the hot tier."""
-        if self._host is not None and self._host.rising:
-            yield from self._host.rise(self.of_devices, self.devices_of)
+        if self._host is not None and self._host.has_uses:
+            yield from self._host.move_used_up(self.of_devices, self.devices_of)
 
-    def lift(self, keys: Keys) -> Iterator[RowBlock]:
-        """Move the host tier's rows of distinct keys up, because they are about to be used; yields what rise() does."""
+    def move_up(self, keys: Keys) -> Iterator[RowBlock]:
+        """Move the host tier's rows of distinct keys up, as they are about to be used; yields as move_used_up()."""
         if self._host is not None:
-            yield from self._host.lift(keys, self.of_devices, self.devices_of)
+            yield from self._host.move_up(keys, self.of_devices, self.devices_of)
 
     def shrink(self) -> Iterator[RowBlock]:
-        """Give up the cells that are owed; yields the dirty rows that leave the hot tier. Rows of GPUs sink first."""
+        """Give up the cells that are owed; yields the dirty rows that leave. Rows of GPUs move down first."""
         for table, leaving in self.memory.shrink():
             if self._host is None or table is self._host.table:
                 yield leaving
             else:
-                yield from self._host.sink(leaving)
+                yield from self._host.move_down(leaving)
 
     def refresh_cells(self) -> None:
         """See contracts.DeviceRows.refresh_cells."""

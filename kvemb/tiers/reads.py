@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvemb.contracts import Mask, Values
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.rows.row_copies import spread
 from kvemb.tiers.hot_tables import Owners
@@ -211,7 +211,7 @@ class TableReads:
             at[missing] = len(rows) + distinct.inverse
             rows, now = np.concatenate([rows, *found]), None  # the uses of all keys are recorded by now
             with self._storage.reading():
-                owners, beside = self._hot_tables.owners(keys), Beside(at, rows)
+                owners, beside = self._hot_tables.owners(keys), RowsBeside(at, rows)
                 missing = self._hot_tables.pool(keys, owners, bags, beside, out, None, self._storage.step)
             if not len(missing):
                 return

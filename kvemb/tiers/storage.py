@@ -132,7 +132,7 @@ class TieredStorage:
                 self._spill.poll()
             except ColdStoreError as error:
                 self.state.poison(error)
-        self._rise()
+        self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._giving.give()
 
@@ -158,16 +158,16 @@ class TieredStorage:
             self.step = max(self.step, moment.step)
         with self.changing():
             self._spill.poll()
-        self._rise()
+        self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._giving.give()
             self.state.check_writable()
 
-    def _rise(self) -> None:
+    def _move_used_up(self) -> None:
         """Move used rows from the host's table up to their devices' tables. A failure poisons the store."""
-        if self.hot_tables.rising and self.state.cause is None:
+        if self.hot_tables.has_uses and self.state.cause is None:
             with suppress(Poisoned), self.changing():
-                for leaving in self.hot_tables.rise():
+                for leaving in self.hot_tables.move_used_up():
                     self._leave(leaving)
 
     def locate(self, keys: Keys) -> Located:
@@ -251,13 +251,13 @@ class TieredStorage:
 
     def _move(self, keys: Keys | None) -> None:
         """Move used rows up to their devices, and rows in memory of these distinct keys, which are about to be used."""
-        self._rise()
+        self._move_used_up()
         if keys is not None and self.state.cause is None:
             with suppress(Poisoned, MemoryError):  # if a GPU lacks memory to find keys, their rows stay where they are
                 for start in range(0, len(keys), self.limits.call_rows):
                     part = keys[start : start + self.limits.call_rows]
                     with self.changing():
-                        for leaving in self.hot_tables.lift(part):
+                        for leaving in self.hot_tables.move_up(part):
                             self._leave(leaving)
                     self.admit(self._locator.in_memory(part), together=True)
         self.ahead.forget_spent()

@@ -21,7 +21,7 @@ from quick import quick
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import Adagrad
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Unique
 
 # Pooling.
@@ -67,7 +67,7 @@ def test_a_bag_takes_rows_from_beside_the_table_and_names_those_that_are_nowhere
     assert table.pool(keys, bags, None, out, ScoreRule.COUNT, 0.0).tolist() == [1, 4]
     assert out[[1, 3]].tolist() == [[22, 24], [10, 11]]
     assert table.scores(table.find(np.array([3, 4, 7, 5, 8]))).tolist() == [7, 6, 6, 6, 5]
-    beside = Beside(np.array([-1, 1, -1, -1, 0, 2, -1]), np.array([[1, 1], [2, 2], [0.5, 0.5]], np.float32))
+    beside = RowsBeside(np.array([-1, 1, -1, -1, 0, 2, -1]), np.array([[1, 1], [2, 2], [0.5, 0.5]], np.float32))
     assert table.pool(keys, bags, beside, out, ScoreRule.LAST_USE, 9.0).tolist() == []
     assert out.tolist() == [[8, 9], [22, 24], [1.5, 1.5], [10, 11]]
     assert table.scores(table.find(np.array([3, 4, 7, 5, 8]))).tolist() == [9, 9, 9, 9, 5]

@@ -62,7 +62,7 @@ def assert_equal(store: kvemb.Store) -> None:
         np.testing.assert_equal(mine, theirs)
 
 
-def test_rows_rise_and_sink_and_are_the_same(store: kvemb.Store) -> None:
+def test_rows_move_up_and_down_and_are_the_same(store: kvemb.Store) -> None:
     train(store, np.random.default_rng(1), 60)
     device, below = tables(store.variables["tiered"]).tables
     assert (device.size, below.size) == (16, 16)

@@ -9,7 +9,7 @@ from opaque_table import OpaqueTable, SmallTable
 from kvemb import registry
 from kvemb.backends.cpu import CpuTable
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Bags, Beside
+from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import Schema, dtype_of
 from kvemb.tiers.budget import Budget
@@ -72,20 +72,20 @@ def test_rows_that_leave_a_device_sink_and_only_then_leave():
     assert (hot_tables.find(np.array([59, 43, 5]), owners) >= 0).tolist() == [True, True, False]
 
 
-def test_rows_below_that_are_used_rise_if_they_outscore_what_leaves_for_them():
+def test_rows_below_that_are_used_move_up_if_they_outscore_what_leaves_for_them():
     hot_tables, keys = three_tiers(), np.arange(20)
     insert(hot_tables, scored(hot_tables, keys, 20.0 + keys, dirty=True))
     out = np.empty((3, 2), np.float32)
     used = np.array([0, 3, 19])
     assert len(hot_tables.lookup(used, hot_tables.owners(used), out, None, 0.0)) == 0
-    assert not hot_tables.rising, "it is not a use"
+    assert not hot_tables.has_uses, "it is not a use"
     hot_tables.lookup(used, hot_tables.owners(used), out, ScoreRule.LAST_USE, 100.0)
-    assert hot_tables.rising
-    assert [len(left) for left in hot_tables.rise()] == [0]
-    assert not hot_tables.rising
+    assert hot_tables.has_uses
+    assert [len(left) for left in hot_tables.move_used_up()] == [0]
+    assert not hot_tables.has_uses
     assert where(hot_tables) == [[0, 3, *range(6, 20)], [1, 2, 4, 5]]
     hot_tables.lookup(np.array([1]), np.array([1]), out[:1], ScoreRule.LAST_USE, 1.0)
-    assert [len(left) for left in hot_tables.rise()] == []
+    assert [len(left) for left in hot_tables.move_used_up()] == []
     assert where(hot_tables)[1] == [1, 2, 4, 5], "1 was used long ago"
     rows = next(iter(hot_tables.read(hot_tables.find(keys, np.zeros(20)), np.zeros(20))))
     assert (rows.words == rows.keys.view(np.uint64)[:, None]).all()
@@ -114,7 +114,7 @@ def test_a_bag_whose_keys_are_in_one_table_is_pooled_there():
         bags = Bags(np.array([0, 2]), none, none, np.inf)
         found = hot_tables.pool(wanted, hot_tables.owners(wanted), bags, None, out, ScoreRule.COUNT, 0.0)
         assert found.tolist() == missing
-    assert hot_tables.rising
+    assert hot_tables.has_uses
 
 
 def test_a_bag_in_two_tiers_is_pooled_on_the_device():
@@ -127,13 +127,13 @@ def test_a_bag_in_two_tiers_is_pooled_on_the_device():
     owners = hot_tables.owners(wanted)
     assert hot_tables.pool(wanted, owners, bags, None, out, ScoreRule.COUNT, 0.0).tolist() == [4]
     assert out[0].tolist() == [19, 1900]
-    beside = Beside(np.array([-1, -1, -1, -1, 0]), np.array([[0.5, 0.25]], np.float32))
+    beside = RowsBeside(np.array([-1, -1, -1, -1, 0]), np.array([[0.5, 0.25]], np.float32))
     assert hot_tables.pool(wanted, owners, bags, beside, out, None, 0.0).tolist() == []
     assert out.tolist() == [[19, 1900], [3.5, 300.25]]
     cells = hot_tables.find(keys, hot_tables.owners(keys))
     scores = hot_tables.scores(cells, hot_tables.owners(keys))
     assert scores[[0, 3, 19, 18]].tolist() == [22, 24, 40, 38]
-    assert hot_tables.rising
+    assert hot_tables.has_uses
 
 
 def test_the_default_partitioner_is_the_floors_remainder():

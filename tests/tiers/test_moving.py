@@ -123,7 +123,7 @@ def test_keys_that_wait_for_a_thread_are_forgotten_where_others_came() -> None:
     assert place.on_device == [*range(200, 210), *range(300, 310)]
 
 
-def test_rows_below_the_device_rise_ahead() -> None:
+def test_rows_below_the_device_move_up_ahead() -> None:
     place = Place()
     for start in range(0, 300, 50):
         place.lookup(range(start, start + 50))
