@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from kvemb.durability.manifest import VariableEntry
-from kvemb.engine.arguments import Arguments, LeftOutFlag
+from kvemb.engine.agreement import agreed_optimizer
+from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
-from kvemb.engine.specification import agreed, check_name, stored_optimizer
+from kvemb.engine.specification import check_name, stored_optimizer
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import initializer_from_json
-from kvemb.optimizers import Optimizer
 from kvemb.options import RocksDBCreator
-from kvemb.restrict import MissingPolicy, policy_from_json
+from kvemb.restrict import policy_from_json
 from kvemb.variable import Variable
 
 
@@ -61,31 +61,6 @@ def get_or_make(store: Handle[Engine], arguments: Arguments) -> Variable:
     if (optimizer := agreed_optimizer(known, arguments)) is not None:
         known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
     return variable_of(known)
-
-
-def agreed_optimizer(known: Table, arguments: Arguments) -> Optimizer | None:
-    """Check get_variable's arguments for an open variable; return the new optimizer, or None to keep the present one.
-
-    Raises what get_variable raises.
-    """
-    entry = known.entry()
-    optimizer, policy = agreed(arguments, entry)
-    if isinstance(known.policy, MissingPolicy) and policy is not None and not isinstance(policy, MissingPolicy):
-        raise known.policy.error()
-    if arguments.constraint not in (None, known.specification.constraint):
-        raise ValueError(
-            f"variable {arguments.name!r} is open with another constraint, or none; give it where it is opened"
-        )
-    if arguments.admission not in (None, known.specification.admission):
-        raise ValueError(f"variable {arguments.name!r} is open with another admission; give it when it is opened")
-    for flag in ("trainable", "checkpoint", "bp_v2"):
-        given, mine = getattr(arguments, flag), getattr(entry, flag)
-        if not isinstance(given, LeftOutFlag) and bool(given) != mine:
-            raise ValueError(
-                f"variable {arguments.name!r} is open with {flag}={mine}, got {flag}={bool(given)}; leave it out, or "
-                "give it where the variable is opened first"
-            )
-    return optimizer
 
 
 def variable_of(table: Table) -> Variable:

@@ -61,6 +61,8 @@ def open(
         raise ValueError(f"{path} is a checkpoint, which never changes; follow the store, or use read_only=True")
     if durability not in ("checkpoint", "write"):
         raise ValueError(f"durability must be 'checkpoint' or 'write', got {durability!r}")
+    if durability == "write" and (read_only or follow):
+        raise ValueError("durability='write' is of a store that is written to; leave it out to read one")
     engine = Engine(
         place,
         memory_budget=memory_budget,

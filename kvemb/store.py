@@ -21,8 +21,7 @@ from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.recovery import Recovery
-from kvemb.engine.arguments import Arguments
-from kvemb.engine.assembly import GraphKeys
+from kvemb.engine.arguments import Arguments, GraphKeys
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.engine.refreshing import refresh
@@ -93,8 +92,8 @@ class Store(DefaultStore[Engine]):
         stored policy is kept, but uses are not recorded, scores do not change, and restrict raises ValueError.
         bp_v2: writers use accum, which adds, instead of upsert.
         optimizer: the optimizer of apply_gradients, one of kvemb.optimizers.
-        hot_rows: cells of the hot tier, all reserved at once; None: a share of the store's budget, into which
-        the tier grows as needed.
+        hot_rows: cells of the hot tier, all reserved at once, so at least init_size; None: a share of the store's
+        budget, into which the tier grows as needed.
         admission: an Admission, which decides which missing keys get a row in apply_gradients. Not stored. None: all.
         regularizer: fn(variable), called once when the variable is made or opened; what it returns, unless None, joins
         the collection REGULARIZATION_LOSSES.
@@ -112,12 +111,13 @@ class Store(DefaultStore[Engine]):
         Inside a variable_scope the name gets its prefix, and arguments that are left out are those of the scope.
         If the variable exists, dim, dtypes, initializer, optimizer class and restrict_policy must be as stored,
         unless they are left out. The optimizer's other settings may differ; the new ones are used from now on.
-        trainable, checkpoint and bp_v2 may differ when the variable is opened, and no more once it is open; if left
-        out, they are as stored.
-        Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; ValueError for a
-        user-defined restrict_policy of a variable that is open without it; Closed; BackendUnavailable if a device or
-        what it needs is missing; for a new variable ReadOnly, Poisoned; Poisoned also if memory for a stored variable
-        would have to be taken from other variables.
+        trainable, checkpoint, bp_v2 and kv_creator may differ when the variable is opened; if left out, they are as
+        stored. A kv_creator that differs is used from the next opening of the store. Once the variable is open, every
+        argument but the optimizer must be as the variable has it, or left out.
+        Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; ValueError for one
+        that an open variable does not have, such as other hot_rows or devices; Closed; BackendUnavailable if a device
+        or what it needs is missing; for a new variable ReadOnly, Poisoned; Poisoned also if memory for a stored
+        variable would have to be taken from other variables.
         """
         self.state.check_here()
         with self._inside.lock:

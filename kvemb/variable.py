@@ -22,8 +22,8 @@ from kvemb.checks.ranges import MAX_ROWS
 from kvemb.contracts import HotTable
 from kvemb.defaults import chosen
 from kvemb.engine import on_device
-from kvemb.engine.arguments import ReferenceArguments
-from kvemb.engine.assembly import GraphKeys, open_table
+from kvemb.engine.arguments import GraphKeys, ReferenceArguments
+from kvemb.engine.assembly import open_table
 from kvemb.engine.engine import Engine
 from kvemb.engine.slot_variable import SlotVariable
 from kvemb.engine.table import Table

@@ -76,7 +76,8 @@ def variable_scope(
     creates, and raises ValueError for a variable that was got or created before in this process (a variable that is
     only stored is opened).
     initializer, regularizer, partitioner, constraint: the defaults for variables; None: those of the enclosing scope.
-    If no scope has an initializer, it is GlorotUniform (zeros for integers).
+    If no scope has an initializer, it is GlorotUniform (zeros for integers). The regularizer is that of variables made
+    or opened here. The partitioner and the constraint must also be those of a variable that is open already.
     custom_getter: fn(getter, name, **arguments), called instead of get_variable; getter(name, **arguments) is the
     enclosing scope's custom getter, or get_variable itself in the outermost scope. Names are full names; arguments are
     those of get_variable.
@@ -136,12 +137,13 @@ def get_in_scope(arguments: Arguments, engine: Engine, get: Callable[[Arguments]
         return _custom(custom, arguments, get)
     check_name(arguments.name)
     name = f"{scope.name}/{arguments.name}"
-    is_new, unset = name not in engine.names(), arguments.partitioner is default_partitioner
+    is_new, is_open = name not in engine.names(), name in engine.tables
+    unset = arguments.partitioner is default_partitioner
     arguments = replace(
         arguments,
         name=name,
         initializer=scope.initializer if arguments.initializer is None and is_new else arguments.initializer,
-        regularizer=arguments.regularizer or scope.regularizer,
+        regularizer=arguments.regularizer or (None if is_open else scope.regularizer),
         partitioner=scope.partitioner if unset and scope.partitioner else arguments.partitioner,
         constraint=arguments.constraint or scope.constraint,
     )

@@ -54,6 +54,13 @@ def test_a_budget_above_the_memory_of_the_machine_is_told(tmp_path, caplog):
     assert f"the memory_budget of {tmp_path / 'large'} is 15.0 TiB, and this machine, or container, has" in told
 
 
+def test_what_only_a_writer_has_is_refused_for_a_reader(store):
+    """durability="write" was ignored."""
+    for reading in ({"read_only": True}, {"follow": True}):
+        with pytest.raises(ValueError, match="durability='write' is of a store that is written to; leave it out"):
+            kvemb.open(store.path, durability="write", **reading)
+
+
 def test_a_checkpoint_is_not_followed(store, tmp_path):
     checkpoint = store.checkpoint(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="is a checkpoint, which never changes; follow the store, or use read_only"):

@@ -215,9 +215,23 @@ def test_a_step_whose_projection_fails_is_undone(store, devices):
     assert table.size() == 101
 
 
+def test_an_open_variable_does_not_take_on_a_scopes_regularizer(store):
+    """A scope's regularizer is called when a variable is made or opened, as TensorFlow's; one that is given is new."""
+    made = []
+    for _ in range(2):  # as a function that builds a model is called twice
+        with variable_scope("model", reuse=AUTO_REUSE, regularizer=lambda variable: made.append(variable.name)):
+            table = get_variable("table", dim=1)
+    assert made == ["model/table"]
+    with pytest.raises(ValueError, match="'model/table' is open with regularizer=<function"):
+        store.get_variable("model/table", regularizer=print)
+    assert store.get_variable("model/table") is table
+
+
 def test_an_open_variable_keeps_its_constraint():
     assert get_variable("v", dim=1, constraint=most_one) is get_variable("v") is get_variable("v", constraint=most_one)
-    with pytest.raises(ValueError, match="'v' is open with another constraint"):
+    with pytest.raises(
+        ValueError, match=r"'v' is open with constraint=<function most_one .*, got constraint=<ufunc 'absolute'>"
+    ):
         get_variable("v", constraint=np.abs)
 
 

@@ -84,6 +84,10 @@ def open(
     earlier = None if number is None else as_int(number, "number", 0, MAX_SERIES)
     if earlier is not None and url is None:
         raise ValueError(f"number is of a checkpoint at a url, got {earlier} and no url; give the url of the cluster")
+    if options is not None and url is None:
+        raise ValueError("options are those of the url's filesystem, and there is no url; leave them out")
+    if gpus is not None and transport != "ray":
+        raise ValueError("gpus is what Ray gives to each shard; leave it out with transport='local'")
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
     series = None if url is None else ClusterSeries(url, options)
     if series is not None and transport == "ray" and series.is_in_memory:
@@ -117,8 +121,9 @@ def connect(
 
     url, options: as given to kvemb.cluster.open in another process, or in this one with transport="local".
     wait_seconds: how long to wait for that call. The cluster lasts until the process that opened it closes it; close()
-    ends only this client. get_variable finds the variables that other clients have made; for a variable that is already
-    open, the constraint and the admission of the client that opened it first are used.
+    ends only this client. get_variable finds the variables that other clients have made. What it refuses for an open
+    variable it also refuses for one that another client has open, except other flags (trainable, checkpoint, bp_v2);
+    functions of two clients are compared by their names, and those of the client that opened it first are used.
     Raises BackendUnavailable if no cluster can be reached, or it has another version of kvemb; TypeError, ValueError.
     """
     _check_transport(transport)

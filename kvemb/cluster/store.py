@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, cast, overload
 import numpy.typing as npt
 
 from kvemb import many_tables
-from kvemb.catalog import VariableMap, agreed_optimizer, stored_arguments, variable_of
+from kvemb.catalog import VariableMap, variable_of
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_SERIES
 from kvemb.cluster.cluster import Cluster, Step, Wanted
@@ -21,8 +21,8 @@ from kvemb.cluster.variable import OpenVariables, Variable, arguments_of, counts
 from kvemb.defaults import DefaultStore
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpointer import PendingCheckpoint
-from kvemb.engine.arguments import Arguments
-from kvemb.engine.assembly import GraphKeys, collections_of
+from kvemb.engine.agreement import agreed_optimizer, completed
+from kvemb.engine.arguments import Arguments, GraphKeys
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import check_name, specify
 from kvemb.engine.table import Table
@@ -88,7 +88,7 @@ class Store(DefaultStore[Cluster]):
 
     def _got(self, arguments: Arguments) -> Variable:
         session = self._inside.begun()
-        token, entry = session.ask("described", check_name(arguments.name))
+        token, entry, mine = session.ask("described", check_name(arguments.name))
         known = self._inside.tables.get(arguments.name)
         if known is not None and session.is_opened(known, token):
             if (optimizer := agreed_optimizer(known, arguments)) is not None:
@@ -97,12 +97,12 @@ class Store(DefaultStore[Cluster]):
         if known is not None:  # another client has dropped it
             _storage(known).keep_stats()
             self._inside.forget(known)
-        specification = specify(arguments, entry)
+        specification = specify(completed(arguments, mine), entry)
         variable = Variable(self, specification)
         self._inside.add(
             inside(variable), session.ask_once("open_variable", arguments.name, arguments_of(specification))
         )
-        for collection in collections_of(arguments, specification):
+        for collection in specification.collections:
             self._inside.collect(collection, variable)
         if arguments.regularizer is not None and (loss := arguments.regularizer(variable)) is not None:
             self._inside.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
@@ -131,10 +131,9 @@ class Store(DefaultStore[Cluster]):
         with self._inside.lock:
             if (known := self._inside.tables.get(name)) is not None and self._inside.session.has(known):
                 return variable_of(known)
-            _, entry = self._inside.begun().ask("described", name)
-            if entry is None:
+            if self._inside.begun().ask("described", name)[1] is None:
                 raise KeyError(f"there is no variable {name!r}: it was dropped")
-            return self._got(Arguments(name, **stored_arguments(entry)))
+            return self._got(Arguments(name))
 
     def get_collection(self, name: str) -> list[Any]:
         """Return what was added under a GraphKeys name, in order, a copy."""

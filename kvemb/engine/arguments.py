@@ -46,6 +46,14 @@ TRAINABLE, CHECKPOINT, BP_V2 = (cast(bool, LeftOutFlag(flag)) for flag in (True,
 # With several base dataclasses, the fields of the last base come first.
 
 
+class GraphKeys:
+    """Names of a store's collections."""
+
+    GLOBAL_VARIABLES = "variables"
+    TRAINABLE_VARIABLES = "trainable_variables"
+    REGULARIZATION_LOSSES = "regularization_losses"
+
+
 @dataclass(frozen=True, eq=False)
 class Named:
     """The name, first and required."""

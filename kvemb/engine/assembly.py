@@ -33,14 +33,6 @@ from kvemb.tiers.storage import TieredStorage
 _logger = logging.getLogger("kvemb")
 
 
-class GraphKeys:
-    """Names of a store's collections."""
-
-    GLOBAL_VARIABLES = "variables"
-    TRAINABLE_VARIABLES = "trainable_variables"
-    REGULARIZATION_LOSSES = "regularization_losses"
-
-
 def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table]) -> Table:
     """Make the table of a variable, new or stored, which must not be open.
 
@@ -62,7 +54,7 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
         # Ctrl-C is deferred: a durable point must not name a variable that is undone here.
         with uninterrupted() if specification.is_new else nullcontext(), ExitStack() as undo:
             table = _made(engine, specification, variable, undo)
-            _register(engine, table, undo, arguments)
+            _register(engine, table, undo)
             if specification.is_new and engine.log is not None:
                 engine.flush()  # the log may name only variables of the durable point before it
             undo.pop_all()
@@ -207,16 +199,8 @@ def give_back(
     engine.budgets.host.give_back(spill_bytes(specification.schema, slot_rows))
 
 
-def _register(engine: Engine, table: Table, undo: ExitStack, arguments: AnyArguments) -> None:
+def _register(engine: Engine, table: Table, undo: ExitStack) -> None:
     undo.callback(engine.discard, table)
     engine.tables[table.name] = table
-    for collection in collections_of(arguments, table.specification):
+    for collection in table.specification.collections:
         engine.collect(collection, table.variable)
-
-
-def collections_of(arguments: AnyArguments, specification: Specification) -> list[str]:
-    """Return the names of the collections that a variable joins."""
-    collections = [GraphKeys.GLOBAL_VARIABLES] if arguments.collections is None else list(arguments.collections)
-    if specification.trainable and GraphKeys.TRAINABLE_VARIABLES not in collections:
-        collections.append(GraphKeys.TRAINABLE_VARIABLES)
-    return collections

@@ -5,6 +5,7 @@ Pure functions. Each check raises one clear error.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
-from kvemb.engine.arguments import AnyArguments, LeftOut, LeftOutFlag, LeftOutName, check_given
+from kvemb.engine.arguments import AnyArguments, GraphKeys, LeftOut, LeftOutFlag, LeftOutName, check_given
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
@@ -33,8 +34,9 @@ class Specification:
     """A variable that can be made, or opened as it is stored.
 
     policy: not yet bound to a variable. first_rows: the hot tables' first capacity in rows, 0 for a default. hot_rows:
-    the number of all their cells; None: they grow. stored: the variable's entry in the last durable point; None: it is
-    new. dim_left_out: whether dim was not given. constraint: projects rows after an optimizer's step.
+    the number of all their cells; None: they grow. collections: those that the variable joins. stored: its entry in the
+    last durable point; None: it is new. dim_left_out: whether dim was not given. constraint: projects rows after an
+    optimizer's step.
     """
 
     name: str
@@ -50,10 +52,12 @@ class Specification:
     trainable: bool
     checkpointed: bool
     bp_v2: bool
+    collections: tuple[str, ...]
     stored: VariableEntry | None
     dim_left_out: bool
     constraint: Constraint | None = None
     admission: Admission | None = None
+    regularizer: Callable[[Any], Any] | None = None
 
     @property
     def is_new(self) -> bool:
@@ -106,7 +110,10 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
     name = check_name(arguments.name)
     check_given(arguments)
     key_type, value_type, width = _given_shape(stored, arguments)
-    first_rows = as_int(arguments.init_size, "init_size", 0, MAX_ROWS)
+    first_rows, hot_rows = as_first_rows(arguments.init_size), as_hot_rows(arguments.hot_rows)
+    if hot_rows is not None and first_rows > hot_rows:
+        raise ValueError(f"init_size={first_rows:,} rows do not fit in hot_rows={hot_rows:,}; leave one of them out")
+    trainable = _flag(arguments, stored, "trainable")
     if stored is None:
         optimizer, policy = as_optimizer(arguments.optimizer), as_policy(arguments.restrict_policy)
         initializer = seeded(as_initializer(arguments.initializer, width, value_type), name)
@@ -116,26 +123,26 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         initializer = initializer_from_json(stored.initializer)
     if optimizer is not None and value_type.kind in "iu":
         raise ValueError(f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; train floats")
-    if not callable(arguments.partitioner):
-        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(arguments.partitioner)}")
     return Specification(
         name=name,
         schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else ()),
         initializer=initializer,
         optimizer=optimizer,
         policy=policy,
-        creator=_creator_for(arguments.kv_creator, stored),
-        devices=_parse_devices(arguments.devices),
-        partitioner=arguments.partitioner,
+        creator=as_creator(arguments.kv_creator, stored),
+        devices=as_devices(arguments.devices),
+        partitioner=as_partitioner(arguments.partitioner),
         first_rows=first_rows,
-        hot_rows=arguments.hot_rows,
-        trainable=_flag(arguments, stored, "trainable"),
+        hot_rows=hot_rows,
+        trainable=trainable,
         checkpointed=_flag(arguments, stored, "checkpoint"),
         bp_v2=_flag(arguments, stored, "bp_v2"),
+        collections=as_collections(arguments.collections, trainable=trainable),
         stored=stored,
         dim_left_out=isinstance(arguments.dim, LeftOut),
         constraint=arguments.constraint,
         admission=arguments.admission,
+        regularizer=arguments.regularizer,
     )
 
 
@@ -224,19 +231,47 @@ def stored_optimizer(stored: VariableEntry) -> Optimizer | None:
     return None if stored.optimizer is None else optimizer_from_json(stored.optimizer)
 
 
-def _creator_for(given: Any, stored: VariableEntry | None) -> Creator:
+def as_creator(given: Any, stored: VariableEntry | None) -> Creator:
     """Return where cold rows live: as requested, else as stored, else in RocksDB. Raises TypeError or ValueError."""
     if given is None:
-        return RocksDBCreator() if stored is None else RocksDBCreator.from_json(stored.creator)
+        if stored is None:
+            return RocksDBCreator()
+        return RocksDBCreator.from_json(stored.creator) if stored.creator else MemoryCreator()
     # Not isinstance, because what a subclass adds could not be stored.
     if type(given) is not RocksDBCreator and type(given) is not MemoryCreator:
         raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {brief(given)}")
-    if stored is not None and isinstance(given, MemoryCreator):
+    if stored is not None and stored.creator and isinstance(given, MemoryCreator):
         raise ValueError("kv_creator must be a RocksDBCreator for a variable stored in RocksDB, got a MemoryCreator")
     return given
 
 
-def _parse_devices(spec: Any) -> tuple[str, ...]:
+def as_partitioner(given: Any) -> Partitioner:
+    """Return the `partitioner` argument. Raises TypeError."""
+    if not callable(given):
+        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(given)}")
+    partitioner: Partitioner = given
+    return partitioner
+
+
+def as_first_rows(given: Any) -> int:
+    """Return the `init_size` argument, 0 for a default. Raises TypeError or ValueError."""
+    return as_int(given, "init_size", 0, MAX_ROWS)
+
+
+def as_hot_rows(given: Any) -> int | None:
+    """Return the `hot_rows` argument. Raises TypeError or ValueError."""
+    return None if given is None else as_int(given, "hot_rows", 1, MAX_ROWS)
+
+
+def as_collections(given: Sequence[str] | None, *, trainable: bool) -> tuple[str, ...]:
+    """Return the names of the collections that a variable joins."""
+    names = [GraphKeys.GLOBAL_VARIABLES] if given is None else list(given)
+    if trainable and GraphKeys.TRAINABLE_VARIABLES not in names:
+        names.append(GraphKeys.TRAINABLE_VARIABLES)
+    return tuple(names)
+
+
+def as_devices(spec: Any) -> tuple[str, ...]:
     """Return one device for each hot table. Raises TypeError or ValueError."""
     if spec is not None and not isinstance(spec, (str, list, tuple)):
         raise TypeError(f"devices must be None, a device such as 'cpu', or a list of devices, got {brief(spec)}")

@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from kvemb import registry
-from kvemb.checks.numeric import as_int
-from kvemb.checks.ranges import MAX_ROWS
 from kvemb.contracts import HOST, HotTable, Memory
 from kvemb.limits import Limits
 from kvemb.rows.schema import Schema
@@ -64,7 +62,7 @@ def make_tables(
     if host_tier:
         devices, kinds, memories = (*devices, "cpu"), [*kinds, registry.hot_table("cpu")], [*memories, HOST]
     if hot_rows is not None:
-        what, wanted = "hot_rows of ", -(-as_int(hot_rows, "hot_rows", 1, MAX_ROWS) // len(devices))
+        what, wanted = "hot_rows of ", -(-hot_rows // len(devices))
         first = most = [_buckets(wanted, kind) for kind in kinds]
         min_rows = None
     else:

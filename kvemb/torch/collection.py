@@ -54,6 +54,8 @@ class EmbeddingBagCollection(RowsModule):
         modes = dict(mode) if isinstance(mode, Mapping) else dict.fromkeys(tables, mode)
         if set(modes) != set(tables):
             raise ValueError(f"mode must be one for all tables, or one for each of {', '.join(tables)}")
+        if store is not None and all(isinstance(given, Variable) for given in tables.values()):
+            raise ValueError("store is that of new variables, and every table is a Variable; leave it out")
         self.pooling = {name: Pooling(check_mode(modes[name])) for name in tables}
         self.tables = {name: _variable(name, given, store) for name, given in tables.items()}
         if len({id(variable) for variable in self.tables.values()}) < len(self.tables):

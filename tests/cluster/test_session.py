@@ -59,6 +59,46 @@ def test_whether_a_client_trains_a_variable_is_its_own(two):
         second.get_variable("table", trainable=True)
 
 
+def halves(keys, count):
+    return (keys >= 0).astype(np.int64)
+
+
+def test_a_variable_of_another_client_is_got_with_what_it_has_and_with_nothing_else(two):
+    """Other hot_rows, devices, creators, admissions and functions of a second client were ignored."""
+    first, second = two
+    mine = first.get_variable(
+        "table", dim=2, devices=["cpu", "cpu"], partitioner=halves, hot_rows=64, constraint=np.abs, optimizer=SGD
+    )
+    yours = second.get_variable("table", hot_rows=64, partitioner=halves, constraint=np.abs)
+    assert (yours.devices, yours.partitioner) == (mine.devices, halves)
+    mine.upsert([-1, 1, 2], ONES)
+    assert (yours.size(0), yours.size(1)) == (mine.size(0), mine.size(1)) == (1, 2)
+    second.get_variable("other", dim=2)
+    for given in (
+        {"devices": "cpu"}, {"hot_rows": 128}, {"init_size": 64}, {"admission": kvemb.Admission(3)},
+        {"partitioner": np.mod}, {"constraint": np.sign}, {"kv_creator": kvemb.RocksDBCreator(bloom_bits=5)},
+    ):  # fmt: skip
+        name = next(iter(given))
+        with pytest.raises(ValueError, match=rf"'table' is open with {name}=.*, got {name}=.*; leave it out"):
+            first.get_variable("table", **given)
+        with pytest.raises(ValueError, match=rf"'table' is open with {name}=.*, got {name}=.*; leave it out"):
+            second.get_variable("table", **given)
+        if name != "devices":
+            with pytest.raises(ValueError, match=rf"'other' is open with {name}=.*, got {name}=.*; leave it out"):
+                first.get_variable("other", **given)
+
+
+def test_a_variable_in_memory_is_open_to_all_clients(two):
+    """The second client got UnsupportedFormat."""
+    first, second = two
+    mine = first.get_variable("table", dim=2, kv_creator=kvemb.MemoryCreator())
+    mine.upsert([1, 2, 3], ONES)
+    yours = second.variables["table"]
+    assert yours.lookup([1, 4]).tolist() == [[1, 1], [0, 0]]
+    assert second.get_variable("table", kv_creator=kvemb.MemoryCreator()) is yours
+    assert not yours.persistent
+
+
 def test_what_another_client_drops_is_gone_and_its_name_is_free(two):
     first, second = two
     mine = first.get_variable("table", dim=2)

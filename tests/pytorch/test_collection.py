@@ -224,6 +224,12 @@ def test_bad_batches_are_refused_before_anything_is_looked_up(tables, given, err
     assert {table.stats.hits for table in tables.values()} == {0}
 
 
+def test_a_store_is_refused_where_no_variable_is_made(tables, store):
+    """It was ignored."""
+    with pytest.raises(ValueError, match="store is that of new variables, and every table is a Variable"):
+        kt.EmbeddingBagCollection(tables, FEATURES, store=store)
+
+
 def test_a_variable_is_one_table(tables):
     with pytest.raises(ValueError, match="given as two tables"):
         kt.EmbeddingBagCollection({"a": tables["item"], "b": tables["item"]})

@@ -112,13 +112,13 @@ class Coordinator:
         with self._alone:
             return {**self._stored, **dict.fromkeys(self._opened)}
 
-    def described(self, name: str) -> tuple[str | None, VariableEntry | None]:
-        """Return a variable's token, if it is open, and its manifest entry, if there is such a variable."""
+    def described(self, name: str) -> tuple[str | None, VariableEntry | None, dict[str, Any]]:
+        """Return a variable's token (None: not open), its entry (None: there is none), and what it was opened with."""
         with self._alone:
             if (known := self._opened.get(name)) is None:
-                return None, self._stored.get(name)
+                return None, self._stored.get(name), {}
             steps, entry = known.total.steps(), self.calls.each("entry", {0: (known.token,)})[0]
-            return known.token, replace(entry, step=steps.uses, optimizer_steps=steps.training)
+            return known.token, replace(entry, step=steps.uses, optimizer_steps=steps.training), known.arguments
 
     def open_variable(self, stamp: Stamp, name: str, arguments: dict[str, Any]) -> OpenVariable:
         """Make a variable on all shards, or open it.

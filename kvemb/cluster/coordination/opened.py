@@ -32,9 +32,10 @@ class Open(NamedTuple):
 def compared(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return those arguments of a client that must be those with which another one opened the variable.
 
-    Functions cannot be compared between processes. Flags may differ: whether a client trains it is that client's own.
+    Functions cannot be compared here: the client has compared their names (kvemb.engine.agreement.completed). Flags may
+    differ: whether a client trains it is that client's own.
     """
-    own = "constraint", "admission", "trainable", "checkpoint", "bp_v2"
+    own = "constraint", "partitioner", "trainable", "checkpoint", "bp_v2"
     return {name: value for name, value in arguments.items() if name not in own}
 
 
