@@ -12,13 +12,13 @@ from kvemb.catalog import open_stored, opened
 from kvemb.durability import readable
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
-from kvemb.durability.epochs import dropped
+from kvemb.durability.epochs import common, dropped
 from kvemb.durability.manifest import Epoch, VariableEntry
 from kvemb.durability.readable import Readable
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
-from kvemb.errors import SchemaMismatch
+from kvemb.errors import CheckpointNotFound, SchemaMismatch
 from kvemb.handle import Handle, inside
 from kvemb.rows.codec import unordered_keys
 
@@ -30,22 +30,28 @@ def apply_delta(store: Handle[Engine], taken: Checkpoint) -> None:
     with engine.lock:
         engine.state.check_writable()
         engine.checkpointer.wait()
-        ancestors = engine.changes.ancestors()
-        if taken.id in ancestors:
+        here = engine.changes.epochs()
+        if any(taken.id in (epoch.since, *epoch.includes) for epoch in here):
             return
-        position = _common(taken, ancestors)
+        position, passed = _common(taken, here)
         cleared, before = engine.changes.cleared_since(position), engine.changes.clears.copy()
         there = _bring_to(store, taken, position)
         cleared |= set(engine.changes.clears - before - there)  # by other threads meanwhile
-        engine.changes.adopt(taken.id, position, cleared, engine.names())
+        engine.changes.adopt([*passed, taken.id], position, cleared, engine.names())
         engine.points.adopt(taken.id)
         engine.flush()
 
 
-def _common(taken: Checkpoint, ancestors: list[str]) -> str:
-    """Return the last of a store's ancestors that a checkpoint follows; if there is none, the store's last ancestor."""
-    followed = {epoch.since for epoch in inside(taken).changes}
-    return next((checkpoint for checkpoint in ancestors if checkpoint in followed), ancestors[0])
+def _common(taken: Checkpoint, here: list[Epoch]) -> tuple[str, list[str]]:
+    """Return what epochs.common does for a checkpoint and a store's epochs. Raises CheckpointNotFound."""
+    if (found := common(inside(taken).changes, here)) is not None:
+        return found
+    last = next((epoch.since for epoch in reversed(here) if epoch.includes), here[-1].since)
+    raise CheckpointNotFound(
+        f"{taken.path} does not record what changed since checkpoint {last}, which this store includes: it belongs to "
+        "another store, or follows that checkpoint by more checkpoints than are recorded, or its store went back to an "
+        "earlier one; restore it to a new store"
+    )
 
 
 def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> Counter[str]:

@@ -238,8 +238,9 @@ class Store(DefaultStore[Engine]):
         was restored without are not added. A checkpoint that this store already includes changes nothing. The result is
         durable when this returns; to complete an interrupted call, call again.
 
-        Raises CheckpointNotFound, also if it does not follow; SchemaMismatch; Corruption, ColdStoreError, Poisoned,
-        Closed, ReadOnly.
+        Raises CheckpointNotFound, also if it does not follow, such as after the store that made it went back to a
+        checkpoint earlier than the one that this store was brought to: restore it then. Raises SchemaMismatch;
+        Corruption, ColdStoreError, Poisoned, Closed, ReadOnly.
         """
         apply_delta(self, Checkpoint(checkpoint))
 

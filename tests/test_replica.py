@@ -10,7 +10,7 @@ from deltas import fill, open_store_from, told
 from histories import DIM
 
 import kvemb
-from kvemb.errors import SchemaMismatch
+from kvemb.errors import CheckpointNotFound, SchemaMismatch
 
 
 def test_a_replica_is_durable_where_it_was_brought_and_goes_on_from_there(open_store, tmp_path):
@@ -34,6 +34,47 @@ def test_a_replica_is_durable_where_it_was_brought_and_goes_on_from_there(open_s
     fill(trainer, [5], 5)
     replica.apply_delta(trainer.checkpoint(tmp_path / "c"))
     assert own.export()[0].tolist() == [2, 3, 4, 5, 9]
+
+
+def test_a_checkpoint_before_the_one_a_replica_was_brought_to_changes_nothing(open_store, tmp_path):
+    """Also one that it passed without being brought to it; also after the replica was opened or restored again."""
+    trainer = open_store(tmp_path / "trainer")
+    made = []
+    for number in range(1, 5):
+        fill(trainer, [1, 10 + number], number)
+        made.append(trainer.checkpoint(tmp_path / f"{number}"))
+    replica = open_store_from(made[0], tmp_path / "replica", open_store)
+    for checkpoint in (made[2], made[3]):
+        replica.apply_delta(checkpoint)
+        expected = dict(zip(*(each.tolist() for each in replica.variables["table"].export()), strict=True))
+    mine = replica.checkpoint(tmp_path / "mine")
+    replica.close()
+    for replica in (open_store(tmp_path / "replica"), open_store_from(mine, tmp_path / "again", open_store)):
+        for checkpoint in made:
+            replica.apply_delta(checkpoint)
+            rows = replica.variables["table"].export()
+            assert dict(zip(*(each.tolist() for each in rows), strict=True)) == expected
+
+
+def test_a_replica_does_not_mix_the_rows_of_a_store_that_went_back(open_store, tmp_path):
+    trainer = open_store(tmp_path / "trainer")
+    fill(trainer, [1, 2], 1)
+    first = trainer.checkpoint(tmp_path / "a")
+    replica = open_store_from(first, tmp_path / "replica", open_store)
+    fill(trainer, [1], 2)
+    second = trainer.checkpoint(tmp_path / "b")
+    replica.apply_delta(second)
+    fill(replica, [9], 9)
+    replica.checkpoint(tmp_path / "mine")
+    again = open_store_from(first, tmp_path / "trainer again", open_store)
+    fill(again, [2], 3)
+    other = again.checkpoint(tmp_path / "c")
+    with pytest.raises(CheckpointNotFound, match=f"since checkpoint {second.id}, .* went back .*; restore it to a new"):
+        replica.apply_delta(other)
+    fill(trainer, [1], 4)
+    replica.apply_delta(trainer.checkpoint(tmp_path / "d"))
+    assert replica.variables["table"].export()[0].tolist() == [1, 2, 9]
+    assert replica.variables["table"].lookup([1])[0, 0] == trainer.variables["table"].lookup([1])[0, 0]
 
 
 def test_rows_a_replica_changed_alone_are_told_after_it_was_brought_on(open_store, tmp_path):

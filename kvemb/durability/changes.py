@@ -150,10 +150,10 @@ class ChangeLog:
                     later.variables[name] = Changed(files=files)
             self._epochs[-1:] = [before, later]
 
-    def ancestors(self) -> list[str]:
-        """The ids of the checkpoints since which changes are known, the newest first."""
+    def epochs(self) -> list[Epoch]:
+        """Return a copy of all epochs, the current one last; keys in memory are in none of their files."""
         with self._lock:
-            return [epoch.since for epoch in reversed(self._epochs)]
+            return deepcopy(self._epochs)
 
     def cleared_since(self, position: str) -> set[str]:
         """The names of the variables that were cleared or dropped since a checkpoint."""
@@ -161,15 +161,15 @@ class ChangeLog:
             epochs = since(self._epochs, position) or []
             return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.cleared}
 
-    def adopt(self, checkpoint: str, position: str, cleared: Collection[str], names: Collection[str]) -> None:
+    def adopt(self, includes: list[str], position: str, cleared: Collection[str], names: Collection[str]) -> None:
         """Record that the rows now equal those of another store's checkpoint, except for the keys recorded since the
         checkpoint `position`.
 
-        cleared: variables that were cleared or dropped here, not there. names: of all current variables. REQUIRES: no
-        point is being written.
+        includes: its id, after those of the checkpoints between these two. cleared: variables that were cleared or
+        dropped here, not there. names: of all current variables. REQUIRES: no point is being written.
         """
         with self._lock:
-            self._epochs.append(take_over(since(self._epochs, position) or [], checkpoint, cleared, names))
+            self._epochs.append(take_over(since(self._epochs, position) or [], includes, cleared, names))
 
     def link_to(self, folder: Path, epochs: list[Epoch]) -> None:
         """Link the files of epochs into a folder, which is created if there are any. Raises OSError."""

@@ -97,13 +97,30 @@ def _cheapest(listed: list[Changed], nbytes: Callable[[str], int]) -> tuple[Chan
     return listed[at], listed[at + 1]
 
 
-def take_over(epochs: list[Epoch], checkpoint: str, cleared: Collection[str], names: Collection[str]) -> Epoch:
+def common(there: list[Epoch], here: list[Epoch]) -> tuple[str, list[str]] | None:
+    """Return the last checkpoint that a store shares with another store's, and those that the other one follows since.
+
+    there: the epochs of the other store's checkpoint. here: the store's. Returns None if they share none, or if the
+    store was brought past the last of them to one that the other does not follow: rows that changed only there would
+    stay beside those of the other.
+    """
+    followed = [epoch.since for epoch in there]
+    for epoch in reversed(here):
+        if epoch.since in followed:
+            return epoch.since, followed[followed.index(epoch.since) + 1 :]
+        if epoch.includes:
+            return None
+    return None
+
+
+def take_over(epochs: list[Epoch], includes: list[str], cleared: Collection[str], names: Collection[str]) -> Epoch:
     """Return an epoch that begins with a checkpoint of another store, which was made equal to it after these epochs.
 
     It gets their files: it has all keys that changed here, and those that changed there, in one place however many
-    checkpoints follow. cleared: variables that were cleared or dropped here. names: of the existing variables.
+    checkpoints follow. includes: its id, after those of the checkpoints that were passed. cleared: variables that were
+    cleared or dropped here. names: of the existing variables.
     """
-    own = Epoch(checkpoint)
+    own = Epoch(includes[-1], includes=includes)
     for epoch in epochs:
         for name, changed in epoch.variables.items():
             total = own.variables.setdefault(name, Changed(name in cleared))

@@ -99,11 +99,13 @@ class Changed:
 class Epoch:
     """The time from one checkpoint, or the store's creation, to the next (kvemb.durability.changes).
 
-    since: the id of that checkpoint, or of the store.
+    since: the id of that checkpoint, or of the store. includes: if it is another store's, to which this one was brought
+    by its delta: its id, after those of the checkpoints that were passed.
     """
 
     since: str
     variables: dict[str, Changed] = field(default_factory=dict)
+    includes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Manifest:
         epochs = []
         for epoch in self.changes:
             listed = {name: kept(name, changed) for name, changed in epoch.variables.items()}
-            epochs.append(Epoch(epoch.since, {name: changed for name, changed in listed.items() if changed}))
+            epochs.append(replace(epoch, variables={name: changed for name, changed in listed.items() if changed}))
         return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs, tiers=some(self.tiers))
 
     def following(self, checkpoint: str) -> Manifest:
@@ -182,9 +184,12 @@ def data_of(manifest: Manifest) -> dict[str, Any]:
     for entry in data["variables"].values():
         if not entry["optimizer_steps"]:
             del entry["optimizer_steps"]
-    for changed in (changed for epoch in data["changes"] for changed in epoch["variables"].values()):
-        if not changed["dropped"]:
-            del changed["dropped"]
+    for epoch in data["changes"]:
+        if not epoch["includes"]:
+            del epoch["includes"]
+        for changed in epoch["variables"].values():
+            if not changed["dropped"]:
+                del changed["dropped"]
     return {"checksum": checksum_of(data), **data}
 
 
@@ -252,8 +257,8 @@ def checksum_of(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _epoch(since: str, variables: dict[str, Any]) -> Epoch:
-    return Epoch(since, {name: Changed(**changed) for name, changed in variables.items()})
+def _epoch(since: str, variables: dict[str, Any], includes: list[str] | None = None) -> Epoch:
+    return Epoch(since, {name: Changed(**changed) for name, changed in variables.items()}, includes or [])
 
 
 def _entry(data: dict[str, Any]) -> VariableEntry:

@@ -109,6 +109,8 @@ def _check_epoch(epoch: Fields) -> None:
         if changed.has("dropped"):
             changed.flag("dropped")
         changed.done()
+    if epoch.has("includes"):
+        epoch.texts("includes", *_ID)
     epoch.done()
 
 

@@ -92,8 +92,8 @@ def test_what_a_store_takes_over_has_no_keys_from_before_its_variable_was_made_a
         Epoch("0", {"a": Changed(files=["wide"]), "gone": Changed(files=["x"])}),
         Epoch("1", {"a": Changed(True, ["narrow"], True), "gone": Changed(True, [], True)}),
     ]
-    own = take_over(epochs, "2", {"gone"}, {"a"})
-    assert own == Epoch("2", {"a": Changed(files=["narrow"]), "gone": Changed(True, [], True)})
+    own = take_over(epochs, ["1b", "2"], {"gone"}, {"a"})
+    assert own == Epoch("2", {"a": Changed(files=["narrow"]), "gone": Changed(True, [], True)}, ["1b", "2"])
     assert dropped(epochs) == {"a", "gone"}
     assert not any(changed.files for epoch in epochs for changed in epoch.variables.values())
 

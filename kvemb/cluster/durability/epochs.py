@@ -69,7 +69,7 @@ class _KeyFiles:
             return replace(changed, files=[names[file] for file in changed.files])
 
         return [
-            Epoch(epoch.since, {name: renamed(changed) for name, changed in epoch.variables.items()})
+            replace(epoch, variables={name: renamed(changed) for name, changed in epoch.variables.items()})
             for epoch in epochs
         ]
 
