@@ -19,6 +19,7 @@ from kvemb.defaults import DEFAULTS
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
 from kvemb.engine.engine import Engine
+from kvemb.engine.periodic_flush import as_flush_every, run_flushes
 from kvemb.errors import KvembError
 from kvemb.handle import inside
 from kvemb.limits import Limits
@@ -38,6 +39,7 @@ def open(
     follow: bool = False,
     warm: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
+    flush_every: float | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
     """Open the store at path; it is created if the directory is missing or empty.
@@ -53,6 +55,11 @@ def open(
     durability: the state after a crash. "checkpoint": the last completed flush() or checkpoint(). "write": the last
     call that changed rows and returned; each waits for an fsync, which concurrent calls share. Uses that lookups
     record become durable with the next flush() in both modes.
+    flush_every: begin a flush() every so many seconds, in the background, unless one is being written. The state after
+    a crash is then that of a moment between two calls, at most so many seconds, and the time that a flush takes, ago.
+    If a flush fails, the store refuses writes, and the error is raised as that of a checkpoint with block=False. With
+    durability="write" this makes uses durable and keeps the log short. None: only when asked. A cluster has none, but
+    checkpoint(block=False).
     limits: how much one internal step processes at a time (kvemb.limits).
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
     """
@@ -63,6 +70,9 @@ def open(
         raise ValueError(f"durability must be 'checkpoint' or 'write', got {durability!r}")
     if durability == "write" and (read_only or follow):
         raise ValueError("durability='write' is of a store that is written to; leave it out to read one")
+    seconds = as_flush_every(flush_every)
+    if seconds is not None and (read_only or follow):
+        raise ValueError("flush_every is of a store that is written to; leave it out to read one")
     engine = Engine(
         place,
         memory_budget=memory_budget,
@@ -74,6 +84,8 @@ def open(
         warm=bool(warm),
     )
     store = Store(engine)
+    if seconds is not None:
+        run_flushes(engine, seconds, engine.closing.wait)
     if durability == "checkpoint" and not store.state.read_only:
         weakref.finalize(engine, _warn_if_open, store.state)
     if (asked := store.budget.total) > (there := memory_bytes()):
@@ -96,11 +108,13 @@ def restore(
     variables: Collection[str] | None = None,
     warm: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
+    flush_every: float | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
     """Make a new store at path from a checkpoint on this machine, and open it. See kvemb.restore."""
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
+    as_flush_every(flush_every)
     install(checkpoint, path, variables)
     try:
         return open(
@@ -109,6 +123,7 @@ def restore(
             device_memory=device_memory,
             warm=warm,
             durability=durability,
+            flush_every=flush_every,
             limits=limits,
         )
     except BaseException:

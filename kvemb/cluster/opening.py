@@ -178,6 +178,7 @@ def restore(
     variables: Collection[str] | None = None,
     warm: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
+    flush_every: float | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
@@ -190,5 +191,6 @@ def restore(
     """
     at, _ = found(ClusterSeries(url, options), number)
     how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "warm": warm}
-    how |= {"variables": variables, "durability": durability, "options": options, "progress": progress}
+    how |= {"variables": variables, "durability": durability, "flush_every": flush_every}
+    how |= {"options": options, "progress": progress}
     return restoring.restore(f"{paths.url_text(url)}/{series_name(at)}", path, limits=limits, **how)

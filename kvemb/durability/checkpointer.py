@@ -89,14 +89,20 @@ class Checkpointer:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
-        self._last: Writing[Checkpoint] | None = None
+        self._begun: list[Writing[Checkpoint]] = []  # the last point, and before it those whose failure nobody knows
         self._attaching = False
 
     def wait(self) -> None:
-        """Wait for the point being written. Raises its error, unless a caller got it already."""
-        if self._last is not None and not self._last.reported:
-            self._last.wait()
-        self._last = None  # only now: after Ctrl-C above it is still being written
+        """Wait for the point being written. Raises its error, or that of an earlier one, that no caller got yet."""
+        for begun in self._begun:
+            if not begun.reported:
+                begun.wait()
+        self._begun = []  # only now: after Ctrl-C above it is still being written
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no point is being written."""
+        return all(begun.future.done() for begun in self._begun)
 
     def start(
         self,
@@ -112,7 +118,7 @@ class Checkpointer:
         closing: given if this is the store's last point; called when the snapshot is taken, under all variables' locks.
         without: variables of the cold database that the point leaves out, which must not change; none with a target.
         attached: files and values to save in the point and the checkpoint; the files are written first.
-        REQUIRES: wait(). Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed; what a writer raises.
+        REQUIRES: is_idle. Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed; what a writer raises.
         """
         if self._attaching:
             raise ValueError(
@@ -139,7 +145,9 @@ class Checkpointer:
         # Ctrl-C is deferred: otherwise snapshots might never be ended.
         with uninterrupted():
             writer.take_snapshots(self._in_order, self._state, closing)
-            self._last = started = Writing(self._background.submit(self._write, writer))
+            started = Writing(self._background.submit(self._write, writer))
+            unknown = [each for each in self._begun if not each.reported and each.future.exception() is not None]
+            self._begun = [*unknown, started]
         return started
 
     def _write(self, writer: PointWriter) -> Checkpoint | None:

@@ -26,6 +26,7 @@ from kvemb.durability.checkpointer import Checkpointer, Writing
 from kvemb.durability.hotset import read_hot
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Manifest
+from kvemb.durability.point_writer import Part
 from kvemb.durability.points import Points, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
@@ -49,8 +50,8 @@ class Engine:
     manifest with which they were opened. view: the links through which a read-only store reads; closed with the store.
     tables: the open tables, by name. collections: the collections, by name. spiller: the one thread that writes to the
     database. Only a writable store has points, changes, log (None unless every write is durable) and checkpointer.
-    hot_rows: if warm, how many rows of each variable were hot when the durable point was made. shared: whether another
-    process may train the store at the same time.
+    hot_rows: if warm, how many rows of each variable were hot when the durable point was made. closing: set as close()
+    begins. shared: whether another process may train the store at the same time.
     """
 
     shared = False
@@ -103,6 +104,7 @@ class Engine:
                     self.points.begin_log()
                 self.checkpointer = self._checkpointer_with(self.log)
             self.hot_rows = self._count_hot() if warm else {}
+            self.closing = threading.Event()
             self._undo = undo.pop_all()
 
     def _open_view(self) -> None:
@@ -207,8 +209,12 @@ class Engine:
         with self.lock:
             self.state.check_writable()
             self.checkpointer.wait()
-            parts = [table.part() for name, table in self.tables.items() if table.persistent and name not in without]
+            parts = self.parts(without)
             return self.checkpointer.start(parts, target, closing=closing, without=without, attached=attached)
+
+    def parts(self, without: Collection[str] = ()) -> list[Part]:
+        """Return what a durable point is written of. REQUIRES: lock."""
+        return [table.part() for name, table in self.tables.items() if table.persistent and name not in without]
 
     def flush(self) -> None:
         """Make a durable point of the current state. Raises Poisoned, Closed, ReadOnly."""
@@ -251,6 +257,7 @@ class Engine:
         with self.lock:
             if self.state.closed:
                 return
+            self.closing.set()
             # Last in, first out: wait, flush, release. Each runs even if the previous one raises.
             with ExitStack() as last:
                 last.callback(self.release)

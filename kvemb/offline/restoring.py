@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kvemb import opening
 from kvemb.durability import fresh_files, layout, paths
+from kvemb.engine.periodic_flush import as_flush_every
 from kvemb.limits import Limits
 from kvemb.meter import Progress
 from kvemb.offline.places import Place
@@ -28,6 +29,7 @@ def restore(
     variables: Collection[str] | None = None,
     warm: bool = False,
     durability: Literal["checkpoint", "write"] = "checkpoint",
+    flush_every: float | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
@@ -37,7 +39,7 @@ def restore(
     checkpoint: a checkpoint; SERIES/00000042; or a series, local, at a URL or of a cluster, whose newest checkpoint is
     taken and named by the logger "kvemb". variables: take only these. warm: load the rows that were hot when the
     checkpoint was made, for each variable when it is opened; otherwise rows become hot when they are used. Devices may
-    differ. memory_budget, device_memory, durability, limits: as for kvemb.open. options: fsspec's for a URL.
+    differ. memory_budget, device_memory, durability, flush_every, limits: as for kvemb.open. options: fsspec's.
     progress(done, total): called with bytes transferred; then, for a cluster, with rows.
 
     Makes hard links on one filesystem, copies across two. A checkpoint at a URL or of a cluster is first pulled to a
@@ -46,12 +48,13 @@ def restore(
     """
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
+    as_flush_every(flush_every)
     target = paths.local(path)
     place = Place(checkpoint, options, what="checkpoint")
     if place.newest:
         _logger.info("restoring %s, the newest checkpoint of %s", place.name, checkpoint)
     how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "variables": variables}
-    how |= {"warm": warm, "durability": durability, "limits": limits}
+    how |= {"warm": warm, "durability": durability, "flush_every": flush_every, "limits": limits}
     if place.here is not None:
         return opening.restore(place.here, target, **how)
     target = target.absolute()

@@ -20,6 +20,8 @@ _logger = logging.getLogger("kvemb")
 
 def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Store, Checkpoint | None]:
     """Return the store at path in the state of a checkpoint, None for a new one. See CheckpointManager.resume."""
+    if arguments.get("flush_every") is not None:
+        raise ValueError("flush_every is of no use with resume, which goes back to a checkpoint; call save_if_due")
     if layout.is_store(path):
         with layout.lock(path):
             if (path / layout.POINTS).is_dir():

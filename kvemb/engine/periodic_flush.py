@@ -1,0 +1,66 @@
+"""A durable point every few seconds, begun on a thread of its own: what kvemb.open(flush_every=) asks for.
+
+The thread refers to its store weakly, so a store that nothing else refers to is still found not closed. It ends with
+the store, or when the store refuses writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_number
+from kvemb.checks.ranges import MAX_SECONDS
+from kvemb.engine.engine import Engine
+
+_logger = logging.getLogger("kvemb")
+
+
+def as_flush_every(given: float | None) -> float | None:
+    """Return the `flush_every` argument. Raises TypeError or ValueError."""
+    if given is None:
+        return None
+    seconds = as_number(given, "flush_every")
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(
+            f"flush_every must be a number of seconds above 0, at most {MAX_SECONDS:,}, or None, got {brief(given)}"
+        )
+    return seconds
+
+
+def run_flushes(engine: Engine, seconds: float, wait: Callable[[float], bool]) -> threading.Thread:
+    """Start the thread. wait: waits for so many seconds, or until the store is closed; returns whether it is."""
+    reference = weakref.ref(engine)
+    del engine
+
+    def run() -> None:
+        while not wait(seconds):
+            if (there := reference()) is None or not begin_flush(there):
+                return
+            del there  # otherwise this thread would keep the store alive while it waits
+
+    thread = threading.Thread(target=run, name="kvemb-flush", daemon=True)
+    thread.start()
+    return thread
+
+
+def begin_flush(engine: Engine) -> bool:
+    """Begin a durable point, unless one is being written; return whether the store can still be written to.
+
+    A failure while it is written is reported as that of a checkpoint with block=False.
+    """
+    with engine.lock:
+        if engine.state.gone or engine.state.cause is not None:
+            return False
+        try:
+            if engine.checkpointer.is_idle:
+                engine.checkpointer.start(engine.parts(), None)
+        except Exception as error:
+            if engine.state.cause is not None:
+                return False  # the next write raises Poisoned
+            if threading.main_thread().is_alive():  # otherwise Python ends, and starts no thread
+                _logger.warning("%s was not flushed, which is tried again: %r", engine.path, error)
+        return True
