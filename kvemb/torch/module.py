@@ -19,6 +19,7 @@ from kvemb.torch.gradients import Pending
 from kvemb.torch.lookups import Wanted, fetch
 from kvemb.torch.weights import Destination, take_weights
 from kvemb.variable import Variable
+from kvemb.variable_scope import get_variable_scope
 
 # Attributes of torch.nn's modules that ported programs may read; the message says what to use instead.
 _ABSENT = {
@@ -40,7 +41,8 @@ class RowsModule(torch.nn.Module):
     """A module over variables. It has no parameters: rows are trained by kvemb.torch.Optimizer, or fused.
 
     fused: each backward pass takes the optimizers' step at once, one for each call of the module. Its gradients are not
-    accumulated, not clipped by clip_grad_norm_, and not unscaled by a GradScaler. check_finite: a step whose gradients
+    accumulated, not clipped by clip_grad_norm_, and not unscaled by a GradScaler; and the module cannot be in a part of
+    the model that activation checkpointing computes again in the backward pass. check_finite: a step whose gradients
     have a NaN or an infinity raises ValueError and changes nothing. output_dtype: of results; None: float32 (float64
     for float64 values), also under autocast.
     """
@@ -67,12 +69,18 @@ class RowsModule(torch.nn.Module):
     def rows(self, wanted: list[Wanted]) -> list[torch.Tensor]:
         """Return the rows of each, (n, dim); this module collects their gradients. In eval() uses are not recorded.
 
-        Raises RuntimeError under torch.distributed without a cluster, or if there are pending gradients and no
-        optimizer.
+        Raises RuntimeError under torch.distributed without a cluster, if there are pending gradients and no optimizer,
+        or, if fused, during a backward pass.
         """
         trained = self.training and torch.is_grad_enabled() and not self.frozen
         if trained and any(variable.trainable for variable in self.variables):
             self._check_can_train()
+        if self.pending.fused and not self.frozen and torch.is_grad_enabled() and _in_backward():
+            raise RuntimeError(
+                f"a {type(self).__name__} with fused=True was called during a backward pass, as activation "
+                "checkpointing does: that pass may have changed the rows already; leave the module outside of the "
+                "checkpointed part, or make it without fused=True and train it with a kvemb.torch.Optimizer"
+            )
         return fetch(wanted, None if self.frozen else self.pending, touch=self.training)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -160,6 +168,11 @@ class RowsModule(torch.nn.Module):
         return ", ".join([*parts, *(text for text, true in told.items() if true)])
 
 
+def _in_backward() -> bool:
+    """Whether this thread is in the midst of a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def _take_weights(
     module: RowsModule, state_dict: dict[str, Any], prefix: str, _metadata: Any, strict: bool, *told: list[str]
 ) -> None:
@@ -187,10 +200,23 @@ def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dic
             f"expected a name or a Variable, got {brief(given)}; begin with a name and dim, such as 'words', 16: keys "
             "are any int64, so no number of rows is needed"
         )
+    store = cast(Store, chosen(store))
     if dim is not None:
         arguments = {"dim": dim, **arguments}
+    elif "dim" not in arguments:
+        _check_exists(store, given)
     arguments = {  # torch's dtypes are passed by name
         name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
         for name, value in arguments.items()
     }
-    return cast(Store, chosen(store)).get_variable(given, **arguments)
+    return store.get_variable(given, **arguments)
+
+
+def _check_exists(store: Store, name: str) -> None:
+    """Raise TypeError for a new variable without dim; get_variable would take the reference's default, 1."""
+    scope = get_variable_scope()
+    if scope is not None and scope.custom_getter is not None:
+        return  # it may give dim
+    full = name if scope is None else f"{scope.name}/{name}"
+    if full not in store.variables:
+        raise TypeError(f"dim is missing: variable {full!r} is new, so give its number of values a row, as in dim=16")

@@ -28,7 +28,8 @@ class Optimizer(torch.optim.Optimizer):
 
     lr: a learning rate for all of them; None: each variable's own. All other hyperparameters are those of the
     variable's optimizer. A changed rate of a group takes effect at the next step, in fused modules at the next backward
-    pass. The optimizer that was made last for a module trains it. Variables without an optimizer are left out if their
+    pass. The optimizer that was made last for a module trains it. Modules that share a variable belong in one
+    Optimizer, because a variable has one optimizer with one rate. Variables without an optimizer are left out if their
     modules are frozen. Raises ValueError if no module has a trainable variable, another variable has no optimizer, or
     lr is not finite and at least 0; TypeError.
     """
@@ -152,8 +153,8 @@ class Optimizer(torch.optim.Optimizer):
             if variable.optimizer != known:
                 raise ValueError(
                     f"the optimizer of variable {variable.name!r} was changed to {variable.optimizer!r} while "
-                    f"kvemb.torch.Optimizer trains it with {known!r}; set the rate in param_groups, or make another "
-                    "Optimizer(model)"
+                    f"this kvemb.torch.Optimizer trains it with {known!r}; if another Optimizer trains modules that "
+                    "share it, make one for all of them, as in Optimizer(first, second); set its rate in param_groups"
                 )
             if rate != _rate(known):
                 changed.append((variable, _with_rate(known, rate)))

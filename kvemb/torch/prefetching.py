@@ -15,6 +15,7 @@ from kvemb.torch.bags import keys_of
 from kvemb.torch.collection import EmbeddingBagCollection
 from kvemb.torch.embedding import Embedding
 from kvemb.torch.embedding_bag import EmbeddingBag
+from kvemb.torch.module import RowsModule
 from kvemb.variable import Variable
 
 Batch = TypeVar("Batch")
@@ -37,11 +38,12 @@ def prefetching(
     begins when the lookup of the current batch has ended, and runs while the model computes; at most two batches are
     read ahead at a time. Results do not change: rows that change meanwhile are read again. If the generator is closed
     early, only reads that have begun go on. Raises TypeError, ValueError before the first batch. An error of the
-    loader, of a function or of Variable.prefetch for a batch is raised after the batches before it.
+    loader, of a function or of Variable.prefetch for a batch is raised after the batches before it, as is a KeyError,
+    IndexError or TypeError for a batch without the named field.
     """
     if not isinstance(ids, Mapping):
         raise TypeError(f"expected a dict from variables to where a batch has their ids, got {brief(ids)}")
-    asks = [_ask(given, _function(source)) for given, source in ids.items()]
+    asks = [_ask(given, _function(source, given)) for given, source in ids.items()]
     return _ahead(iter(loader), asks, as_int(depth, "depth", 1, MAX_DEPTH))
 
 
@@ -84,9 +86,25 @@ def _ask(given: Any, source: Callable[[Any], Any]) -> Ask:
     return of_variable
 
 
-def _function(source: Any) -> Callable[[Any], Any]:
+def _function(source: Any, given: Any) -> Callable[[Any], Any]:
+    """Return the function that gives the ids in a batch. given: of which variable or module, for messages."""
     if callable(source):
         return source  # type: ignore[no-any-return]
     if not isinstance(source, (str, int)):
         raise TypeError(f"expected the name of a batch's field, or a function, got {brief(source)}")
-    return lambda batch: batch[source]
+
+    def field(batch: Any) -> Any:
+        try:
+            return batch[source]
+        except (KeyError, IndexError, TypeError) as error:
+            there = f"has {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"is {brief(batch)}"
+            message = f"the batch has no field {source!r}, where the ids of {_name_of(given)} should be; it {there}"
+            kind = next(kind for kind in (KeyError, IndexError, TypeError) if isinstance(error, kind))
+            raise kind(message) from error
+
+    return field
+
+
+def _name_of(given: Any) -> str:
+    variables = given.variables if isinstance(given, RowsModule) else [given]
+    return ", ".join(repr(variable.name) for variable in variables)

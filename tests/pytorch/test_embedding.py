@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint as recomputed
 
 import kvemb
 import kvemb.torch as kt
@@ -414,3 +415,53 @@ def test_a_state_dict_names_the_store_and_its_point(store, loaded, tmp_path):
         later["0._extra_state"]["table0"]["point"] += 100
         with pytest.raises(ValueError, match="before it: restore the checkpoint"):
             again.load_state_dict(later)
+
+
+@pytest.mark.parametrize("kind", [kt.Embedding, kt.EmbeddingBag])
+def test_a_new_variable_without_dim_is_refused(store, kind):
+    """It was made with one number a row, and a warning."""
+    with store.as_default():
+        with pytest.raises(TypeError, match="dim is missing: variable 'words' is new, so give its number of values"):
+            kind("words")
+        with kvemb.variable_scope("tower"), pytest.raises(TypeError, match="variable 'tower/words' is new"):
+            kind("words")
+        with pytest.raises(TypeError, match="variable 'words' is new"):
+            kt.EmbeddingBagCollection({"words": {}})
+        assert list(store.variables) == []
+        made = kind("words", 3)
+        assert kind("words").variable is made.variable
+        with kvemb.variable_scope("tower"):
+            assert kind("words", dim=1).variable.name == "tower/words"
+
+
+def test_a_module_refuses_what_its_open_variable_does_not_have(store):
+    kt.Embedding("words", 3, store=store, hot_rows=64)
+    with pytest.raises(ValueError, match="'words' is open with hot_rows=64, got hot_rows=128"):
+        kt.Embedding("words", 3, store=store, hot_rows=128)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_fused_rows_are_not_read_again_during_a_backward_that_may_have_changed_them(loaded, reentrant):
+    """Activation checkpointing calls a module again in the backward, which may have taken its step already."""
+    weight = torch.arange(12.0).reshape(4, 3)
+    ids = torch.tensor([1, 2])
+
+    def loss(module):
+        scale = torch.ones(1, requires_grad=True)
+        rows = recomputed(lambda scale: module(ids) * scale, scale, use_reentrant=reentrant)
+        return (rows**2).sum()
+
+    fused = kt.Embedding(loaded(weight), fused=True)
+    with pytest.raises(
+        RuntimeError, match="Embedding with fused=True was called during a backward pass, as activation"
+    ):
+        loss(fused).backward()
+    assert torch.equal(torch.from_numpy(fused.variable.lookup(np.arange(4))), weight)
+    ours, theirs = kt.Embedding(loaded(weight)), torch.nn.Embedding.from_pretrained(weight.clone(), freeze=False)
+    optimizer = kt.Optimizer(ours)
+    loss(ours).backward()
+    loss(theirs).backward()
+    optimizer.step()
+    with torch.no_grad():
+        theirs.weight -= 0.5 * theirs.weight.grad
+    assert torch.equal(torch.from_numpy(ours.variable.lookup(np.arange(4))), theirs.weight)

@@ -239,7 +239,7 @@ def test_a_rule_that_was_changed_elsewhere_is_named(loaded):
     optimizer = kt.Optimizer(module)
     module(torch.tensor([1])).sum().backward()
     variable.optimizer = SGD(7.0)
-    with pytest.raises(ValueError, match=r"was changed to SGD\(learning_rate=7.0.*set the rate in param_groups"):
+    with pytest.raises(ValueError, match=r"was changed to SGD\(learning_rate=7.0.*set its rate in param_groups"):
         optimizer.step()
     assert variable.lookup([1]).tolist() == [[1.0]]
     kt.Optimizer(module).step()
@@ -375,3 +375,22 @@ def test_copies_are_refused(loaded):
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"not copied or pickled: save state_dict\(\)"):
             attempt(optimizer)
+
+
+def test_two_optimizers_with_schedules_over_one_variable_are_told_to_be_one(loaded):
+    """The message named neither the other optimizer nor what to do."""
+    table = loaded(torch.zeros(KEYS, DIM), optimizer=SGD(0.5))
+    first, second = kt.Embedding(table), kt.Embedding(table)
+    optimizers = [kt.Optimizer(first), kt.Optimizer(second)]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
+    for module, optimizer, schedule in zip((first, second), optimizers, schedules, strict=True):
+        module(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        schedule.step()
+    first(torch.tensor([1])).sum().backward()
+    optimizers[0].step()  # with the first rate that its schedule made
+    second(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r"make one for all of them, as in Optimizer\(first, second\)"):
+        optimizers[1].step()
+    together = kt.Optimizer(first, second)
+    assert [group["variable"] for group in together.param_groups] == [table.name]

@@ -97,6 +97,25 @@ def test_batches_before_a_failure_are_given_first(store, depth, ids):
         next(batches)
 
 
+@pytest.mark.parametrize(
+    ("batch", "source", "error", "told"),
+    [
+        ({"user": torch.tensor([1]), "item": torch.tensor([1])}, "users", KeyError, "it has 'user', 'item'"),
+        ((torch.tensor([1]),), 1, IndexError, "it is "),
+        (torch.tensor([1]), "users", IndexError, "it is "),
+        (3, "users", TypeError, "it is 3"),
+    ],
+)
+def test_a_field_that_a_batch_lacks_is_told_with_the_variable(store, batch, source, error, told):
+    """The message was the name of the field alone."""
+    table = store.get_variable("t", dim=1)
+    for given in (table, kt.Embedding(table), kt.EmbeddingBagCollection({"t": table})):
+        batches = kt.prefetching([batch, batch], {given: source})
+        next(batches)
+        with pytest.raises(error, match=f"no field {source!r}, where the ids of 't' should be; {told}"):
+            next(batches)
+
+
 def test_cold_rows_are_read_ahead(open_store, tmp_path):
     with kvemb.open(tmp_path / "cold", memory_budget="8MiB") as store:
         store.get_variable("t", dim=2).upsert(np.arange(1000), np.ones((1000, 2), np.float32))
