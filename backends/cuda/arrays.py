@@ -146,15 +146,19 @@ class ArrayRows:
         """See contracts.DeviceRows."""
         flags = NULL if exists is None else exists.address
         self._kept = None  # if this fails, the buffer's contents are unknown
-        missing = self._found(keys, cells="kept", out=out.address, exists=flags, rule=rule, now=now)
+        wide = self._wide(keys)
+        count = self._cells.find(
+            wide.address, keys.size, cells="kept", out=out.address, exists=flags, rule=rule, now=now
+        )
+        missing = self._missing(wide, count)
         self._kept = None if keys.version is None else keys
         self._kept_moves = -1 if len(missing.keys) else self._cells.moves
         return missing
 
-    def _found(self, keys: DeviceArray, **how: Any) -> Missing:
-        wide = self._wide(keys)
-        positions = self._cells.missing(self._cells.find(wide.address, keys.size, **how))
-        return Missing(positions, self.take(wide, positions))
+    def _missing(self, keys: DeviceArray, count: int) -> Missing:
+        """Return the `count` missing keys of a find() of int64 keys."""
+        positions = self._cells.missing(count)
+        return Missing(positions, self.take(keys, positions))
 
     def _wide(self, keys: DeviceArray) -> DeviceArray:
         """Return keys as int64."""
@@ -189,7 +193,10 @@ class ArrayRows:
         """See contracts.DeviceRows."""
         known = keys.same_contents(self._kept) and self._kept_moves == self._cells.moves
         self._count, self._buffer = keys.size, "kept" if known else "cells"
-        return _NONE if known else self._found(keys)
+        if known:
+            return _NONE
+        wide = self._wide(keys)
+        return self._missing(wide, self._cells.find(wide.address, keys.size))
 
     @property
     def _found_cells(self) -> int:

@@ -94,12 +94,26 @@ class Cells:
 
     # Finding.
 
-    def find(self, keys: int, n: int, **how: Any) -> int:
-        """Find n keys and write their cells to the buffer `cells`; return how many are missing.
+    def find(
+        self,
+        keys: int,
+        n: int,
+        *,
+        cells: str = "cells",
+        at: int = NULL,
+        out: int = NULL,
+        exists: int = NULL,
+        rule: ScoreRule | None = None,
+        now: float = 0.0,
+    ) -> int:
+        """Do what start_find() does, and wait; return how many keys are missing.
 
-        The positions of missing keys are in the buffer "missing", in any order. how: see start_find.
+        Their positions are in the buffer "missing", in any order.
         """
-        return int(self.buffers.get(self.start_find(keys, n, **how), 1, np.int64)[0]) if n else 0
+        if not n:
+            return 0
+        misses = self.start_find(keys, n, cells=cells, at=at, out=out, exists=exists, rule=rule, now=now)
+        return int(self.buffers.get(misses, 1, np.int64)[0])
 
     def start_find(
         self,
@@ -113,9 +127,9 @@ class Cells:
         rule: ScoreRule | None = None,
         now: float = 0.0,
     ) -> int:
-        """Begin to find n keys; return the address of the number of missing keys.
+        """Begin to find n keys and to write their cells to a buffer; return the address of the number of missing keys.
 
-        See the kernel for at, out and exists; rule and now as in HotTable.lookup.
+        cells: the buffer's name. See the kernel for at, out and exists; rule and now as in HotTable.lookup.
         """
         buffers = self.buffers
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
@@ -142,12 +156,12 @@ class Cells:
         """Return the buffer for the positions, and the workspace."""
         return self.buffers.of("order", 8 * n), self.buffers.sorting_workspace(n)
 
-    def insert(self, given: int, pitch: int, n: int, **how: bool) -> Inserted:
-        """Insert n rows that are in a buffer (Buffers.for_rows). how: see start_insert.
+    def insert(self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool) -> Inserted:
+        """Insert n rows that are in a buffer (Buffers.for_rows). See the kernel for by_score, clean_too and evicting.
 
         Positions of rows without room are in the buffer "missing", in any order; there are none if evicting.
         """
-        counts, *left = self.start_insert(given, pitch, n, **how)
+        counts, *left = self.start_insert(given, pitch, n, by_score=by_score, clean_too=clean_too, evicting=evicting)
         fresh, waiting, leaving = self.buffers.get(counts, 3, np.int64).tolist()
         return Inserted(fresh, waiting, leaving, *left)
 

@@ -21,7 +21,7 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.specification import stored_optimizer
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, StoreNotFound
-from kvemb.rows.codec import unordered_keys
+from kvemb.rows.codec import check_scores, unordered_keys
 from kvemb.tiers.storage import Renewed
 
 # Rows that a refresh reads at a time.
@@ -94,4 +94,6 @@ def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table:
         hot = keys[table.hot_tables.find(keys, table.hot_tables.owners(keys)) >= 0][: engine.limits.scan_rows]
     # A few at a time, because lookups continue meanwhile, and a read holds the GIL for a part of its time.
     blocks = [cold.read(hot[at : at + READ_ROWS])[0] for at in range(0, len(hot), READ_ROWS)]
+    for block in blocks:
+        check_scores(block)
     return Renewed(cold, keys, blocks)

@@ -104,6 +104,13 @@ def decode_rows(pairs: list[tuple[bytes, bytes]], schema: Schema) -> RowBlock:
     return decode_records(decode_keys(list(keys), schema), list(records), schema)
 
 
+def check_scores(block: RowBlock) -> None:
+    """Raise Corruption if a score is NaN: a full bucket of such rows has no lowest score, so none could be evicted."""
+    strange = np.isnan(block.scores)
+    if strange.any():
+        raise Corruption(f"the score of key {block.keys[strange][0]} is not a number; run kvemb verify --deep")
+
+
 def pack_rows(block: RowBlock) -> bytes:
     """Return all rows as one bytes object: the keys, 8 bytes each, then the records."""
     return order_keys(block.keys, block.schema).astype(">u8").tobytes() + _records(block).tobytes()

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvemb.contracts import ColdStore, Mask
 from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import check_scores
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
 
@@ -53,9 +54,11 @@ class Fetch:
         return not self.reading and (self._block is None or not (self._fresh & ~self._taken).any())
 
     def read(self, cold: ColdStore) -> None:
-        """Read the rows, without the lock."""
+        """Read the rows, without the lock. Raises what cold.read() raises, and Corruption if a score is NaN."""
         try:
-            self._block, self._found = cold.read(self.keys)
+            block, found = cold.read(self.keys)
+            check_scores(block)
+            self._block, self._found = block, found
         finally:
             self.reading = False
             self._under_way.release()

@@ -211,6 +211,20 @@ def test_check_finds_a_score_that_is_not_a_number(table):
         table.resource_handle[0].check()
 
 
+def test_a_cold_row_with_a_score_that_is_not_a_number_is_not_made_hot(table):
+    """It would never be evicted, or evicted by a write to another row."""
+    key = KEYS[len(KEYS) // 2]
+    (hot,) = table.tables
+    hot.remove(hot.find(np.array([key])))
+    rows, _ = inside(table).storage.cold.read(np.array([key]))
+    rows.scores[:] = np.nan
+    inside(table).storage.cold.write(rows)
+    for _ in range(2):
+        with pytest.raises(Corruption, match=rf"the score of key {key} is not a number; run kvemb verify"):
+            table.lookup(np.array([key]))
+    assert table.resource_handle[0].state.cause is None
+
+
 def test_check_finds_a_damaged_file_of_the_durable_point(table):
     table.resource_handle[0].flush()
     (point,) = (table.resource_handle[0].path / "points").iterdir()

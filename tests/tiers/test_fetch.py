@@ -7,6 +7,7 @@ import pytest
 from blocks import SCHEMA, rows_of, values_of
 
 from kvemb.backends.memory import MemoryStore
+from kvemb.errors import Corruption
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.fetch import Fetch
 
@@ -85,3 +86,12 @@ def test_it_is_spent_once_every_row_was_taken_or_has_changed(cold):
     assert not fetch.spent
     fetch.invalidate(np.array([3]))
     assert fetch.spent
+
+
+def test_a_row_whose_score_is_not_a_number_is_not_read(cold):
+    """A full bucket of them has no lowest score: the GPU's table wrote before the bucket's first cell."""
+    cold.write(rows_of([5], 7.0, score=np.nan))
+    fetch = Fetch(np.array([1, 5]))
+    with pytest.raises(Corruption, match="the score of key 5 is not a number"):
+        fetch.read(cold)
+    assert fetch.covers(np.array([1, 5])).tolist() == [-1, -1]
