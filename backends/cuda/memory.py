@@ -23,6 +23,8 @@ MAX_CHUNKS_BIT = 10
 PITCH = 16
 # The unit in which a GPU allocates memory. Pieces smaller than half a page share pages; larger ones have their own.
 PAGE_BYTES = 2 << 20
+# The most calls that do not ask for memory after it was refused.
+MAX_PAUSE = 1023
 # The smallest buffer.
 MIN_BYTES = 256
 
@@ -109,6 +111,7 @@ class Buffers:
         self._buffers: dict[str, tuple[Memory, int]] = {}
         self._least: dict[str, tuple[Memory, int]] = {}
         self._use: Callable[[int], None] = lambda nbytes: None
+        self._pause = self._passing = 0  # of fitting(): calls that do not ask for memory, and how many are left
         self.nbytes = 0
 
     def account(self, use: Callable[[int], None]) -> None:
@@ -180,19 +183,40 @@ class Buffers:
     def fitting(self, rows: int, unit: int, /, **row_bytes: int) -> int:
         """Make buffers for `rows` rows, or fewer if memory is short; return the number, a multiple of `unit`.
 
-        row_bytes: as for parts(). Raises MemoryError if there is no memory for `unit` rows.
+        row_bytes: as for parts(). Raises MemoryError if there is no memory for `unit` rows. After memory was refused,
+        the next calls do not ask for more: 1 call, then twice as many each time. A refused allocation takes long, and
+        makes CuPy and PyTorch free what they keep.
         """
-        while True:
-            rows = max(unit, -(-rows // unit) * unit)
+        rows = wanted = max(unit, -(-rows // unit) * unit)
+        held = self._rows_held(wanted, unit, row_bytes)
+        if held == rows:
+            return held
+        if self._passing and held:
+            self._passing -= 1
+            return held
+        refused = False
+        while rows > held:
             try:
                 for name, each in row_bytes.items():
                     self.of(name, each * rows)
             except MemoryError:
+                if not refused:
+                    refused, self._pause = True, min(2 * self._pause + 1, MAX_PAUSE)
+                    self._passing = self._pause
                 if rows == unit:
                     raise
-                rows //= 4
+                rows = max(unit, rows // 4 // unit * unit)
+                held = self._rows_held(wanted, unit, row_bytes)
             else:
-                return rows
+                held = rows
+        if not refused:
+            self._pause = self._passing = 0
+        return held
+
+    def _rows_held(self, rows: int, unit: int, row_bytes: dict[str, int]) -> int:
+        """Return for how many rows the present buffers suffice, a multiple of `unit` and at most `rows`."""
+        sizes = (self._buffers.get(name, (None, 0))[1] // each for name, each in row_bytes.items())
+        return min(rows, *sizes) // unit * unit
 
     def put(self, name: str, array: Any) -> int:
         """Copy an array to a buffer; return its address."""

@@ -139,6 +139,37 @@ def test_a_buffer_that_can_neither_grow_nor_come_back_is_the_least_one():
     assert sum(used) == buffers.nbytes == device.taken
 
 
+def test_memory_that_was_refused_is_asked_for_ever_less_often_and_again_where_there_is_some():
+    device = ShortDevice()
+    buffers = Buffers(Queue(device))
+    assert buffers.fitting(64, 16, keys=8, rows=100) == 64
+    assert buffers.fitting(10, 16, keys=8) == 16
+    device.give(0)
+    assert {buffers.fitting(10_000, 16, keys=8, rows=100) for _ in range(500)} == {64}
+    assert 8 < device.refused < 120, "of 500 calls, 8 or 9 ask, each for less and less"
+    device.suffice()
+    got = [buffers.fitting(10_000, 16, keys=8, rows=100) for _ in range(600)]
+    assert got == sorted(got)
+    assert (got[0], got[-1]) == (64, 10_000)
+    device.give(0)
+    held = buffers.fitting(50_000, 16, keys=8, rows=100)
+    assert 10_000 <= held < 20_000
+    assert buffers.fitting(10_000, 16, keys=8, rows=100) == 10_000
+    device.suffice()
+    assert [buffers.fitting(50_000, 16, keys=8, rows=100) for _ in range(2)] == [held, 50_000], "it waits 1 call again"
+
+
+def test_a_part_of_what_is_asked_for_is_taken_where_there_is_memory_for_it():
+    device = ShortDevice()
+    buffers = Buffers(Queue(device))
+    assert buffers.fitting(16, 16, keys=8) == 16
+    device.give(2000)
+    assert buffers.fitting(1000, 16, keys=8) == 240
+    device.give(-device.taken)
+    with pytest.raises(MemoryError):
+        buffers.fitting(16, 16, other=8)
+
+
 def test_rows_are_columns_in_a_buffer():
     buffers = Buffers(Queue(CpuDevice()))
     rows = RowBlock(SCHEMA, 21)
