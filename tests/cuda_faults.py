@@ -52,11 +52,11 @@ FAULTS = {
     "a bucket that is merged keeps its place": ("bucket & mask >> 1", "0"),
     "a sum begins before all lanes have written": ("double total = 0.0;\n  __syncwarp();", "double total = 0.0;"),
     "a row's count is read after it is set": ("__syncwarp();\n    if (lane_ == 0) slots_[", "if (lane_ == 0) slots_["),
-    "gradients of a key are not summed": ("total = total + each[k];", ""),
+    "gradients of a key are not summed": ("total = of.add(total, next);", ""),
     "gradients of an array go to one sum": ("all ? p : p >> 1", "0 * p"),
     "a key's first entry is any of its entries": (
-        "heads[i] = later ? -1 : cells[i];",
-        "heads[i] = more ? -1 : cells[i];",
+        "!(p && cells[order[p - 1]] == cell)",
+        "!(p + 1 < n && cells[order[p + 1]] == cell)",
     ),
     "an array's rows go to their own places": (
         "from + i * bytes, (u32)bytes,",
@@ -65,7 +65,8 @@ FAULTS = {
     "what is left out is changed": ("if (!without[i]) cells[i] = -1;", ""),
     "an array's keys are told to exist": ("exists[i] = slot >= 0;", "exists[i] = true;"),
     "clean rows that were asked for are forgotten": ("(clean_too || marks", "(marks"),
-    "bags are summed backwards": ("const Wide element = wide(row[j]);", "const Wide element = -wide(row[j]);"),
+    "bags are summed backwards": ("const Wide element = wide(each[k]);", "const Wide element = -wide(each[k]);"),
+    "a run of equal cells ends too early": ("i64 high = low + step <= n ? low + step - 1 : n;", "i64 high = low;"),
 }
 
 

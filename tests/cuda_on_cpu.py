@@ -99,6 +99,7 @@ class CpuDevice:
         self._lent: dict[int, tuple[int, int]] = {}
         self._programs: dict[str, Program] = {}
         self._streams = itertools.count(16)
+        self.idle_streams: list[int] = []
         self.launches: dict[str, int] = {}
         self.staging = Staging(self)
 

@@ -98,22 +98,53 @@ __device__ inline double root_power(double base, double exponent) {
   return ldexp(result, (int)doublings);
 }
 
-// The next few entries of a chain, in at; -1 after the last. A popular key has thousands of entries, so call next()
-// after the loads of the present entries were issued and before the first result is needed.
-enum { CHAIN = 4 };
+// Elements that are summed: those of one column of an array's rows, by the number of the row.
+template <class A> struct Elements {
+  const A* rows;
+  i64 dim, column;
 
-struct Chain {
-  const i64* following;
-  i64 later, at[CHAIN];
-
-  __device__ Chain(const i64* following, i64 first) : following(following), later(first) { next(); }
-  __device__ void next() {
-    for (int k = 0; k < CHAIN; k++) {
-      at[k] = later;
-      if (later >= 0) later = following[later];
-    }
-  }
+  __device__ A operator()(i64 row) const { return rows[row * dim + column]; }
+  __device__ A add(A total, A next) const { return total + next; }
 };
+
+// A warp adds the elements of entries[start] to entries[end - 1], one after the other, in WIDTH columns; returns the
+// sum in the lane's column, which is that of lane l % WIDTH. begun: whether `total` is what they are added to, else
+// the sum begins with the first element. within: whether the lane has a column. A popular key has thousands of
+// entries, and a load takes as long as hundreds of additions, so 32 / WIDTH * TURNS elements are loaded before the
+// first of them is added.
+template <int WIDTH, int TURNS, class A, class Of>
+__device__ inline A sum_of(const Of& of, const i64* entries, i64 start, i64 end, bool within, bool begun, A total) {
+  const int groups = 32 / WIDTH;
+  for (i64 at = start; at < end; at += groups * TURNS) {
+    const int left = (int)(end - at < groups * TURNS ? end - at : groups * TURNS);
+    i64 entry[TURNS];
+    A each[TURNS];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+      const int place = turn * groups + (int)lane_number() / WIDTH;
+      entry[turn] = within && place < left ? entries[at + place] : -1;
+    }
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) each[turn] = entry[turn] < 0 ? A() : of(entry[turn]);
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+#pragma unroll
+      for (int group = 0; group < groups; group++) {
+        const A next = groups == 1 ? each[turn] : __shfl_sync(ALL, each[turn], group * WIDTH + lane_number() % WIDTH);
+        if (turn + group == 0 && !begun) total = next;
+        else if (turn * groups + group < left) total = of.add(total, next);
+      }
+    }
+    begun = true;
+  }
+  return total;
+}
+
+// Sums of more entries than MANY are left to a second kernel, which has many warps for each, NARROW columns wide.
+// many: their count, then their numbers, in any order.
+enum { MANY = 256, NARROW = 4, AHEAD = 8, FAR_AHEAD = 16 };
+
+__device__ inline void leave_for_later(u64* many, i64 number) { many[1 + atomicAdd(many, (u64)1)] = (u64)number; }
 
 // A warp sums the squares of a row's first dim elements, in the order of arithmetic.sum_of_squares: lanes l and l + 16
 // have the l-th of 16 sums. Synchronises the lanes before reading the row and after it.

@@ -1,4 +1,4 @@
-// Kernels on callers' arrays in device memory, without cells: rows by position, keys of another width, and chains of
+// Kernels on callers' arrays in device memory, without cells: rows by position, keys of another width, and groups of
 // entries that have the same cell.
 
 // Copies rows of `bytes` bytes, in units of `unit`, from the positions `chosen` of `from` to the n rows of `to`.
@@ -24,17 +24,18 @@ KERNEL leave_out(i64* cells, i64 n, const u8* without) {
     if (!without[i]) cells[i] = -1;
 }
 
-// Chains the entries of n cells, which `order` sorts stably. heads[i] is cells[i] if i is the first entry of its cell,
-// else -1. following[i] is the next entry of the same cell, -1 after the last. sum_at[i], of a head, is the position of
-// the sum over its entries: unique and below n; if `all` is 0, below n / 2, and set only for heads with further
-// entries.
-KERNEL chain_cells(
-    const i64* cells, const i64* order, i64 n, i64 all, i64* heads, i64* following, i64* sum_at) {
+// Groups the entries of n cells, which `order` sorts stably. heads[i] is cells[i] if i is the first entry of its cell,
+// else -1. Of such an i, order[starts[i]] to order[ends[i] - 1] are the entries of the cell, and sum_at[i] is the
+// position of the sum over them: unique and below n; if `all` is 0, below n / 2 for cells with several entries.
+KERNEL group_cells(
+    const i64* cells, const i64* order, i64 n, i64 all, i64* heads, i64* starts, i64* ends, i64* sum_at) {
   for (i64 p = first_thread(); p < n; p += all_threads()) {
-    const i64 i = order[p];
-    const bool later = p && cells[order[p - 1]] == cells[i], more = p + 1 < n && cells[order[p + 1]] == cells[i];
-    heads[i] = later ? -1 : cells[i];
-    following[i] = more ? order[p + 1] : -1;
-    sum_at[i] = all ? p : p >> 1;  // two such heads are at least two places apart
+    const i64 i = order[p], cell = cells[i];
+    const bool leads = cell >= 0 && !(p && cells[order[p - 1]] == cell);
+    heads[i] = leads ? cell : -1;
+    if (!leads) continue;
+    starts[i] = p;
+    ends[i] = end_of_run(cells, order, n, p);
+    sum_at[i] = all ? p : p >> 1;  // two cells with several entries are at least two places apart
   }
 }

@@ -180,12 +180,15 @@ class ArrayRows:
     def row_gradients(self, sums: Sums, bag_of: Positions, bags: Bags, grads: DeviceArray, out: DeviceArray) -> None:
         """See contracts.DeviceRows."""
         buffers, count, dim = self._buffers, len(sums.first), self._cells.schema.dim
-        first, following = buffers.put("first", sums.first), buffers.put("following", sums.following)
+        entries, starts, ends = self._cells.put_groups(sums)
         of_keys = buffers.put("at", bag_of)
         weights, divisors = self._cells.put_weights(bags)
-        arguments = first, following, of_keys, count, weights, divisors, grads.address, dim, out.address
-        program = source.values_source(self._cells.schema)
-        self._cells.queue.run(program, "row_gradients", count * -(-dim // WARP) * WARP, *arguments)
+        arguments = weights, divisors, grads.address, dim, out.address, self._cells.many_buffer(len(bag_of))
+        program, threads = source.values_source(self._cells.schema), count * self._cells.warps_across() * WARP
+        groups = entries, starts, ends, of_keys
+        self._cells.queue.run(program, "row_gradients", threads, *groups, count, *arguments)
+        threads = self._cells.threads_of_many(len(bag_of))
+        self._cells.queue.run(program, "many_row_gradients", threads, *groups, *arguments)
 
     # Changing rows.
 
@@ -213,9 +216,9 @@ class ArrayRows:
         cells, n = self._cells, self._count
         cells.prepare_change(n, adding=optimizer is None)
         if optimizer is not None or matching is not None:
-            self._chain_buffers(n)
+            self._group_buffers(n)
         if optimizer is not None:
-            cells.prepare_step(optimizer.formulas, optimizer, n, chained=True, apart=True)
+            cells.prepare_step(optimizer.formulas, optimizer, n, entries=n, apart=True)
         if matching is not None:
             cells.prepare_match(n, matching)
 
@@ -230,31 +233,30 @@ class ArrayRows:
     def apply(self, optimizer: Optimizer, grads: DeviceArray, step: int, count: int) -> None:
         """See contracts.DeviceRows.
 
-        Entries of a cell are chained in the order of the batch, which a stable sort keeps; the first entry takes the
+        Entries of a cell are summed in the order of the batch, which a stable sort keeps; the first entry takes the
         step.
         """
-        heads, following, sum_at = self._chained(everywhere=formulas.uses_buffers(optimizer.formulas)[0])
-        sums = GivenSums(following=following, at=sum_at)
+        heads, sums = self._grouped(everywhere=formulas.uses_buffers(optimizer.formulas)[0])
         self._cells.step(optimizer.formulas, optimizer, heads, self._count, grads.address, sums, step, count)
 
     def match(self, optimizer: Optimizer, step: int) -> None:
         """See contracts.DeviceRows."""
-        self._cells.match(self._chained(everywhere=False)[0], self._count, optimizer, step)
+        self._cells.match(self._grouped(everywhere=False)[0], self._count, optimizer, step)
 
-    def _chained(self, *, everywhere: bool) -> tuple[int, int, int]:
-        """Return the addresses of distinct cells, of the chains of their entries, and of the positions of their sums.
+    def _grouped(self, *, everywhere: bool) -> tuple[int, GivenSums]:
+        """Return the address of distinct cells, and the sums over each one's entries.
 
         everywhere: whether every cell has a sum, not only those with several entries.
         """
         n = self._count
-        heads, following, sum_at = self._chain_buffers(n)
-        if n:
-            cells = self._found_cells
-            order = self._cells.ordered(cells, n)
-            self._cells.run_plain("chain_cells", n, cells, order, n, int(everywhere), heads, following, sum_at)
-        return heads, following, sum_at
+        groups = heads, starts, ends, sum_at = self._group_buffers(n)
+        if not n:
+            return heads, GivenSums()
+        order = self._cells.ordered(self._found_cells, n)
+        self._cells.run_plain("group_cells", n, self._found_cells, order, n, int(everywhere), *groups)
+        return heads, GivenSums(entries=order, starts=starts, ends=ends, count=n, at=sum_at)
 
-    def _chain_buffers(self, n: int) -> tuple[int, int, int]:
-        """Return the buffers for the results of _chained()."""
-        heads, following, sum_at = (self._buffers.of(name, 8 * n) for name in ("heads", "following", "sum_at"))
-        return heads, following, sum_at
+    def _group_buffers(self, n: int) -> tuple[int, int, int, int]:
+        """Return the buffers for the results of _grouped()."""
+        heads, starts, ends, sum_at = (self._buffers.of(name, 8 * n) for name in ("heads", "starts", "ends", "sum_at"))
+        return heads, starts, ends, sum_at

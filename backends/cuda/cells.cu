@@ -37,6 +37,8 @@ const i64 ROWS_AT = STEPS_AT + 8 * CELLS;
 // Accesses that other lanes may make at the same time; they order nothing (PTX: volatile is relaxed).
 template <class A> __device__ A relaxed_load(const A* at) { return *(const volatile A*)at; }
 template <class A> __device__ void relaxed_store(A* at, A value) { *(volatile A*)at = value; }
+// An address that is read from memory could be one in shared memory, which would make every access slower.
+#define ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
 #endif
 
 // The first parameters of every kernel on a table. words: 8-byte words of a row.
@@ -49,7 +51,9 @@ struct Table {
 
   __device__ u8* bucket(i64 number) const {
     const i64 within = number & (((i64)1 << chunk_shift) - 1);
-    return chunks[number >> chunk_shift] + within * (ROWS_AT + 8 * words * CELLS);
+    u8* bucket = chunks[number >> chunk_shift] + within * (ROWS_AT + 8 * words * CELLS);
+    ASSUME_GLOBAL(bucket);
+    return bucket;
   }
   __device__ u64* row(u8* bucket, i64 slot) const { return (u64*)(bucket + ROWS_AT) + slot * words; }
 };
@@ -107,6 +111,21 @@ __device__ inline i64 split_from(i64 bucket) {
   i64 top = 1;
   while (2 * top <= bucket) top *= 2;
   return bucket - top;
+}
+
+// `order` sorts n cells. Returns the end of those, from `place` on, that equal the one there: it looks ahead ever
+// further, then bisects, because a popular key has thousands.
+__device__ inline i64 end_of_run(const i64* cells, const i64* order, i64 n, i64 place) {
+  const i64 cell = cells[order[place]];
+  i64 low = place + 1, step = 1;
+  while (low + step <= n && cells[order[low + step - 1]] == cell) low += step, step *= 2;
+  i64 high = low + step <= n ? low + step - 1 : n;
+  while (low < high) {
+    const i64 middle = (low + high) / 2;
+    if (cells[order[middle]] == cell) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 // LANES adjacent lanes of a warp copy bytes between addresses that are multiples of `unit` bytes (1, 2, 4, 8, 16), as

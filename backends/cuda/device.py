@@ -62,10 +62,11 @@ Program = Callable[..., None]
 class Device(Protocol):
     """One GPU. Work on one stream runs in the order of the calls. Thread-safe.
 
-    staging: the pinned memory that its tables share.
+    staging: the pinned memory that its tables share. idle_streams: those of tables that no longer exist, for new ones.
     """
 
     staging: Staging
+    idle_streams: list[int]
 
     def name(self) -> str:
         """Return the product name."""
@@ -156,6 +157,7 @@ class CupyDevice:
         self._cupy, self._device = cupy, cupy.cuda.Device(number)
         self._runtime = cupy.cuda.runtime
         self._streams: dict[int, Any] = {}
+        self.idle_streams: list[int] = []
         self._programs: dict[str, Program] = {}
         self._lock = threading.Lock()
         self.staging = Staging(self)

@@ -21,8 +21,8 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 # The kernel's own names end in an underscore or are those of cells.cu; a formula's names end in the formula's place.
 _KERNEL = """
 STEP_KERNEL step(
-    TABLE_PARAMETERS, const i64* cells_, i64 n_, const Slot* grads_, const i64* first_, const i64* following_,
-    Slot* sums_, const i64* sum_at_, Slot* wide_, i64 dim_, i64 step_, double count_{parameters}) {{
+    TABLE_PARAMETERS, const i64* cells_, i64 n_, const Slot* grads_, const i64* first_, const i64* starts_,
+    const i64* ends_, Slot* sums_, const i64* sum_at_, Slot* wide_, i64 dim_, i64 step_, double count_{parameters}) {{
   const Table table_ = TABLE;
   const u32 lane_ = lane_number();
   for (i64 i_ = first_warp(); i_ < n_; i_ += all_warps()) {{
@@ -31,7 +31,7 @@ STEP_KERNEL step(
     const i64 slot_ = cells_[i_] % CELLS;
     Value* stored_ = (Value*)table_.row(bucket_, slot_);
     const i64 at_ = first_ ? first_[i_] : i_;
-    const bool summed_ = following_ && following_[at_] >= 0;
+    const bool summed_ = ends_ && ends_[i_] - starts_[i_] > 1;
     {gradient} g = {given}grads_ + at_ * dim_;
     if ({copies} || summed_) {{
       Slot* sum_ = sums_ + (sum_at_ ? sum_at_[i_] : i_) * dim_;

@@ -6,6 +6,7 @@ results, for which a call may wait long, have a piece of the table's own. Not th
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,8 @@ class Queue:
 
     def __init__(self, device: Device) -> None:
         self.device, self._staging = device, device.staging
-        self._own = device.stream()
+        self._own = _taken_stream(device)
+        weakref.finalize(self, device.idle_streams.append, self._own).atexit = False
         self._stream = self._last = self._own  # the stream of new work; the stream of the last work
         self._event = device.event()  # the end of a block of on(), or of work on the own stream
         self._beside = device.event()
@@ -135,6 +137,14 @@ class Queue:
         if download is not None:
             download.begin(address, stream)
         return download
+
+
+def _taken_stream(device: Device) -> int:
+    """Return a stream that no other table uses."""
+    try:
+        return device.idle_streams.pop()
+    except IndexError:
+        return device.stream()
 
 
 def _receive(piece: Piece, part: npt.NDArray[np.uint8], to: npt.NDArray[np.uint8]) -> None:

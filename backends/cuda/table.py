@@ -291,11 +291,13 @@ class CudaTable:
         if change.optimizer is not None:
             if change.grads is not None:
                 buffers.of("values", change.grads.nbytes)
-            chained = change.sums is not None and change.sums.chained
+            entries = 0
             if change.sums is not None:
                 buffers.of("first", 8 * count)
-                buffers.of("following", 8 * len(change.sums.following) if chained else 0)
-            own.prepare_step(change.optimizer.formulas, change.optimizer, count, chained=chained)
+                if change.sums.chained:
+                    entries = len(change.sums.following)
+                    own.prepare_groups(count, entries)
+            own.prepare_step(change.optimizer.formulas, change.optimizer, count, entries=entries)
         if change.matching is not None:
             own.prepare_match(count, change.matching)
 
@@ -323,8 +325,9 @@ class CudaTable:
         """See contracts.HotTable."""
         buffers, summed = self._buffers, GivenSums()
         if sums is not None:
-            following = buffers.put("following", sums.following) if sums.chained else NULL
-            summed = GivenSums(buffers.put("first", sums.first), following)
+            first = buffers.put("first", sums.first)
+            groups = self.cells.put_groups(sums) if sums.chained else (NULL, NULL, NULL)
+            summed = GivenSums(first, *groups, len(sums.following))
         given = buffers.put("cells", cells), len(cells), buffers.put("values", grads)
         self.cells.step(optimizer.formulas, optimizer, *given, summed, step, count)
 

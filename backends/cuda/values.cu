@@ -1,6 +1,20 @@
 // Kernels that calculate with embeddings, except optimizers' steps. Value is the type of a stored element, Wide that of
 // calculations and, for floats, of weights and divisors.
 
+// The change of an element of a row, new - old, of rows (n, dim).
+struct Differences {
+  const Value *old, *newer;
+  i64 dim, column;
+
+  __device__ Wide operator()(i64 i) const { return wide(newer[i * dim + column]) - wide(old[i * dim + column]); }
+  // Rounds as if each sum were stored.
+  __device__ Wide add(Wide total, Wide next) const {
+    Value stored;
+    narrow((Wide)(total + next), &stored);
+    return wide(stored);
+  }
+};
+
 // Adds new - old, both (n, dim), to the embeddings of n cells. order sorts the cells, stably; a warp takes all entries
 // of a cell, in their order.
 KERNEL add(
@@ -10,12 +24,14 @@ KERNEL add(
   for (i64 head = first_warp(); head < n; head += all_warps()) {
     const i64 cell = cells[order[head]];
     if (cell < 0 || (head && cells[order[head - 1]] == cell)) continue;
+    const i64 end = end_of_run(cells, order, n, head);
     u8* bucket = table.bucket(cell / CELLS);
     Value* row = (Value*)table.row(bucket, cell % CELLS);
-    for (i64 p = head; p < n && cells[order[p]] == cell; p++) {
-      const i64 i = order[p];
-      for (i64 j = lane_number(); j < dim; j += 32)
-        narrow((Wide)(wide(row[j]) + (wide(newer[i * dim + j]) - wide(old[i * dim + j]))), &row[j]);
+    for (i64 first = 0; first < dim; first += 32) {
+      const i64 j = first + lane_number();
+      const Differences of = {old, newer, dim, j};
+      const Wide before = j < dim ? wide(row[j]) : Wide(), after = sum_of<32, AHEAD>(of, order, head, end, j < dim, true, before);
+      if (j < dim) narrow(after, &row[j]);
     }
     if (lane_number()) continue;
     steps(bucket)[cell % CELLS] = step;
@@ -47,21 +63,33 @@ KERNEL clip_scales(
 }
 
 // Pools each bag's rows in order (kvemb.rows.bags): one warp per bag, one lane per element. weights, divisors, scales:
-// null for none. Missing rows are skipped.
+// null for none. Missing rows are skipped. AHEAD rows are loaded before the first of them is added.
 KERNEL pool(
     TABLE_PARAMETERS, const i64* cells, const i64* at, const Value* beside, i64 dim, const i64* offsets, i64 bags,
     const Wide* weights, const Wide* divisors, const double* scales, Value* out) {
   const Table table = TABLE;
   for (i64 bag = first_warp(); bag < bags; bag += all_warps()) {
+    const i64 end = offsets[bag + 1];
     for (i64 j = lane_number(); j < dim; j += 32) {
       Wide total = 0;
-      for (i64 i = offsets[bag]; i < offsets[bag + 1]; i++) {
-        const Value* row = row_of(table, cells, at, beside, dim, i);
-        if (!row) continue;
-        const Wide element = wide(row[j]);
-        if (scales && scales[i] == scales[i]) total = (Wide)(total + scales[i] * element);
-        else if (weights) total = total + weights[i] * element;
-        else total = total + element;
+      for (i64 start = offsets[bag]; start < end; start += AHEAD) {
+        const Value* rows[AHEAD];
+        Value each[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+          rows[k] = start + k < end ? row_of(table, cells, at, beside, dim, start + k) : nullptr;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+          if (rows[k]) each[k] = rows[k][j];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+          if (!rows[k]) continue;
+          const i64 i = start + k;
+          const Wide element = wide(each[k]);
+          if (scales && scales[i] == scales[i]) total = (Wide)(total + scales[i] * element);
+          else if (weights) total = total + weights[i] * element;
+          else total = total + element;
+        }
       }
       if (divisors) total = divisors[bag] != 0 ? total / divisors[bag] : 0;
       narrow(total, &out[bag * dim + j]);
@@ -69,35 +97,49 @@ KERNEL pool(
   }
 }
 
-// Sets out (m, dim) to each key's sum, in order, of weight * gradient / divisor over the bags of its occurrences
-// (kvemb.rows.hashing.Sums). A warp processes 32 columns of a key. weights, divisors: null for none; with a divisor of
-// 0 a gradient is 0.
+// The shares of a key's gradient in one column: weight * gradient / divisor of the bag of an occurrence. weights,
+// divisors: null for none; with a divisor of 0 a gradient is 0.
+struct Shares {
+  const i64* bag_of;
+  const Wide *weights, *divisors, *grads;
+  i64 dim, column;
+
+  __device__ Wide operator()(i64 i) const {
+    const i64 bag = bag_of[i];
+    Wide gradient = grads[bag * dim + column];
+    if (divisors) gradient = divisors[bag] != 0 ? gradient / divisors[bag] : gradient * (Wide)0;
+    return weights ? weights[i] * gradient : gradient;
+  }
+  __device__ Wide add(Wide total, Wide next) const { return total + next; }
+};
+
+// Sets out (m, dim) to each key's sum, in order, of the shares of its occurrences, entries[starts[key]] to
+// entries[ends[key] - 1]. A warp processes 32 columns of a key.
 KERNEL row_gradients(
-    const i64* first, const i64* following, const i64* bag_of, i64 m, const Wide* weights, const Wide* divisors,
-    const Wide* grads, i64 dim, Wide* out) {
+    const i64* entries, const i64* starts, const i64* ends, const i64* bag_of, i64 m, const Wide* weights,
+    const Wide* divisors, const Wide* grads, i64 dim, Wide* out, u64* many) {
   const i64 parts = (dim + 31) / 32;
   for (i64 part = first_warp(); part < m * parts; part += all_warps()) {
-    const i64 key = part / parts, j = part % parts * 32 + lane_number();
-    if (j >= dim) continue;
-    Wide total = 0;
-    bool begun = false;
-    for (Chain chain(following, first[key]); chain.at[0] >= 0;) {
-      const Chain now = chain;
-      i64 bags[CHAIN];
-      Wide each[CHAIN];
-      for (int k = 0; k < CHAIN; k++)
-        if (now.at[k] >= 0) bags[k] = bag_of[now.at[k]];
-      for (int k = 0; k < CHAIN; k++)
-        if (now.at[k] >= 0) each[k] = grads[bags[k] * dim + j];
-      chain.next();
-      for (int k = 0; k < CHAIN && now.at[k] >= 0; k++) {
-        Wide gradient = each[k];
-        if (divisors) gradient = divisors[bags[k]] != 0 ? gradient / divisors[bags[k]] : gradient * (Wide)0;
-        if (weights) gradient = weights[now.at[k]] * gradient;
-        total = begun ? total + gradient : gradient;
-        begun = true;
-      }
+    const i64 key = part / parts, j = part % parts * 32 + lane_number(), start = starts[key], end = ends[key];
+    if (end - start > MANY) {
+      if (j == 0) leave_for_later(many, key);
+      continue;
     }
-    out[key * dim + j] = total;
+    const Shares of = {bag_of, weights, divisors, grads, dim, j};
+    const Wide total = sum_of<32, AHEAD>(of, entries, start, end, j < dim, false, Wide());
+    if (j < dim) out[key * dim + j] = total;
+  }
+}
+
+// Does it for those that it left.
+KERNEL many_row_gradients(
+    const i64* entries, const i64* starts, const i64* ends, const i64* bag_of, const Wide* weights,
+    const Wide* divisors, const Wide* grads, i64 dim, Wide* out, const u64* many) {
+  const i64 parts = (dim + NARROW - 1) / NARROW;
+  for (i64 part = first_warp(); part < (i64)many[0] * parts; part += all_warps()) {
+    const i64 key = (i64)many[1 + part / parts], j = part % parts * NARROW + lane_number() % NARROW;
+    const Shares of = {bag_of, weights, divisors, grads, dim, j};
+    const Wide total = sum_of<NARROW, FAR_AHEAD>(of, entries, starts[key], ends[key], j < dim, false, Wide());
+    if (j < dim && lane_number() < NARROW) out[key * dim + j] = total;
   }
 }

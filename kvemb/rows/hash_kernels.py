@@ -93,6 +93,19 @@ def unique(keys: Any, cells: Any, first: Any, last: Any, counts: Any, inverse: A
 
 
 @kernel
+def group_rows(first: Any, following: Any, rows: Any, bounds: Any) -> None:
+    """Fill the arrays of kvemb.rows.hashing.Sums.grouped; bounds[0] is 0."""
+    count = 0
+    for key in range(len(first)):
+        at = first[key]
+        while at >= 0:
+            rows[count] = at
+            count += 1
+            at = following[at]
+        bounds[key + 1] = count
+
+
+@kernel
 def index_put(cells: Any, keys: Any, start: int, stop: int) -> None:
     """Record the positions of keys[start:stop] in the cells of a kvemb.rows.hashing.KeyIndex."""
     mask = np.uint64(len(cells) - 1)

@@ -30,10 +30,13 @@ class Sums(NamedTuple):
     """For each of some keys, the rows of an array that are summed, in order.
 
     first (m,): each key's first row. following (n,): for each row of the array, the next row of the same key, or -1.
+    key_of (n,), counts (m,): of sums of a whole array also each row's key, and how many rows a key has; else None.
     """
 
     first: Positions
     following: Positions
+    key_of: Positions | None = None
+    counts: Positions | None = None
 
     @classmethod
     def of_single_rows(cls, count: int) -> Sums:
@@ -45,8 +48,16 @@ class Sums(NamedTuple):
         """Whether any key has several rows."""
         return bool((self.following >= 0).any())
 
+    def grouped(self) -> tuple[Positions, Positions]:
+        """Return the rows of the keys, key by key in order, and bounds: key i has rows[bounds[i]:bounds[i + 1]]."""
+        rows, bounds = np.empty(len(self.following), np.int64), np.zeros(len(self.first) + 1, np.int64)
+        _kernels().group_rows(self.first, self.following, rows, bounds)
+        return rows[: bounds[-1]], bounds
+
     def of(self, chosen: Any) -> Sums:
         """Return the sums of the keys at `chosen` (positions or a slice)."""
+        if isinstance(chosen, slice) and chosen.indices(len(self.first)) == (0, len(self.first), 1):
+            return self
         return Sums(self.first[chosen], self.following)
 
 
@@ -68,7 +79,8 @@ class Unique:
             first = np.zeros(1, np.int64)
             self.repeated, self.keys = False, batch
             self.inverse = self.last = first
-            self.counts, self.sums = first + 1, Sums(first, first + EMPTY)
+            self.counts = first + 1
+            self.sums = Sums(first, first + EMPTY, first, self.counts)
         else:
             self._compare(batch)
 
@@ -83,7 +95,7 @@ class Unique:
         self.keys = batch[first[:m]] if self.repeated else batch
         self.last = last[:m]
         self.counts = counts[:m]
-        self.sums = Sums(first[:m], following)
+        self.sums = Sums(first[:m], following, self.inverse, self.counts)
 
 
 def table_size(entries: int) -> int:

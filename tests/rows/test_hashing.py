@@ -57,6 +57,13 @@ def test_distinct_keys_are_in_order_of_first_occurrence(keys):
     for number, key in enumerate(expected):
         assert chain_of(unique.sums, number) == [at for at, other in enumerate(keys) if other == key]
         assert chain_of(unique.sums.of(slice(number, None)), 0) == chain_of(unique.sums, number)
+    for chosen in (slice(None), slice(1, None, 2), slice(0, 0)):
+        sums = unique.sums.of(chosen)
+        rows, bounds = sums.grouped()
+        parts = [part.tolist() for part in np.split(rows, bounds[1:-1])][: len(sums.first)]
+        assert parts == [chain_of(sums, number) for number in range(len(sums.first))]
+        assert bounds[-1] == len(rows)
+    assert unique.sums.of(slice(0, len(expected))) is unique.sums
     assert unique.last.tolist() == [len(keys) - 1 - keys[::-1].index(key) for key in expected]
 
 

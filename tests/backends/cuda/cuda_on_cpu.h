@@ -23,6 +23,7 @@ double ldexp(double, int) noexcept;
 #define __global__ __attribute__((visibility("hidden")))  // the C library has functions of such names too
 #define __device__
 #define __launch_bounds__(...)
+#define ASSUME_GLOBAL(address)
 
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from counting_device import CountingDevice
 from cuda_devices import device_of
+from cuda_on_cpu import CpuDevice
 from late_device import LateDevice
 
 from kvemb.backends.cuda.device import Workspace, sorting_bytes
@@ -87,3 +88,26 @@ def test_a_stream_of_an_array_waits_for_the_block_and_the_block_for_it(device):
     device.zero(memory.address, 8, 5)  # the counting device fails if stream 5 did not wait
     with work.on(77, frozenset({5})):
         work.zero(memory.address, 8)
+
+
+class StreamDevice(CpuDevice):
+    """A device that counts its streams."""
+
+    made = 0
+
+    def stream(self) -> int:
+        self.made += 1
+        return super().stream()
+
+
+def test_a_table_takes_the_stream_of_one_that_no_longer_exists():
+    device_of("cpu")
+    device = StreamDevice()
+    kept = Queue(device)
+    for _ in range(20):
+        Queue(device).allocate(8)
+    assert device.made == 2
+    others = [Queue(device), Queue(device)]
+    assert device.made == 3
+    del kept, others
+    assert len(set(device.idle_streams)) == 3

@@ -70,6 +70,16 @@ def test_what_comes_from_memory_is_on_its_way_before_the_first_of_it_is_needed()
 
 
 @pytest.mark.slow
+def test_every_access_is_known_to_be_one_of_global_memory():
+    """Others are slower, and an addition to a score would be a loop of comparing and swapping in shared memory."""
+    for source in (table_source(), values_source(schema_of("float32")), step_of(NAdam(), "float32")):
+        for name, lines in instructions_of(source).items():
+            accesses = [line for line in lines if re.match(r"(?:@\S+\s+)?(ld|st|atom|red)\.(?!param)", line)]
+            assert accesses
+            assert [line for line in accesses if ".global" not in line] == [], name
+
+
+@pytest.mark.slow
 def test_kernels_of_every_dtype_keep_everything_in_registers():
     names = ["float16", "float32", "float64", "int64"]  # bfloat16 and other integers take what these do
     check(joined({name: values_source(schema_of(name)) for name in names}), "values")
