@@ -140,6 +140,9 @@ class Device(Protocol):
         """
 
 
+_thread = threading.local()  # placed: whether its current device was chosen
+
+
 class _External:
     """A stream of another library, in CUDA's stream protocol."""
 
@@ -162,6 +165,18 @@ class CupyDevice:
         self._lock = threading.Lock()
         self.staging = Staging(self)
 
+    def _current(self) -> Any:
+        """Return a context manager in which this is the thread's current device; then the one before is it again.
+
+        A thread of kvemb stays on its first GPU. Otherwise it would return to GPU 0 each time, on which CUDA then makes
+        a context, of hundreds of MB in each process.
+        """
+        if not getattr(_thread, "placed", False):
+            _thread.placed = True
+            if threading.current_thread().name.startswith("kvemb-"):
+                self._device.use()
+        return self._device
+
     def name(self) -> str:
         """See Device."""
         return str(self._runtime.getDeviceProperties(self._device.id)["name"].decode())
@@ -172,7 +187,7 @@ class CupyDevice:
 
     def allocate(self, nbytes: int) -> Memory:
         """See Device. Does not use CuPy's pool, which would keep freed memory for one stream."""
-        with self._device:
+        with self._current():
             memory = self._allocated(nbytes)
             if memory is None:
                 self._free_unused()
@@ -199,7 +214,7 @@ class CupyDevice:
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """See Device. Does not use CuPy's pool, which would keep freed memory for arrays of the same size."""
         try:
-            with self._device:
+            with self._current():
                 owner = self._cupy.cuda.PinnedMemory(nbytes, self._runtime.hostAllocPortable)
                 memory = self._cupy.cuda.PinnedMemoryPointer(owner, 0)
         except self._runtime.CUDARuntimeError as error:
@@ -208,7 +223,7 @@ class CupyDevice:
 
     def stream(self) -> int:
         """See Device. The stream does not wait for the default stream."""
-        with self._device:
+        with self._current():
             made = self._cupy.cuda.Stream(non_blocking=True)
         self._streams[made.ptr] = made
         return int(made.ptr)
@@ -223,7 +238,7 @@ class CupyDevice:
 
     def event(self, *, timed: bool = False) -> Any:
         """See Device."""
-        with self._device:
+        with self._current():
             return self._cupy.cuda.Event(disable_timing=not timed)
 
     def seconds(self, start: Any, end: Any) -> float:
@@ -233,12 +248,12 @@ class CupyDevice:
 
     def record(self, event: Any, stream: int) -> None:
         """See Device."""
-        with self._device:
+        with self._current():
             event.record(self._stream(stream))
 
     def wait(self, stream: int, event: Any) -> None:
         """See Device."""
-        with self._device:
+        with self._current():
             self._stream(stream).wait_event(event)
 
     def finish(self, event: Any) -> None:
@@ -258,12 +273,12 @@ class CupyDevice:
         self._copy(address, source, nbytes, self._runtime.memcpyDeviceToDevice, stream)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        with self._device:
+        with self._current():
             self._runtime.memcpyAsync(to, source, nbytes, kind, self._stream(stream).ptr)
 
     def zero(self, address: int, nbytes: int, stream: int) -> None:
         """See Device."""
-        with self._device:
+        with self._current():
             self._runtime.memsetAsync(address, 0, nbytes, self._stream(stream).ptr)
 
     def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
@@ -272,13 +287,13 @@ class CupyDevice:
         Its result is copied as bytes, because for an assignment CuPy compiles a kernel with headers that may be
         missing.
         """
-        with self._device, self._stream(stream), self._allocating_in(workspace):
+        with self._current(), self._stream(stream), self._allocating_in(workspace):
             order = self._cupy.argsort(self._view(numbers, count))
             self.copy(out, order.data.ptr, 8 * count, stream)
 
     def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
         """See Device."""
-        with self._device, self._stream(stream), self._allocating_in(workspace):
+        with self._current(), self._stream(stream), self._allocating_in(workspace):
             self._view(numbers, count).sort()
 
     @contextmanager
@@ -303,7 +318,7 @@ class CupyDevice:
         with self._lock:
             if source not in self._programs:
                 cuda = self._cupy.cuda
-                with self._device:
+                with self._current():
                     module = cuda.function.Module()
                     module.load(binary_of(cuda.nvrtc, source, self._device.compute_capability))
                     kernels = {name: module.get_function(name) for name in kernels_of(source)}
@@ -312,17 +327,17 @@ class CupyDevice:
 
     def _run(self, kernels: dict[str, Any], stream: int, name: str, threads: int, *arguments: Any) -> None:
         blocks = -(-min(threads, MAX_THREADS) // THREADS)
-        with self._device:
+        with self._current():
             kernels[name]((blocks,), (THREADS,), arguments, stream=self._stream(stream))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """See Device."""
-        with self._device:
+        with self._current():
             return self._cupy.empty(shape, dtype)
 
     def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
         """See Device. CuPy's arrays name CuPy's current stream of the current GPU, which must be the array's GPU."""
-        with self._device:
+        with self._current():
             owner = data if hasattr(data, "__cuda_array_interface__") else self._cupy.from_dlpack(data)
             return owner.__cuda_array_interface__, owner
 

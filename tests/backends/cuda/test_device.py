@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -242,6 +243,39 @@ def test_kernels_and_copies_are_on_the_stream_that_is_named_whatever_cupy_takes_
     device.load(KERNEL)(stream, "scale", 1)
     device.zero(0, 8, stream)
     assert used == [stream, stream]
+
+
+@pytest.mark.parametrize(("name", "stays"), [("kvemb-spill_0", True), ("a caller's", False)])
+def test_a_thread_of_kvemb_stays_on_its_first_gpu_and_a_callers_returns_to_the_one_before(name, stays):
+    """A context of CUDA takes hundreds of MB on each GPU to which a thread returns, GPU 0 at first."""
+    now, contexts = [0], set()
+
+    def set_device(number):
+        now[0] = number
+        contexts.add(number)
+
+    class Gpu:
+        def __init__(self, number):
+            self.id, self.before = number, []
+
+        def use(self):
+            set_device(self.id)
+
+        def __enter__(self):
+            self.before.append(now[0])
+            if now[0] != self.id:
+                set_device(self.id)
+
+        def __exit__(self, *error):
+            set_device(self.before.pop())
+
+    cuda = SimpleNamespace(Device=Gpu, runtime=None, Event=lambda disable_timing: now[0])
+    device, made = CupyDevice(SimpleNamespace(cuda=cuda), 3), []
+    thread = threading.Thread(target=lambda: made.extend(device.event() for _ in range(3)), name=name)
+    thread.start()
+    thread.join()
+    assert made == [3, 3, 3]
+    assert (now[0], contexts) == ((3, {3}) if stays else (0, {0, 3}))
 
 
 def test_a_device_tells_the_time_between_timed_events(device):
