@@ -254,7 +254,7 @@ class ArrayRows:
             return heads, GivenSums()
         order = self._cells.ordered(self._found_cells, n)
         self._cells.run_plain("group_cells", n, self._found_cells, order, n, int(everywhere), *groups)
-        return heads, GivenSums(entries=order, starts=starts, ends=ends, count=n, at=sum_at)
+        return heads, GivenSums(entries=order, starts=starts, ends=ends, entry_count=n, at=sum_at)
 
     def _group_buffers(self, n: int) -> tuple[int, int, int, int]:
         """Return the buffers for the results of _grouped()."""

@@ -51,14 +51,14 @@ class GivenSums(NamedTuple):
     """Addresses of arrays that say which gradients are summed for each cell of a step (kvemb.rows.hashing.Sums).
 
     first: the row of cell i, or its first one; null: row i. ends: null: no cell has a second row; else the rows of cell
-    i are entries[starts[i]] to entries[ends[i] - 1]. count: of entries. at: positions of sums; null: i for cell i.
+    i are entries[starts[i]] to entries[ends[i] - 1]. at: positions of sums; null: i for cell i.
     """
 
     first: int = NULL
     entries: int = NULL
     starts: int = NULL
     ends: int = NULL
-    count: int = 0
+    entry_count: int = 0
     at: int = NULL
 
 
@@ -303,9 +303,9 @@ class Cells:
         program = self._step_source(functions, optimizer)
         if sums.ends:
             of = grads, sums.entries, sums.starts, sums.ends, sum_rows, sums.at, schema.dim
-            many = self.many_buffer(sums.count)
+            many = self.many_buffer(sums.entry_count)
             self.queue.run(program, "sum_gradients", -(-n // WARP) * self.warps_across() * WARP, cells, n, *of, many)
-            self.queue.run(program, "sum_many_gradients", self.threads_of_many(sums.count), *of, many)
+            self.queue.run(program, "sum_many_gradients", self.threads_of_many(sums.entry_count), *of, many)
         self.queue.run(
             program, "step", WARP * n, *self.table(), cells, n, grads, sums.first, sums.starts, sums.ends, sum_rows,
             sums.at, wide_rows, schema.dim, step, float(count), *schema.slot_columns[:-1],
