@@ -31,6 +31,10 @@ RUNS = 8
 # Files of level 0 at which RocksDB slows writers down, and stops them. High, so that a checkpoint
 # with many small files does not make callers wait for their merging.
 SLOW_FILES, STOP_FILES = 48, 96
+# A memtable allocates its Bloom filter at once, this share of its largest size, and memory for rows in blocks of this
+# many bytes; both count in full. RocksDB's own blocks of up to 1 MiB and filters of a tenth would take all the memory
+# of 26 families, whose memtables would then be flushed with 64 rows in each.
+FILTER_SHARE, ARENA_BYTES = 0.01, 16 << 10
 # The size at which RocksDB begins a new log of its own. A log begins with the options of every family made so far, up
 # to 10 KiB each; if these exceeded this size, each line would begin a new log.
 LOG_BYTES = 64 << 20
@@ -79,9 +83,10 @@ class DatabaseOptions:
         else:
             options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
         options.set_write_buffer_size(min(creator.write_buffer_bytes, self.write_buffer_bytes // 2))
-        # Every read searches the memtables first; a Bloom filter of a tenth of their size skips most of them.
-        options.set_memtable_prefix_bloom_ratio(0.1)
+        # Every read searches the memtables first; their Bloom filters, of 5 to 60 bits a row, skip most of them.
+        options.set_memtable_prefix_bloom_ratio(FILTER_SHARE)
         options.set_memtable_whole_key_filtering(True)
+        options.set_arena_block_size(ARENA_BYTES)
         options.set_db_write_buffer_size(self.write_buffer_bytes)
         if creator.compaction == "universal":
             options.set_compaction_style(rd.DBCompactionStyle.universal())
