@@ -31,7 +31,7 @@ def apply_delta(store: Handle[Engine], taken: Checkpoint) -> None:
         engine.state.check_writable()
         engine.checkpointer.wait()
         here = engine.changes.epochs()
-        if any(taken.id in (epoch.since, *epoch.includes) for epoch in here):
+        if any(taken.id in (epoch.since, *(epoch.includes or ())) for epoch in here):
             return
         position, passed = _common(taken, here)
         cleared, before = engine.changes.cleared_since(position), engine.changes.clears.copy()
@@ -46,7 +46,7 @@ def _common(taken: Checkpoint, here: list[Epoch]) -> tuple[str, list[str]]:
     """Return what epochs.common does for a checkpoint and a store's epochs. Raises CheckpointNotFound."""
     if (found := common(inside(taken).changes, here)) is not None:
         return found
-    last = next((epoch.since for epoch in reversed(here) if epoch.includes), here[-1].since)
+    last = next((epoch.since for epoch in reversed(here) if epoch.includes is not None), here[-1].since)
     raise CheckpointNotFound(
         f"{taken.path} does not record what changed since checkpoint {last}, which this store includes: it belongs to "
         "another store, or follows that checkpoint by more checkpoints than are recorded, or its store went back to an "

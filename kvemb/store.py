@@ -239,8 +239,8 @@ class Store(DefaultStore[Engine]):
         durable when this returns; to complete an interrupted call, call again.
 
         Raises CheckpointNotFound, also if it does not follow, such as after the store that made it went back to a
-        checkpoint earlier than the one that this store was brought to: restore it then. Raises SchemaMismatch;
-        Corruption, ColdStoreError, Poisoned, Closed, ReadOnly.
+        checkpoint earlier than the one that this store was restored from or brought to: restore it then. Raises
+        SchemaMismatch; Corruption, ColdStoreError, Poisoned, Closed, ReadOnly.
         """
         apply_delta(self, Checkpoint(checkpoint))
 

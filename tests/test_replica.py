@@ -56,14 +56,19 @@ def test_a_checkpoint_before_the_one_a_replica_was_brought_to_changes_nothing(op
             assert dict(zip(*(each.tolist() for each in rows), strict=True)) == expected
 
 
-def test_a_replica_does_not_mix_the_rows_of_a_store_that_went_back(open_store, tmp_path):
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_replica_does_not_mix_the_rows_of_a_store_that_went_back(open_store, tmp_path, restored):
     trainer = open_store(tmp_path / "trainer")
     fill(trainer, [1, 2], 1)
     first = trainer.checkpoint(tmp_path / "a")
     replica = open_store_from(first, tmp_path / "replica", open_store)
     fill(trainer, [1], 2)
     second = trainer.checkpoint(tmp_path / "b")
-    replica.apply_delta(second)
+    if restored:
+        replica.close()
+        replica = open_store_from(second, tmp_path / "later", open_store)
+    else:
+        replica.apply_delta(second)
     fill(replica, [9], 9)
     replica.checkpoint(tmp_path / "mine")
     again = open_store_from(first, tmp_path / "trainer again", open_store)

@@ -261,7 +261,7 @@ def _install(checkpoint: Path, described: Manifest, store: Path, variables: Coll
             layout.unpack(checkpoint, point, described.key_files | described.attached)
             with inventory.naming_damaged_file(checkpoint, described):
                 cold_databases.amend(point / layout.ROWS, drop=left_out)
-            complete(point, described.following(described.id), checkpoint, same_names=True)
+            complete(point, described.following(described.id, restored=True), checkpoint, same_names=True)
         layout.set_current(store, described.point)
     except BaseException:
         shutil.rmtree(store, ignore_errors=True)

@@ -100,16 +100,18 @@ def _cheapest(listed: list[Changed], nbytes: Callable[[str], int]) -> tuple[Chan
 def common(there: list[Epoch], here: list[Epoch]) -> tuple[str, list[str]] | None:
     """Return the last checkpoint that a store shares with another store's, and those that the other one follows since.
 
-    there: the epochs of the other store's checkpoint. here: the store's. Returns None if they share none, or if the
-    store was brought past the last of them to one that the other does not follow: rows that changed only there would
-    stay beside those of the other.
+    there: the epochs of the other store's checkpoint. here: the store's. Returns None if they share none, or if this
+    store was restored from, or brought to, a later one that the other does not follow: rows that changed only there
+    would stay beside those of the other. A copy of a replica may follow what the replica follows.
     """
-    followed = [epoch.since for epoch in there]
+    followed, restored = [epoch.since for epoch in there], False
     for epoch in reversed(here):
         if epoch.since in followed:
-            return epoch.since, followed[followed.index(epoch.since) + 1 :]
+            between = followed[followed.index(epoch.since) + 1 :]
+            return None if restored and not epoch.includes else (epoch.since, between)
         if epoch.includes:
             return None
+        restored |= epoch.includes is not None
     return None
 
 

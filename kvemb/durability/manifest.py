@@ -99,13 +99,13 @@ class Changed:
 class Epoch:
     """The time from one checkpoint, or the store's creation, to the next (kvemb.durability.changes).
 
-    since: the id of that checkpoint, or of the store. includes: if it is another store's, to which this one was brought
-    by its delta: its id, after those of the checkpoints that were passed.
+    since: the id of that checkpoint, or of the store. includes: if this store was brought to that checkpoint by its
+    delta: its id, after those of the checkpoints that were passed; if it was restored from it: empty; otherwise None.
     """
 
     since: str
     variables: dict[str, Changed] = field(default_factory=dict)
-    includes: list[str] = field(default_factory=list)
+    includes: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,13 @@ class Manifest:
             epochs.append(replace(epoch, variables={name: changed for name, changed in listed.items() if changed}))
         return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs, tiers=some(self.tiers))
 
-    def following(self, checkpoint: str) -> Manifest:
-        """Return a manifest of the same state whose parent is that checkpoint, with a new epoch."""
-        return replace(self, parent=checkpoint, changes=[*self.changes, Epoch(checkpoint)])
+    def following(self, checkpoint: str, *, restored: bool = False) -> Manifest:
+        """Return a manifest of the same state whose parent is that checkpoint, with a new epoch.
+
+        restored: whether a store is restored from the checkpoint; otherwise it is the store's own.
+        """
+        epoch = Epoch(checkpoint, includes=[] if restored else None)
+        return replace(self, parent=checkpoint, changes=[*self.changes, epoch])
 
     @property
     def key_files(self) -> set[str]:
@@ -185,7 +189,7 @@ def data_of(manifest: Manifest) -> dict[str, Any]:
         if not entry["optimizer_steps"]:
             del entry["optimizer_steps"]
     for epoch in data["changes"]:
-        if not epoch["includes"]:
+        if epoch["includes"] is None:
             del epoch["includes"]
         for changed in epoch["variables"].values():
             if not changed["dropped"]:
@@ -258,7 +262,7 @@ def checksum_of(data: dict[str, Any]) -> str:
 
 
 def _epoch(since: str, variables: dict[str, Any], includes: list[str] | None = None) -> Epoch:
-    return Epoch(since, {name: Changed(**changed) for name, changed in variables.items()}, includes or [])
+    return Epoch(since, {name: Changed(**changed) for name, changed in variables.items()}, includes)
 
 
 def _entry(data: dict[str, Any]) -> VariableEntry:

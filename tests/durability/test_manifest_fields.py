@@ -24,7 +24,7 @@ def parsed(value):
 def whole():
     """A manifest as check() gets it, every field of it filled."""
     files = {"rows/000001.sst": FileEntry(0, "ab" * 32), "changes/000001.keys": FileEntry(1, "cd" * 32)}
-    epochs = [Epoch(ID, {"users/new": Changed(True, ["000001.keys"], True)})]
+    epochs = [Epoch(ID, {"users/new": Changed(True, ["000001.keys"], True)}, [ID])]
     hot = {"users/new": ["000001-000.keys"]}
     described = manifest_of(
         parent=ID,
@@ -50,6 +50,7 @@ def test_a_whole_manifest_and_one_with_few_fields_are_valid():
     check(whole(), 5)
     few = whole()
     del few["left_out"], few["extra"], few["tiers"], few["changes"][0]["variables"]["users/new"]["dropped"]
+    del few["changes"][0]["includes"]
     check(changed(few, ["parent"], None), 5)
 
 
@@ -80,6 +81,7 @@ def test_a_missing_field_is_named(name):
         (["changes", 0, "since"], "x", r"changes\[0\]\.since must be"),
         (["changes", 0, "variables", "users/new", "files"], ["../1.keys"], r"names such as '000007\.keys'"),
         (["changes", 0, "variables", "users/new", "dropped"], 1, "dropped must be true or false, got 1"),
+        (["changes", 0, "includes"], ["x"], r"changes\[0\]\.includes must be"),
         (["changes", 0, "more"], 1, r"changes\[0\]\.more is not a field"),
         (["files", "../x"], {}, "files must be paths below the directory"),
         (["files", "rows/000001.sst", "bytes"], -1, "bytes must be an int from 0"),
