@@ -6,6 +6,7 @@ On the store's filesystem a checkpoint shares unchanged files by hard links. Any
 from __future__ import annotations
 
 import copy
+import fcntl
 import logging
 import os
 import shutil
@@ -24,7 +25,7 @@ from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.epochs import dropped
 from kvemb.durability.manifest import FileEntry, Held, Manifest, VariableEntry, rows_in_words
 from kvemb.durability.readable import opened
-from kvemb.errors import CheckpointNotFound, StoreNotFound
+from kvemb.errors import CheckpointNotFound, Locked, StoreNotFound
 from kvemb.handle import Handle, inside
 from kvemb.limits import DEFAULT
 from kvemb.options import format_time
@@ -256,6 +257,11 @@ def _install(checkpoint: Path, described: Manifest, store: Path, variables: Coll
     cold_databases.check_variables(checkpoint / layout.ROWS, described)
     left_out = sorted(set(described.variables) - names)
     described = replace(described.only(names), left_out=sorted({*described.left_out, *left_out}))
+    with restoring(store):
+        _make(checkpoint, described, store, left_out)
+
+
+def _make(checkpoint: Path, described: Manifest, store: Path, left_out: list[str]) -> None:
     try:
         with atomic_directory(layout.point(store, described.point)) as point:
             layout.unpack(checkpoint, point, described.key_files | described.attached)
@@ -266,3 +272,27 @@ def _install(checkpoint: Path, described: Manifest, store: Path, variables: Coll
     except BaseException:
         shutil.rmtree(store, ignore_errors=True)
         raise
+
+
+def left_by_restore(store: Path) -> bool:
+    """Whether a directory has only what a restore makes before it ends: it was killed, or still runs."""
+    made = {layout.POINTS, layout.CURRENT + ".tmp"}
+    return (store / layout.POINTS).is_dir() and {entry.name for entry in store.iterdir()} <= made
+
+
+@contextmanager
+def restoring(store: Path) -> Iterator[None]:
+    """Lock the directory of a store that is being made, until it has a durable point. Raises Locked, ColdStoreError."""
+    with layout.as_cold_store_error(f"write {store}"):
+        fresh_files.make_directory(store / layout.POINTS)
+        folder = os.open(store / layout.POINTS, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Locked(f"another process is restoring {store}; wait until it has ended") from error
+        except OSError:
+            pass  # a filesystem without locks
+        yield
+    finally:
+        os.close(folder)

@@ -7,6 +7,7 @@ The store's lock file guards the directory against other processes. Not thread-s
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
@@ -30,11 +31,11 @@ class Points:
 
     store: the directory. current: the last durable point's manifest. live: the unpacked files. log: the segments that
     follow the point; logged: whether there must be a log. crashed: whether the last owner did not close the store.
-    undo: receives the callbacks that release the directory.
+    closed: set when the store is closed. undo: receives the callbacks that release the directory.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
-        self.store = store
+        self.store, self.closed = store, False
         paths.check_not_in_series(store)
         try:
             layout.check_store_path(store)
@@ -49,6 +50,7 @@ class Points:
     def _open(self, store: Path, undo: ExitStack) -> None:
         fresh_files.make_directory(store)
         undo.enter_context(layout.lock(store))
+        undo.callback(self._delete_live)
         paths.check_own(store)
         self.live = store / layout.LIVE
         self.crashed = self.live.exists() and layout.is_store(store)
@@ -128,6 +130,11 @@ class Points:
     def complete(self, scratch: Path, described: Manifest) -> Manifest:
         """Write the manifest of a point's directory; files shared with the current point are not read again."""
         return complete(scratch, described, self.folder if layout.is_checkpoint(self.folder) else None)
+
+    def _delete_live(self) -> None:
+        """Delete the unpacked files of a closed store, while it is locked: the next owner unpacks them again."""
+        if self.closed:
+            shutil.rmtree(self.live, ignore_errors=True)
 
     def _drop_points_but(self, name: str) -> None:
         for other in (self.store / layout.POINTS).iterdir():

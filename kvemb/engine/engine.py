@@ -8,7 +8,6 @@ attribute that is reassigned.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -291,6 +290,6 @@ class Engine:
             self.state.close()
         self.spiller.shutdown(wait=True)
         self.readers.shutdown(wait=True)
-        self._undo.close()
         if not self.state.read_only:
-            shutil.rmtree(self.path / layout.LIVE, ignore_errors=True)
+            self.points.closed = True
+        self._undo.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvemb import opening
 from kvemb.durability import fresh_files, layout, manifest
-from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
 from kvemb.durability.manifest import Manifest
 from kvemb.handle import inside
 from kvemb.options import format_time
@@ -28,6 +28,13 @@ def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Sto
                 _check(path, manifest.read(layout.current_point(path)), newest)
             with layout.as_cold_store_error(f"delete {path}"):
                 _delete(path)
+    elif left_by_restore(path):
+        with restoring(path):
+            for point in filter(layout.is_checkpoint, (path / layout.POINTS).glob("[!.]*")):
+                _check(path, manifest.read(point), newest)
+            with layout.as_cold_store_error(f"delete {path}"):
+                for entry in list(path.iterdir()):
+                    fresh_files.remove(entry)
     if newest is None:
         arguments.pop("warm", None)
         return opening.open(path, **arguments), None

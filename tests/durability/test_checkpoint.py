@@ -15,8 +15,8 @@ from quick import quick
 
 import kvemb
 from kvemb.durability import inventory
-from kvemb.durability.checkpoint import Checkpoint
-from kvemb.errors import Corruption
+from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
+from kvemb.errors import Corruption, Locked
 from kvemb.handle import inside
 from kvemb.tiers import dirty_snapshot
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
@@ -230,3 +230,26 @@ def test_a_checkpoint_inside_the_store_is_refused(open_store, tmp_path, inside):
     taken = store.checkpoint(tmp_path / "store-1")
     with pytest.raises(ValueError, match="beside it for the new store"):
         kvemb.restore(taken, store.path / inside)
+
+
+def test_one_process_at_a_time_makes_a_store(tmp_path):
+    again = restoring(tmp_path / "store")
+    with (
+        restoring(tmp_path / "store"),
+        pytest.raises(Locked, match="another process is restoring"),
+        again,
+    ):
+        raise AssertionError("two make it")
+    with restoring(tmp_path / "store"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("made", "left"),
+    [(["points"], True), (["points", "CURRENT.tmp"], True), (["points", "LOCK"], False), (["live"], False)],
+)
+def test_only_what_a_restore_makes_is_left_by_one(tmp_path, made, left):
+    for name in made:
+        (tmp_path / name).mkdir()
+    assert left_by_restore(tmp_path) == left
+    assert not left_by_restore(tmp_path / "missing")

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from manifests import ID, entry_of
 
+import kvemb
 from kvemb.durability import layout, points
+from kvemb.durability.lock_file import LockFile
 from kvemb.durability.points import Points, reading
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
 from tests.histories import DIM
@@ -115,6 +117,20 @@ def test_the_next_point_is_described_from_the_current_one(tmp_path, undo):
     assert {name: entry.rows for name, entry in described.variables.items()} == {"users": 3, "others": 0}
     assert described.id not in (owner.current.id, owner.describe(8, {}, ()).id)
     assert sorted(owner.current.variables) == ["items", "users"], "the current one is as it was"
+
+
+def test_a_closed_store_deletes_its_open_files_before_another_process_may_make_its_own(tmp_path, monkeypatch):
+    """Deleted later, they would be those of the next owner, which have the same names."""
+    seen, real = [], LockFile.close
+
+    def close(self):
+        seen.append((tmp_path / "store" / "live").exists())
+        real(self)
+
+    opened = kvemb.open(tmp_path / "store", memory_budget="4MiB")
+    monkeypatch.setattr(LockFile, "close", close)
+    opened.close()
+    assert (seen[0], (tmp_path / "store" / "live").exists()) == (False, False)
 
 
 def test_a_series_is_no_store(tmp_path, undo):

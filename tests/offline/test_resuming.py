@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import kvemb
+from kvemb.durability.checkpoint import restoring
 from kvemb.errors import Locked
 
 BUDGET = {"memory_budget": "4MiB"}
@@ -78,6 +82,52 @@ def test_a_deletion_that_a_crash_interrupted_is_completed(tmp_path, manager, lef
     store, _ = manager.resume(tmp_path / "store", **BUDGET)
     with store:
         assert rows(store) == [1.0, 0.0]
+
+
+KILLED = """
+import os, sys
+import kvemb
+from kvemb.durability import checkpoint, layout
+
+def end(*_, **__):
+    os._exit(9)
+
+setattr({"checkpoint": checkpoint, "layout": layout}[sys.argv[3]], sys.argv[4], end)
+kvemb.CheckpointManager(sys.argv[1]).resume(sys.argv[2], memory_budget="4MiB")
+"""
+
+
+@pytest.mark.parametrize("at", [("checkpoint", "complete"), ("layout", "set_current"), ("layout", "unpack")], ids=str)
+def test_training_goes_on_after_a_resume_that_was_killed(tmp_path, manager, at):
+    with kvemb.open(tmp_path / "first", **BUDGET) as store:
+        train(store, [1], 1.0)
+        manager.save(store)
+    where = [str(manager.root), str(tmp_path / "store")]
+    ended = subprocess.run([sys.executable, "-c", KILLED, *where, *at], check=False, timeout=300)
+    assert ended.returncode == 9
+    assert [entry.name for entry in (tmp_path / "store").iterdir()] == ["points"]
+    with restoring(tmp_path / "store"), pytest.raises(Locked, match="another process is restoring"):
+        manager.resume(tmp_path / "store", **BUDGET)
+    store, newest = manager.resume(tmp_path / "store", **BUDGET)
+    with store:
+        assert newest is not None
+        assert rows(store) == [1.0, 0.0]
+
+
+def test_what_a_killed_restore_of_another_store_left_is_kept(tmp_path, manager):
+    with kvemb.open(tmp_path / "other", **BUDGET) as store:
+        train(store, [1], 1.0)
+        store.checkpoint(tmp_path / "others")
+    kvemb.restore(tmp_path / "others", tmp_path / "store", **BUDGET).close()
+    for entry in ("CURRENT", "LOCK"):
+        (tmp_path / "store" / entry).unlink()
+    with pytest.raises(FileExistsError, match="has 1 rows and the series has no checkpoint yet"):
+        manager.resume(tmp_path / "store", **BUDGET)
+    with kvemb.open(tmp_path / "mine", **BUDGET) as store:
+        manager.save(store)
+    with pytest.raises(FileExistsError, match="is another store"):
+        manager.resume(tmp_path / "store", **BUDGET)
+    assert len(list((tmp_path / "store" / "points").iterdir())) == 1
 
 
 def test_what_a_store_had_after_the_newest_checkpoint_is_deleted_with_a_warning(tmp_path, manager, caplog):
