@@ -108,6 +108,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "open.device_memory": lambda p, v: opened(p, kvemb.open, device_memory=v),
     "restore.device_memory": lambda p, v: opened(p, kvemb.restore, p.checkpoint, device_memory=v),
     "restore.memory_budget": lambda p, v: opened(p, kvemb.restore, p.checkpoint, memory_budget=v),
+    "open.flush_every": lambda p, v: opened(p, kvemb.open, flush_every=v, memory_budget="8MiB"),
+    "restore.flush_every": lambda p, v: opened(p, kvemb.restore, p.checkpoint, flush_every=v, memory_budget="8MiB"),
     **{
         f"{where}.{name}": lambda p, v, name=name: variable(
             p, **{name: v, **({"hot_rows": None} if name == "init_size" else {})}
