@@ -83,7 +83,7 @@ class Store(DefaultStore[Engine]):
         initializer: the row of a missing key: None (zeros), a number, `dim` values, or an Initializer. A seed that is
         not given is derived from the variable's name.
         trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
-        checkpoint: whether checkpoints include the variable.
+        checkpoint: whether checkpoints include the variable. If that ends, deltas and replicas drop the variable.
         init_size: rows that the hot tier has room for at first; 0: a default. Later the hot tiers of a store share its
         budget.
         kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
@@ -233,10 +233,11 @@ class Store(DefaultStore[Engine]):
         """Bring this store to a later checkpoint of the store it follows, at the cost of what changed there.
 
         checkpoint: one that follows a checkpoint that this store was restored from, made, or was brought to. Rows that
-        changed there are copied, and new variables are created. Variables that were dropped there are dropped here,
-        even if rows of theirs changed here. All other rows that changed only here are kept. Variables that this store
-        was restored without are not added. A checkpoint that this store already includes changes nothing. The result is
-        durable when this returns; to complete an interrupted call, call again.
+        changed there are copied, and new variables are created. Variables that were dropped there, or are no longer in
+        checkpoints (checkpoint=False), are dropped here, even if rows of theirs changed here. All other rows that
+        changed only here are kept. Variables that this store was restored without are not added. A checkpoint that this
+        store already includes changes nothing. The result is durable when this returns; to complete an interrupted
+        call, call again.
 
         Raises CheckpointNotFound, also if it does not follow, such as after the store that made it went back to a
         checkpoint earlier than the one that this store was restored from or brought to: restore it then. Raises

@@ -103,7 +103,9 @@ class ChangeLog:
             self.record(variable, batch)
 
     def record_dropped(self, variable: str) -> None:
-        """Record that a variable was dropped with all its rows; another may be created under its name."""
+        """Record that a variable was dropped with all its rows, or left the checkpoints; another may be created under
+        its name.
+        """
         self.record_cleared(variable)
         with self._lock:
             self._epochs[-1].variables[variable].dropped = True

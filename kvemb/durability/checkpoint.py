@@ -118,8 +118,9 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         """Yield what changed since an earlier checkpoint of the same store, exactly, batch by batch in key order.
 
         since: the earlier checkpoint, which must still exist. variables: their names; None: all, including those
-        dropped since, with every key removed. batch_rows: keys of a batch, at most. A row counts as changed if its
-        embedding, slots, score or step of last change differ. Reads only the rows of recorded keys, not whole tables.
+        dropped since, or left out of checkpoints since (checkpoint=False), with every key removed. batch_rows: keys of
+        a batch, at most. A row counts as changed if its embedding, slots, score or step of last change differ. Reads
+        only the rows of recorded keys, not whole tables.
         Raises CheckpointNotFound, also if this one does not follow the earlier one closely enough; Corruption,
         ColdStoreError; KeyError for a name; TypeError or ValueError.
         """

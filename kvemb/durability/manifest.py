@@ -87,7 +87,8 @@ class Held:
 @dataclass
 class Changed:
     """The changes of one variable in one epoch. cleared: all rows were removed first. files: key files in changes/.
-    dropped: the variable was dropped with its rows; cleared and files describe a later one of that name.
+    dropped: the variable was dropped with its rows, or is no longer in checkpoints; cleared and files describe a later
+    one of that name.
     """
 
     cleared: bool = False

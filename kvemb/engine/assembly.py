@@ -57,6 +57,10 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
             _register(engine, table, undo)
             if specification.is_new and engine.log is not None:
                 engine.flush()  # the log may name only variables of the durable point before it
+            if specification.leaves_checkpoints and not engine.state.read_only:
+                engine.checkpointer.wait()  # a point that is being written links the key files recorded so far
+                # Deltas tell it as dropped. After a crash it is in checkpoints still, and the next opening does this.
+                engine.changes.record_dropped(name)
             undo.pop_all()
         if specification.is_new and specification.dim_left_out:
             _logger.warning(

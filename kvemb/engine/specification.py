@@ -70,6 +70,11 @@ class Specification:
         return self.stored is not None and self.checkpointed and not self.stored.checkpoint
 
     @property
+    def leaves_checkpoints(self) -> bool:
+        """Whether the stored variable was included in checkpoints and is left out from now on."""
+        return self.stored is not None and self.stored.checkpoint and not self.checkpointed
+
+    @property
     def persistent(self) -> bool:
         """Whether the rows are still there after the store is closed and opened again."""
         return not isinstance(self.creator, MemoryCreator)

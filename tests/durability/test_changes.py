@@ -140,6 +140,45 @@ def test_a_variable_that_joins_checkpoints_is_whole_in_the_next_delta(open_store
     assert [epoch["variables"]["late"]["cleared"] for epoch in epochs[-2:]] == [True, False]
 
 
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_variable_that_leaves_checkpoints_is_gone_in_the_next_delta(open_store, tmp_path, crash):
+    """Deltas said nothing of it, so replicas went on with its old rows."""
+    store = open_store(tmp_path / "store")
+    for name in ("leaves", "stays"):
+        store.get_variable(name, dim=DIM).upsert([1, 2], np.ones((2, DIM), np.float32))
+    first = store.checkpoint(tmp_path / "first")
+    replica = kvemb.restore(first, tmp_path / "replica", memory_budget="4MiB")
+    store.close()
+    store = open_store(tmp_path / "store")
+    if crash:
+        store.get_variable("leaves", checkpoint=False)
+        store.close(flush=False)
+        store = open_store(tmp_path / "store")
+    table = store.get_variable("leaves", checkpoint=False)
+    reader = kvemb.open(tmp_path / "store", follow=True, memory_budget="4MiB")
+    followed = reader.variables["leaves"]
+    assert followed.lookup([1, 2])[:, 0].tolist() == [1, 1]
+    table.upsert([2, 3], np.full((2, DIM), 2, np.float32))
+    second = store.checkpoint(tmp_path / "second")
+    assert told(second, first, "leaves") == ({}, [1, 2])
+    assert {change.variable for change in second.changes(first)} == {"leaves"}
+    with reader:
+        assert reader.refresh()
+        assert followed.lookup([1, 2, 3])[:, 0].tolist() == [1, 2, 2], "it is still in the store"
+    table.upsert([4], np.ones((1, DIM), np.float32))
+    third = store.checkpoint(tmp_path / "third")
+    assert list(third.changes(second)) == []
+    with replica:
+        replica.apply_delta(third)
+        assert list(replica.variables) == ["stays"]
+        store.close()
+        store = open_store(tmp_path / "store")
+        table = store.get_variable("leaves", checkpoint=True)
+        replica.apply_delta(store.checkpoint(tmp_path / "fourth"))
+        assert replica.variables["leaves"].export()[0].tolist() == [1, 2, 3, 4]
+        assert (replica.variables["leaves"].export()[1] == table.export()[1]).all()
+
+
 def test_a_variable_joins_checkpoints_after_the_one_under_way(monkeypatch, open_store, tmp_path):
     """The key files that a checkpoint under way is about to link are not deleted, and the next delta is whole."""
     store = open_store(tmp_path / "store")
