@@ -6,10 +6,12 @@ import logging
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kvemb.backends.cuda import compiler
 from kvemb.backends.cuda.compiler import binary_of
+from kvemb.backends.cuda.device import OUT_OF_MEMORY
 from kvemb.backends.cuda.source import OPTIONS
 
 
@@ -159,6 +161,11 @@ def test_what_is_asked_of_cupy_is_there():
     assert {name: getattr(cuda.runtime, name) for name in numbers} == numbers
     assert {"mem_info", "compute_capability", "id"} <= set(dir(cuda.Device))
     assert cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, 77))).ptr == 77
+    assert cuda.runtime.CUDARuntimeError(OUT_OF_MEMORY).status == OUT_OF_MEMORY
+    held = np.arange(64, dtype=np.uint8)
+    pinned = cuda.PinnedMemoryPointer(SimpleNamespace(ptr=held.ctypes.data, size=64), 0)
+    np.frombuffer(pinned, np.uint8, 64)[0] = 9
+    assert held[0] == 9
     memory = cuda.UnownedMemory(512, 80, None, 0)
     assert cuda.MemoryPointer(memory, 16).ptr == 528
     with cuda.using_allocator(lambda nbytes: cuda.MemoryPointer(memory, 0)):
