@@ -88,7 +88,8 @@ class Writer:
         self.acknowledged, self.version = np.zeros(KEYS), 0
         self.writing = np.empty(0, np.int64)
 
-    def run(self) -> None:
+    def run(self, timer: threading.Timer) -> None:
+        timer.start()  # here: on a busy machine this thread may next run after the signal
         while True:
             self.version += 1
             self.writing = self.chance.choice(KEYS, BATCH, replace=False)
@@ -106,9 +107,8 @@ def test_no_acknowledged_row_is_lost_to_ctrl_c(seed: int, tmp_path: Path) -> Non
         var.upsert(np.arange(KEYS), np.zeros((KEYS, DIM), np.float32))
         writer = Writer(var, chance)
         timer = threading.Timer(0.01 + 0.04 * chance.random(), os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            writer.run()
+            writer.run(timer)
         timer.join()
         rows, exists = var.lookup(np.arange(KEYS), return_exists=True, touch=False)
         assert exists.all()
@@ -182,8 +182,8 @@ def test_a_point_waits_for_the_one_before_however_often_ctrl_c_comes(
         with pytest.raises(KeyboardInterrupt):
             store.flush()
         var.upsert(np.arange(KEYS), np.ones((KEYS, DIM), np.float32))
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             store.flush()
         threading.Timer(0.2, go_on.set).start()
         store.flush()

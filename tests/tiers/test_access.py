@@ -103,9 +103,10 @@ def test_ctrl_c_ends_the_waiting_for_the_lock_and_leaves_it_as_it_was(access):
 
     holder = Holder(access.held)
     holder.entered.wait(PATIENCE)
-    threading.Timer(SOON, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt), access.held():
-        pass
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        threading.Timer(SOON, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with access.held():
+            pass
     assert not Caller(access.held).entered.wait(SOON), "it is not freed by who does not hold it"
     release.set()
     with access.held():
