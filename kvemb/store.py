@@ -249,9 +249,11 @@ class Store(DefaultStore[Engine]):
         """Move to the last durable point of the store that this one follows; return whether it is a newer one.
 
         All variables move at once, and a lookup in progress starts again. Hot rows stay hot, and those that changed are
-        read again; if the point does not record what changed, the hot tier is emptied. A scan in progress raises
-        Closed, and so does every use of a variable that was dropped there, even if a new variable has its name. Raises
-        ValueError unless opened with follow=True; StoreNotFound, Corruption, ColdStoreError, Closed.
+        read again; if the point does not record what changed, or the store was restored from a checkpoint since, the
+        hot tier is emptied. A scan in progress raises Closed, and so does every use of a variable that was dropped
+        there, even if a new variable has its name. Without a newer point it costs microseconds. Raises ValueError
+        unless opened with follow=True; StoreNotFound, for example while CheckpointManager.resume replaces the store,
+        Corruption, ColdStoreError, Closed; then the reader stays at its point, and may call again.
         """
         return refresh(self._inside)
 

@@ -170,3 +170,39 @@ def reading(
         if source != path:
             warn_if_not_closed(path, described)
         yield database, described
+
+
+class History:
+    """A store's history of durable points: whether a newer point follows from the one that a reader reads.
+
+    A store that was restored in place of another begins a new history: numbers of points and names of key files may be
+    those of the old one, with other content. Its directory of points is then another one. It is held open, because
+    filesystems give the inode number of a deleted directory to the next one. handle: of the directory; None: there is
+    none.
+    """
+
+    def __init__(self, handle: int | None) -> None:
+        self._handle = handle
+
+    def is_at(self, store: Path) -> bool:
+        """Whether the store at this path has this history. REQUIRES: held_history() is open."""
+        if self._handle is None:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._handle), os.stat(store / layout.POINTS))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+
+@contextmanager
+def held_history(store: Path) -> Iterator[History]:
+    """Yield the history of the store at a path, which can be recognised until the block ends."""
+    try:
+        handle = os.open(store / layout.POINTS, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield History(None)
+        return
+    try:
+        yield History(handle)
+    finally:
+        os.close(handle)

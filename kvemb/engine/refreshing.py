@@ -1,7 +1,8 @@
 """Refreshing a reader: all its variables move at once to a newer durable point of the store that it follows.
 
-Hot rows stay hot, and those that changed are read again before the move. Lookups continue meanwhile; a lookup during
-which the reader moves starts again (kvemb.tiers.reads, repeat_if_refreshed).
+Hot rows stay hot, and those that changed are read again before the move. If the store was restored from a checkpoint
+since, as CheckpointManager.resume does, what changed is unknown, and no hot row is kept. Lookups continue meanwhile; a
+lookup during which the reader moves starts again (kvemb.tiers.reads, repeat_if_refreshed).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kvemb.durability import layout
 from kvemb.durability.epochs import dropped_after, files_between
 from kvemb.durability.keyfile import distinct, read_keys
 from kvemb.durability.manifest import Manifest
-from kvemb.durability.points import reading
+from kvemb.durability.points import held_history, reading
 from kvemb.engine.dropping import end, is_one_with
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import stored_optimizer
@@ -35,23 +36,38 @@ def refresh(engine: Engine) -> bool:
         engine.state.check_open()
         if not engine.follows:
             raise ValueError(f"{engine.path} was not opened with follow=True; it shows what it showed at first")
-        with ExitStack() as view:
+        present = layout.point(engine.path, engine.described.point)
+        if engine.history.is_at(engine.path) and layout.current_point(engine.path) == present:
+            return False
+        with ExitStack() as kept, ExitStack() as view:
+            # Before the point, and asked after it, because the store may be restored at any time.
+            history = kept.enter_context(held_history(engine.path))
             database, described = view.enter_context(reading(engine.path, engine.open_database))
             if described.id == engine.described.id:
+                engine.described, engine.history = described, history
+                engine.view.push(kept.pop_all())
                 return False
             if described.store != engine.described.store:
                 raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
-            for table in _move_tables(engine, database, described):
+            follows_on = engine.history.is_at(engine.path)
+            for table in _move_tables(engine, database, described, follows_on=follows_on):
                 end(engine, table)
-            engine.database, engine.described = database, described
+            engine.database, engine.described, engine.history = database, described, history
+            view.push(kept.pop_all())
             before, engine.view = engine.view, view.pop_all()
         before.close()
         return True
 
 
-def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest) -> list[Table]:
-    """Move every open table to this opened point; return the tables whose variables are not in it."""
-    renewed = {name: _renewed(engine, database, described, table) for name, table in engine.tables.items()}
+def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *, follows_on: bool) -> list[Table]:
+    """Move every open table to this opened point; return the tables whose variables are not in it.
+
+    follows_on: whether the point is of the same history, so that its key files have all keys that changed.
+    """
+    renewed = {
+        name: _renewed(engine, database, described, table) if follows_on else None
+        for name, table in engine.tables.items()
+    }
     # Without a record of drops since the present point, every variable may have been dropped and created again.
     dropped = dropped_after(engine.described.changes, described.changes)
     if dropped is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from deltas import fill
@@ -65,3 +67,62 @@ def test_a_damaged_point_is_an_error_and_the_follower_stays_where_it_is(open_sto
         follower.refresh()
     assert follower.variables["table"].export()[0].tolist() == [1]
     file.write_bytes(sound)
+
+
+def test_a_follower_of_a_store_that_resumed_shows_none_of_the_rows_that_were_lost(open_store, tmp_path):
+    series = kvemb.CheckpointManager(tmp_path / "series")
+    trainer, _ = series.resume(tmp_path / "store", memory_budget="8MiB")
+    fill(trainer, [1, 2, 3], 1)
+    series.save(trainer)
+    fill(trainer, [1, 2, 3], 7)
+    trainer.close()  # what is lost below
+    follower = open_store(tmp_path / "store", follow=True)
+    seen = follower.variables["table"]
+    assert seen.lookup([1, 2, 3])[:, 0].tolist() == [7, 7, 7]
+    trainer, _ = series.resume(tmp_path / "store", memory_budget="8MiB")
+    assert follower.refresh()
+    assert seen.lookup([1, 2, 3])[:, 0].tolist() == [1, 1, 1]
+    fill(trainer, [2], 8)
+    trainer.close()
+    trainer, _ = series.resume(tmp_path / "store", memory_budget="8MiB")
+    fill(trainer, [3], 9)
+    trainer.flush()
+    fill(trainer, [3], 10)
+    trainer.flush()
+    assert follower.refresh()
+    assert seen.lookup([1, 2, 3])[:, 0].tolist() == [1, 1, 10]
+    trainer.close()
+    series.close()
+
+
+def test_a_follower_stays_warm_when_the_store_resumes_at_its_point(open_store, tmp_path):
+    series = kvemb.CheckpointManager(tmp_path / "series")
+    trainer, _ = series.resume(tmp_path / "store", memory_budget="8MiB")
+    fill(trainer, [1, 2, 3], 1)
+    series.save(trainer)
+    follower = open_store(tmp_path / "store", follow=True)
+    seen = follower.variables["table"]
+    seen.lookup([1, 2, 3])
+    trainer.close()
+    trainer, _ = series.resume(tmp_path / "store", memory_budget="8MiB")
+    assert not follower.refresh()
+    fill(trainer, [2], 8)
+    trainer.flush()
+    assert follower.refresh()
+    before = seen.stats.misses
+    assert seen.lookup([1, 2, 3])[:, 0].tolist() == [1, 8, 1]
+    assert seen.stats.misses == before
+    trainer.close()
+    series.close()
+
+
+def test_a_store_whose_trainer_was_killed_is_warned_of_once_however_often_it_is_refreshed(open_store, tmp_path, caplog):
+    trainer = open_store(tmp_path / "store")
+    fill(trainer, [1], 1)
+    trainer.flush()
+    shutil.copytree(tmp_path / "store", tmp_path / "killed")
+    follower = open_store(tmp_path / "killed", follow=True)
+    assert caplog.text.count("was not closed") == 1
+    assert not follower.refresh()
+    assert not follower.refresh()
+    assert caplog.text.count("was not closed") == 1
