@@ -17,8 +17,8 @@ class Limits:
     min_slot_rows, max_slot_rows: bounds of the rows in a slot of the spill buffer. spill_rows: rows of all its slots.
     ahead_rows: rows of one read ahead. copied_rows: rows that are copied for a snapshot before callers wait.
     write_rows: dirty rows in one write to the cold store.
-    snapshot_file_bytes: bytes of a snapshot's rows that are taken at a time and written to one sorted file; callers may
-    have to wait for the writing of one file.
+    snapshot_part_bytes: bytes of a snapshot's rows that are taken at a time; callers may have to wait until that many
+    are written.
     hot_parallel_keys: the smallest batch, in keys, that a hot table splits over the cores; passing work to a thread
     costs as much as about 1,000 keys.
     cold_parallel_keys: the smallest batch, in keys, whose cold read is split over threads; in smaller ones a second
@@ -33,7 +33,8 @@ class Limits:
     are dropped, but the last whole epoch is always kept. change_exact_epochs: the newest epochs, whose key files stay
     separate; all older epochs together have about change_old_files.
     scan_rows: rows and keys that are read back at a time.
-    sort_bytes: bytes of rows that a load sorts in memory. table_file_bytes: bytes of rows in one file of a load.
+    sort_bytes: bytes of rows that a load sorts in memory. table_file_bytes: bytes of rows in one file of a load or of a
+    snapshot; files of a large snapshot are larger.
 
     Each is at least 1. Raises TypeError or ValueError.
     """
@@ -46,7 +47,7 @@ class Limits:
     ahead_rows: int = 32_768
     copied_rows: int = 65_536
     write_rows: int = 65_536
-    snapshot_file_bytes: int = 8 << 20
+    snapshot_part_bytes: int = 8 << 20
     hot_parallel_keys: int = 16_384
     cold_parallel_keys: int = 512
     batch_rows: int = 4096

@@ -23,7 +23,7 @@ def small_spill(rows: int) -> dict[str, int]:
 
 
 # Slots, files and a snapshot's buffer so small that every wait and every file boundary is met: for the marker `limits`.
-SMALL_PILES = {**small_spill(24), "snapshot_file_bytes": 1200}
+SMALL_PILES = {**small_spill(24), "snapshot_part_bytes": 1200, "table_file_bytes": 6000}
 DIM = 3
 KEYS = np.arange(900)
 _WEIGHTS = {

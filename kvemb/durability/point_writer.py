@@ -183,10 +183,11 @@ class PointWriter:
             self._database.ingest(part.name, file.path)
 
         for at, (part, snapshot) in enumerate(self._snapshots):
-            for file in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
-                self._add(part, file)
+            for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
+                for file in files:
+                    self._add(part, file)
                 self._relieve(self._snapshots[at:])
-                while self._database.crowded(part.name):
+                while files and self._database.crowded(part.name):
                     time.sleep(PACE_SECONDS)
                     self._relieve(self._snapshots[at:])
         cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, files=self._files)

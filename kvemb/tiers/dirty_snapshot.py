@@ -1,18 +1,19 @@
 """A snapshot of one variable's dirty rows at one instant, written to files while the variable continues to change.
 
-begin() marks every dirty row PENDING in the hot tables. The writing thread then takes pending rows in key order, one
-file's worth at a time. A pending row that is about to change or to leave the hot tier is first copied to a
+begin() marks every dirty row PENDING in the hot tables. The writing thread then takes pending rows in key order, some
+at a time. A pending row that is about to change or to leave the hot tier is first copied to a
 copy-on-write buffer, and written from there; when the buffer is full, callers wait. So a snapshot holds the variable's
 lock for milliseconds at a time, and its memory is bounded.
 
-Files of rows that were taken from the hot tables also go to the cold store in use, in order with its other writes. A
-row that is still marked WRITING then has not changed since, so it becomes clean.
+Files of rows that were taken from the hot tables also go to the cold store in use, in order with its other writes
+(kvemb.tiers.growing_file). A row that is still marked WRITING then has not changed since, so it becomes clean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from itertools import chain
 
 import numpy as np
 
@@ -23,20 +24,23 @@ from kvemb.rows.codec import Ordered, order_keys, unordered_keys
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
+from kvemb.tiers.growing_file import Ended, GrowingFile
 from kvemb.tiers.hot_tables import HotTables, Owners
 
-# The size of a file if the budget has no room for more: a file of a few rows costs a thousand times its rows. A store
-# may use this much memory beyond the budget while a checkpoint is written.
-MIN_FILE_BYTES = 1 << 20
+# Bytes of rows that are taken at a time if the budget has no room for more. A store may use this much memory beyond the
+# budget while a checkpoint is written.
+MIN_PART_BYTES = 1 << 20
+# A larger snapshot gets larger files: every file is one more that lookups search until it is merged with others.
+MOST_FILES = 16
 
 
 class DirtySnapshot:
     """One snapshot of one variable.
 
     in_order: the one thread that writes to the cold store in use. written: called under the lock with the keys of rows
-    that have changed there. room_rows: how many rows the buffer holds before callers wait for the disk. file_bytes: the
-    most bytes of rows taken at a time. spilling: the last earlier write on in_order of rows that had left the hot tier;
-    None: there is none.
+    that have changed there. room_rows: how many rows the buffer holds before callers wait for the disk. part_bytes: the
+    most bytes of rows taken at a time. file_bytes: of rows in a file, unless that makes more than MOST_FILES. spilling:
+    the last earlier write on in_order of rows that had left the hot tier; None: there is none.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class DirtySnapshot:
         in_order: Executor,
         written: Callable[[Keys], None],
         room_rows: int,
+        part_bytes: int,
         file_bytes: int,
         spilling: Future[Keys] | None = None,
     ) -> None:
@@ -54,7 +59,9 @@ class DirtySnapshot:
         self._schema, self._hot_tables, self._access = schema, hot_tables, access
         self._in_order, self._written = in_order, written
         row_bytes = RowBlock.bytes_per_row(schema)
-        self._file_rows = max(1, min(max(room_rows // 2, MIN_FILE_BYTES // row_bytes), file_bytes // row_bytes))
+        self._part_rows = max(1, min(max(room_rows // 2, MIN_PART_BYTES // row_bytes), part_bytes // row_bytes))
+        self._file_rows = file_bytes // row_bytes
+        self._growing: GrowingFile | None = None
         self._copies: list[RowBlock] = []
         self._copied_rows, self._room_rows = 0, room_rows
         self._keys: list[Keys] = []
@@ -119,33 +126,42 @@ class DirtySnapshot:
             self._ordered, self._keys = np.sort(order_keys(np.concatenate(self._keys), self._schema)), []
         return self._ordered
 
-    def write(self, new_file: Callable[[], SortedFile], ingest: Callable[[SortedFile], None]) -> Iterator[SortedFile]:
-        """Write the rows of the snapshot; yields finished files. A key is in at most one of them.
+    def write(
+        self, new_file: Callable[[], SortedFile], ingest: Callable[[SortedFile], None]
+    ) -> Iterator[list[SortedFile]]:
+        """Write the rows of the snapshot; yields, part by part, the files that were finished meanwhile.
 
-        new_file: makes a file, on any thread. ingest: gives a file to the cold store in use. REQUIRES: called once,
-        after all earlier writes were given to in_order.
+        A key is in at most one file. new_file: makes a file, on any thread. ingest: gives a file to the cold store in
+        use. REQUIRES: called once, after all earlier writes were given to in_order.
         """
         ordered = self.keys()
-        # If the buffer can hold the whole snapshot, no caller waits for the disk, and one file is compacted faster than
-        # many.
-        file_rows = self._file_rows if len(ordered) > self._room_rows else max(1, len(ordered))
-        for start in range(0, len(ordered), file_rows):
-            keys = unordered_keys(ordered[start : start + file_rows], self._schema)
+        # If the buffer can hold the whole snapshot, no caller waits for the disk.
+        part_rows = self._part_rows if len(ordered) > self._room_rows else max(1, len(ordered))
+        self._growing = GrowingFile(new_file, ingest, max(self._file_rows, len(ordered) // MOST_FILES))
+        for start in range(0, len(ordered), part_rows):
+            keys = unordered_keys(ordered[start : start + part_rows], self._schema)
             with self._access.held():
                 rows = self._take(keys)
                 # Submitted under the lock, so that a later change of a row is spilled after this write.
-                writing = self._in_order.submit(_write_file, rows, new_file, ingest) if len(rows) else None
-            if writing is not None:
-                yield writing.result()
-                self._mark_written(keys)
-        yield from self._write_copies(new_file, more_than=0)
+                adding = self._in_order.submit(self._growing.add, keys, rows) if len(rows) else None
+            if adding is not None:
+                del rows
+                yield self._mark_written(adding.result())
+        yield self._mark_written(self._in_order.submit(self._growing.end).result())
+        for file in self._write_copies(new_file, more_than=0):
+            yield [file]
         if self._lost is not None:
             raise ColdStoreError(f"a row could not be kept for the checkpoint: {self._lost!r}") from self._lost
 
-    def relieve(self, new_file: Callable[[], SortedFile]) -> Iterator[SortedFile]:
-        """Write copies until the buffer is half empty, so that callers need not wait; yields files as write() does.
+    def before_write(self) -> None:
+        """Prepare for a write to the cold store of rows that left the hot tier. REQUIRES: on in_order."""
+        if self._growing is not None:
+            self._growing.end_early()
 
-        REQUIRES: called on the thread of write(), before write() or between its files.
+    def relieve(self, new_file: Callable[[], SortedFile]) -> Iterator[SortedFile]:
+        """Write copies until the buffer is half empty, so that callers need not wait; yields finished files.
+
+        REQUIRES: called on the thread of write(), before write() or between its parts.
         """
         yield from self._write_copies(new_file, more_than=self._room_rows // 2)
 
@@ -159,12 +175,14 @@ class DirtySnapshot:
             taken[here] = True
         return found if taken.all() else found.select(taken)
 
-    def _mark_written(self, keys: Keys) -> None:
-        """Record that the cold store has these rows as they were taken."""
-        with self._access.held():
-            self._written(keys)  # first, because older reads of clean rows must not be used
-            for table, positions in self._hot_tables.by_table(self._hot_tables.owners(keys)):
-                table.mark_written(table.find(keys[positions]))
+    def _mark_written(self, ended: list[Ended]) -> list[SortedFile]:
+        """Record that the cold store has the rows of files as they were taken; returns the files."""
+        for keys in chain.from_iterable(each.parts for each in ended):
+            with self._access.held():
+                self._written(keys)  # first, because older reads of clean rows must not be used
+                for table, positions in self._hot_tables.by_table(self._hot_tables.owners(keys)):
+                    table.mark_written(table.find(keys[positions]))
+        return [each.file for each in ended]
 
     def _write_copies(self, new_file: Callable[[], SortedFile], more_than: int) -> Iterator[SortedFile]:
         """Write copies to files for the checkpoint only, until at most more_than rows are in the buffer."""
@@ -173,23 +191,18 @@ class DirtySnapshot:
                 if self._copied_rows <= more_than:
                     return
                 rows = self._take_copies()
-            yield _write_file(rows.select(np.argsort(order_keys(rows.keys, self._schema))), new_file, lambda file: None)
+            file = new_file()
+            file.append(rows.select(np.argsort(order_keys(rows.keys, self._schema))))
+            file.finish()
+            yield file
 
     def _take_copies(self) -> RowBlock:
-        """Take rows from the buffer, at most about a file's worth."""
+        """Take rows from the buffer, at most about a part."""
         taken, count = [], 0
-        while self._copies and count < self._file_rows:
+        while self._copies and count < self._part_rows:
             taken.append(self._copies.pop())
             count += len(taken[-1])
         rows = RowBlock.joined(taken, self._schema)
         self._copied_rows -= count
         self._access.set_room(self._copied_rows < self._room_rows)
         return rows
-
-
-def _write_file(rows: RowBlock, new_file: Callable[[], SortedFile], ingest: Callable[[SortedFile], None]) -> SortedFile:
-    file = new_file()
-    file.append(rows)
-    file.finish()
-    ingest(file)
-    return file

@@ -357,6 +357,8 @@ class TieredStorage:
 
     def _write(self, rows: RowBlock) -> None:
         """Write rows to the cold store. Called on the executor's thread without the lock, or by write_dirty()."""
+        if (snapshot := self._snapshot) is not None:
+            snapshot.before_write()
         try:
             with self.counts.timed("spill"):
                 self.record(rows.keys)
@@ -406,7 +408,8 @@ class TieredStorage:
             self._executor,
             self._forget_reads,
             self._room_for_copies(sharing),
-            self.limits.snapshot_file_bytes,
+            self.limits.snapshot_part_bytes,
+            self.limits.table_file_bytes,
             spilling,
         )
         self._snapshot.begin()

@@ -14,12 +14,13 @@ from histories import SMALL_PILES
 from quick import quick
 
 import kvemb
+from kvemb.backends.rocks_files import SortedFile
 from kvemb.durability import inventory
 from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
 from kvemb.errors import Corruption, Locked
 from kvemb.handle import inside
-from kvemb.tiers import dirty_snapshot
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
+from kvemb.tiers.growing_file import GrowingFile
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 from tests.histories import DIM, KEYS, change, checker_of
@@ -44,18 +45,19 @@ def check_checkpoint(checkpoint: Checkpoint, models: dict[str, Model]) -> None:
 def test_a_checkpoint_has_the_state_of_its_instant(monkeypatch, open_store, tmp_path, seed, hot_rows):
     """The writing is slow, so that every operation meets it at every stage."""
     chance = np.random.default_rng([seed, hot_rows])
-    real_take, real_write = DirtySnapshot._take, dirty_snapshot._write_file
+    real_take, real_add, real_finish = DirtySnapshot._take, GrowingFile.add, SortedFile.finish
 
     def slow(real: Any) -> Any:
         def call(*args: Any) -> Any:
             result = real(*args)
-            time.sleep(0.001 * (args[0] is not None))
+            time.sleep(0.001)
             return result
 
         return call
 
     monkeypatch.setattr(DirtySnapshot, "_take", slow(real_take))
-    monkeypatch.setattr(dirty_snapshot, "_write_file", slow(real_write))
+    monkeypatch.setattr(GrowingFile, "add", slow(real_add))
+    monkeypatch.setattr(SortedFile, "finish", slow(real_finish))
     store = open_store(tmp_path / "store", memory_budget="4MiB")
     twins = {"table": checker_of(store, hot_rows), "other": checker_of(store, 64, ["cpu", "cpu"], "other")}
     states = []
@@ -93,7 +95,7 @@ def test_callers_of_the_last_variable_do_not_wait_until_the_others_are_written(m
     for variable in (first, last):
         variable.upsert(ids, np.ones((len(ids), 2), np.float32))
     changing = threading.Thread(target=lambda: [last.upsert(ids[at : at + 50], [[2, 2]] * 50) for at in ids[::50]])
-    real_take, real_write = DirtySnapshot._take, dirty_snapshot._write_file
+    real_take, real_add = DirtySnapshot._take, GrowingFile.add
     snapshots: list[DirtySnapshot] = []
     ended: list[bool] = []
 
@@ -104,14 +106,14 @@ def test_callers_of_the_last_variable_do_not_wait_until_the_others_are_written(m
                 ended.append(not changing.is_alive())
         return real_take(snapshot, keys)
 
-    def write(*args: Any) -> Any:
+    def add(*args: Any) -> Any:
         if changing.ident is None:
             changing.start()
         changing.join(0.02)
-        return real_write(*args)
+        return real_add(*args)
 
     monkeypatch.setattr(DirtySnapshot, "_take", take)
-    monkeypatch.setattr(dirty_snapshot, "_write_file", write)
+    monkeypatch.setattr(GrowingFile, "add", add)
     checkpoint = store.checkpoint(tmp_path / "checkpoint")
     changing.join()
     assert ended == [True]

@@ -24,6 +24,10 @@ class File:
     def __init__(self):
         self.blocks, self.finished = [], False
 
+    @property
+    def rows(self):
+        return sum(map(len, self.blocks))
+
     def append(self, rows):
         assert (np.diff(rows.keys) > 0).all()
         self.blocks.append(rows.select(slice(None)))
@@ -35,7 +39,7 @@ class File:
 class Taken:
     """A snapshot of the rows 0 to 9, all dirty but row 9. ingested: what the cold store in use was given."""
 
-    def __init__(self, room_rows=100, file_rows=100, tables=1):
+    def __init__(self, room_rows=100, part_rows=100, file_rows=100, tables=1):
         self.hot, self.access = hot_tables_of(64, tables), TableAccess(StoreState("test"))
         owners = self.hot.owners(np.arange(9))
         list(self.hot.insert(rows_of(range(9), 1.0, flags=DIRTY), owners))
@@ -43,7 +47,7 @@ class Taken:
         self.written, self.ingested = [], {}
         self.snapshot = DirtySnapshot(
             SCHEMA, self.hot, self.access, Now(), lambda keys: self.written.extend(keys.tolist()), room_rows,
-            file_rows * RowBlock.bytes_per_row(SCHEMA),
+            part_rows * RowBlock.bytes_per_row(SCHEMA), file_rows * RowBlock.bytes_per_row(SCHEMA),
         )  # fmt: skip
         with self.access.held():
             self.snapshot.begin()
@@ -56,9 +60,15 @@ class Taken:
             cells = self.hot.find(keys, owners)
             self.hot.assign(cells, owners, np.full((len(keys), 2), value, np.float32), 1)
 
+    def parts(self):
+        """Yield the files that are finished after each part."""
+        return self.snapshot.write(File, self.ingest)
+
     def write(self):
-        """Yield files as they come."""
-        return self.snapshot.write(File, lambda file: self.ingested.update(rows_in([file])))
+        return [file for files in self.parts() for file in files]
+
+    def ingest(self, file):
+        self.ingested |= rows_in([file])
 
     def flags(self, keys):
         keys = np.array(keys)
@@ -96,14 +106,57 @@ def test_rows_that_change_before_their_turn_are_written_as_they_were_and_stay_di
 
 
 def test_rows_that_change_while_their_file_is_written_stay_dirty():
-    taken = Taken(room_rows=4, file_rows=2)
-    files = taken.write()
-    first = next(files)
+    taken = Taken(room_rows=4, part_rows=2, file_rows=4)
+    parts = taken.parts()
+    assert next(parts) == []
     taken.change([0])
-    rest = list(files)
-    assert rows_in([first, *rest]) == dict.fromkeys(range(9), 1.0)
-    assert len(rest) >= 4, "a few rows at a time where the buffer does not hold all"
-    assert taken.flags([0]) == [[DIRTY]]
+    files = [file for part in parts for file in part]
+    assert rows_in(files) == dict.fromkeys(range(9), 1.0)
+    assert [file.rows for file in files] == [4, 4, 1], "a few rows at a time where the buffer does not hold all"
+    assert taken.flags(range(9)) == [[DIRTY] + [0] * 8]
+
+
+def test_other_rows_are_written_after_those_that_were_taken_before():
+    taken = Taken(room_rows=4, part_rows=2)
+    parts = taken.parts()
+    assert [next(parts), next(parts)] == [[], []]
+    assert not taken.ingested
+    taken.snapshot.before_write()
+    assert taken.ingested == dict.fromkeys(range(4), 1.0)
+    assert taken.flags(range(4)) == [[DIRTY | WRITING] * 4], "the thread that writes does not wait for the lock"
+    (first,) = next(parts)
+    assert taken.flags(range(4)) == [[0] * 4]
+    taken.snapshot.before_write()
+    taken.snapshot.before_write()
+    rest = [file for part in parts for file in part]
+    assert [first.rows, *(file.rows for file in rest)] == [4, 2, 3]
+    assert rows_in([first, *rest]) == taken.ingested == dict.fromkeys(range(9), 1.0)
+
+
+@pytest.mark.parametrize("stage", ["append", "finish"])
+def test_a_file_that_fails_is_not_ingested_and_fails_the_snapshot(monkeypatch, stage):
+    taken = Taken(room_rows=4, part_rows=2)
+    parts = taken.parts()
+    next(parts)
+
+    def short(*args):
+        raise ColdStoreError("too full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(File, stage, short)
+        if stage == "append":
+            with pytest.raises(ColdStoreError, match="too full"):
+                next(parts)
+        else:
+            taken.snapshot.before_write()
+    taken.snapshot.before_write()
+    if stage == "finish":
+        with pytest.raises(ColdStoreError, match="too full"):
+            next(parts)
+    assert not taken.ingested
+    with taken.access.held():
+        taken.snapshot.end()
+    assert taken.flags(range(9)) == [[DIRTY] * 9]
 
 
 def test_rows_that_leave_are_copied_and_lose_their_marks():
@@ -119,10 +172,10 @@ def test_rows_that_leave_are_copied_and_lose_their_marks():
 
 
 def test_callers_wait_when_the_buffer_is_full_and_go_on_when_it_is_written():
-    taken = Taken(room_rows=4, file_rows=2)
+    taken = Taken(room_rows=4, part_rows=2)
     taken.change([5, 6, 7, 8])
     assert not taken.access._room.is_set()
-    files = list(taken.write())
+    files = taken.write()
     assert taken.access._room.is_set()
     assert rows_in(files) == dict.fromkeys(range(9), 1.0)
 
@@ -147,7 +200,7 @@ def test_a_row_that_could_not_be_kept_fails_the_snapshot(monkeypatch):
         with pytest.raises(MemoryError):
             taken.change([1])
     with pytest.raises(ColdStoreError, match="could not be kept for the checkpoint"):
-        list(taken.write())
+        taken.write()
 
 
 def test_what_was_read_before_a_row_was_written_is_forgotten_though_its_marks_stay(monkeypatch):
@@ -158,5 +211,5 @@ def test_what_was_read_before_a_row_was_written_is_forgotten_though_its_marks_st
 
     monkeypatch.setattr(taken.hot.tables[0], "mark_written", short)
     with pytest.raises(MemoryError):
-        list(taken.write())
+        taken.write()
     assert sorted(taken.written) == list(range(9))

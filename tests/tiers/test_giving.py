@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from histories import DIM, KEYS, change, checker_of, small_spill
+from histories import DIM, KEYS, SMALL_PILES, change, checker_of, small_spill
 from opaque_table import OpaqueTable
 from quick import quick
 
@@ -91,7 +91,7 @@ def test_a_table_that_grows_and_shrinks_at_random_equals_its_model(store: kvemb.
     twin.check_export()
 
 
-@pytest.mark.limits(**small_spill(24), snapshot_file_bytes=1200)
+@pytest.mark.limits(**SMALL_PILES)
 def test_histories_of_a_shrinking_table_survive_checkpoints_under_way(open_store: Opener, tmp_path: Path) -> None:
     store, chance = open_store(tmp_path / "store"), np.random.default_rng(3)
     twin = checker_of(store, None)
@@ -110,7 +110,7 @@ def test_histories_of_a_shrinking_table_survive_checkpoints_under_way(open_store
 
 
 @pytest.mark.slow
-@pytest.mark.limits(**{**small_spill(24), "spill_rows": 960, "copied_rows": 240}, snapshot_file_bytes=1200)
+@pytest.mark.limits(**{**SMALL_PILES, "spill_rows": 960, "copied_rows": 240})
 def test_histories_of_two_variables_that_compete_for_what_is_lent(
     open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
