@@ -177,7 +177,19 @@ class Manifest:
 
 def write(manifest: Manifest, directory: Path) -> None:
     """Write directory/manifest.json and wait until it is on disk."""
-    fresh_files.write_new(directory / NAME, (json.dumps(data_of(manifest), indent=1) + "\n").encode())
+    fresh_files.write_new(directory / NAME, text_of(data_of(manifest)).encode())
+
+
+def text_of(data: dict[str, Any]) -> str:
+    """Return the text of a manifest. Each variable and each file has a line; json indents lines with slow Python."""
+    return _indented(data, levels=2) + "\n"
+
+
+def _indented(value: Any, levels: int, line: str = "\n ") -> str:
+    if not (levels and isinstance(value, dict) and value):
+        return json.dumps(value)
+    entries = (f"{json.dumps(name)}: {_indented(entry, levels - 1, line + ' ')}" for name, entry in value.items())
+    return "{" + line + ("," + line).join(entries) + line[:-1] + "}"
 
 
 def data_of(manifest: Manifest) -> dict[str, Any]:

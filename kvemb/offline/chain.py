@@ -105,7 +105,7 @@ def text_of(pushed: Pushed) -> bytes:
         "deltas": [asdict(delta) for delta in pushed.deltas],
         "manifest": manifest.data_of(pushed.described),
     }
-    return (json.dumps({"checksum": manifest.checksum_of(data), **data}, indent=1) + "\n").encode()
+    return manifest.text_of({"checksum": manifest.checksum_of(data), **data}).encode()
 
 
 def parse(text: str, where: str, *, max_characters: int) -> Pushed:

@@ -115,7 +115,7 @@ def text_of(described: ClusterManifest) -> bytes:
         **({"extra": described.extra} if described.extra else {}),
     }
     data = json.loads(json.dumps(data))
-    return (json.dumps({"checksum": manifest.checksum_of(data), **data}, indent=1) + "\n").encode()
+    return manifest.text_of({"checksum": manifest.checksum_of(data), **data}).encode()
 
 
 def parse(text: str, where: str) -> ClusterManifest:
