@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
@@ -35,24 +36,59 @@ def take(
     before, known: a directory with a known inventory, and that inventory. same_names: directory is a copy of `before`,
     so files that never change must have the checksums in `known`. Raises OSError; Corruption naming a file of `before`.
     """
-    entries: dict[str, FileEntry] = {}
-    new: dict[str, Path] = {}
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        if path.is_dir() or name == manifest.NAME:
-            continue
-        earlier = (known or {}).get(name)
-        if earlier is not None and before is not None and _same_file(before / name, path):
-            entries[name] = earlier
-        else:
-            new[name] = path
-    # One thread waits for the disk while the other hashes; neither holds the GIL.
-    with ThreadPoolExecutor(2, thread_name_prefix="kvemb-hash") as pool:
-        entries |= zip(new, pool.map(measure, new.values()), strict=True)
-    for name in new:
-        if same_names and is_checked_on_read(name) and entries[name] != (known or {}).get(name):
-            raise Corruption(f"{(before or directory) / name} is damaged: its checksum is not that in the manifest")
-    return entries
+    with Inventory(directory, before, known or {}) as inventory:
+        return inventory.take(same_names=same_names)
+
+
+class Inventory:
+    """The inventory of a directory that is being filled; a context manager. See take().
+
+    begun: the files of begin(), by relative path; one that is gone when take() is called does not count.
+
+    One of its two threads waits for the disk while the other hashes; neither holds the GIL.
+    """
+
+    def __init__(self, directory: Path, before: Path | None, known: dict[str, FileEntry]) -> None:
+        self._directory, self._before, self._known = directory, before, known
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="kvemb-hash")
+        self.begun: dict[str, Future[FileEntry]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def begin(self, pattern: str) -> None:
+        """Start to sync and hash files that are there and do not change any more. pattern: for Path.glob."""
+        _, new = self._files(pattern)
+        self.begun = {name: self._pool.submit(measure, path) for name, path in new.items()}
+
+    def take(self, *, same_names: bool = False) -> dict[str, FileEntry]:
+        """See take()."""
+        entries, new = self._files("**/*")
+        measured = {name: self.begun.get(name) or self._pool.submit(measure, path) for name, path in new.items()}
+        for name, future in measured.items():
+            entries[name] = future.result()
+            if same_names and is_checked_on_read(name) and entries[name] != self._known.get(name):
+                where = (self._before or self._directory) / name
+                raise Corruption(f"{where} is damaged: its checksum is not that in the manifest")
+        return entries
+
+    def _files(self, pattern: str) -> tuple[dict[str, FileEntry], dict[str, Path]]:
+        """Return the entries of files that are shared with `before`, and the paths of all others, by relative path."""
+        entries: dict[str, FileEntry] = {}
+        new: dict[str, Path] = {}
+        for path in sorted(self._directory.glob(pattern)):
+            name = path.relative_to(self._directory).as_posix()
+            if path.is_dir() or name == manifest.NAME:
+                continue
+            earlier = self._known.get(name)
+            if earlier is not None and self._before is not None and _same_file(self._before / name, path):
+                entries[name] = earlier
+            else:
+                new[name] = path
+        return entries, new
 
 
 def is_checked_on_read(name: str) -> bool:

@@ -27,6 +27,7 @@ from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.epochs import dropped
 from kvemb.durability.hotset import write_hot
+from kvemb.durability.inventory import Inventory
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, Held, Manifest, VariableEntry
 from kvemb.durability.points import Points
@@ -152,8 +153,10 @@ class PointWriter:
         # Before the rows change in the open database: if a later step fails, the next delta must contain them.
         for part, snapshot in self._snapshots:
             self._changes.add(epochs, part.name, snapshot.keys())
-        self._write_rows()
-        self._describe(epochs)
+        with self._points.inventory(self._draft.path) as inventory:
+            inventory.begin(f"{layout.ROWS}/*.sst")  # of the copied database: merges made them since the last point
+            self._write_rows()
+            self._describe(epochs, inventory)
         described = self._described
         if self._target is not None:
             self._write_checkpoint(self._target)
@@ -195,8 +198,9 @@ class PointWriter:
     def _relieve(self, snapshots: list[tuple[Part, DirtySnapshot]]) -> None:
         """Write the copied rows of all variables: otherwise callers of the last one would wait for all others."""
         for part, snapshot in snapshots:
-            for file in snapshot.relieve(partial(self._new_file, part)):
-                self._add(part, file)
+            if snapshot.crowded:  # read without the variable's lock: there may be many variables
+                for file in snapshot.relieve(partial(self._new_file, part)):
+                    self._add(part, file)
 
     def _new_file(self, part: Part) -> SortedFile:
         path = self._draft.path / f"{next(self._numbers):06d}.sst"
@@ -205,13 +209,14 @@ class PointWriter:
     def _add(self, part: Part, file: SortedFile) -> None:
         self._files.setdefault(part.name, []).append(file.path)
 
-    def _describe(self, epochs: list[Epoch]) -> None:
+    def _describe(self, epochs: list[Epoch], inventory: Inventory) -> None:
         """Write the key files, take the inventory, and write the manifest."""
         scratch = self._draft.path
         self._changes.link_to(scratch / layout.CHANGES, epochs)
         before = self._points.folder / layout.HOT
         sets = write_hot(scratch / layout.HOT, self._described.point, self._hot, before, self._described.hot)
-        self._described = self._points.complete(scratch, replace(self._described, changes=epochs, hot=sets))
+        self._described = replace(self._described, changes=epochs, hot=sets, files=inventory.take())
+        manifest.write(self._described, scratch)
 
     def _write_checkpoint(self, target: Path) -> None:
         entries, point = self._described.variables, self._draft.path

@@ -18,7 +18,8 @@ from typing import TypeVar
 
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
-from kvemb.durability.checkpoint import DirectoryDraft, check_there, complete, describe_path, warn_if_not_closed
+from kvemb.durability.checkpoint import DirectoryDraft, check_there, describe_path, warn_if_not_closed
+from kvemb.durability.inventory import Inventory
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
 from kvemb.errors import KvembError, StoreNotFound
@@ -127,9 +128,9 @@ class Points:
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=True)
 
-    def complete(self, scratch: Path, described: Manifest) -> Manifest:
-        """Write the manifest of a point's directory; files shared with the current point are not read again."""
-        return complete(scratch, described, self.folder if layout.is_checkpoint(self.folder) else None)
+    def inventory(self, scratch: Path) -> Inventory:
+        """Return the inventory of a point's directory; files shared with the current point are not read again."""
+        return Inventory(scratch, self.folder, self.current.files)
 
     def _delete_live(self) -> None:
         """Delete the unpacked files of a closed store, while it is locked: the next owner unpacks them again."""

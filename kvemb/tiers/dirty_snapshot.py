@@ -140,14 +140,13 @@ class DirtySnapshot:
         self._growing = GrowingFile(new_file, ingest, max(self._file_rows, len(ordered) // MOST_FILES))
         for start in range(0, len(ordered), part_rows):
             keys = unordered_keys(ordered[start : start + part_rows], self._schema)
+            last = start + part_rows >= len(ordered)
             with self._access.held():
                 rows = self._take(keys)
                 # Submitted under the lock, so that a later change of a row is spilled after this write.
-                adding = self._in_order.submit(self._growing.add, keys, rows) if len(rows) else None
-            if adding is not None:
-                del rows
-                yield self._mark_written(adding.result())
-        yield self._mark_written(self._in_order.submit(self._growing.end).result())
+                adding = self._in_order.submit(self._growing.add, keys, rows, last=last)
+            del rows
+            yield self._mark_written(adding.result())
         for file in self._write_copies(new_file, more_than=0):
             yield [file]
         if self._lost is not None:
@@ -158,8 +157,13 @@ class DirtySnapshot:
         if self._growing is not None:
             self._growing.end_early()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether callers may soon wait for room in the buffer."""
+        return self._copied_rows > self._room_rows // 2
+
     def relieve(self, new_file: Callable[[], SortedFile]) -> Iterator[SortedFile]:
-        """Write copies until the buffer is half empty, so that callers need not wait; yields finished files.
+        """Write copies until it is no longer crowded; yields finished files.
 
         REQUIRES: called on the thread of write(), before write() or between its parts.
         """

@@ -39,17 +39,12 @@ class GrowingFile:
         self._ended: list[Ended] = []
         self._failure: Exception | None = None
 
-    def add(self, keys: Keys, rows: RowBlock) -> list[Ended]:
-        """Add a part, whose keys follow those before. rows: of some of its keys, at least one.
+    def add(self, keys: Keys, rows: RowBlock, *, last: bool) -> list[Ended]:
+        """Add a part, whose keys follow those before. rows: of some of its keys. last: end the file then.
 
         Returns the files that have ended since the last call. Raises an error of this or an earlier call.
         """
-        self._try(lambda: self._add(keys, rows))
-        return self._take_ended()
-
-    def end(self) -> list[Ended]:
-        """End the file, if there is one. Returns and raises as add() does."""
-        self._try(self._end)
+        self._try(lambda: self._add(keys, rows, last))
         return self._take_ended()
 
     def end_early(self) -> None:
@@ -66,13 +61,14 @@ class GrowingFile:
             self._failure, self._file = error, None  # a file that failed is never ingested
             raise
 
-    def _add(self, keys: Keys, rows: RowBlock) -> None:
-        if self._file is None:
-            self._file = self._new_file()
-        self._file.append(rows)
-        self._parts.append(keys)
-        self._rows += len(rows)
-        if self._rows + len(rows) > self._most_rows:
+    def _add(self, keys: Keys, rows: RowBlock, last: bool) -> None:
+        if len(rows):
+            if self._file is None:
+                self._file = self._new_file()
+            self._file.append(rows)
+            self._parts.append(keys)
+            self._rows += len(rows)
+        if last or self._rows + len(rows) > self._most_rows:
             self._end()
 
     def _end(self) -> None:

@@ -48,8 +48,8 @@ def test_a_checkpoint_has_the_state_of_its_instant(monkeypatch, open_store, tmp_
     real_take, real_add, real_finish = DirtySnapshot._take, GrowingFile.add, SortedFile.finish
 
     def slow(real: Any) -> Any:
-        def call(*args: Any) -> Any:
-            result = real(*args)
+        def call(*args: Any, **named: Any) -> Any:
+            result = real(*args, **named)
             time.sleep(0.001)
             return result
 
@@ -106,11 +106,11 @@ def test_callers_of_the_last_variable_do_not_wait_until_the_others_are_written(m
                 ended.append(not changing.is_alive())
         return real_take(snapshot, keys)
 
-    def add(*args: Any) -> Any:
+    def add(*args: Any, **named: Any) -> Any:
         if changing.ident is None:
             changing.start()
         changing.join(0.02)
-        return real_add(*args)
+        return real_add(*args, **named)
 
     monkeypatch.setattr(DirtySnapshot, "_take", take)
     monkeypatch.setattr(GrowingFile, "add", add)

@@ -51,6 +51,20 @@ def test_a_file_shared_with_the_directory_before_is_not_read(folder, tmp_path):
     assert inventory.take(after, folder, {}) == FILES, "what is not known is read"
 
 
+def test_files_that_were_begun_are_read_once_and_count_only_if_they_stay(monkeypatch, folder):
+    read: list[str] = []
+    measure = inventory.measure
+    monkeypatch.setattr(inventory, "measure", lambda path: (read.append(path.name), measure(path))[1])
+    (folder / "rows" / "000002.sst").write_bytes(b"goes")
+    with inventory.Inventory(folder, None, {}) as filled:
+        filled.begin("rows/*.sst")
+        filled.begun["rows/000002.sst"].result()
+        (folder / "rows" / "000002.sst").unlink()
+        (folder / "rows" / "000003.sst").write_bytes(b"comes")
+        assert filled.take() == {**FILES, "rows/000003.sst": entry(b"comes")}
+    assert sorted(read) == ["000001.sst", "000002.sst", "000003.sst", "CURRENT"]
+
+
 @pytest.mark.parametrize("data", [b"tabl", b"tabLe"])
 def test_a_copy_of_a_file_that_never_changes_must_be_as_it_was(folder, tmp_path, data):
     copy = tmp_path / "copy"

@@ -11,6 +11,7 @@ from manifests import ID, entry_of
 
 import kvemb
 from kvemb.durability import layout, points
+from kvemb.durability.checkpoint import complete
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.points import Points, reading
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
@@ -29,7 +30,7 @@ def draft_of(owner, number, **variables):
     (draft.path / "rows").mkdir()
     (draft.path / "rows" / "CURRENT").write_text("MANIFEST-000001\n")
     (draft.path / "rows" / "MANIFEST-000001").touch()
-    owner.complete(draft.path, owner.describe(number, variables, ()))
+    complete(draft.path, owner.describe(number, variables, ()))
     return draft
 
 
