@@ -136,6 +136,20 @@ def test_a_crowded_database_is_waited_for(monkeypatch, store):
     assert asked == []
 
 
+def test_a_variable_is_not_locked_for_the_writing_of_others(store):
+    """Otherwise the locks of a flush grow as the square of the number of variables."""
+    names = [f"table {number}" for number in range(9)]
+    for name in names:
+        put(store, [1], 1.0, name)
+    writer = writer_of(store)
+    begin(store, writer)
+    accesses = [inside(store).tables[name].storage._access for name in names]
+    before = [access.acquisitions for access in accesses]
+    writer.write()
+    taken = [access.acquisitions - number for access, number in zip(accesses, before, strict=True)]
+    assert taken == taken[:1] * len(names)
+
+
 def test_a_variable_that_is_left_out_is_in_neither_manifest_nor_rows(store):
     put(store, [1], 1.0)
     put(store, [1], 1.0, "other")
