@@ -19,8 +19,7 @@ from kvemb.durability import inventory
 from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
 from kvemb.errors import Corruption, Locked
 from kvemb.handle import inside
-from kvemb.tiers.dirty_snapshot import DirtySnapshot
-from kvemb.tiers.growing_file import GrowingFile
+from kvemb.tiers.dirty_snapshot import DirtySnapshot, GrowingFile
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 from tests.histories import DIM, KEYS, change, checker_of
