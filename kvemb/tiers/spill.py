@@ -2,9 +2,10 @@
 
 Rows wait in slots, in the order in which they left the hot tier, as long as memory is available (kvemb.tiers.budget,
 Lease): a row that becomes hot again meanwhile is never written. When most of the available memory is taken, the oldest
-slots are written in the background, in one sorted run. Rows stay readable here until the cold store has them. The
-variable's lock guards every method; the writing thread reads only slots that do not change. Longer than 300 lines: rows
-wait, are found and are written in the same slots.
+slots are written in the background, in one sorted run; more rows than the slots could hold are written at once, and
+the caller waits. Rows stay readable here until the cold store has them. The variable's lock guards every method; the
+writing thread reads only slots that do not change. Longer than 300 lines: rows wait, are found and are written in the
+same slots.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ class SpillBuffer:
             self._check_sound()
             for rows in blocks:
                 self.discard(rows.keys)
+                if not self._can_hold(len(rows)):
+                    self._write_through(rows)
+                    continue
                 at = 0
                 while at < len(rows):
                     if self._filled == self._slot_rows:
@@ -115,6 +119,24 @@ class SpillBuffer:
             self._failure = error
             self._kept.extend(blocks)
             raise
+
+    def _can_hold(self, rows: int) -> bool:
+        """Whether the slots could hold so many rows. If not, lessees that hold much more are asked for memory."""
+        lacking = -(-rows // self._slot_rows) - self._leased
+        if lacking <= min(self._slots - self._leased, self._lease.available // self._slot_bytes):
+            return True
+        if self._leased + lacking <= self._slots and self._lease.take(lacking * self._slot_bytes):
+            self._lease.give_back(lacking * self._slot_bytes)
+        return False
+
+    def _write_through(self, rows: RowBlock) -> None:
+        """Write rows for which there are too few slots, all at once, and wait for it; they enter no slot.
+
+        They follow the writes in progress, which may have earlier rows of their keys.
+        """
+        before = self._writes[-1].done if self._writes else None
+        done = self._executor.submit(self._write_in_order, rows, np.arange(len(rows)), before)
+        self._written(done.result())
 
     def _put(self, rows: RowBlock) -> None:
         start = self._held[-1] * self._slot_rows + self._filled
@@ -289,13 +311,17 @@ class SpillBuffer:
 
         before: the previous write; if it failed, this one fails, too.
         """
+        places = (np.array(slots)[:, None] * self._slot_rows + np.arange(self._slot_rows))[live]
+        return self._write_in_order(self._block, places, before)
+
+    def _write_in_order(self, block: RowBlock, places: Positions, before: Future[Keys] | None) -> Keys:
+        """Write the rows at places of a block in key order; returns their keys. before: see _write_slots."""
         if before is not None and (error := before.exception()) is not None:
             raise error
-        places = (np.array(slots)[:, None] * self._slot_rows + np.arange(self._slot_rows))[live]
-        places = places[np.argsort(order_keys(self._block.keys[places], self._schema))]
+        places = places[np.argsort(order_keys(block.keys[places], self._schema))]
         for start in range(0, len(places), WRITE_ROWS):
-            self._write(self._block.select(places[start : start + WRITE_ROWS]))
-        return self._block.keys[places]
+            self._write(block.select(places[start : start + WRITE_ROWS]))
+        return block.keys[places]
 
     def _finish_done(self) -> None:
         self._check_sound()

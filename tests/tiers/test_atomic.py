@@ -112,7 +112,8 @@ def change(variable: kvemb.Variable, call: str) -> None:
         if call == "upsert":
             variable.upsert(KEYS + start, np.ones((80, 1), np.float32))
         else:
-            variable.remove(KEYS[:60])
+            for key in KEYS[:60]:
+                variable.remove([key])
 
 
 @pytest.mark.limits(**SMALL_PILES)
@@ -131,6 +132,20 @@ def test_memory_that_is_short_for_slots_that_are_written(
 
 
 @pytest.mark.limits(**SMALL_PILES)
+def test_memory_that_is_short_for_rows_that_are_written_at_once(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "store")
+    variable = filled(store)
+    store.flush()
+    with monkeypatch.context() as patched:
+        short_of_memory(patched, spill.SpillBuffer, "_write_through")
+        with pytest.raises(MemoryError):
+            variable.remove(KEYS[:60])
+    check_nothing_is_wrong(store, open_store)
+
+
+@pytest.mark.limits(**SMALL_PILES)
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_memory_that_is_short_for_an_index_of_rows_that_wait(
     open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
@@ -142,8 +157,9 @@ def test_memory_that_is_short_for_an_index_of_rows_that_wait(
 
     def add_more() -> None:
         for start in range(100, 2000, 100):
-            variable.upsert(KEYS + start, np.full((80, 1), 2, np.float32))
-            done.append(KEYS + start)
+            for keys in np.split(KEYS + start, 20):  # few enough for the slots
+                variable.upsert(keys, np.full((4, 1), 2, np.float32))
+                done.append(keys)
 
     with monkeypatch.context() as patched:
         short_of_memory(patched, spill, "KeyIndex", nth)

@@ -142,11 +142,16 @@ def test_histories_of_two_variables_that_compete_for_what_is_lent(
     monkeypatch.setattr(Budget, "take_back", counted_take_back)
     for lease in taken:
         lease.pay = partial(counted_pay, lease, lease.pay)
+
+    def in_parts(twin: Any, keys: Any, values: Any) -> None:
+        for at in range(0, len(keys), 20):  # each fits into a slot
+            twin.upsert(keys[at : at + 20], values[at : at + 20])
+
     for number in range(40):
         turn, at = divmod(number, 8)
         twin, values = twins[turn % 2], chance.standard_normal((len(KEYS), DIM)).astype(np.float32)
         if at == 0:  # the other one has all of it
-            twin.upsert(KEYS[:300], values[:300])
+            in_parts(twin, KEYS[:300], values)
         writing = store.checkpoint(tmp_path / f"{number}", block=False) if number % 16 == 5 else None
         if at == 4:
             host.reserve(room, "another variable")
@@ -155,7 +160,7 @@ def test_histories_of_two_variables_that_compete_for_what_is_lent(
         if at == 4:
             host.give_back(room)
         if at == 7:
-            twin.upsert(KEYS, values)
+            in_parts(twin, KEYS, values)
         if writing is not None:
             writing.result()
         assert host.free == room

@@ -213,6 +213,38 @@ def test_as_many_rows_wait_as_memory_can_be_had_for_and_the_oldest_are_written_f
     assert spilled.buffer.rows <= 32
 
 
+def test_rows_for_which_there_are_too_few_slots_are_written_at_once_in_order():
+    written = []
+    spilled = Spilled(WhenWaitedFor())
+    take, spilled.buffer._write = spilled.buffer._write, lambda rows: (written.append(rows.keys.tolist()), take(rows))
+    spilled.append([1, 2, 3, 4], 1.0)
+    spilled.append([5], 1.0)
+    spilled.append([9, 3, 5, 8, 7, 6, 1, 11, 10], 2.0)  # there are two slots of four rows
+    assert written[-1] == [1, 3, 5, 6, 7, 8, 9, 10, 11]
+    assert len(written) == 2  # the slot that was being written comes first
+    assert values_of(spilled.cold.read(np.arange(12))[0]) == {2: 1.0, 4: 1.0} | dict.fromkeys(written[-1], 2.0)
+    assert spilled.read([1, 5, 11])[0] == [False] * 3
+    spilled.buffer.poll()
+    assert set(written[-1]) <= set(spilled.told)
+    spilled.append([1], 3.0)
+    spilled.buffer.drain()
+    assert values_of(spilled.cold.read(np.array([1]))[0]) == {1: 3.0}
+
+
+def test_a_failure_to_write_rows_at_once_keeps_them():
+    spilled = Spilled()
+    spilled.append([1, 2], 1.0)
+    spilled.failure = ColdStoreError("full")
+    with pytest.raises(ColdStoreError, match="full"):
+        spilled.append(range(2, 20), 2.0)
+    known, exists, values = spilled.read(range(1, 20))
+    assert all(known)
+    assert all(exists)
+    assert values == {1: 1.0} | dict.fromkeys(range(2, 20), 2.0)
+    with pytest.raises(ColdStoreError, match="full"):
+        spilled.buffer.drain()
+
+
 def test_memory_that_another_wants_is_written_and_given_back():
     slot = slot_bytes(SCHEMA, 4)
     budget = Budget(6 * slot)
