@@ -26,12 +26,12 @@ const i64 SCORES_AT = KEYS_AT + 8 * CELLS;
 const i64 STEPS_AT = SCORES_AT + 8 * CELLS;
 const i64 ROWS_AT = STEPS_AT + 8 * CELLS;
 
-// Blocks have 256 threads. A processor runs three blocks at once, but two of an optimizer's kernel, four of insert and
-// six of find. With the registers that this leaves, none are spilled.
+// Blocks have 256 threads. A processor runs three blocks at once, but two of a wide kernel (an optimizer's step, or sums
+// that load far ahead), four of insert and six of find. With the registers that this leaves, none are spilled.
 #define KERNEL extern "C" __global__ void __launch_bounds__(256, 3)
 #define FIND_KERNEL extern "C" __global__ void __launch_bounds__(256, 6)
 #define INSERT_KERNEL extern "C" __global__ void __launch_bounds__(256, 4)
-#define STEP_KERNEL extern "C" __global__ void __launch_bounds__(256, 2)
+#define WIDE_KERNEL extern "C" __global__ void __launch_bounds__(256, 2)
 
 #ifndef CUDA_ON_CPU
 // Accesses that other lanes may make at the same time; they order nothing (PTX: volatile is relaxed).

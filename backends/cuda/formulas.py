@@ -20,7 +20,7 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 # The kernel's own names end in an underscore or are those of cells.cu; a formula's names end in the formula's place.
 _KERNEL = """
-STEP_KERNEL step(
+WIDE_KERNEL step(
     TABLE_PARAMETERS, const i64* cells_, i64 n_, const Slot* grads_, const i64* first_, const i64* starts_,
     const i64* ends_, Slot* sums_, const i64* sum_at_, Slot* wide_, i64 dim_, i64 step_, double count_{parameters}) {{
   const Table table_ = TABLE;

@@ -25,7 +25,7 @@ KERNEL sum_gradients(
 }
 
 // Sums those that it left.
-KERNEL sum_many_gradients(
+WIDE_KERNEL sum_many_gradients(
     const Slot* grads, const i64* entries, const i64* starts, const i64* ends, Slot* sums, const i64* sum_at, i64 dim,
     const u64* many) {
   const i64 parts = (dim + NARROW - 1) / NARROW;

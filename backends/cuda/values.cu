@@ -132,7 +132,7 @@ KERNEL row_gradients(
 }
 
 // Does it for those that it left.
-KERNEL many_row_gradients(
+WIDE_KERNEL many_row_gradients(
     const i64* entries, const i64* starts, const i64* ends, const i64* bag_of, const Wide* weights,
     const Wide* divisors, const Wide* grads, i64 dim, Wide* out, const u64* many) {
   const i64 parts = (dim + NARROW - 1) / NARROW;
