@@ -101,9 +101,9 @@ def _cell_for(h: Any, buckets: Any, moving: Any, tags: Any, digests: Any, column
     """Return an empty cell for a hash, -1 for none. moving: whether rows of its full buckets may move to make room."""
     cell = _empty_cell(h, buckets, tags)
     if cell < 0 and moving:
-        cell = _cell_by_moving(first_bucket(h, buckets), buckets, tags, digests, columns)
-        if cell < 0:
-            cell = _cell_by_moving(second_bucket(h, buckets), buckets, tags, digests, columns)
+        for bucket in (first_bucket(h, buckets), second_bucket(h, buckets)):  # one copy of the code for both
+            if cell < 0:
+                cell = _cell_by_moving(bucket, buckets, tags, digests, columns)
     return cell
 
 

@@ -49,7 +49,8 @@ def _compiled(nvrtc: Any, source: str, options: tuple[str, ...]) -> bytes:
 
 def _folder() -> Path:
     """Return the folder in which CuPy keeps its programs."""
-    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+    # Not Path.home(), which fails if a user has no home directory.
+    return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache"))
 
 
 def _digest(data: bytes) -> bytes:

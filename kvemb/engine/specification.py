@@ -269,11 +269,9 @@ def as_hot_rows(given: Any) -> int | None:
 
 
 def as_collections(given: Sequence[str] | None, *, trainable: bool) -> tuple[str, ...]:
-    """Return the names of the collections that a variable joins."""
-    names = [GraphKeys.GLOBAL_VARIABLES] if given is None else list(given)
-    if trainable and GraphKeys.TRAINABLE_VARIABLES not in names:
-        names.append(GraphKeys.TRAINABLE_VARIABLES)
-    return tuple(names)
+    """Return the names of the collections that a variable joins, each once, in an order that is always the same."""
+    names = {GraphKeys.GLOBAL_VARIABLES} if given is None else {*given}
+    return tuple(sorted(names | {GraphKeys.TRAINABLE_VARIABLES} if trainable else names))
 
 
 def as_devices(spec: Any) -> tuple[str, ...]:

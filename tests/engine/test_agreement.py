@@ -80,6 +80,13 @@ def test_spellings_of_one_value_are_the_same(store):
     assert store.get_variable("users", devices=["cpu"], hot_rows=np.int32(64), init_size=np.int64(0)) is users
 
 
+def test_collections_have_no_order_and_are_joined_once(store):
+    """The same names in another order were refused, and a name given twice was joined twice."""
+    users = store.get_variable("users", dim=2, collections=["b", "a", "b"])
+    assert store.get_variable("users", collections=("a", "trainable_variables", "b")) is users
+    assert store.get_collection("b") == [users]
+
+
 def test_what_is_no_value_of_an_argument_is_refused_for_an_open_variable_too(store):
     store.get_variable("users", dim=2, hot_rows=64)
     for given, error in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,6 +93,16 @@ def test_the_compilers_messages_are_raised():
     with pytest.raises(RuntimeError, match=r"NVRTC_ERROR_COMPILATION: kvemb.cu\(1\): error: what is that"):
         binary_of(nvrtc, "wrong", "90")
     assert nvrtc.destroyed == 1
+
+
+def test_a_user_without_a_home_directory_can_compile(tmp_path, monkeypatch):
+    """Path.home() raised a RuntimeError, as in a container whose user has no entry in /etc/passwd."""
+    for name in ("CUPY_CACHE_DIR", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: {}[user])
+    monkeypatch.chdir(tmp_path)
+    nvrtc = Nvrtc()
+    assert len({binary_of(nvrtc, "source", "90") for _ in range(2)}) == len(nvrtc.programs) == 1
 
 
 @pytest.mark.parametrize("blocked", ["folder", "rename"])
